@@ -1,0 +1,38 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Nothing but Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.PHONY: test test-slow test-gpu demo lint types docs clean
+
+$(VENV)/base: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: lint types
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-slow: $(VENV)/dev
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(VENV)/dev
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev
+	$(BIN)/mypy
+
+demo: $(VENV)/base
+	$(BIN)/trust-tta demo
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

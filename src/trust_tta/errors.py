@@ -1,0 +1,45 @@
+"""The errors of trust-tta.
+
+TrustError
+├── ConfigError       an option, name or configuration that does not exist or does not fit
+├── CheckpointError   a checkpoint that cannot be read or does not match the network
+├── DataError         a data set, file or image that is missing, broken or not what it claims to be
+├── ShapeError        a tensor of the wrong shape, dtype or device; the message names the tensor
+├── BackendError      a scan backend that this machine or this tensor cannot use
+├── DependencyError   an optional package that is not installed; the message says how to install it
+└── StateError        a saved state that does not belong to this object, or an object used after it was closed
+
+Every message says in one line what was given, what is allowed and what to do.
+"""
+
+
+class TrustError(Exception):
+    """Base of every error that trust-tta raises on purpose."""
+
+
+class ConfigError(TrustError, ValueError):
+    """An option, name or configuration that does not exist or does not fit."""
+
+
+class CheckpointError(TrustError, ValueError):
+    """A checkpoint that cannot be read or does not match the network."""
+
+
+class DataError(TrustError, ValueError):
+    """A data set, file or image that is missing, broken or not what it claims to be."""
+
+
+class ShapeError(TrustError, ValueError):
+    """A tensor of the wrong shape, dtype or device."""
+
+
+class BackendError(TrustError, RuntimeError):
+    """A scan backend that this machine or this tensor cannot use."""
+
+
+class DependencyError(TrustError, ImportError):
+    """An optional package that is not installed."""
+
+
+class StateError(TrustError, RuntimeError):
+    """A saved state that does not belong here, or an object used after it was closed."""

@@ -1,0 +1,99 @@
+"""Traversal orders: which of the four scan directions each parameter group of SS2D reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from typing import TypeAlias
+
+from trust_tta.errors import ConfigError
+
+LETTERS = "abcd"  # a row-major, b column-major, c reversed a, d reversed b
+
+
+class ScanOrder:
+    """A permutation pi of the four directions: parameter group k reads direction pi[k].
+
+    Accepts letters ("badc"), digits ("1032"), a sequence of four integers, or another ScanOrder.
+    Immutable and hashable; `str()` gives letters, iteration gives the four integers.
+    """
+
+    __slots__ = ("_indices",)
+    _indices: tuple[int, int, int, int]
+
+    def __init__(self, order: OrderLike = LETTERS) -> None:
+        object.__setattr__(self, "_indices", _parse(order))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a ScanOrder cannot be changed; make a new one")
+
+    @classmethod
+    def all(cls) -> tuple[ScanOrder, ...]:
+        """The 24 orders, in lexicographic order."""
+        return tuple(cls(p) for p in permutations(range(4)))
+
+    @property
+    def inverse(self) -> ScanOrder:
+        """The order rho with rho[pi[k]] = k: direction j is read by group inverse[j]."""
+        return ScanOrder([self._indices.index(j) for j in range(4)])
+
+    @property
+    def is_self_inverse(self) -> bool:
+        return self == self.inverse
+
+    @property
+    def indices(self) -> tuple[int, int, int, int]:
+        return self._indices
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, k: int) -> int:
+        return self._indices[k]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScanOrder) and self._indices == other._indices
+
+    def __lt__(self, other: ScanOrder) -> bool:
+        return self._indices < other._indices
+
+    def __hash__(self) -> int:
+        return hash(self._indices)
+
+    def __str__(self) -> str:
+        return "".join(LETTERS[i] for i in self._indices)
+
+    def __repr__(self) -> str:
+        return f"ScanOrder('{self}')"
+
+    def __reduce__(self) -> tuple[type[ScanOrder], tuple[str]]:
+        return ScanOrder, (str(self),)
+
+
+OrderLike: TypeAlias = str | Sequence[int] | ScanOrder
+
+
+def _parse(order: OrderLike) -> tuple[int, int, int, int]:
+    if isinstance(order, ScanOrder):
+        return order.indices
+    try:
+        if isinstance(order, str):
+            indices = [LETTERS.index(c) if c in LETTERS else int(c) for c in order]
+        else:
+            indices = [int(i) for i in order]
+    except (TypeError, ValueError):
+        indices = []
+    if sorted(indices) != [0, 1, 2, 3]:
+        raise ConfigError(
+            f"scan order {order!r} is not a permutation of four directions; "
+            "give four different letters of 'abcd' (as 'badc') or digits of '0123' (as '1032')"
+        )
+    a, b, c, d = indices
+    return a, b, c, d
+
+
+DEFAULT_ORDER = ScanOrder("abcd")
+PAPER_ORDERS = tuple(ScanOrder(o) for o in ("abcd", "abdc", "adcb", "bacd", "badc", "dbca"))
