@@ -1,0 +1,292 @@
+"""Compiled loops of the CPU scan. Arrays are contiguous and share one dtype; layouts as in `reference`.
+
+The compiled code is cached on disk, so only the first use after an installation pays for compilation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+LANES = 4  # channels whose recurrences run side by side
+_jit = numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "arcp"}, error_model="numpy")
+# Sums may be reordered into vector registers; _fast_exp must not be, or its range reduction loses bits.
+_jit_sum = numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "arcp", "reassoc"}, error_model="numpy")
+
+# exp(r) on |r| <= ln(2)/2 as a Taylor sum, and log(1 + z)/z on [0, 1] as a Chebyshev fit: float32 accuracy.
+_EXP = tuple(np.float32(1 / math.factorial(k)) for k in range(8))
+_z = (1 - np.cos(np.pi * (np.arange(64) + 0.5) / 64)) / 2
+_LOG = tuple(np.float32(c) for c in np.polynomial.Polynomial.fit(_z, np.log1p(_z) / _z, 10).convert().coef)
+_LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1 / math.log(2)), np.float32(0.693359375), np.float32(-2.12194440e-4)
+
+
+@_jit
+def _fast_exp(x):  # type: ignore[no-untyped-def]
+    """exp in float32 without a library call, so that loops over it use vector registers."""
+    x = max(min(x, np.float32(88.0)), np.float32(-87.0))
+    n = np.floor(x * _LOG2E + np.float32(0.5))
+    r = x - n * _LN2_HIGH - n * _LN2_LOW
+    p = _EXP[7]
+    p = p * r + _EXP[6]
+    p = p * r + _EXP[5]
+    p = p * r + _EXP[4]
+    p = p * r + _EXP[3]
+    p = p * r + _EXP[2]
+    p = p * r + _EXP[1]
+    p = p * r + _EXP[0]
+    return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@_jit
+def _fast_log1p(z):  # type: ignore[no-untyped-def]
+    """log(1 + z) for 0 <= z <= 1 in float32."""
+    p = _LOG[10]
+    p = p * z + _LOG[9]
+    p = p * z + _LOG[8]
+    p = p * z + _LOG[7]
+    p = p * z + _LOG[6]
+    p = p * z + _LOG[5]
+    p = p * z + _LOG[4]
+    p = p * z + _LOG[3]
+    p = p * z + _LOG[2]
+    p = p * z + _LOG[1]
+    p = p * z + _LOG[0]
+    return p * z
+
+
+@_jit
+def _steps(delta, bias, softplus, d):  # type: ignore[no-untyped-def]
+    """d = softplus(delta + bias) over one row."""
+    if not softplus:
+        for t in range(d.size):
+            d[t] = delta[t] + bias
+    elif d.itemsize == 8:
+        for t in range(d.size):
+            x = delta[t] + bias
+            d[t] = max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+    else:
+        for t in range(d.size):
+            x = delta[t] + bias
+            d[t] = max(x, np.float32(0)) + _fast_log1p(_fast_exp(-abs(x)))
+
+
+@_jit
+def _slopes(delta, bias, softplus, s):  # type: ignore[no-untyped-def]
+    """s = the derivative of `_steps` in delta over one row."""
+    if not softplus:
+        s[:] = 1
+    elif s.itemsize == 8:
+        for t in range(s.size):
+            s[t] = 1.0 / (1.0 + math.exp(-(delta[t] + bias)))
+    else:
+        for t in range(s.size):
+            s[t] = np.float32(1) / (np.float32(1) + _fast_exp(-(delta[t] + bias)))
+
+
+@_jit
+def _decays(d, A, a):  # type: ignore[no-untyped-def]
+    """a = exp(d A) over one row."""
+    if a.itemsize == 8:
+        for t in range(a.size):
+            a[t] = math.exp(d[t] * A)
+    else:
+        for t in range(a.size):
+            a[t] = _fast_exp(d[t] * A)
+
+
+@_jit
+def _scale(factor, x, out):  # type: ignore[no-untyped-def]
+    for t in range(out.size):
+        out[t] = factor * x[t]
+
+
+@_jit
+def _product(x, z, out):  # type: ignore[no-untyped-def]
+    for t in range(out.size):
+        out[t] = x[t] * z[t]
+
+
+@_jit
+def _add_product(x, z, out):  # type: ignore[no-untyped-def]
+    for t in range(out.size):
+        out[t] += x[t] * z[t]
+
+
+@_jit
+def _drives(d, B, u, x):  # type: ignore[no-untyped-def]
+    """x = d B u over one row: what enters the state at each step."""
+    for t in range(x.size):
+        x[t] = d[t] * B[t] * u[t]
+
+
+@_jit
+def _recur(a, x, backwards, lanes):  # type: ignore[no-untyped-def]
+    """h_t = a_t h_{t-1} + x_t for `lanes` rows at once; x becomes h."""
+    length = x.shape[1]
+    if lanes == 4:
+        h0 = h1 = h2 = h3 = x[0, 0] * 0
+        for i in range(length):
+            t = length - 1 - i if backwards else i
+            h0 = a[0, t] * h0 + x[0, t]
+            h1 = a[1, t] * h1 + x[1, t]
+            h2 = a[2, t] * h2 + x[2, t]
+            h3 = a[3, t] * h3 + x[3, t]
+            x[0, t], x[1, t], x[2, t], x[3, t] = h0, h1, h2, h3
+    else:
+        for lane in range(lanes):
+            h = x[0, 0] * 0
+            for i in range(length):
+                t = length - 1 - i if backwards else i
+                h = a[lane, t] * h + x[lane, t]
+                x[lane, t] = h
+
+
+@_jit
+def _span(task, groups, chunks, channels):  # type: ignore[no-untyped-def]
+    """The image, group, chunk and channel range of a task."""
+    b, rest = task // (groups * chunks), task % (groups * chunks)
+    chunk = rest % chunks
+    return b, rest // chunks, chunk, channels * chunk // chunks, channels * (chunk + 1) // chunks
+
+
+@_jit
+def forward(u, delta, A, B, C, D, bias, y, softplus, chunks, first, last):  # type: ignore[no-untyped-def]
+    """Fill y for tasks first..last-1."""
+    _, groups, channels, length = u.shape
+    scratch = np.empty((3, LANES, length), u.dtype)
+    d, a, h = scratch[0], scratch[1], scratch[2]
+    for task in range(first, last):
+        b, g, _, low, high = _span(task, groups, chunks, channels)
+        for c0 in range(low, high, LANES):
+            lanes = min(LANES, high - c0)
+            for lane in range(lanes):
+                _scale(D[g, :, c0 + lane].sum(), u[b, g, c0 + lane], y[b, g, c0 + lane])
+            for m in range(delta.shape[2]):
+                for lane in range(lanes):
+                    _steps(delta[b, g, m, c0 + lane], bias[g, m, c0 + lane], softplus, d[lane])
+                for n in range(A.shape[3]):
+                    for lane in range(lanes):
+                        _decays(d[lane], A[g, m, c0 + lane, n], a[lane])
+                        _drives(d[lane], B[b, g, m, n], u[b, g, c0 + lane], h[lane])
+                    _recur(a, h, m == 1, lanes)
+                    for lane in range(lanes):
+                        _add_product(C[b, g, m, n], h[lane], y[b, g, c0 + lane])
+
+
+@_jit
+def backward(  # type: ignore[no-untyped-def]
+    dy, u, delta, A, B, C, D, bias, du, ddelta, dA, dB, dC, dD, dbias, softplus, chunks, first, last
+):
+    """Fill du, ddelta and the partial sums of the other gradients for tasks first..last-1."""
+    _, groups, channels, length = u.shape
+    scratch, s = np.empty((4, LANES, length), u.dtype), np.empty(length, u.dtype)
+    d, a, h, g_h = scratch[0], scratch[1], scratch[2], scratch[3]
+    for task in range(first, last):
+        b, g, chunk, low, high = _span(task, groups, chunks, channels)
+        for c0 in range(low, high, LANES):
+            lanes = min(LANES, high - c0)
+            for lane in range(lanes):
+                c = c0 + lane
+                skip = D[g, :, c].sum()
+                _start_gradients(dy[b, g, c], u[b, g, c], skip, du[b, g, c], dD[b, g, :, c])
+            for m in range(delta.shape[2]):
+                for lane in range(lanes):
+                    _steps(delta[b, g, m, c0 + lane], bias[g, m, c0 + lane], softplus, d[lane])
+                    ddelta[b, g, m, c0 + lane, :] = 0
+                for n in range(A.shape[3]):
+                    for lane in range(lanes):
+                        c = c0 + lane
+                        _decays(d[lane], A[g, m, c, n], a[lane])
+                        _drives(d[lane], B[b, g, m, n], u[b, g, c], h[lane])
+                        _product(dy[b, g, c], C[b, g, m, n], g_h[lane])
+                    _recur(a, h, m == 1, lanes)
+                    _recur_adjoint(a, g_h, m == 1, lanes)
+                    for lane in range(lanes):
+                        c = c0 + lane
+                        dA[b, g, m, c, n] = _row_gradients(
+                            dy[b, g, c], u[b, g, c], B[b, g, m, n], A[g, m, c, n], d[lane], a[lane], h[lane], g_h[lane],
+                            m == 1, du[b, g, c], ddelta[b, g, m, c], dB[chunk, b, g, m, n], dC[chunk, b, g, m, n],
+                        )  # fmt: skip
+                for lane in range(lanes):
+                    c = c0 + lane
+                    _slopes(delta[b, g, m, c], bias[g, m, c], softplus, s)
+                    dbias[b, g, m, c] = _multiply_and_sum(s, ddelta[b, g, m, c])
+
+
+@_jit
+def _recur_adjoint(a, g_h, backwards, lanes):  # type: ignore[no-untyped-def]
+    """g_t = a_{t+1} g_{t+1} + g_t, against the direction of the scan."""
+    length = g_h.shape[1]
+    one = 1 if backwards else -1
+    start = 0 if backwards else length - 1
+    if lanes == 4:
+        g0, g1, g2, g3 = g_h[0, start], g_h[1, start], g_h[2, start], g_h[3, start]
+        for i in range(1, length):
+            t = start + one * i
+            before = t - one
+            g0 = a[0, before] * g0 + g_h[0, t]
+            g1 = a[1, before] * g1 + g_h[1, t]
+            g2 = a[2, before] * g2 + g_h[2, t]
+            g3 = a[3, before] * g3 + g_h[3, t]
+            g_h[0, t], g_h[1, t], g_h[2, t], g_h[3, t] = g0, g1, g2, g3
+    else:
+        for lane in range(lanes):
+            g = g_h[lane, start]
+            for i in range(1, length):
+                t = start + one * i
+                g = a[lane, t - one] * g + g_h[lane, t]
+                g_h[lane, t] = g
+
+
+@_jit_sum
+def _start_gradients(dy, u, skip, du, dD):  # type: ignore[no-untyped-def]
+    """The part of du and dD that comes through the skip connection D u."""
+    total = skip * 0
+    for t in range(u.size):
+        du[t] = skip * dy[t]
+    for t in range(u.size):
+        total += dy[t] * u[t]
+    dD[:] = total
+
+
+@_jit_sum
+def _multiply_and_sum(x, out):  # type: ignore[no-untyped-def]
+    """out = x out over one row; return the sum of out."""
+    total = x[0] * 0
+    for t in range(out.size):
+        out[t] *= x[t]
+    for t in range(out.size):
+        total += out[t]
+    return total
+
+
+@_jit_sum
+def _row_gradients(dy, u, B, A, d, a, h, g_h, backwards, du, ddelta, dB, dC):  # type: ignore[no-untyped-def]
+    """Add one row's share to du, ddelta, dB and dC; return its gradient of A."""
+    length = u.size
+    for t in range(length):
+        dC[t] += dy[t] * h[t]
+        drive = g_h[t] * d[t]
+        dB[t] += drive * u[t]
+        du[t] += drive * B[t]
+        ddelta[t] += g_h[t] * B[t] * u[t]
+    # a now becomes g_t h_{t-1} a_t, the gradient of the exponent d A
+    if backwards:
+        for t in range(length - 1):
+            a[t] *= g_h[t] * h[t + 1]
+        a[length - 1] = 0
+    else:
+        for t in range(1, length):
+            a[t] *= g_h[t] * h[t - 1]
+        a[0] = 0
+    total = A * 0
+    for t in range(length):
+        ddelta[t] += a[t] * A
+    for t in range(length):
+        total += a[t] * d[t]
+    return total
