@@ -1,0 +1,1 @@
+"""VMamba: its variants as data, its layers, its checkpoints."""

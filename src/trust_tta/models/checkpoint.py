@@ -1,0 +1,152 @@
+"""Read a checkpoint safely, give its parameters our names, and load it strictly."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.errors import CheckpointError
+
+Source: TypeAlias = str | PathLike[str] | Mapping[str, Any]
+
+# Spellings of older upstream files and of TRUST's files, and what they are called now.
+_RENAMES = (
+    (re.compile(r"^module\."), ""),
+    (re.compile(r"\.ln_1\."), ".norm."),
+    (re.compile(r"\.self_attention\."), ".op."),
+    (re.compile(r"^patch_embed\.proj\."), "patch_embed.0."),
+    (re.compile(r"^patch_embed\.norm\."), "patch_embed.2."),
+    (re.compile(r"^norm\."), "classifier.norm."),
+    (re.compile(r"^head\."), "classifier.head."),
+    (re.compile(r"^classifier\.head_\."), "classifier.head."),
+)
+_LINEAR = re.compile(r"\.(in_proj|out_proj|fc1|fc2|reduction)\.weight$")
+_HEAD = "classifier.head."
+
+
+class _ForeignConfig(dict):  # type: ignore[type-arg]
+    """Stands in for the configuration object that upstream's training files carry; its content is not used."""
+
+
+def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head: bool = True) -> nn.Module:
+    """Load `source` (.pth, .safetensors or a state dict under upstream's names) into `model`, strictly.
+
+    `ema` takes the moving average of the weights where a file holds both; `head=False` leaves the classifier
+    as it is. Nothing is changed when anything does not fit.
+    """
+    state = rename(read_checkpoint(source, ema=ema))
+    own = model.state_dict()
+    for name in own:  # counters of batches seen, which older files lack and nothing here reads
+        if name.endswith("num_batches_tracked"):
+            state.setdefault(name, own[name])
+    if not head:
+        state = {k: v for k, v in state.items() if not k.startswith(_HEAD)}
+        state |= {k: v for k, v in own.items() if k.startswith(_HEAD)}
+    _check(own, state, describe(source))
+    model.load_state_dict(state)
+    return model
+
+
+def read_checkpoint(source: Source, *, ema: bool = False) -> dict[str, Tensor]:
+    """The state dict in `source`, with the file's own names; no code of the file is run."""
+    if isinstance(source, Mapping):
+        return _pick(source, ema, "the given state dict")
+    path = Path(source)
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint at '{path}'; give the path of a .pth or .safetensors file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content: Any = load_file(path)
+        else:
+            with torch.serialization.safe_globals([(_ForeignConfig, "yacs.config.CfgNode")]):
+                content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the readers raise many types; each means the same to a user
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"'{path}' cannot be read as a checkpoint ({reason}); is the download complete?"
+        ) from error
+    return _pick(content, ema, f"'{path}'")
+
+
+def rename(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our names for every known spelling; linear weights as (out, in) whether stored 2-D or as 1x1 convolutions."""
+    renamed = {}
+    for name, tensor in state.items():
+        for pattern, replacement in _RENAMES:
+            name = pattern.sub(replacement, name)
+        if _LINEAR.search(name) and tensor.dim() == 4 and tensor.shape[2:] == (1, 1):
+            tensor = tensor.flatten(1)
+        renamed[name] = tensor
+    return renamed
+
+
+def checkpoint_digest(source: Source) -> str:
+    """sha256 of a file, or of the names and bytes of a state dict."""
+    digest = hashlib.sha256()
+    if isinstance(source, Mapping):
+        for name in sorted(source):
+            value = source[name].detach().cpu().contiguous()
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    else:
+        with open(source, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def describe(source: Source) -> str:
+    return "the given state dict" if isinstance(source, Mapping) else f"'{Path(source)}'"
+
+
+def _pick(content: object, ema: bool, origin: str) -> dict[str, Tensor]:
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{origin} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
+    wanted = ("model_ema", "model") if ema else ("model", "state_dict", "model_ema")
+    for key in wanted:
+        if isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    state = {str(k): v for k, v in content.items() if isinstance(v, Tensor)}  # type: ignore[attr-defined]
+    if not state:
+        raise CheckpointError(f"{origin} holds no parameters; expected a state dict, plain or under 'model'")
+    return state
+
+
+def _check(own: Mapping[str, Tensor], state: Mapping[str, Tensor], origin: str) -> None:
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing and all("running_" in name for name in missing):
+        raise CheckpointError(
+            f"{origin} was trained with LayerNorm (it has no running statistics) but this network has BatchNorm; "
+            "build the variant without '_bn' (norm='layer')"
+        )
+    if unexpected and all("running_" in n or n.endswith("num_batches_tracked") for n in unexpected):
+        raise CheckpointError(
+            f"{origin} was trained with BatchNorm (it has running statistics) but this network has LayerNorm; "
+            "build the '_bn' variant (norm='batch')"
+        )
+    wrong = [
+        f"{n} {tuple(state[n].shape)} in the file, {tuple(own[n].shape)} in the network"
+        for n in own.keys() & state.keys()
+        if own[n].shape != state[n].shape
+    ]
+    problems = [
+        f"{len(names)} {what}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+        for what, names in (
+            ("missing from the file", missing),
+            ("unknown to the network", unexpected),
+            ("of another shape", sorted(wrong)),
+        )
+        if names
+    ]
+    if problems:
+        raise CheckpointError(f"{origin} does not fit the network: " + "; ".join(problems))

@@ -1,0 +1,99 @@
+"""Layers on maps (b, c, h, w) whose parameters keep upstream's names and shapes.
+
+Maps are channel-last in memory: there a linear layer or a LayerNorm over the channels is a view away.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear2d(nn.Linear):
+    """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Layer normalisation over the channels of (b, c, h, w)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def make_norm(norm: str, channels: int) -> nn.Module:
+    """LayerNorm2d for "layer", BatchNorm2d for "batch"."""
+    return nn.BatchNorm2d(channels) if norm == "batch" else LayerNorm2d(channels)
+
+
+class StochasticDepth(nn.Module):
+    """Drop a residual branch for whole images at random, in training mode only."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        keep = torch.empty(x.shape[0], 1, 1, 1, dtype=x.dtype, device=x.device).bernoulli_(1 - self.rate)
+        return x * keep / (1 - self.rate)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:g}"
+
+
+class Mlp(nn.Module):
+    """Two linear layers over the channels with GELU between them."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = Linear2d(dim, hidden)
+        self.fc2 = Linear2d(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return y
+
+
+class PatchMerging(nn.Module):
+    """Halve the map: the four pixels of each 2x2 cell side by side, normalised and projected."""
+
+    def __init__(self, dim: int, out_dim: int, norm: str) -> None:
+        super().__init__()
+        self.reduction = Linear2d(4 * dim, out_dim, bias=False)
+        self.norm = make_norm(norm, 4 * dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
+        cells = [x[:, :, i::2, j::2] for j in (0, 1) for i in (0, 1)]
+        y: Tensor = self.reduction(self.norm(torch.cat(cells, dim=1)))
+        return y
+
+
+def make_stem(channels: int, dim: int, patch: int, *, overlapping: bool, norm: str) -> nn.Sequential:
+    """From images to the first map; the places in the sequence are upstream's."""
+    if not overlapping:
+        return nn.Sequential(nn.Conv2d(channels, dim, patch, stride=patch), nn.Identity(), make_norm(norm, dim))
+    stride = patch // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, dim // 2, stride + 1, stride=stride, padding=1),
+        nn.Identity(),
+        make_norm(norm, dim // 2),
+        nn.Identity(),
+        nn.GELU(),
+        nn.Conv2d(dim // 2, dim, stride + 1, stride=stride, padding=1),
+        nn.Identity(),
+        make_norm(norm, dim),
+    )
+
+
+def make_downsample(dim: int, out_dim: int, *, merging: bool, norm: str) -> nn.Module:
+    """From one stage to the next, at half the resolution."""
+    if merging:
+        return PatchMerging(dim, out_dim, norm)
+    conv = nn.Conv2d(dim, out_dim, 3, stride=2, padding=1)
+    return nn.Sequential(nn.Identity(), conv, nn.Identity(), make_norm(norm, out_dim))

@@ -1,0 +1,99 @@
+"""Known checkpoints: where they come from, which network they fit, and the preprocessing they were trained with."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from trust_tta.errors import CheckpointError
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes the network's input: short side to `resize` (None: as it is), centre crop to `size`."""
+
+    size: int = 224
+    resize: int | None = 256
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    interpolation: str = "bicubic"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """One published file. `address` is an URL, or None for a file that ships with the package."""
+
+    name: str
+    variant: str
+    file: str
+    address: str | None
+    accuracy: float  # published top-1 accuracy on the clean test set, in percent
+    num_classes: int = 1000
+    preprocessing: Preprocessing = Preprocessing()
+    licence: str = "MIT"
+
+
+_UPSTREAM = "https://github.com/MzeroMiko/VMamba/releases/download/"
+_CIFAR = Preprocessing(size=32, resize=None, mean=CIFAR10_MEAN, std=CIFAR10_STD)
+
+
+def _upstream(variant: str, release: str, file: str, accuracy: float) -> Pretrained:
+    return Pretrained(f"{variant}_imagenet", variant, file, f"{_UPSTREAM}%23{release}/{file}", accuracy)
+
+
+PRETRAINED = {
+    p.name: p
+    for p in (
+        _upstream("vmamba_tiny_s1l8", "v2cls", "vssm1_tiny_0230s_ckpt_epoch_264.pth", 82.6),
+        _upstream("vmamba_tiny_s2l5", "v2cls", "vssm_tiny_0230_ckpt_epoch_262.pth", 82.5),
+        _upstream("vmamba_small_s1l20", "v2cls", "vssm1_small_0229s_ckpt_epoch_240.pth", 83.3),
+        _upstream("vmamba_small_s2l15", "v2cls", "vssm_small_0229_ckpt_epoch_222.pth", 83.6),
+        _upstream("vmamba_base_s1l20", "v2cls", "vssm1_base_0229s_ckpt_epoch_225.pth", 83.8),
+        _upstream("vmamba_base_s2l15", "v2cls", "vssm_base_0229_ckpt_epoch_237.pth", 83.9),
+        _upstream("vanilla_vmamba_tiny", "v0cls", "vssmtiny_dp01_ckpt_epoch_292.pth", 82.2),
+        _upstream("vanilla_vmamba_small", "v0cls", "vssmsmall_dp03_ckpt_epoch_238.pth", 83.5),
+        _upstream("vanilla_vmamba_base", "v0cls", "vssmbase_dp06_ckpt_epoch_241.pth", 83.7),
+    )
+}
+
+
+def cache_folder() -> Path:
+    """Where downloaded checkpoints lie: $TRUST_TTA_CACHE, or the user's cache folder."""
+    root = os.environ.get("TRUST_TTA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "trust-tta")
+    return Path(root).expanduser()
+
+
+def locate(pretrained: Pretrained) -> Path:
+    """The file of a known checkpoint: shipped, cached, or downloaded now."""
+    if pretrained.address is None:
+        return Path(str(resources.files("trust_tta") / "assets" / pretrained.file))
+    path = cache_folder() / pretrained.file
+    if not path.is_file():
+        _download(pretrained.address, path)
+    return path
+
+
+def _download(address: str, path: Path) -> None:
+    """Fetch to a temporary name first: an interrupted download never looks like a checkpoint."""
+    part = path.with_suffix(path.suffix + f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with urllib.request.urlopen(address, timeout=30) as response, open(part, "wb") as file:
+            while block := response.read(1 << 20):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except (urllib.error.URLError, OSError) as error:
+        raise CheckpointError(
+            f"cannot download {address} ({error}); fetch it elsewhere and put it at '{path}', or give its path"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,79 @@
+"""SS2D: a map read along its rows and columns, both ways, by four groups of scan parameters."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.models.layers import LayerNorm2d, Linear2d
+from trust_tta.scan.selective_scan import grouped_scan
+
+
+class SS2D(nn.Module):
+    """Project, mix locally, scan in four directions, normalise, project back."""
+
+    def __init__(
+        self, dim: int, *, inner: int, d_state: int, dt_rank: int, conv_size: int, conv_bias: bool, gate: bool
+    ) -> None:
+        super().__init__()
+        self.dt_rank, self.d_state, self.gate = dt_rank, d_state, gate
+        self.backend = "auto"
+        self.in_proj = Linear2d(dim, 2 * inner if gate else inner, bias=False)
+        self.conv2d = nn.Conv2d(inner, inner, conv_size, padding=conv_size // 2, groups=inner, bias=conv_bias)
+        self.x_proj_weight = nn.Parameter(torch.empty(4, dt_rank + 2 * d_state, inner))
+        self.dt_projs_weight = nn.Parameter(torch.empty(4, inner, dt_rank))
+        self.dt_projs_bias = nn.Parameter(torch.empty(4, inner))
+        self.A_logs = nn.Parameter(torch.empty(4 * inner, d_state))
+        self.Ds = nn.Parameter(torch.ones(4 * inner))
+        self.out_norm = LayerNorm2d(inner)
+        self.out_proj = Linear2d(inner, dim, bias=False)
+        self.reset_scan_parameters()
+
+    def reset_scan_parameters(self) -> None:
+        """Steps log-uniform in [0.001, 0.1], A = -1..-n in every channel, D = 1: Mamba's initial values."""
+        inner, rank = self.dt_projs_weight.shape[1:]
+        with torch.no_grad():
+            for group in self.x_proj_weight:
+                nn.init.kaiming_uniform_(group, a=math.sqrt(5))
+            nn.init.uniform_(self.dt_projs_weight, -(rank**-0.5), rank**-0.5)
+            steps = torch.exp(torch.rand(4, inner) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
+            self.dt_projs_bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+            self.A_logs.copy_(torch.log(torch.arange(1.0, self.d_state + 1)).expand_as(self.A_logs))
+            self.Ds.fill_(1)
+
+    def forward(self, x: Tensor, slots: Tensor) -> Tensor:
+        """x (b, dim, h, w); slots as in `scan_map`."""
+        x = self.in_proj(x)
+        if self.gate:
+            x, z = x.chunk(2, dim=1)
+        y = self.out_norm(self.scan_map(F.silu(self.conv2d(x)), slots))
+        out: Tensor = self.out_proj(y * F.silu(z) if self.gate else y)
+        return out
+
+    def scan_map(self, x: Tensor, slots: Tensor) -> Tensor:
+        """Scan x (b, c, h, w) in four directions and sum the results in place, (b, c, h, w).
+
+        `slots` (4,) or (b, 4) names the parameter group that reads the rows forwards, the rows backwards,
+        the columns forwards and the columns backwards: an order moves parameters, never pixels.
+        """
+        b, c, h, w = x.shape
+        r, n = self.dt_rank, self.d_state
+        u = torch.stack((x.flatten(2), x.transpose(2, 3).flatten(2)), dim=1)  # (b, 2, c, l)
+        # (2, 2, ...) is (rows or columns, forwards or backwards); one more axis in front if each image has its order
+        pairs = (*slots.shape[:-1], 2, 2)
+        project = self.x_proj_weight[slots].unflatten(-3, (2, 2)).flatten(-3, -2)  # (.., 2, 2(r+2n), c)
+        parts = (project @ u).unflatten(2, (2, r + 2 * n))  # (b, 2, 2, r+2n, l)
+        dt, B, C = parts.split((r, n, n), dim=3)
+        delta = self.dt_projs_weight[slots].view(*pairs, c, r) @ dt  # (b, 2, 2, c, l)
+        A = -torch.exp(self.A_logs.float()).view(4, c, n)[slots].view(*pairs, c, n)
+        D = self.Ds.float().view(4, c)[slots].view(*pairs, c)
+        bias = self.dt_projs_bias.float()[slots].view(*pairs, c)
+        if slots.dim() == 2:  # each image is a group of its own
+            u, delta, B, C = (t.flatten(0, 1)[None] for t in (u, delta, B, C))
+            A, D, bias = (t.flatten(0, 1) for t in (A, D, bias))
+        y = grouped_scan(u, delta, A, B, C, D, bias, backend=self.backend).view(b, 2, c, h * w)
+        rows, columns = y.unbind(1)
+        return rows.view(b, c, h, w) + columns.view(b, c, w, h).transpose(2, 3)

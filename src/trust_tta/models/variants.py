@@ -1,0 +1,46 @@
+"""The published networks, as data. Each has a `_bn` twin with batch normalisation, as TRUST uses it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trust_tta.models.config import VMambaConfig
+
+_SMALL_DIMS, _BASE_DIMS = (96, 192, 384, 768), (128, 256, 512, 1024)
+_VANILLA = VMambaConfig(
+    depths=(2, 2, 9, 2),
+    overlapping_stem=False,
+    merging_downsample=True,
+    d_state=16,
+    ssm_ratio=2.0,
+    conv_bias=True,
+    gate=True,
+    mlp_ratio=0.0,
+    drop_path=0.1,
+)
+
+_PUBLISHED = {
+    "vmamba_tiny_s1l8": VMambaConfig(depths=(2, 2, 8, 2), dims=_SMALL_DIMS),
+    "vmamba_tiny_s2l5": VMambaConfig(depths=(2, 2, 5, 2), dims=_SMALL_DIMS, ssm_ratio=2.0),
+    "vmamba_small_s1l20": VMambaConfig(depths=(2, 2, 20, 2), dims=_SMALL_DIMS, drop_path=0.3),
+    "vmamba_small_s2l15": VMambaConfig(depths=(2, 2, 15, 2), dims=_SMALL_DIMS, ssm_ratio=2.0, drop_path=0.3),
+    "vmamba_base_s1l20": VMambaConfig(depths=(2, 2, 20, 2), dims=_BASE_DIMS, drop_path=0.5),
+    "vmamba_base_s2l15": VMambaConfig(depths=(2, 2, 15, 2), dims=_BASE_DIMS, ssm_ratio=2.0, drop_path=0.6),
+    "vanilla_vmamba_tiny": _VANILLA,
+    "vanilla_vmamba_small": replace(_VANILLA, depths=(2, 2, 27, 2), drop_path=0.3),
+    "vanilla_vmamba_base": replace(_VANILLA, depths=(2, 2, 27, 2), dims=_BASE_DIMS, drop_path=0.6),
+}
+
+VARIANTS: dict[str, VMambaConfig] = {
+    **_PUBLISHED,
+    **{f"{name}_bn": replace(config, norm="batch") for name, config in _PUBLISHED.items()},
+    "vmamba_nano": VMambaConfig(
+        depths=(2, 4, 2),
+        dims=(64, 128, 256),
+        num_classes=10,
+        patch_size=2,
+        overlapping_stem=False,
+        norm="batch",
+        drop_path=0.1,
+    ),
+}

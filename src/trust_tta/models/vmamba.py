@@ -1,0 +1,198 @@
+"""VMamba: a stem, stages of SS2D blocks, a head. The traversal order is an argument of the forward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.errors import ShapeError
+from trust_tta.models.config import VMambaConfig
+from trust_tta.models.layers import Mlp, StochasticDepth, make_downsample, make_norm, make_stem
+from trust_tta.models.ss2d import SS2D
+from trust_tta.orders import DEFAULT_ORDER, OrderLike, ScanOrder
+from trust_tta.roles import Role
+
+Orders: TypeAlias = OrderLike | Sequence[OrderLike] | Tensor | None
+
+_ORDERS = ScanOrder.all()
+_SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
+
+
+class Block(nn.Module):
+    """x + SS2D(norm(x)), then x + MLP(norm(x)) where the network has MLPs."""
+
+    def __init__(self, dim: int, config: VMambaConfig, drop_path: float) -> None:
+        super().__init__()
+        self.norm = make_norm(config.norm, dim)
+        self.op = SS2D(
+            dim,
+            inner=int(config.ssm_ratio * dim),
+            d_state=config.d_state,
+            dt_rank=config.dt_rank or math.ceil(dim / 16),
+            conv_size=config.conv_size,
+            conv_bias=config.conv_bias,
+            gate=config.gate,
+        )
+        self.drop_path = StochasticDepth(drop_path)
+        self.mlp = Mlp(dim, int(config.mlp_ratio * dim)) if config.mlp_ratio > 0 else None
+        self.norm2 = make_norm(config.norm, dim) if self.mlp is not None else None
+
+    def forward(self, x: Tensor, slots: Tensor) -> Tensor:
+        x = x + self.drop_path(self.op(self.norm(x), slots))
+        if self.mlp is not None and self.norm2 is not None:
+            x = x + self.drop_path(self.mlp(self.norm2(x)))
+        return x
+
+
+class Stage(nn.Module):
+    """Blocks at one resolution, then the step to the next."""
+
+    def __init__(self, blocks: list[Block], downsample: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor, slots: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, slots)
+        return x
+
+
+class Classifier(nn.Module):
+    """The parameters that normalise the last map and classify its average."""
+
+    norm: nn.Module
+
+    def __init__(self, dim: int, norm: str, num_classes: int) -> None:
+        super().__init__()
+        self.norm = make_norm(norm, dim)
+        self.head = nn.Linear(dim, num_classes)
+
+
+class VMamba(nn.Module):
+    """images (n, channels, h, w) -> logits (n, classes)."""
+
+    slot_table: Tensor
+    classifier: Classifier
+
+    def __init__(self, config: VMambaConfig) -> None:
+        super().__init__()
+        self.config = config
+        dims, depths = config.dims, config.depths
+        self.patch_embed = make_stem(
+            config.in_channels, dims[0], config.patch_size, overlapping=config.overlapping_stem, norm=config.norm
+        )
+        rates = [config.drop_path * i / max(1, sum(depths) - 1) for i in range(sum(depths))]
+        stages = []
+        for i, (dim, depth) in enumerate(zip(dims, depths, strict=True)):
+            first = sum(depths[:i])
+            blocks = [Block(dim, config, rate) for rate in rates[first : first + depth]]
+            downsample: nn.Module = nn.Identity()
+            if i + 1 < len(dims):
+                downsample = make_downsample(dim, dims[i + 1], merging=config.merging_downsample, norm=config.norm)
+            stages.append(Stage(blocks, downsample))
+        self.layers = nn.ModuleList(stages)
+        self.classifier = Classifier(dims[-1], config.norm, config.num_classes)
+        self.register_buffer("slot_table", torch.tensor([_slots(o) for o in _ORDERS]), persistent=False)
+        self.apply(_initialise)
+
+    def forward(self, images: Tensor, order: Orders = None) -> Tensor:
+        """Logits under one traversal order, or one order for each image."""
+        return self.forward_head(self.forward_features(images, order))
+
+    def forward_features(self, images: Tensor, order: Orders = None) -> Tensor:
+        """The pooled features (n, dims[-1]) that the head classifies."""
+        return self.pool(self.forward_maps(self.embed(images), order)[-1])
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """Logits (n, classes) of pooled features."""
+        logits: Tensor = self.classifier.head(features)
+        return logits
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The first map (n, dims[0], h', w')."""
+        if images.dim() != 4 or images.shape[1] != self.config.in_channels or not images.is_floating_point():
+            raise ShapeError(
+                f"images have shape {tuple(images.shape)} and dtype {images.dtype}; "
+                f"the network takes floats of shape (n, {self.config.in_channels}, h, w)"
+            )
+        x: Tensor = self.patch_embed(images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2))
+        return x
+
+    def forward_maps(self, x: Tensor, order: Orders = None) -> list[Tensor]:
+        """The map at the end of each stage, from the first map on."""
+        slots = self.slots(order, x.shape[0])
+        maps = []
+        for stage in cast(list[Stage], self.layers):
+            x = stage(x, slots)
+            maps.append(x)
+            x = stage.downsample(x)
+        return maps
+
+    def pool(self, x: Tensor) -> Tensor:
+        """The last map, normalised and averaged, (n, dims[-1])."""
+        normal: Tensor = self.classifier.norm(x)
+        return normal.mean(dim=(2, 3))
+
+    def slots(self, order: Orders, images: int) -> Tensor:
+        """Which parameter group reads which direction, (4,) or one row an image, (images, 4).
+
+        A tensor is taken as it is: it must already be rows of `slot_table`.
+        """
+        if isinstance(order, Tensor):
+            return order
+        if order is None:
+            return self.slot_table[_ORDERS.index(DEFAULT_ORDER)]
+        if isinstance(order, (str, ScanOrder)) or all(isinstance(i, int) for i in order):
+            return self.slot_table[_ORDERS.index(ScanOrder(order))]  # type: ignore[arg-type]
+        if len(order) != images:
+            raise ShapeError(
+                f"{len(order)} orders were given for {images} images; give one order, or one for each image"
+            )
+        return self.slot_table[[_ORDERS.index(ScanOrder(o)) for o in order]]  # type: ignore[arg-type]
+
+    def parameter_roles(self) -> dict[str, Role]:
+        """The role of every parameter, by name; `out_norm` counts as `other`, as in the paper."""
+        roles = {}
+        last_stage = f"layers.{len(self.layers) - 1}."
+        for name, _ in self.named_parameters():
+            last = name.startswith((last_stage, "classifier."))
+            module, _, leaf = name.rpartition(".")
+            if leaf in _SCAN_PARAMETERS:
+                roles[name] = Role("scan", last)
+            elif ".op." in name and not module.endswith("out_norm"):
+                roles[name] = Role("projection", last)
+            elif isinstance(self.get_submodule(module), (nn.BatchNorm2d, nn.LayerNorm)) and ".op." not in name:
+                roles[name] = Role("norm", last)
+            else:
+                roles[name] = Role("other", last)
+        return roles
+
+    def set_stochastic_depth(self, enabled: bool) -> None:
+        """Switch stochastic depth alone, whatever mode the rest of the network is in."""
+        for module in self.modules():
+            if isinstance(module, StochasticDepth):
+                module.train(enabled)
+
+    def set_scan_backend(self, backend: str) -> None:
+        """Use one scan backend in every block; "auto" chooses by device."""
+        for module in self.modules():
+            if isinstance(module, SS2D):
+                module.backend = backend
+
+
+def _slots(order: ScanOrder) -> list[int]:
+    """Rows forwards is direction a, rows backwards c, columns forwards b, columns backwards d."""
+    group = order.inverse
+    return [group[0], group[2], group[1], group[3]]
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
