@@ -1,0 +1,1 @@
+"""Test-time adaptation methods: each wraps a model, adapts on a batch and returns its logits."""

@@ -1,0 +1,213 @@
+"""What every method shares: a network over the caller's tensors, safe updates, state, reset and fork."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.errors import ConfigError, ShapeError, StateError
+from trust_tta.methods.parameters import has_batch_norm, share, use_batch_statistics
+
+STATE_FORMAT = 1
+
+
+@dataclass
+class Counters:
+    """What a method has done since it was made or reset."""
+
+    batches: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    updates: int = 0
+    skipped: int = 0  # updates refused because the loss or a gradient was not finite
+
+
+class Method(nn.Module):
+    """Adapt on a batch, then predict it. Subclasses say how in `adapt`.
+
+    `probabilities`: the output is a distribution, not logits. `logits_before`: the prediction made before the
+    last batch's update, where it came for free.
+    """
+
+    name: ClassVar[str]
+    probabilities: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        adapted: Sequence[str] = (),
+        lr: float = 1e-4,
+        optimizer: str = "adam",
+        steps: int = 1,
+        episodic: bool = False,
+        batch_statistics: bool = True,
+    ) -> None:
+        super().__init__()
+        if steps < 1:
+            raise ConfigError(f"steps is {steps}; a method that learns takes at least 1 step a batch")
+        if lr < 0:
+            raise ConfigError(f"lr is {lr}; a learning rate is zero or more")
+        self._caller = [model]  # in a list, so that it is not a submodule
+        self.model = share(model, adapted).eval()
+        self.training = False
+        self.batch_statistics = batch_statistics
+        if batch_statistics:
+            use_batch_statistics(self.model)
+        self.lr, self.steps, self.episodic, self.optimizer_name = lr, steps, episodic, optimizer
+        parameters = dict(self.model.named_parameters())
+        self.adapted = {name: parameters[name] for name in adapted}
+        self.source = {name: p.detach().clone() for name, p in self.adapted.items()}
+        self.counters = Counters()
+        self.logits_before: Tensor | None = None
+        self.optimizer = self._make_optimizer()
+
+    # What a subclass writes
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Adapt on images (n, c, h, w), then return their logits (n, classes)."""
+        raise NotImplementedError
+
+    def extra_state(self) -> dict[str, Any]:
+        """Moving statistics beyond the weights and the optimiser, as tensors and plain values."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Take back what `extra_state` gave; an empty dict means: as at the start."""
+
+    # What a caller uses
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Adapt on the batch and predict it; on an error the state is as it was."""
+        self._check(images)
+        with torch.inference_mode(False), torch.enable_grad():
+            if images.is_inference():
+                images = images.clone()
+            if self.episodic:
+                self._restore_source()
+            self.logits_before = None
+            logits = self.adapt(images).detach()
+        self.counters.batches += 1
+        return logits
+
+    def reset(self) -> None:
+        """Back to the source, bit for bit: weights, optimiser, moving statistics, counters."""
+        self._restore_source()
+        self.counters = Counters()
+        self.logits_before = None
+
+    def detach(self) -> nn.Module:
+        """The caller's network with the adapted weights, in the mode and with the flags it came with."""
+        return self._caller[0]
+
+    def fork(self) -> Method:
+        """An independent copy that goes on from here and shares the frozen weights."""
+        memo: dict[int, Any] = {id(s): s for s in self.source.values()}
+        for network in (self.model, self._caller[0]):
+            memo |= {id(p): p for n, p in network.named_parameters() if n not in self.adapted}
+            memo |= {id(b): b for b in network.buffers()}
+        twin = copy.deepcopy(self, memo)
+        for name, parameter in twin.adapted.items():
+            twin._caller[0].get_parameter(name).data = parameter.data
+        return twin
+
+    def train(self, mode: bool = True) -> Method:
+        """Methods choose the modes of their network themselves; nothing changes."""
+        return self
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """The whole adapted state, made of tensors and plain values: safe to save and to load weights-only."""
+        return {
+            "format": STATE_FORMAT,
+            "method": self.name,
+            "adapted": {n: p.detach().clone() for n, p in self.adapted.items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
+            "extra": copy.deepcopy(self.extra_state()),
+            "counters": asdict(self.counters),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
+        """Go on where `state` was saved; refused whole when it belongs to another method or network."""
+        if state.get("format") != STATE_FORMAT or state.get("method") != self.name:
+            raise StateError(
+                f"this state is of method {state.get('method')!r}, format {state.get('format')!r}; "
+                f"'{self.name}' takes format {STATE_FORMAT} of its own"
+            )
+        saved = state["adapted"]
+        if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in self.adapted.items()}:
+            raise StateError(f"this state adapts other parameters than this '{self.name}'; was the network another?")
+        self._set_weights(saved)
+        if self.optimizer and state["optimizer"] is not None:
+            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.load_extra_state(copy.deepcopy(state["extra"]))
+        self.counters = Counters(**{f.name: state["counters"][f.name] for f in fields(Counters)})
+        self.logits_before = None
+
+    # What subclasses build on
+
+    def predict(self, images: Tensor, **arguments: Any) -> Tensor:
+        """One counted forward pass."""
+        self.counters.forwards += 1
+        logits: Tensor = self.model(images, **arguments)
+        return logits
+
+    def update(self, loss: Tensor, *, step: Callable[[], object] | None = None) -> bool:
+        """Descend `loss`; a loss or gradient that is not finite is skipped and counted, and False returned."""
+        parameters = list(self.adapted.values())
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        self.counters.backwards += 1
+        present = [g for g in gradients if g is not None]
+        if not bool(torch.stack([loss.detach().sum(), *(g.sum() for g in present)]).isfinite().all()):
+            self.counters.skipped += 1
+            return False
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        (step or self.optimizer.step)()  # type: ignore[union-attr]
+        for parameter in parameters:
+            parameter.grad = None
+        self.counters.updates += 1
+        return True
+
+    def snapshot(self) -> list[Tensor]:
+        """A copy of the adapted weights, in the order of `adapted`."""
+        return [p.detach().clone() for p in self.adapted.values()]
+
+    def load_snapshot(self, weights: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.adapted.values()), list(weights))
+
+    def _set_weights(self, weights: dict[str, Tensor]) -> None:
+        self.load_snapshot([weights[n].to(p) for n, p in self.adapted.items()])
+
+    def _restore_source(self) -> None:
+        self._set_weights(self.source)
+        self.optimizer = self._make_optimizer()
+        self.load_extra_state({})
+
+    def _make_optimizer(self) -> torch.optim.Optimizer | None:
+        if not self.adapted:
+            return None
+        parameters = list(self.adapted.values())
+        if self.optimizer_name == "adam":
+            return torch.optim.Adam(parameters, lr=self.lr)
+        if self.optimizer_name == "sgd":
+            return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9)
+        raise ConfigError(f"unknown optimizer {self.optimizer_name!r}; choose 'adam' or 'sgd'")
+
+    def _check(self, images: Tensor) -> None:
+        if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
+            given = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
+            raise ShapeError(f"images are {given}; give a float tensor of shape (n, channels, h, w)")
+        if images.shape[0] == 0:
+            raise ShapeError("the batch is empty; give at least one image")
+        if images.shape[0] == 1 and self.batch_statistics and has_batch_norm(self.model):
+            raise ShapeError(
+                "a batch of one image has no batch statistics; give more images or set batch_statistics=False"
+            )
+        if not bool(images.isfinite().all()):
+            raise ShapeError("the images hold values that are not finite; drop or repair them before adapting")

@@ -1,0 +1,67 @@
+"""Which parameters a method adapts, chosen by role; and a network that shares everything else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+
+from torch import Tensor, nn
+
+from trust_tta.errors import ConfigError
+from trust_tta.roles import Kind, Role
+
+PARAMETER_SETS: dict[str, tuple[Kind, ...]] = {"ss2d": ("scan", "projection", "norm"), "bn": ("norm",)}
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def parameter_roles(model: nn.Module) -> dict[str, Role]:
+    """The model's own account of its parameters, or, for any other network, what its layers are."""
+    own = getattr(model, "parameter_roles", None)
+    if own is not None:
+        roles: dict[str, Role] = own()
+        return roles
+    norms = [name for name, module in model.named_modules() if isinstance(module, _NORMS)]
+    return {
+        name: Role("norm", last=name.rpartition(".")[0] == norms[-1])
+        if name.rpartition(".")[0] in norms
+        else Role("other")
+        for name, _ in model.named_parameters()
+    }
+
+
+def select(model: nn.Module, kinds: Collection[Kind], *, skip_last: bool = False) -> list[str]:
+    """Names of the parameters of these kinds; refused when the network has none of one that matters."""
+    roles = parameter_roles(model)
+    names = [n for n, role in roles.items() if role.kind in kinds and not (skip_last and role.last)]
+    if not names:
+        found = sorted({role.kind for role in roles.values()})
+        raise ConfigError(
+            f"{type(model).__name__} has no {' or '.join(kinds)} parameters to adapt (it has: {', '.join(found)}); "
+            "use a network with normalisation layers, or the method 'source'"
+        )
+    return names
+
+
+def share(model: nn.Module, adapted: Collection[str]) -> nn.Module:
+    """A second network over the same tensors, in which exactly the `adapted` parameters ask for gradients.
+
+    Updates in place show in both; modes, flags and hooks of the caller's network stay its own.
+    """
+    memo: dict[int, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.data, requires_grad=name in adapted)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer
+    return copy.deepcopy(model, memo)
+
+
+def use_batch_statistics(model: nn.Module) -> None:
+    """Normalise with the statistics of the batch at hand, in every mode; running statistics are not touched."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())

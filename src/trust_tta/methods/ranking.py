@@ -1,0 +1,38 @@
+"""The offline phase: rank the 24 traversal orders by the entropy of the predictions they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.errors import ConfigError
+from trust_tta.methods.losses import entropy
+from trust_tta.methods.parameters import share, use_batch_statistics
+from trust_tta.methods.trust import require_orders
+from trust_tta.orders import ScanOrder
+
+
+def rank_orders(
+    model: nn.Module, batches: Iterable[Tensor], *, batch_statistics: bool = True
+) -> list[tuple[ScanOrder, float]]:
+    """(order, mean entropy) ascending, over batches of images (n, c, h, w); forward passes only.
+
+    Memory is that of one evaluation, whatever the number of orders and batches; the model is left as it was.
+    """
+    require_orders(model)
+    network = share(model, []).eval()
+    if batch_statistics:
+        use_batch_statistics(network)
+    orders = ScanOrder.all()
+    sums = torch.zeros(len(orders), dtype=torch.float64)
+    images = 0
+    with torch.no_grad():
+        for batch in batches:
+            images += batch.shape[0]
+            for i, order in enumerate(orders):
+                sums[i] += entropy(network(batch, order=order)).double().sum().cpu()
+    if images == 0:
+        raise ConfigError("no images were given to rank the orders on; give at least one batch")
+    return sorted(zip(orders, (sums / images).tolist(), strict=True), key=lambda pair: (pair[1], pair[0]))

@@ -1,0 +1,50 @@
+"""The methods by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from trust_tta.errors import ConfigError
+from trust_tta.methods.base import Method
+from trust_tta.methods.source import BatchStatistics, Source
+from trust_tta.methods.tent import Tent
+from trust_tta.methods.trust import Trust, TrustNaive
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        Source,
+        BatchStatistics,
+        Tent,
+        TrustNaive,
+        Trust,
+    )
+}
+
+
+def list_methods() -> list[str]:
+    """The names that `create_method` takes."""
+    return list(METHODS)
+
+
+def method_options(name: str) -> dict[str, Any]:
+    """The options of a method with their default values."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}; the methods are {', '.join(METHODS)}")
+    parameters = inspect.signature(METHODS[name]).parameters
+    return {p.name: p.default for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def create_method(name: str, model: nn.Module, **options: Any) -> Method:
+    """Wrap `model` in a method; a wrong option is refused with the valid ones."""
+    valid = method_options(name)
+    unknown = sorted(options.keys() - valid.keys())
+    if unknown:
+        raise ConfigError(
+            f"method '{name}' has no option {', '.join(map(repr, unknown))}; "
+            f"its options are {', '.join(valid) or 'none'}"
+        )
+    return METHODS[name](model, **options)
