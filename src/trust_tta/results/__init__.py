@@ -1,0 +1,43 @@
+"""Records of benchmark cells, the store that keeps them, and the tables and files made from it; never imports torch."""
+
+from trust_tta.results.codec import SCHEMA_VERSION, canonical_json, from_json, to_json
+from trust_tta.results.export import write_csv, write_parquet
+from trust_tta.results.record import (
+    Cell,
+    CellKey,
+    CellResult,
+    Course,
+    Facts,
+    Reliability,
+    SamplePrediction,
+)
+from trust_tta.results.rounding import format_gain, format_percent, format_value
+from trust_tta.results.select import Aggregate, Table, method_labels, split, table
+from trust_tta.results.store import Counts, Failure, ResultStore
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Aggregate",
+    "Cell",
+    "CellKey",
+    "CellResult",
+    "Counts",
+    "Course",
+    "Facts",
+    "Failure",
+    "Reliability",
+    "ResultStore",
+    "SamplePrediction",
+    "Table",
+    "canonical_json",
+    "format_gain",
+    "format_percent",
+    "format_value",
+    "from_json",
+    "method_labels",
+    "split",
+    "table",
+    "to_json",
+    "write_csv",
+    "write_parquet",
+]

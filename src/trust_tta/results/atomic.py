@@ -1,0 +1,44 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary name beside `path`; when the block ends well, flush it to disk and rename it to `path`."""
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+        flush_file(temporary)
+        os.replace(temporary, path)
+        flush_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name in the folder of `path` that no other process uses."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+def flush_file(path: Path) -> None:
+    """Wait until the bytes of `path` are on disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in `folder` are on disk, where the system can do that."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

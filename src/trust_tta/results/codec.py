@@ -1,0 +1,99 @@
+"""Frozen dataclasses to strict JSON and back, number for number."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from trust_tta.errors import DataError
+
+SCHEMA_VERSION = 1
+
+Record = TypeVar("Record")
+
+
+def canonical_json(value: object) -> str:
+    """The one spelling of a JSON value: sorted names, no spaces, ASCII, shortest exact numbers."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def to_json(record: object) -> str:
+    """A record as JSON with its kind and schema version."""
+    return canonical_json({"schema": SCHEMA_VERSION, "kind": type(record).__name__, "data": encode(record)})
+
+
+def from_json(kind: type[Record], text: str) -> Record:
+    """The record of type `kind` that `to_json` wrote."""
+    name = kind.__name__
+    try:
+        envelope = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"a {name} record is not JSON ({error}); the text was cut or changed") from error
+    if not isinstance(envelope, dict) or envelope.keys() != {"schema", "kind", "data"} or envelope["kind"] != name:
+        raise DataError(f"the JSON is not a {name} record; give text written by to_json of a {name}")
+    check_schema(envelope["schema"], what=f"a {name} record")
+    record: Record = decode(kind, envelope["data"], where=name)
+    return record
+
+
+def check_schema(found: object, *, what: str) -> None:
+    """Refuse a schema version that this package cannot read."""
+    if type(found) is not int or found < 1:
+        raise DataError(f"{what} has schema version {found!r}; versions 1 to {SCHEMA_VERSION} are known")
+    if found > SCHEMA_VERSION:
+        raise DataError(
+            f"{what} has schema version {found}, newer than {SCHEMA_VERSION}, the newest known here; upgrade trust-tta"
+        )
+
+
+def encode(value: object) -> Any:
+    """Plain lists, dicts, strings and numbers; NaN and infinities become strings, since JSON has no such numbers."""
+    if is_dataclass(value):
+        return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else repr(float(value))
+    if value is None or isinstance(value, str | int):
+        return value
+    raise DataError(f"a record cannot hold {value!r} of type {type(value).__name__}; give str, int, float or tuples")
+
+
+def decode(kind: Any, data: Any, *, where: str) -> Any:
+    """Rebuild a value of the annotated type `kind`; `where` names it in errors."""
+    if is_dataclass(kind):
+        return _decode_record(kind, data, where)
+    if get_origin(kind) in (Union, UnionType):
+        if data is None and NoneType in get_args(kind):
+            return None
+        (kind,) = (option for option in get_args(kind) if option is not NoneType)
+        return decode(kind, data, where=where)
+    if get_origin(kind) is tuple and isinstance(data, list):
+        return tuple(decode(get_args(kind)[0], item, where=where) for item in data)
+    if kind is float and (type(data) in (int, float) or data in ("nan", "inf", "-inf")):
+        return float(data)
+    if kind in (int, str, bool) and type(data) is kind:
+        return data
+    raise DataError(f"{where} holds {str(data)[:60]!r} where {_name(kind)} is expected; the record was changed")
+
+
+def _decode_record(kind: Any, data: Any, where: str) -> Any:
+    hints = _hints(kind)
+    if not isinstance(data, dict) or data.keys() != hints.keys():
+        found = sorted(data) if isinstance(data, dict) else type(data).__name__
+        raise DataError(f"{where} has the fields {found}, expected {sorted(hints)}; the record was changed")
+    return kind(**{name: decode(hints[name], data[name], where=f"{where}.{name}") for name in data})
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
+
+
+def _name(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))

@@ -1,0 +1,70 @@
+"""Finished cells as one flat file: a row a cell, the same columns in the same order always."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from trust_tta.optional import require
+from trust_tta.results.atomic import replacing
+from trust_tta.results.ordering import key_rank
+from trust_tta.results.record import Cell, CellKey, CellResult, Facts
+from trust_tta.results.select import VALUES
+
+
+def columns() -> dict[str, type]:
+    """The names of the flat columns with their types, without regard to whether they may be empty."""
+    key, result, facts = (get_type_hints(kind) for kind in (CellKey, CellResult, Facts))
+    return {
+        "digest": str,
+        **{f.name: _plain(key[f.name]) for f in fields(CellKey)},
+        **{name: _plain(result[name]) for name in VALUES},
+        **{_fact_column(f.name): _plain(facts[f.name]) for f in fields(Facts)},
+    }
+
+
+def flat_row(cell: Cell) -> dict[str, Any]:
+    """One cell as flat columns."""
+    return {
+        "digest": cell.key.digest,
+        **{f.name: getattr(cell.key, f.name) for f in fields(CellKey)},
+        **{name: getattr(cell.result, name) for name in VALUES},
+        **{_fact_column(f.name): getattr(cell.facts, f.name) for f in fields(Facts)},
+    }
+
+
+def write_csv(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:
+    """Write CSV in UTF-8; floats are exact, an empty field means None."""
+    with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat_row(cell) for cell in _sorted(cells))
+
+
+def write_parquet(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:
+    """Write Parquet with typed, nullable columns; needs the extra "parquet"."""
+    arrow = require("pyarrow", extra="parquet")
+    parquet = require("pyarrow.parquet", extra="parquet")
+    types = {str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
+    schema = arrow.schema([(name, types[kind]) for name, kind in columns().items()])
+    with replacing(Path(path)) as temporary:
+        parquet.write_table(arrow.Table.from_pylist([flat_row(c) for c in _sorted(cells)], schema=schema), temporary)
+
+
+def _sorted(cells: Iterable[Cell]) -> list[Cell]:
+    return sorted(cells, key=lambda cell: key_rank(cell.key))
+
+
+def _fact_column(name: str) -> str:
+    return f"run_{name}"
+
+
+def _plain(hint: Any) -> type:
+    """`int` of `int | None`."""
+    options = [kind for kind in getattr(hint, "__args__", (hint,)) if kind is not type(None)]
+    plain: type = options[0]
+    return plain

@@ -1,0 +1,166 @@
+"""What one cell of a benchmark is, what it gave, and under which circumstances."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trust_tta.errors import ConfigError, DataError
+from trust_tta.results.codec import canonical_json, encode
+
+BINS = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellKey:
+    """One method on one domain with one seed: everything that decides the numbers, and nothing else."""
+
+    experiment: str
+    dataset: str
+    domain: str
+    severity: int | None = None
+    method: str
+    options: str = "{}"  # JSON object of the method's options; any spelling is made canonical
+    setting: str = "online"
+    batch_size: int
+    seed: int
+    checkpoint: str  # sha256 of the weights, or a name we know
+    fingerprint: str  # of the data
+    limit: int | None = None  # at most so many images of the domain; None means all
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", _canonical_options(self.options))
+        if self.batch_size < 1:
+            raise ConfigError(f"batch size {self.batch_size} is not positive; give 1 or more")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit {self.limit} is not positive; give 1 or more, or None for all images")
+
+    @property
+    def digest(self) -> str:
+        """The sha256 that identifies this cell."""
+        return hashlib.sha256(canonical_json(encode(self)).encode("ascii")).hexdigest()
+
+    @property
+    def option_values(self) -> Mapping[str, Any]:
+        """The method's options as values."""
+        values: dict[str, Any] = json.loads(self.options)
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """The stream batch by batch; every tuple has one entry a batch."""
+
+    samples: tuple[int, ...] = ()
+    accuracy: tuple[float, ...] = ()  # after the update
+    accuracy_before: tuple[float, ...] | None = None
+    entropy: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        columns = (self.accuracy, self.entropy, self.seconds, self.accuracy_before)
+        lengths = {len(self.samples)} | {len(column) for column in columns if column is not None}
+        if len(lengths) > 1:
+            raise DataError(f"the columns of a course have lengths {sorted(lengths)}; give one entry a batch in each")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reliability:
+    """Confidence against correctness in 15 bins of equal width; bin i holds confidences in (i/15, (i+1)/15]."""
+
+    count: tuple[int, ...] = (0,) * BINS
+    confidence: tuple[float, ...] = (0.0,) * BINS  # sum over the bin
+    correct: tuple[int, ...] = (0,) * BINS
+
+    def __post_init__(self) -> None:
+        lengths = [len(self.count), len(self.confidence), len(self.correct)]
+        if lengths != [BINS] * 3:
+            raise DataError(f"reliability bins have lengths {lengths}; give {BINS} of each")
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: the mean gap between confidence and accuracy; NaN without samples."""
+        gaps = (abs(right - sure) for right, sure in zip(self.correct, self.confidence, strict=True))
+        return math.fsum(gaps) / sum(self.count) if sum(self.count) else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplePrediction:
+    """The fate of one image: its label and the classes predicted before and after the update."""
+
+    index: int  # in the data set
+    label: int
+    before: int | None
+    after: int
+    confidence: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult:
+    """What a cell gave. Entropy and NLL in nats, Brier summed over classes (0 to 2), means over samples."""
+
+    samples: int
+    accuracy: float  # of the prediction after the update, 0 to 1
+    accuracy_before: float | None  # of the prediction before the update on the same batch
+    entropy: float
+    nll: float
+    ece: float
+    brier: float
+    broken: int = 0  # samples whose output held a NaN; they count as wrong
+    forwards: int  # passes over a batch
+    backwards: int
+    updates: int
+    skipped_updates: int
+    seconds_median: float  # a batch
+    seconds_mean: float
+    seconds_total: float
+    peak_memory: int | None = None  # bytes
+    clean_accuracy: float | None = None  # on clean images after the domain: what was forgotten
+    course: Course
+    reliability: Reliability
+    confusion: tuple[tuple[int, ...], ...] | None = None  # [label][prediction]
+    predictions: tuple[SamplePrediction, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The circumstances of a run: they explain the numbers but do not identify the cell."""
+
+    trust_tta: str
+    torch: str
+    numpy: str
+    triton: str | None
+    python: str
+    platform: str
+    device: str
+    dtype: str
+    threads: int
+    commit: str | None
+    config: str
+    started: str  # UTC, ISO 8601
+    finished: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A finished cell."""
+
+    key: CellKey
+    result: CellResult
+    facts: Facts
+
+
+def _canonical_options(text: str) -> str:
+    try:
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("not an object")
+        return canonical_json(values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"options {text!r} are not a JSON object ({error}); give one such as '{{\"k\": 6}}'"
+        ) from error

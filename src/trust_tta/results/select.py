@@ -1,0 +1,218 @@
+"""The pivot behind every table: cells by rows and columns, seeds gathered, nothing mixed up."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from trust_tta.errors import ConfigError
+from trust_tta.results.codec import canonical_json
+from trust_tta.results.ordering import Rank, rank
+from trust_tta.results.record import Cell, CellKey, CellResult
+
+Label: TypeAlias = str | Callable[[CellKey], str]
+
+VALUES = tuple(
+    f.name for f in fields(CellResult) if f.name not in ("course", "reliability", "confusion", "predictions")
+)
+_KEY_FIELDS = tuple(f.name for f in fields(CellKey))
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One entry of a table over `n` seeds; `missing` counts the parts whose absence keeps seeds out of the mean."""
+
+    mean: float | None = None
+    std: float | None = None  # over seeds, None below two
+    half_width: float | None = None  # of the 95 % t-interval of the mean
+    n: int = 0
+    missing: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """A pivot: `cells[i][j]` belongs to `rows[i]` and `columns[j]`, `means[i]` to the row over all columns."""
+
+    value: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[Aggregate, ...], ...]
+    means: tuple[Aggregate, ...]
+
+    def cell(self, row: str, column: str) -> Aggregate:
+        """The entry at two labels."""
+        return self.cells[self.rows.index(row)][self.columns.index(column)]
+
+    def gains(self, baseline: str) -> tuple[float | None, ...]:
+        """Each row's mean less that of the row `baseline`; None where either is missing."""
+        if baseline not in self.rows:
+            raise ConfigError(f"there is no row {baseline!r} to compare with; the rows are {', '.join(self.rows)}")
+        base = self.means[self.rows.index(baseline)].mean
+        return tuple(None if base is None or m.mean is None else m.mean - base for m in self.means)
+
+
+def table(
+    cells: Iterable[Cell],
+    *,
+    rows: Label = "method",
+    columns: Label = "domain",
+    value: str = "accuracy",
+    over: Collection[str] = (),
+) -> Table:
+    """Pivot finished cells.
+
+    `rows` and `columns` are fields of CellKey, options as "options.k", or functions of the key. Entries are means over
+    seeds; fields in `over` (say "domain") are averaged first, within a seed, and only where every part that another
+    row of that column has is there. Cells that differ in anything else are refused rather than mixed.
+    """
+    if value not in VALUES:
+        raise ConfigError(f"{value!r} is not a value of a result; give one of {', '.join(VALUES)}")
+    groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    row_ranks: dict[str, list[Rank]] = {}
+    column_ranks: dict[str, list[Rank]] = {}
+    for cell in cells:
+        groups[_place(row_ranks, rows, cell.key), _place(column_ranks, columns, cell.key)].append(cell)
+    row_labels, column_labels = _in_order(row_ranks), _in_order(column_ranks)
+    expected: dict[str, set[Hashable]] = defaultdict(set)
+    for (_, column), found in groups.items():
+        expected[column].update(_part(cell.key, over) for cell in found)
+    lines = [[_by_seed(groups.get((r, c), []), value, over, expected[c]) for c in column_labels] for r in row_labels]
+    entries = tuple(tuple(_aggregate(seeds, missing=missing) for seeds, missing in line) for line in lines)
+    means = (_row_mean([seeds for seeds, _ in line], shown) for line, shown in zip(lines, entries, strict=True))
+    return Table(value, row_labels, column_labels, entries, tuple(means))
+
+
+def split(cells: Iterable[Cell], names: Sequence[str]) -> dict[tuple[Any, ...], list[Cell]]:
+    """Cells by their values of the key fields `names`, groups in display order."""
+    groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[tuple(field_value(cell.key, name) for name in names)].append(cell)
+    order = sorted(groups, key=lambda values: [rank(n, v) for n, v in zip(names, values, strict=True)])
+    return {values: groups[values] for values in order}
+
+
+def method_labels(cells: Iterable[Cell]) -> Callable[[CellKey], str]:
+    """A labelling that tells apart runs of one method by the options in which they differ: "trust (k=2)"."""
+    options: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for cell in cells:
+        options[cell.key.method][cell.key.options] = cell.key.option_values
+    varying = {method: _differing(list(found.values())) for method, found in options.items()}
+
+    def label(key: CellKey) -> str:
+        values = key.option_values
+        shown = [f"{n}={values[n]}" for n in varying.get(key.method, ()) if n in values]
+        return f"{key.method} ({', '.join(shown)})" if shown else key.method
+
+    return label
+
+
+def field_value(key: CellKey, name: str) -> Any:
+    """The key's field `name`, or its option `x` where `name` is "options.x" (None when not given)."""
+    if name.startswith("options."):
+        value = key.option_values.get(name.removeprefix("options."))
+        return canonical_json(value) if isinstance(value, list | dict) else value
+    if name not in _KEY_FIELDS:
+        raise ConfigError(f"{name!r} is not a field of a cell; give one of {', '.join(_KEY_FIELDS)} or options.NAME")
+    return getattr(key, name)
+
+
+def _place(ranks: dict[str, list[Rank]], label: Label, key: CellKey) -> str:
+    """The label of `key`, noting in `ranks` where it is to be shown."""
+    if isinstance(label, str):
+        found = field_value(key, label)
+        name, order = "-" if found is None else str(found), [rank(label, found)]
+    else:
+        options = sorted(key.option_values.items())
+        name, order = label(key), [rank("method", key.method), *(rank(option, v) for option, v in options)]
+    ranks[name] = min(ranks.get(name, order), order)
+    return name
+
+
+def _in_order(ranks: dict[str, list[Rank]]) -> tuple[str, ...]:
+    return tuple(sorted(ranks, key=lambda label: (ranks[label], label)))
+
+
+def _differing(options: list[Mapping[str, Any]]) -> list[str]:
+    names = sorted({name for values in options for name in values})
+    return [n for n in names if any(n not in v or v[n] != options[0].get(n) for v in options)]
+
+
+def _part(key: CellKey, over: Collection[str]) -> Hashable:
+    return tuple(str(field_value(key, name)) for name in over)
+
+
+def _by_seed(
+    cells: list[Cell], value: str, over: Collection[str], expected: set[Hashable]
+) -> tuple[dict[int, float], int]:
+    """The value of each complete seed, and how many parts the others lack."""
+    _refuse_mixture(cells, over)
+    seeds: dict[int, dict[Hashable, float]] = defaultdict(dict)
+    for cell in cells:
+        number = getattr(cell.result, value)
+        if number is not None and not math.isnan(number):
+            seeds[cell.key.seed][_part(cell.key, over)] = float(number)
+    complete = {s: math.fsum(p.values()) / len(p) for s, p in sorted(seeds.items()) if p.keys() == expected}
+    missing = sum(len(expected) - len(p) for p in seeds.values()) if seeds else len(expected)
+    return complete, missing
+
+
+def _refuse_mixture(cells: list[Cell], over: Collection[str]) -> None:
+    """The cells of an entry may differ in seed and averaged fields; data follow both, weights only the latter."""
+    keys = [cell.key for cell in cells]
+    _agree(keys, [name for name in _KEY_FIELDS if name not in {"seed", "fingerprint", "checkpoint", *over}])
+    parts: dict[Hashable, list[CellKey]] = defaultdict(list)
+    twins: dict[Hashable, list[CellKey]] = defaultdict(list)
+    for key in keys:
+        parts[_part(key, over)].append(key)
+        twins[_part(key, over), key.seed].append(key)
+    for same_part in parts.values():
+        _agree(same_part, ["checkpoint"])
+    for same_run in twins.values():
+        _agree(same_run, ["fingerprint"])
+        if len(same_run) > 1:
+            raise ConfigError(
+                f"the cell {same_run[0].digest[:12]} was given {len(same_run)} times; give each cell once"
+            )
+
+
+def _agree(keys: list[CellKey], names: Sequence[str]) -> None:
+    for name in names:
+        found = sorted({str(getattr(key, name)) for key in keys})
+        if len(found) > 1:
+            raise ConfigError(
+                f"results of {keys[0].method} on {keys[0].domain} differ in {name} ({', '.join(found)}) and cannot "
+                f"share one entry; select one, or use {name} for rows or columns"
+            )
+
+
+def _aggregate(seeds: dict[int, float], *, missing: int = 0) -> Aggregate:
+    values = list(seeds.values())
+    n = len(values)
+    if n == 0:
+        return Aggregate(missing=missing)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Aggregate(mean, n=1, missing=missing)
+    std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    return Aggregate(mean, std, _t_quantile(n - 1) * std / math.sqrt(n), n, missing)
+
+
+def _row_mean(by_column: list[dict[int, float]], entries: Sequence[Aggregate]) -> Aggregate:
+    """The mean of the shown entries, with the spread over seeds where all columns have the same ones."""
+    absent = sum(entry.mean is None for entry in entries)
+    if absent:
+        return Aggregate(missing=absent)
+    if all(column.keys() == by_column[0].keys() for column in by_column):
+        seeds = {s: math.fsum(column[s] for column in by_column) / len(by_column) for s in by_column[0]}
+        return _aggregate(seeds)
+    mean = math.fsum(entry.mean for entry in entries if entry.mean is not None) / len(entries)
+    return Aggregate(mean, n=min(entry.n for entry in entries))
+
+
+def _t_quantile(freedom: int) -> float:
+    from scipy import special
+
+    return float(special.stdtrit(freedom, 0.975))

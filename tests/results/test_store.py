@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.results.samples import FACTS, KEY, RESULT
+from tests.results.test_record import KEYS, RESULTS, exact
+
+from trust_tta.errors import DataError, StateError, TrustError
+from trust_tta.results import CellKey, CellResult, Counts, Course, ResultStore
+from trust_tta.results.schema import create_file
+from trust_tta.results.store import Failure
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "results.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[ResultStore]:
+    with ResultStore(path) as opened:
+        yield opened
+
+
+def execute(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(statement)
+
+
+@given(key=KEYS, result=RESULTS)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_cells_come_back_bit_for_bit(store: ResultStore, key: CellKey, result: CellResult) -> None:
+    if not store.finish(key, result, FACTS):
+        return
+    (cell,) = store.results(lambda k: k == key)
+    assert exact(cell.result) == exact(result)
+    assert (cell.key, cell.facts) == (key, FACTS)
+    (bare,) = store.results(lambda k: k == key, course=False)
+    assert exact(bare.result) == exact(replace(result, course=Course()))
+
+
+def test_results_survive_reopening_in_an_order_of_their_own(path: Path) -> None:
+    keys = [
+        replace(KEY, domain=domain, method=method, seed=seed)
+        for domain in ("zoom_blur", "fog", "art_painting", "gaussian_noise")
+        for method in ("trust", "zebra", "source", "tent")
+        for seed in (10, 9)
+    ]
+    with ResultStore(path) as store:
+        for key in keys:
+            assert store.finish(key, RESULT, FACTS)
+    with ResultStore(path, create=False) as store:
+        found = [(cell.key.domain, cell.key.method, cell.key.seed) for cell in store.results()]
+    domains = ("gaussian_noise", "zoom_blur", "fog", "art_painting")
+    assert found == [(d, m, s) for d in domains for m in ("source", "tent", "trust", "zebra") for s in (9, 10)]
+
+
+def test_life_of_a_cell(store: ResultStore, path: Path) -> None:
+    store.plan([KEY, replace(KEY, seed=1), KEY])
+    assert store.counts() == Counts(pending=2)
+    assert store.claim(KEY)
+    assert not store.claim(KEY)
+    assert store.counts() == Counts(pending=1, running=1)
+    store.fail(KEY, "out of memory")
+    assert store.failures() == [Failure(KEY, "out of memory")]
+    assert not store.claim(KEY)
+    assert store.retry_failed(lambda key: key.seed == 1) == 0
+    assert store.retry_failed() == 1
+    assert store.claim(KEY)
+    assert store.failures() == []
+    assert store.finish(KEY, RESULT, FACTS)
+    assert not store.claim(KEY)
+    store.fail(KEY, "too late")
+    store.plan([KEY])
+    assert store.counts() == Counts(pending=1, done=1)
+    assert store.keys("done") == [KEY]
+    assert store.keys() == [KEY, replace(KEY, seed=1)]
+    assert store.keys("pending", where=lambda key: key.seed == 0) == []
+
+
+def test_a_second_store_cannot_take_a_living_claim(path: Path) -> None:
+    with ResultStore(path) as one, ResultStore(path) as two:
+        assert one.claim(KEY)
+        assert not two.claim(KEY)
+        two.fail(KEY, "not mine")
+        assert one.counts() == Counts(running=1)
+        one.close()
+        assert two.claim(KEY)
+
+
+def test_a_late_claim_is_taken_over_unless_renewed(path: Path) -> None:
+    with ResultStore(path) as one, ResultStore(path) as two:
+        assert one.claim(KEY)
+        execute(path, "UPDATE cells SET expires = 0")
+        one.heartbeat()
+        assert not two.claim(KEY)
+        execute(path, "UPDATE cells SET expires = 0")
+        assert two.claim(KEY)
+
+
+@pytest.mark.parametrize("late_first", [False, True], ids=["new-holder-first", "late-holder-first"])
+def test_whoever_finishes_first_is_recorded(path: Path, late_first: bool) -> None:
+    with ResultStore(path, lease=-1.0) as late, ResultStore(path) as new:
+        assert late.claim(KEY)
+        assert new.claim(KEY)
+        first, second = (late, new) if late_first else (new, late)
+        assert first.finish(KEY, replace(RESULT, accuracy=0.25), FACTS)
+        assert not second.finish(KEY, replace(RESULT, accuracy=0.75), FACTS)
+        assert [cell.result.accuracy for cell in new.results()] == [0.25]
+
+
+def test_a_group_is_claimed_whole_or_not_at_all(path: Path) -> None:
+    keys = [replace(KEY, seed=seed) for seed in range(4)]
+    with ResultStore(path) as one, ResultStore(path) as two:
+        one.finish(keys[0], RESULT, FACTS)
+        assert one.claim(keys[2])
+        assert two.claim_all(keys) == ()
+        assert two.counts() == Counts(done=1, running=1)
+        one.close()
+        assert two.claim_all(keys) == tuple(keys[1:])
+        assert two.claim_all(keys[:1]) == ()
+
+
+def test_a_cell_is_never_half_recorded(path: Path) -> None:
+    with ResultStore(path) as store, pytest.raises(DataError, match="cannot hold"):
+        store.finish(KEY, replace(RESULT, nll=b"x"), FACTS)  # type: ignore[arg-type]
+    with pytest.raises(sqlite3.IntegrityError):
+        execute(path, "INSERT INTO cells (digest, key, status) VALUES ('d', 'k', 'done')")
+
+
+def test_making_a_store_never_replaces_one_made_meanwhile(store: ResultStore, path: Path) -> None:
+    store.finish(KEY, RESULT, FACTS)
+    create_file(path)
+    with ResultStore(path) as again:
+        assert again.counts() == Counts(done=1)
+    assert not list(path.parent.glob("*.tmp"))
+
+
+def test_missing_store_is_not_made_when_only_reading(path: Path) -> None:
+    with pytest.raises(DataError, match="no results store"):
+        ResultStore(path, create=False)
+    assert not path.parent.exists()
+
+
+def test_closed_store_says_so(path: Path) -> None:
+    store = ResultStore(path)
+    store.close()
+    store.close()
+    with pytest.raises(StateError, match="closed"):
+        store.results()
+
+
+def test_another_thread_is_refused(store: ResultStore) -> None:
+    errors: list[TrustError] = []
+
+    def use() -> None:
+        try:
+            store.counts()
+        except TrustError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert [type(error) for error in errors] == [StateError]
+
+
+def test_a_forked_child_is_refused(path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from trust_tta.errors import StateError\n"
+        "from trust_tta.results import ResultStore\n"
+        "store = ResultStore(sys.argv[1])\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try: store.counts()\n"
+        "    except StateError: os._exit(7)\n"
+        "    os._exit(0)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)]).returncode == 7
+
+
+def _text(path: Path) -> None:
+    path.write_text("method,accuracy\ntrust,77.5\n" * 50)
+
+
+def _other_database(path: Path) -> None:
+    execute(path, "CREATE TABLE cells (digest TEXT)")
+
+
+def _store(path: Path) -> None:
+    with ResultStore(path) as store:
+        for seed in range(40):
+            store.finish(replace(KEY, seed=seed), RESULT, FACTS)
+
+
+def _cut(path: Path) -> None:
+    _store(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _scribbled(path: Path) -> None:
+    _store(path)
+    data = bytearray(path.read_bytes())
+    data[8192:16384] = b"\xa5" * 8192
+    path.write_bytes(data)
+
+
+def _newer(path: Path) -> None:
+    _store(path)
+    execute(path, "UPDATE store SET schema_version = 99")
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (Path.touch, "not a results store"),
+        (_text, "not a results store"),
+        (_other_database, "not a results store"),
+        (_cut, "is damaged"),
+        (_scribbled, "is damaged"),
+        (_newer, "schema version 99"),
+    ],
+    ids=["empty", "text", "other-database", "cut", "scribbled", "newer"],
+)
+def test_what_is_no_readable_store_is_refused_untouched(
+    tmp_path: Path, make: Callable[[Path], None], match: str
+) -> None:
+    path = tmp_path / "results.db"
+    make(path)
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=match) as caught:
+        ResultStore(path)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["results.db"]
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be opened"):
+        ResultStore(tmp_path)
+
+
+def test_a_damaged_course_is_reported_not_returned(path: Path) -> None:
+    with ResultStore(path) as store:
+        store.finish(KEY, RESULT, FACTS)
+        execute(path, "UPDATE cells SET course = x'00112233'")
+        with pytest.raises(DataError, match="damaged"):
+            store.results()
