@@ -1,0 +1,279 @@
+"""Corrupt whole data sets: an array to the layout of CIFAR-10-C, an image folder to that of ImageNet-C."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from trust_tta.data.corruptions.apply import check_images, check_request, corrupt_batch, cut_batches
+from trust_tta.data.corruptions.parallel import check_workers, map_in_order, worker_pool
+from trust_tta.data.corruptions.record import Record, claim_folder, write_bytes
+from trust_tta.data.corruptions.table import CORRUPTIONS, check_corruption, check_severity, choose_table
+from trust_tta.data.files import hash_listing, hash_pixels, write_npy
+from trust_tta.errors import ConfigError, DataError
+
+Progress: TypeAlias = Callable[[int, int], None]  # images done, images in all
+PathLike: TypeAlias = str | os.PathLike[str]
+
+IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp")
+_JPEG_QUALITY = 85  # as ImageNet-C was saved
+_SHORT_SIDE = 256 / 224  # as ImageNet-C was cut: 224 pixels out of a short side of 256
+
+
+def corrupt_array(
+    source: PathLike | NDArray[np.uint8],
+    out_dir: PathLike,
+    *,
+    labels: PathLike | NDArray[Any] | None = None,
+    corruptions: Sequence[str] = CORRUPTIONS,
+    severities: Sequence[int] = (5,),
+    seed: int = 0,
+    table: str | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Write `<corruption>.npy` for uint8 images (n, h, w, 3): one block of n for each severity, ascending.
+
+    With labels (n,), `labels.npy` repeats them for each severity. Finished files of an earlier run with the same
+    input and options are kept; any number of workers gives the same bytes. Returns the files.
+    """
+    images = source if isinstance(source, np.ndarray) else _load_array(Path(source))
+    check_images(images)
+    if len(images) == 0:
+        raise DataError("the array holds no images; give at least one, shape (n, h, w, 3)")
+    severities = _check_options(corruptions, severities, seed, workers)
+    table = choose_table(table, height=images.shape[1], width=images.shape[2])
+    paths = {corruption: Path(out_dir) / f"{corruption}.npy" for corruption in corruptions}
+    record = Record(hash_pixels(images), len(images), int(seed), table, None, severities)
+    claim_folder(Path(out_dir), record, list(paths.values()))
+    if labels is not None:
+        _write_labels(Path(out_dir) / "labels.npy", labels, count=len(images), severities=severities)
+    block = len(images) * len(severities)
+    report = _reporter(progress, total=block * len(paths))
+    with worker_pool(workers) as pool:
+        for corruption, path in paths.items():
+            if _is_complete(path, (block, *images.shape[1:])):
+                report(block)
+            else:
+                _write_blocks(path, images, corruption, record, pool=pool, report=report)
+    return list(paths.values())
+
+
+def corrupt_folder(
+    source: PathLike,
+    out_dir: PathLike,
+    *,
+    corruptions: Sequence[str] = CORRUPTIONS,
+    severities: Sequence[int] = (5,),
+    seed: int = 0,
+    table: str | None = None,
+    size: int | None = 224,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Write `<corruption>/<severity>/<class>/<name>` for every image below `source`.
+
+    size: scale the short side to size * 256 / 224 and cut the middle, as ImageNet-C was made; None keeps images
+    whole. JPEGs are saved at quality 85, as ImageNet-C was; other formats without loss. Finished images of an earlier
+    run with the same input and options are kept. Returns the folders `<corruption>/<severity>`.
+    """
+    root, out = Path(source), Path(out_dir)
+    severities = _check_options(corruptions, severities, seed, workers)
+    if size is not None and size < 1:
+        raise ConfigError(f"size {size} is not possible; give a side in pixels from 1 on, or None to keep images whole")
+    if table is not None:
+        choose_table(table, height=1, width=1)
+    names = list_images(root)
+    if out.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(f"the output {out} lies inside the input {root}; give a folder outside it")
+    folders = [out / corruption / str(severity) for corruption in corruptions for severity in severities]
+    listing = hash_listing((name, (root / name).stat().st_size) for name in names)
+    claim_folder(out, Record(listing, len(names), int(seed), table, size, ()), folders)
+    report = _reporter(progress, total=len(names) * len(folders))
+    tasks = (
+        _ImageTask(root, out, name, index, corruption, severities, seed, table, size)
+        for corruption in corruptions
+        for index, name in enumerate(names)
+    )
+    with worker_pool(workers) as pool:
+        for done in map_in_order(pool, _corrupt_file, tasks):
+            report(done)
+    return folders
+
+
+def list_images(root: Path) -> list[str]:
+    """The images below `root` as sorted relative names with forward slashes; hidden ones are left out."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; give a folder of class folders with images, or a .npy file")
+    names = sorted(
+        path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES
+    )
+    names = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    if not names:
+        raise DataError(f"{root} holds no images; images end in {' '.join(IMAGE_SUFFIXES)}")
+    return names
+
+
+def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: int, workers: int) -> tuple[int, ...]:
+    """The severities in ascending order, each once, when every option is possible."""
+    if isinstance(corruptions, str) or not corruptions or not severities:
+        raise ConfigError(
+            f"corruptions {corruptions!r}, severities {severities!r}: give a list of at least one of each"
+        )
+    check_workers(workers)
+    for corruption in corruptions:
+        check_corruption(corruption)
+    for severity in severities:
+        check_severity(severity)
+    check_request(corruptions[0], severities[0], seed)
+    return tuple(sorted({int(severity) for severity in severities}))
+
+
+def _reporter(progress: Progress | None, *, total: int) -> Callable[[int], None]:
+    """A function that adds to the number of images done and passes it on."""
+    done = 0
+
+    def report(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, total)
+
+    return report
+
+
+def _load_array(path: Path) -> NDArray[Any]:
+    try:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as a .npy array: {error}; give a file made by numpy.save") from error
+    if not isinstance(loaded, np.ndarray):
+        raise DataError(f"{path} is an archive of arrays; give a .npy file that holds one array")
+    return loaded
+
+
+def _write_labels(path: Path, labels: PathLike | NDArray[Any], *, count: int, severities: tuple[int, ...]) -> None:
+    values = labels if isinstance(labels, np.ndarray) else _load_array(Path(labels))
+    if values.shape != (count,) or values.dtype.kind not in "iu":
+        raise DataError(f"labels have dtype {values.dtype} and shape {values.shape}; give {count} whole numbers")
+    repeated = np.tile(values.astype(np.int64), len(severities))
+    if not path.exists():
+        write_npy(path, repeated)
+    elif not np.array_equal(_load_array(path), repeated):
+        raise DataError(f"{path} holds other labels than those given; give another output folder or the same labels")
+
+
+def _is_complete(path: Path, shape: tuple[int, ...]) -> bool:
+    """Whether a whole uint8 array of this shape is there; a damaged one is made again."""
+    try:
+        found = _load_array(path)
+    except DataError:
+        return False
+    return found.shape == shape and found.dtype == np.uint8
+
+
+def _write_blocks(
+    path: Path,
+    images: NDArray[np.uint8],
+    corruption: str,
+    record: Record,
+    *,
+    pool: Executor | None,
+    report: Callable[[int], None],
+) -> None:
+    """Corrupt at every severity and write the blocks one after the other under a temporary name."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shape = (len(images) * len(record.severities), *images.shape[1:])
+    try:
+        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+            leftover.unlink(missing_ok=True)
+        with temporary.open("wb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for result in _corrupted(images, corruption, record, pool):
+                file.write(result.data)
+                report(len(result))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error}; free some space or choose a folder you may write to") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _corrupted(
+    images: NDArray[np.uint8], corruption: str, record: Record, pool: Executor | None
+) -> Iterator[NDArray[np.uint8]]:
+    """The corrupted images, severity by severity, in batches."""
+    table = str(record.table)
+    for severity in record.severities:
+        batches = cut_batches(images, corruption, severity, seed=record.seed, table=table)
+        yield from map_in_order(pool, corrupt_batch, batches)
+
+
+@dataclass(frozen=True)
+class _ImageTask:
+    """One image and one corruption, at every severity asked for."""
+
+    root: Path
+    out: Path
+    name: str
+    index: int
+    corruption: str
+    severities: tuple[int, ...]
+    seed: int
+    table: str | None
+    size: int | None
+
+
+def _corrupt_file(task: _ImageTask) -> int:
+    """Write what is missing of one image; returns how many versions of it are there now."""
+    targets = {severity: task.out / task.corruption / str(severity) / task.name for severity in task.severities}
+    missing = {severity: path for severity, path in targets.items() if not path.exists()}
+    if missing:
+        image = read_image(task.root / task.name, size=task.size)[None]
+        table = choose_table(task.table, height=image.shape[1], width=image.shape[2])
+    for severity, path in missing.items():
+        (batch,) = cut_batches(image, task.corruption, severity, seed=task.seed, table=table, first_index=task.index)
+        write_bytes(path, encode_image(corrupt_batch(batch)[0], path.suffix))
+    return len(targets)
+
+
+def read_image(path: Path, *, size: int | None) -> NDArray[np.uint8]:
+    """An image as uint8 (h, w, 3), cut to size x size where a size is given."""
+    try:
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be read as an image: {error}; repair or remove it") from error
+    if size is not None:
+        short = round(size * _SHORT_SIDE)
+        width, height = image.size
+        wanted = (short, short * height // width) if width <= height else (short * width // height, short)
+        image = image.resize(wanted, Image.Resampling.BILINEAR)
+        left, top = round((image.width - size) / 2), round((image.height - size) / 2)
+        image = image.crop((left, top, left + size, top + size))
+    return np.asarray(image)
+
+
+def encode_image(image: NDArray[np.uint8], suffix: str) -> bytes:
+    """The bytes of an image file: JPEG at quality 85, other formats without loss."""
+    kind = Image.registered_extensions()[suffix.lower()]
+    options: dict[str, Any] = {}
+    if kind == "JPEG":
+        options = {"quality": _JPEG_QUALITY, "optimize": True}
+    elif kind == "WEBP":
+        options = {"lossless": True}
+    with io.BytesIO() as file:
+        Image.fromarray(image).save(file, kind, **options)
+        return file.getvalue()

@@ -1,0 +1,48 @@
+"""What every corruption shares: bytes to unit floats and back, and random numbers that belong to one image each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Images: TypeAlias = NDArray[np.uint8]  # (n, h, w, 3)
+Floats: TypeAlias = NDArray[np.float64]
+Generators: TypeAlias = Sequence[np.random.Generator]
+
+
+def image_generator(*, seed: int, number: int, severity: int, index: int) -> np.random.Generator:
+    """The random numbers of image `index`, whatever batch or process it is in."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, number, severity, index))))
+
+
+def to_unit(images: Images) -> Floats:
+    """Bytes to floats in 0..1."""
+    return images / 255.0
+
+
+def to_bytes(values: Floats) -> Images:
+    """Floats clipped to 0..1, then cut off (not rounded) to bytes, as the released sets were."""
+    scaled = np.clip(values, 0, 1)
+    scaled *= 255
+    return scaled.astype(np.uint8)
+
+
+def draw_normal(generators: Generators, shape: tuple[int, ...]) -> Floats:
+    """Standard normal numbers, (n, *shape)."""
+    values = np.empty((len(generators), *shape))
+    for generator, row in zip(generators, values, strict=True):
+        generator.standard_normal(out=row)
+    return values
+
+
+def draw_uniform(generators: Generators, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Floats:
+    """Uniform numbers in low..high, (n, *shape)."""
+    values = np.empty((len(generators), *shape))
+    for generator, row in zip(generators, values, strict=True):
+        generator.random(out=row)
+    values *= high - low
+    values += low
+    return values

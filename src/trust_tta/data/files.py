@@ -1,0 +1,57 @@
+"""Writing and fingerprinting files: atomic writes, hashes of arrays and of file lists."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trust_tta.errors import DataError
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and those above it, where they are missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"the folder {folder} cannot be made: {error}; choose one you may write to") from error
+
+
+def write_npy(path: Path, array: NDArray[Any]) -> None:
+    """Write `array` to `path` so that a crash leaves the old file or the new one, never half of one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            np.save(file, array)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error}; free some space or choose a folder you may write to") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def hash_pixels(array: NDArray[Any]) -> str:
+    """The sha256 of the array's bytes in C order, little-endian: `array.tobytes()` without the copy."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return hashlib.sha256(little.reshape(-1).view(np.uint8).data).hexdigest()
+
+
+def hash_listing(entries: Iterable[tuple[str, int]]) -> str:
+    """The sha256 over (name, size) pairs: cheap, and changes when a file comes, goes or changes its length."""
+    digest = hashlib.sha256()
+    for name, size in entries:
+        digest.update(f"{name}\0{size}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def hash_texts(texts: Iterable[str]) -> str:
+    """The sha256 over several texts, in order."""
+    return hash_listing((text, len(text)) for text in texts)
