@@ -1,0 +1,166 @@
+"""A data set as the rest of the package sees it: images by index, labels, classes, a fingerprint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from trust_tta.data.files import hash_listing, hash_pixels, hash_texts
+from trust_tta.errors import DataError
+
+
+class Images(Protocol):
+    """Images by index, each uint8 (h, w, 3)."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> NDArray[np.uint8]: ...
+
+    def digest(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class ArrayImages:
+    """Images in one array, uint8 (n, h, w, 3); it may be memory-mapped."""
+
+    array: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        return np.array(self.array[index])
+
+    def digest(self) -> str:
+        return hash_pixels(self.array)
+
+
+@dataclass(frozen=True)
+class FileImages:
+    """Images in files below `folder`."""
+
+    folder: Path
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        return read_image(self.folder / self.names[index])
+
+    def digest(self) -> str:
+        return hash_listing((name, (self.folder / name).stat().st_size) for name in self.names)
+
+
+@dataclass(frozen=True)
+class JoinedImages:
+    """The images of several sources, one after the other."""
+
+    sources: tuple[Images, ...]
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        return np.cumsum([len(source) for source in self.sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        k = int(np.searchsorted(self._ends, index, side="right"))
+        return self.sources[k].read(index - int(self._ends[k]) + len(self.sources[k]))
+
+    def digest(self) -> str:
+        return hash_texts(source.digest() for source in self.sources)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """One domain of one data set at one severity. `labels`: int64 (n,); `class_mask`: sorted labels scored, or None."""
+
+    name: str
+    domain: str
+    images: Images
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    severity: int | None = None
+    class_mask: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels) or not len(self.labels):
+            raise DataError(
+                f"{self.name}/{self.domain} has {len(self.images)} images and {len(self.labels)} labels; "
+                "there must be one label for each image, and at least one"
+            )
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= len(self.class_names):
+            raise DataError(
+                f"the labels of {self.name}/{self.domain} run from {low} to {high}; "
+                f"they must lie in 0..{len(self.class_names) - 1}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def image(self, index: int) -> NDArray[np.uint8]:
+        """Image `index`, uint8 (h, w, 3)."""
+        return self.images.read(index)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A sha256 over the labels and the pixels (arrays) or the names and sizes (files)."""
+        return hash_texts((self.images.digest(), hash_pixels(self.labels)))
+
+
+def array_dataset(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    class_names: Sequence[str],
+    *,
+    name: str,
+    domain: str,
+    severity: int | None = None,
+) -> Dataset:
+    """A data set from arrays in memory: images uint8 (n, h, w, 3), labels (n,)."""
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+        raise DataError(f"{name}/{domain} is {images.dtype} {images.shape}; images must be uint8 (n, h, w, 3)")
+    return Dataset(name, domain, ArrayImages(images), labels.astype(np.int64), tuple(class_names), severity)
+
+
+def join_datasets(datasets: Sequence[Dataset], *, domain: str) -> Dataset:
+    """Several domains as one, in the order given."""
+    first = datasets[0]
+    for other in datasets[1:]:
+        if other.class_names != first.class_names:
+            raise DataError(
+                f"{first.name}/{first.domain} and {other.name}/{other.domain} have different classes; "
+                "only domains of one set of classes can be joined"
+            )
+    severities = {dataset.severity for dataset in datasets}
+    return Dataset(
+        name=first.name,
+        domain=domain,
+        images=JoinedImages(tuple(dataset.images for dataset in datasets)),
+        labels=np.concatenate([dataset.labels for dataset in datasets]),
+        class_names=first.class_names,
+        severity=first.severity if len(severities) == 1 else None,
+        class_mask=first.class_mask,
+    )
+
+
+def read_image(path: Path | str) -> NDArray[np.uint8]:
+    """Decode one image file to RGB, uint8 (h, w, 3)."""
+    try:
+        with Image.open(path) as image:
+            return np.array(image.convert("RGB"), dtype=np.uint8)
+    except Exception as error:  # decoders raise whatever they stumble over
+        raise DataError(
+            f"the image {os.fspath(path)} cannot be read: {error}; replace it or run `trust-tta data check`"
+        ) from error

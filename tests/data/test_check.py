@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.trees import PACS_ROOT, WNIDS, class_tree, corrupted_arrays, save, thumbnails
+from trust_tta.data.check import check_root, find_present
+from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder
+from trust_tta.data.findings import Finding
+from trust_tta.data.specs import PACS_CLASSES
+
+
+def _errors(findings: list[Finding]) -> list[str]:
+    return [f"{finding.path.name}: {finding.message}" for finding in findings if finding.level == "error"]
+
+
+def _levels(findings: list[Finding], level: str) -> list[str]:
+    return [f"{finding.path.name}: {finding.message}" for finding in findings if finding.level == level]
+
+
+@pytest.fixture
+def pacs(tmp_path: Path) -> Path:
+    """PACS with one picture of each class; its counts are wrong, nothing else is."""
+    for domain in ("art_painting", "cartoon", "photo", "sketch"):
+        class_tree(tmp_path / "PACS" / domain, PACS_CLASSES, per_class=1)
+    return tmp_path
+
+
+def _beyond_counts(findings: list[Finding]) -> list[str]:
+    return [error for error in _errors(findings) if "the whole domain has" not in error]
+
+
+@pytest.mark.skipif(not PACS_ROOT.is_dir(), reason="real PACS is not beside the checkout")
+def test_real_pacs_is_whole() -> None:
+    findings = check_root(PACS_ROOT)
+    assert [finding.level for finding in findings] == ["ok"] * 4
+    assert findings[0].message == "2048 images in 7 classes"
+
+
+def test_a_small_pacs_has_wrong_counts_only(pacs: Path) -> None:
+    findings = check_root(pacs)
+    assert _beyond_counts(findings) == []
+    assert "photo: holds 7 images; the whole domain has 1670" in _errors(findings)
+    assert len(_errors(findings)) == 4
+    assert any(message.startswith(f"{pacs.name}: not here: cifar10, ") for message in _levels(findings, "ok"))
+
+
+def test_broken_images_are_named_one_by_one(pacs: Path) -> None:
+    photo = pacs / "PACS" / "photo"
+    (photo / "dog" / "pic_000.jpg").write_bytes(b"")
+    (photo / "house" / "pic_000.jpg").write_text("<html>not found</html>")
+    found = _beyond_counts(check_root(pacs))
+    assert len(found) == 2
+    assert all(error.startswith("pic_000.jpg: cannot be read: cannot identify image file") for error in found)
+
+
+def test_only_a_thorough_check_sees_a_truncated_image(pacs: Path) -> None:
+    path = pacs / "PACS" / "photo" / "dog" / "pic_000.jpg"
+    path.write_bytes(path.read_bytes()[:-300])
+    assert _beyond_counts(check_root(pacs)) == []
+    (error,) = _beyond_counts(check_root(pacs, thorough=True))
+    assert error.startswith("pic_000.jpg: cannot be read: image file is truncated")
+
+
+def test_structure_of_folders(pacs: Path) -> None:
+    photo = pacs / "PACS" / "photo"
+    save(photo / "cat" / "x.png", thumbnails(1)[0])
+    (photo / "dog" / "pic_000.jpg").unlink()
+    (photo / "horse" / "notes.txt").write_text("x")
+    save(photo / "loose.png", thumbnails(1)[0])
+    for file in (photo / "person").iterdir():
+        file.unlink()
+    (photo / "person").rmdir()
+    findings = check_root(pacs)
+    assert sorted(_beyond_counts(findings)) == [
+        "cat: is no class of pacs",
+        "dog: this class has no images",
+        "photo: 1 images lie outside of class folders, as loose.png",
+    ]
+    assert "photo: 1 of 7 classes have no folder, as person" in _levels(findings, "warning")
+    assert "horse: 1 files are no images and are skipped, as notes.txt" in _levels(findings, "warning")
+
+
+def test_missing_domain_and_unknown_folders(pacs: Path) -> None:
+    (pacs / "PACS" / "sketch").rename(pacs / "somewhere")
+    (pacs / "CIFAR-10-C").mkdir()
+    findings = check_root(pacs)
+    assert "sketch: this domain is missing" in _levels(findings, "warning")
+    assert "somewhere: is no data set that we know; skipped" in _levels(findings, "warning")
+    assert "CIFAR-10-C: has none of its files; cifar10-c wants <corruption>.npy and labels.npy" in _errors(findings)
+
+
+def test_cifar_c_of_every_kind_of_damage(tmp_path: Path) -> None:
+    folder = tmp_path / "CIFAR-10-C"
+    corrupted_arrays(folder, ["fog"], images=10)
+    np.save(folder / "snow.npy", np.zeros((50, 32, 32, 3), np.float32))
+    np.save(folder / "frost.npy", np.zeros((50, 33, 32, 3), np.uint8))
+    whole = (folder / "fog.npy").read_bytes()
+    (folder / "contrast.npy").write_bytes(whole[: len(whole) // 2])
+    (folder / "pixelate.npy").write_bytes(b"<html>")
+    np.save(folder / "saturate.npy", thumbnails(30))
+    found = _errors(check_root(tmp_path))
+    for expected in (
+        "fog.npy: holds 50 images; there must be 50000 (five severities) or 10000 (one)",
+        f"snow.npy: {folder / 'snow.npy'} is float32 (50, 32, 32, 3); images must be uint8 (n, height, width, 3)",
+        "frost.npy: images have the shape (33, 32, 3); they must have (32, 32, 3)",
+        "saturate.npy: holds 30 images but labels.npy has 50 labels",
+    ):
+        assert expected in found
+    assert any(error.startswith("contrast.npy") and "is not a whole .npy file" in error for error in found)
+    assert any(error.startswith("pixelate.npy") and "is not a whole .npy file" in error for error in found)
+    missing = [warning for warning in _levels(check_root(tmp_path), "warning") if "is missing" in warning]
+    assert len(missing) == 15 - 5
+
+
+def test_labels_of_cifar_c(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-c"
+    corrupted_arrays(folder, ["fog"], images=20, classes=5)
+    assert any("95 classes have no images, as bed, bee, beetle" in error for error in _errors(check_root(tmp_path)))
+    labels = np.load(folder / "labels.npy")
+    labels[7] = 100
+    np.save(folder / "labels.npy", labels)
+    expected = "labels.npy: 1 labels are not in 0..99, the first is number 7 with 100"
+    assert expected in _errors(check_root(tmp_path))
+    np.save(folder / "labels.npy", labels.astype(np.float64))
+    assert any("labels must be integers" in error for error in _errors(check_root(tmp_path)))
+    (folder / "labels.npy").unlink()
+    assert any("labels.npy is missing" in error for error in _errors(check_root(tmp_path)))
+
+
+def test_thorough_sees_what_was_never_written(tmp_path: Path) -> None:
+    array = thumbnails(20)
+    array[13:] = 0
+    np.save(tmp_path / "fog.npy", array)
+    np.save(tmp_path / "labels.npy", np.arange(20) // 2)
+    assert _errors(check_root(tmp_path)) == []
+    assert _errors(check_root(tmp_path, thorough=True)) == [
+        "fog.npy: 7 images are black throughout, the first is number 13"
+    ]
+
+
+def test_what_corrupt_writes_is_whole(tmp_path: Path) -> None:
+    corrupt_array(
+        thumbnails(20),
+        tmp_path / "CIFAR-10-C",
+        labels=np.arange(20) % 10,
+        corruptions=["contrast"],
+        severities=[2, 5],
+    )
+    class_tree(tmp_path / "plain", ["a", "b"])
+    corrupt_folder(tmp_path / "plain", tmp_path / "hard", corruptions=["contrast"], severities=[5], size=32)
+    arrays = check_root(tmp_path / "CIFAR-10-C", thorough=True)
+    assert _errors(arrays) == []
+    assert "contrast.npy: 20 images for each severity (2, 5)" in _levels(arrays, "ok")
+    assert [str(finding) for finding in check_root(tmp_path / "hard", thorough=True)] == [
+        f"ok: {tmp_path / 'hard' / 'contrast' / '5'}: 4 images in 2 classes"
+    ]
+
+
+def test_clean_cifar(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    np.save(folder / "test_images.npy", thumbnails(10_000))
+    np.save(folder / "test_labels.npy", np.arange(10_000) % 10)
+    findings = check_root(tmp_path)
+    assert _errors(findings) == ["test: the pixels are not CIFAR-10's (sha256 differs); fetch it again"]
+    assert any(
+        warning.startswith("train: ") and "lacks train_images.npy" in warning
+        for warning in _levels(findings, "warning")
+    )
+    np.save(folder / "test_images.npy", thumbnails(9))
+    assert any("9 test images but 10000 labels" in error for error in _errors(check_root(tmp_path)))
+
+
+def test_imagenet_layouts(tmp_path: Path) -> None:
+    class_tree(tmp_path / "imagenet-r", WNIDS)
+    class_tree(tmp_path / "imagenet-r", ["n01440764", "n99999999"])
+    class_tree(tmp_path / "ImageNet-C" / "fog" / "3", WNIDS)
+    (tmp_path / "ImageNet-C" / "snow").mkdir()
+    class_tree(tmp_path / "imagenetv2" / "top-images", ["0", "999", "1000"])
+    findings = check_root(tmp_path)
+    found = _beyond_counts(findings)
+    assert sorted(found) == [
+        "1000: is no class of imagenet-v2",
+        "n01440764: is no class of imagenet-r",
+        "n99999999: is no class of imagenet-r",
+    ]
+    assert "imagenet-r: 197 of 200 classes have no folder, as great white shark, hammerhead, stingray" in "\n".join(
+        _levels(findings, "warning")
+    )
+    assert "snow: this domain is missing" in _levels(findings, "warning")
+    assert {spec.name for spec, _ in find_present(tmp_path)} == {"imagenet-r", "imagenet-c", "imagenet-v2"}
+
+
+def test_a_generic_folder(tmp_path: Path) -> None:
+    class_tree(tmp_path / "day", ["ape", "zebra"])
+    class_tree(tmp_path / "night", ["ape", "zebra"])
+    (tmp_path / "night" / "void").mkdir()
+    findings = check_root(tmp_path)
+    assert [finding.dataset for finding in findings] == ["folder", "folder"]
+    assert _errors(findings) == ["void: this class has no images"]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    (nothing,) = check_root(tmp_path / "nowhere")
+    assert nothing.message == "is not a folder; give the folder that holds your data sets"
+    (empty, absent) = check_root(tmp_path)
+    assert (empty.level, absent.level) == ("error", "ok")
+    assert empty.message.startswith("holds no data set; folders we know are cifar10, ")
+
+
+def test_progress_reaches_the_end(pacs: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    check_root(pacs, progress=lambda note, done, total: seen.append((note, done, total)))
+    assert [note for note, _, _ in seen] == [
+        f"checking pacs/{d}" for d in ("art_painting", "cartoon", "photo", "sketch")
+    ]
+    assert all(done == total == 7 for _, done, total in seen)
+
+
+def test_arbitrary_damage_is_reported_and_never_raised(tmp_path: Path) -> None:
+    corrupted_arrays(tmp_path / "CIFAR-10-C", ["fog"], images=4)
+    for name, suffix in (("dog", ".jpg"), ("horse", ".png"), ("house", ".webp"), ("guitar", ".gif")):
+        class_tree(tmp_path / "PACS" / "photo", [name], per_class=1, suffix=suffix)
+    (tmp_path / "cifar10").mkdir()
+    batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
+    (tmp_path / "cifar10" / "test_batch").write_bytes(pickle.dumps(batch, protocol=2))
+    generator = np.random.default_rng(11)
+    for path in [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]:
+        whole = path.read_bytes()
+        for _ in range(25):
+            damaged = bytearray(whole)
+            for place in generator.integers(0, min(len(whole), 130), size=3):
+                damaged[place] = generator.integers(0, 256)
+            path.write_bytes(damaged[: generator.integers(1, len(damaged) + 1)])
+            findings = check_root(tmp_path, thorough=True)
+            assert not any("\n" in finding.message for finding in findings)
+        path.write_bytes(whole)
+
+
+def test_checking_and_reading_do_without_torch() -> None:
+    modules = "trust_tta.data.check, trust_tta.data.reading, trust_tta.data.embedded"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

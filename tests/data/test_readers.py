@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.trees import PACS_ROOT, WNID_LABELS, WNIDS, class_tree, corrupted_arrays, pictures, save, thumbnails
+from trust_tta.data.corrupt_tree import corrupt_array
+from trust_tta.data.dataset import array_dataset, join_datasets
+from trust_tta.data.imagenet import rendition_mask
+from trust_tta.data.reading import available_domains, open_dataset
+from trust_tta.data.specs import PACS_CLASSES
+from trust_tta.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize("folder", ["CIFAR-10-C", "cifar10c", "Cifar-10-C/CIFAR-10-C", "."])
+@pytest.mark.parametrize("severity", [1, 3, 5])
+def test_cifar_c_blocks(tmp_path: Path, folder: str, severity: int) -> None:
+    labels = corrupted_arrays(tmp_path / folder, ["fog", "snow"], images=37)
+    dataset = open_dataset("cifar10-c", tmp_path, domain="fog", severity=severity)
+    assert len(dataset) == 37
+    assert (dataset.labels == labels).all()
+    for i in (0, 1, 36):
+        assert dataset.image(i)[0, 0, :2].tolist() == [severity, i]
+    assert (dataset.domain, dataset.severity) == ("fog", severity)
+    assert available_domains("cifar10-c", tmp_path) == ("snow", "fog")  # the field's order, not the alphabet's
+
+
+def test_cifar_c_with_the_labels_of_one_block(tmp_path: Path) -> None:
+    labels = corrupted_arrays(tmp_path, ["fog"], images=20)
+    np.save(tmp_path / "labels.npy", labels)
+    dataset = open_dataset("cifar10-c", tmp_path, domain="fog", severity=4)
+    assert (dataset.labels == labels).all()
+    assert dataset.image(7)[0, 0, 0] == 4
+
+
+def test_single_block_without_record(tmp_path: Path) -> None:
+    images, labels = thumbnails(25), np.arange(25) % 10
+    np.save(tmp_path / "fog.npy", images)
+    np.save(tmp_path / "labels.npy", np.sort(labels))
+    dataset = open_dataset("cifar10-c", tmp_path, domain="fog", severity=5)
+    assert len(dataset) == 25
+    assert (dataset.image(24) == images[24]).all()
+
+
+@pytest.mark.parametrize("severities", [(5,), (2, 4), (1, 2, 3, 4, 5)])
+def test_reads_what_corrupt_writes(tmp_path: Path, severities: tuple[int, ...]) -> None:
+    # constant labels repeat in every division, so that only the record tells the blocks apart
+    images, labels = thumbnails(20), np.zeros(20, dtype=np.int64)
+    corrupt_array(images, tmp_path, labels=labels, corruptions=["contrast"], severities=severities)
+    whole = np.load(tmp_path / "contrast.npy")
+    for k, severity in enumerate(severities):
+        dataset = open_dataset("array-c", tmp_path, domain="contrast", severity=severity)
+        assert len(dataset) == 20
+        assert (dataset.image(19) == whole[k * 20 + 19]).all()
+    if 3 not in severities:
+        with pytest.raises(DataError, match="no severity 3; it holds"):
+            open_dataset("array-c", tmp_path, domain="contrast", severity=3)
+
+
+def _npy_cifar(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for part, count in (("train", 50), ("test", 10)):
+        np.save(folder / f"{part}_images.npy", thumbnails(count, seed=count))
+        np.save(folder / f"{part}_labels.npy", np.arange(count) % 10)
+
+
+def _official_cifar10(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    whole = thumbnails(50, seed=50)
+    parts = {f"data_batch_{k + 1}": whole[10 * k : 10 * k + 10] for k in range(5)}
+    parts["test_batch"] = thumbnails(10, seed=10)
+    for name, images in parts.items():
+        rows = images.transpose(0, 3, 1, 2).reshape(10, 3072)
+        content = {b"data": rows, b"labels": [k % 10 for k in range(10)], b"batch_label": b"x"}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+
+
+@pytest.mark.parametrize(
+    ("make", "folder"),
+    [
+        (_npy_cifar, "cifar10"),
+        (_official_cifar10, "cifar-10-batches-py"),
+        (_official_cifar10, "CIFAR10/cifar-10-batches-py"),
+    ],
+    ids=["npy", "official", "official-nested"],
+)
+def test_clean_cifar(tmp_path: Path, make: Callable[[Path], None], folder: str) -> None:
+    make(tmp_path / folder)
+    test, train = open_dataset("cifar10", tmp_path), open_dataset("cifar10", tmp_path, domain="train", limit=33)
+    assert (len(test), len(train)) == (10, 33)
+    assert (np.stack([train.image(i) for i in range(33)]) == thumbnails(50, seed=50)[:33]).all()
+    assert (test.labels == np.arange(10)).all()
+    assert test.class_names[3] == "cat"
+
+
+def test_both_forms_of_cifar_have_one_fingerprint(tmp_path: Path) -> None:
+    _npy_cifar(tmp_path / "a" / "cifar10")
+    _official_cifar10(tmp_path / "b" / "cifar10")
+    a, b = (open_dataset("cifar10", tmp_path / side) for side in "ab")
+    assert a.fingerprint == b.fingerprint
+    assert a.fingerprint != open_dataset("cifar10", tmp_path / "a", limit=9).fingerprint
+
+
+def test_cifar100_fine_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    rows = thumbnails(5).transpose(0, 3, 1, 2).reshape(5, 3072)
+    content = {b"data": rows, b"fine_labels": [99, 0, 3, 4, 5], b"coarse_labels": [1, 1, 1, 1, 1]}
+    (folder / "test").write_bytes(pickle.dumps(content, protocol=2))
+    dataset = open_dataset("cifar100", tmp_path)
+    assert dataset.labels.tolist() == [99, 0, 3, 4, 5]
+    assert (dataset.image(4) == thumbnails(5)[4]).all()
+
+
+def test_a_batch_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "test_batch").write_bytes(pickle.dumps({b"data": Path}, protocol=2))
+    with pytest.raises(DataError, match="which no CIFAR batch holds"):
+        open_dataset("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["ImageNet-C/fog", "Imagenet-C/weather/fog", "fog"])
+def test_imagenet_c(tmp_path: Path, folder: str) -> None:
+    class_tree(tmp_path / folder / "5", WNIDS)
+    class_tree(tmp_path / folder / "2", WNIDS[:1])
+    dataset = open_dataset("imagenet-c", tmp_path, domain="fog")
+    assert dataset.labels.tolist() == list(np.repeat(WNID_LABELS, 2))
+    assert len(dataset.class_names) == 1000
+    assert len(open_dataset("imagenet-c", tmp_path, domain="fog", severity=2)) == 2
+    assert available_domains("imagenet-c", tmp_path) == ("fog",)
+    with pytest.raises(DataError, match="has no severity 4"):
+        open_dataset("imagenet-c", tmp_path, domain="fog", severity=4)
+    with pytest.raises(DataError, match="has no domain snow; it has fog"):
+        open_dataset("imagenet-c", tmp_path, domain="snow")
+
+
+@pytest.mark.parametrize("folder", ["ImageNet-Sketch/sketch", "Imagenet-S", "imagenet_sketch", "sketch"])
+def test_imagenet_sketch(tmp_path: Path, folder: str) -> None:
+    class_tree(tmp_path / folder, WNIDS, suffix=".JPEG")
+    dataset = open_dataset("imagenet-sketch", tmp_path)
+    assert dataset.labels.tolist() == list(np.repeat(WNID_LABELS, 2))
+    assert dataset.class_mask is None
+
+
+@pytest.mark.parametrize("folder", ["imagenet2012/val", "ILSVRC/Data/CLS-LOC/val", "ImageNet/validation", "imagenet"])
+def test_imagenet(tmp_path: Path, folder: str) -> None:
+    class_tree(tmp_path / folder, WNIDS, suffix=".JPEG")
+    assert open_dataset("imagenet", tmp_path).labels.tolist() == list(np.repeat(WNID_LABELS, 2))
+
+
+def test_imagenet_r_masks_its_200_classes(tmp_path: Path) -> None:
+    class_tree(tmp_path / "imagenet-r", WNIDS)
+    dataset = open_dataset("imagenet-r", tmp_path)
+    assert dataset.class_mask is not None
+    assert (dataset.class_mask == rendition_mask()).all()
+    assert set(dataset.labels.tolist()) <= set(dataset.class_mask.tolist())
+    class_tree(tmp_path / "imagenet-r", ["n01440764"])  # tench: in ImageNet, not in ImageNet-R
+    with pytest.raises(DataError, match="n01440764 is no class of imagenet-r; allowed are its 200"):
+        open_dataset("imagenet-r", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "imagenetv2-matched-frequency-format-val",
+        "imagenet-v2/imagenetv2-matched-frequency-format-val",
+        "Imagenet-V2",
+        "imagenetv2/matched-frequency",
+    ],
+)
+@pytest.mark.parametrize("names", [("1", "10", "2", "207"), WNIDS], ids=["numbers", "wnids"])
+def test_imagenet_v2_reads_folders_as_numbers(tmp_path: Path, folder: str, names: tuple[str, ...]) -> None:
+    class_tree(tmp_path / folder, names, suffix=".jpeg")
+    dataset = open_dataset("imagenet-v2", tmp_path, domain="matched-frequency")
+    expected = [1, 2, 10, 207] if names != WNIDS else list(WNID_LABELS)
+    assert dataset.labels.tolist() == list(np.repeat(expected, 2))
+
+
+@pytest.mark.parametrize("folder", ["PACS", "pacs/kfold", "PACS/PACS", "pacs_data", "."])
+def test_pacs_layouts(tmp_path: Path, folder: str) -> None:
+    for domain in ("art_painting", "cartoon", "photo", "sketch"):
+        class_tree(tmp_path / folder / domain, PACS_CLASSES, per_class=1)
+    assert available_domains("pacs", tmp_path) == ("art_painting", "cartoon", "photo", "sketch")
+    dataset = open_dataset("pacs", tmp_path, domain="sketch")
+    assert dataset.labels.tolist() == list(range(7))
+    assert dataset.class_names == PACS_CLASSES
+
+
+@pytest.mark.skipif(not PACS_ROOT.is_dir(), reason="real PACS is not beside the checkout")
+def test_real_pacs() -> None:
+    sizes = {
+        domain: len(open_dataset("pacs", PACS_ROOT, domain=domain)) for domain in available_domains("pacs", PACS_ROOT)
+    }
+    assert sizes == {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
+    photo = open_dataset("pacs", PACS_ROOT.parent, domain="photo", limit=100)
+    whole = np.array([189, 202, 182, 186, 199, 280, 432])
+    assert np.abs(np.bincount(photo.labels) - whole * 100 / 1670).max() < 1
+    assert photo.image(99).shape == (96, 96, 3)
+
+
+def test_generic_folders(tmp_path: Path) -> None:
+    class_tree(tmp_path / "flat", ["10", "9", "1"], per_class=1)
+    flat = open_dataset("folder", tmp_path / "flat")
+    assert (flat.domain, flat.class_names) == ("all", ("1", "9", "10"))
+    for domain in ("night", "day"):
+        class_tree(tmp_path / "deep" / domain, ["zebra", "ape"], per_class=3)
+    assert available_domains("folder", tmp_path / "deep") == ("day", "night")
+    deep = open_dataset("folder", tmp_path / "deep", domain="night")
+    assert deep.class_names == ("ape", "zebra")
+    with pytest.raises(ConfigError, match="has no domain None; choose one of day, night"):
+        open_dataset("folder", tmp_path / "deep")
+
+
+def test_other_modes_and_hidden_files_are_read_as_rgb(tmp_path: Path) -> None:
+    folder = class_tree(tmp_path / "set", ["a"], per_class=1)
+    Image.fromarray(pictures(1)[0]).convert("L").save(folder / "a" / "grey.png")
+    Image.fromarray(pictures(1)[0]).convert("CMYK").save(folder / "a" / "press.jpg")
+    (folder / "a" / ".DS_Store").write_bytes(b"x")
+    (folder / "a" / "notes.txt").write_text("x")
+    (folder / "__MACOSX").mkdir()
+    dataset = open_dataset("folder", folder)
+    assert len(dataset) == 3
+    assert all(dataset.image(i).shape[2] == 3 and dataset.image(i).dtype == np.uint8 for i in range(3))
+
+
+def test_image_is_what_was_saved(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "x.png", pictures(1)[0])
+    assert (open_dataset("folder", tmp_path).image(0) == pictures(1)[0]).all()
+
+
+def test_folder_limit_is_spread_over_classes_and_fingerprint_sees_changes(tmp_path: Path) -> None:
+    class_tree(tmp_path, ["a", "b", "c"], per_class=4)
+    assert open_dataset("folder", tmp_path, limit=3).labels.tolist() == [0, 1, 2]
+    before = open_dataset("folder", tmp_path).fingerprint
+    assert before == open_dataset("folder", tmp_path).fingerprint
+    (tmp_path / "b" / "pic_001.jpg").write_bytes(b"changed")
+    assert before != open_dataset("folder", tmp_path).fingerprint
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    class_tree(tmp_path / "pics", ["a"], per_class=1)
+    path = tmp_path / "pics" / "a" / "pic_000.jpg"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"pic_000\.jpg cannot be read"):
+        open_dataset("folder", tmp_path / "pics").image(0)
+    corrupted_arrays(tmp_path, ["fog"], images=10)
+    whole = (tmp_path / "fog.npy").read_bytes()
+    (tmp_path / "fog.npy").write_bytes(whole[:-1000])
+    with pytest.raises(DataError, match=r"fog\.npy is not a whole \.npy file"):
+        open_dataset("cifar10-c", tmp_path, domain="fog")
+    np.save(tmp_path / "fog.npy", thumbnails(50).astype(np.float32))
+    with pytest.raises(DataError, match=r"fog\.npy is float32 \(50, 32, 32, 3\); images must be uint8"):
+        open_dataset("cifar10-c", tmp_path, domain="fog")
+    np.save(tmp_path / "fog.npy", thumbnails(45))
+    with pytest.raises(DataError, match="has 50 labels for the 45 images"):
+        open_dataset("cifar10-c", tmp_path, domain="fog")
+    (tmp_path / "labels.npy").unlink()
+    with pytest.raises(DataError, match=r"labels\.npy is missing"):
+        open_dataset("cifar10-c", tmp_path, domain="fog")
+
+
+def test_labels_out_of_range(tmp_path: Path) -> None:
+    corrupted_arrays(tmp_path, ["fog"], images=20, classes=12)
+    with pytest.raises(DataError, match=r"run from 0 to 11; they must lie in 0\.\.9"):
+        open_dataset("cifar10-c", tmp_path, domain="fog")
+
+
+def test_user_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="pacs is not in .*: it wants <domain>/<class>/<image>"):
+        open_dataset("pacs", tmp_path, domain="photo")
+    with pytest.raises(DataError, match="is not a folder"):
+        open_dataset("pacs", tmp_path / "nowhere", domain="photo")
+    with pytest.raises(ConfigError, match="severity is 6"):
+        open_dataset("cifar10-c", tmp_path, domain="fog", severity=6)
+    with pytest.raises(ConfigError, match="limit is 0"):
+        open_dataset("cifar10", tmp_path, limit=0)
+    class_tree(tmp_path / "PACS" / "photo", ["dog", "cat"])
+    with pytest.raises(DataError, match="cat is no class of pacs; allowed are dog, elephant"):
+        open_dataset("pacs", tmp_path, domain="photo")
+
+
+def test_a_folder_named_for_another_set_is_not_taken(tmp_path: Path) -> None:
+    class_tree(tmp_path / "imagenet-r", WNIDS)
+    with pytest.raises(DataError, match="imagenet-sketch is not in"):
+        open_dataset("imagenet-sketch", tmp_path / "imagenet-r")
+
+
+def test_a_record_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    corrupted_arrays(tmp_path, ["fog"], images=12)
+    (tmp_path / "corrupt.json").write_text(json.dumps([1]))
+    assert len(open_dataset("cifar10-c", tmp_path, domain="fog")) == 12
+
+
+def test_fingerprints_see_pixels_and_labels() -> None:
+    images, labels = thumbnails(4), np.array([0, 1, 0, 1])
+    other = images.copy()
+    other[3, 31, 31, 2] ^= 1
+    prints = {
+        array_dataset(pixels, marks, ["a", "b"], name="x", domain="y").fingerprint
+        for pixels, marks in ((images, labels), (other, labels), (images, 1 - labels), (images.copy(), labels.copy()))
+    }
+    assert len(prints) == 3
+
+
+def test_joined_data_sets() -> None:
+    parts = [
+        array_dataset(thumbnails(n, seed=n), np.full(n, k), ["a", "b"], name="x", domain=str(n), severity=5)
+        for k, n in enumerate((3, 5))
+    ]
+    joined = join_datasets(parts, domain="both")
+    expected = np.concatenate([thumbnails(3, seed=3), thumbnails(5, seed=5)])
+    assert (np.stack([joined.image(i) for i in range(8)]) == expected).all()
+    assert joined.labels.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert joined.severity == 5
+    other = array_dataset(thumbnails(2), np.zeros(2, np.int64), ["c"], name="y", domain="z")
+    with pytest.raises(DataError, match="have different classes"):
+        join_datasets([parts[0], other], domain="both")
