@@ -1,0 +1,277 @@
+"""Triton kernel of the forward selective scan, and what the backward kernel shares with it.
+
+A program owns a batch entry, a group and BLOCK_C channels, and sweeps the positions in chunks of BLOCK_L.
+Direction 1 runs from the last position to the first, so its states at the chunk ends are found in a sweep of
+their own; after that both directions go through the same chunk, and u is read and y written once.
+Names: b_ values of a block, p_ pointers, o_ offsets, m_ masks, i_ indices of programs and chunks.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def compose(b_a1, b_b1, b_a2, b_b2):
+    """Compose h -> a1 h + b1, then h -> a2 h + b2."""
+    return b_a1 * b_a2, b_a2 * b_b1 + b_b2
+
+
+@triton.jit
+def column(b_block, o_columns, i_column):
+    """Column i_column (rows,) of a block (rows, columns)."""
+    return tl.sum(tl.where(o_columns[None, :] == i_column, b_block, 0.0), 1)
+
+
+@triton.jit
+def with_column(b_block, o_columns, i_column, b_column):
+    """The block (rows, columns) with column i_column set to b_column (rows,)."""
+    return tl.where(o_columns[None, :] == i_column, b_column[:, None], b_block)
+
+
+@triton.jit
+def quarters(b_x, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr):
+    """The elements 4t, 4t + 1, 4t + 2, 4t + 3 of each row, as four blocks (channels, positions / 4)."""
+    b_even, b_odd = tl.split(tl.reshape(b_x, (BLOCK_C, BLOCK_L // 4, 2, 2)))
+    b_0, b_2 = tl.split(b_even)
+    b_1, b_3 = tl.split(b_odd)
+    return b_0, b_1, b_2, b_3
+
+
+@triton.jit
+def linear_scan(
+    b_a, b_b, b_start, CARRIES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, REVERSE: tl.constexpr
+):
+    """h_t = a_t h_{t-1} + b_t up the positions, or down; each h_{t-1} (channels, positions) and the end (channels,).
+
+    Four neighbours are composed in a thread and only their composition is scanned across threads: a reversed
+    tl.associative_scan would move every element between lanes several times.
+    """
+    QUADS: tl.constexpr = BLOCK_L // 4
+    b_a0, b_a1, b_a2, b_a3 = quarters(b_a, BLOCK_C, BLOCK_L)
+    b_b0, b_b1, b_b2, b_b3 = quarters(b_b, BLOCK_C, BLOCK_L)
+    o_rank = tl.arange(0, QUADS)
+    if REVERSE:
+        b_a0, b_a1, b_a2, b_a3 = b_a3, b_a2, b_a1, b_a0
+        b_b0, b_b1, b_b2, b_b3 = b_b3, b_b2, b_b1, b_b0
+        o_rank = QUADS - 1 - o_rank
+    o_rank = tl.broadcast_to(o_rank[None, :], (BLOCK_C, QUADS))
+    b_decay = (b_a0 * b_a1) * (b_a2 * b_a3)
+    b_sum = ((b_b0 * b_a1 + b_b1) * b_a2 + b_b2) * b_a3 + b_b3
+    if REVERSE:
+        b_decay, b_sum = tl.gather(b_decay, o_rank, 1), tl.gather(b_sum, o_rank, 1)
+    b_decay, b_sum = tl.associative_scan((b_decay, b_sum), 1, compose)
+    o_before = tl.maximum(o_rank - 1, 0)
+    b_h0 = tl.gather(b_sum, o_before, 1)
+    if CARRIES:
+        b_h0 += tl.gather(b_decay, o_before, 1) * b_start[:, None]
+        b_h0 = tl.where(o_rank == 0, b_start[:, None], b_h0)
+    else:
+        b_h0 = tl.where(o_rank == 0, 0.0, b_h0)
+    b_h1 = b_a0 * b_h0 + b_b0
+    b_h2 = b_a1 * b_h1 + b_b1
+    b_h3 = b_a2 * b_h2 + b_b2
+    b_end = tl.sum(tl.where(o_rank == QUADS - 1, b_a3 * b_h3 + b_b3, 0.0), 1)
+    if REVERSE:
+        b_h0, b_h1, b_h2, b_h3 = b_h3, b_h2, b_h1, b_h0
+    return tl.reshape(tl.join(tl.join(b_h0, b_h2), tl.join(b_h1, b_h3)), (BLOCK_C, BLOCK_L)), b_end
+
+
+@triton.jit
+def softplus(b_x):
+    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), and its derivative."""
+    b_z = tl.exp2(tl.abs(b_x) * -LOG2_E)
+    # Small steps are the rule, and log(1 + z) loses them; this minimax log1p(z) / z is within 2e-7 on [0, 1].
+    b_p = 0.0052326913 * b_z - 0.0295052268
+    b_p = b_p * b_z + 0.078225933
+    b_p = b_p * b_z - 0.136632442
+    b_p = b_p * b_z + 0.191060066
+    b_p = b_p * b_z - 0.24842982
+    b_p = b_p * b_z + 0.333190978
+    b_p = b_p * b_z - 0.499994934
+    b_p = b_p * b_z + 0.99999994
+    b_log1p = b_p * b_z
+    return tl.maximum(b_x, 0.0) + b_log1p, tl.exp2((tl.minimum(b_x, 0.0) - b_log1p) * LOG2_E)
+
+
+@triton.jit
+def load_block(p_x, o_c, m_c, i_k, LENGTH: tl.constexpr, BLOCK_L: tl.constexpr):
+    """Chunk i_k of the rows o_c of x (channels, positions) in float32, zero past the end."""
+    o_l = i_k * BLOCK_L + tl.arange(0, BLOCK_L)
+    m_cl = m_c[:, None] & (o_l < LENGTH)[None, :]
+    return tl.load(p_x + o_c[:, None] * LENGTH + o_l[None, :], mask=m_cl, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_block(p_x, b_x, o_c, m_c, i_k, LENGTH: tl.constexpr, BLOCK_L: tl.constexpr):
+    """Write chunk i_k of the rows o_c of x (channels, positions)."""
+    o_l = i_k * BLOCK_L + tl.arange(0, BLOCK_L)
+    m_cl = m_c[:, None] & (o_l < LENGTH)[None, :]
+    tl.store(p_x + o_c[:, None] * LENGTH + o_l[None, :], b_x, mask=m_cl)
+
+
+@triton.jit
+def load_row(p_row, i_k, LENGTH: tl.constexpr, BLOCK_L: tl.constexpr):
+    """Chunk i_k of one row (positions,) in float32, zero past the end."""
+    o_l = i_k * BLOCK_L + tl.arange(0, BLOCK_L)
+    return tl.load(p_row + o_l, mask=o_l < LENGTH, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def slot_offsets(i_slot, n, o_c, m_c, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, STATE: tl.constexpr):
+    """Offsets and mask of state n (channels,) in a slot; before the first and past the last there is none."""
+    o_slot = tl.zeros_like(o_c) + i_slot
+    return (o_slot * STATE + n) * CHANNELS + o_c, m_c & (o_slot >= 0) & (o_slot < SLOTS)
+
+
+@triton.jit
+def sweep_boundaries(
+    p_x, p_delta, p_A, p_rows, p_out, b_bias, o_c, m_c,
+    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr,
+    ADJOINT: tl.constexpr,
+):  # fmt: skip
+    """Write what direction 1 carries over each chunk boundary to the slots of p_out.
+
+    Its state runs down the positions, driven by x = u and rows = B; its adjoint (ADJOINT) runs up, by dy and C.
+    """
+    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    SLOTS: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
+    o_n = tl.arange(0, BLOCK_N)
+    b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+    for i_step in range(CHUNKS - 1):
+        i_k = i_step if ADJOINT else CHUNKS - 1 - i_step
+        i_boundary = i_k + 1 if ADJOINT else i_k
+        b_x = load_block(p_x, o_c, m_c, i_k, LENGTH, BLOCK_L)
+        b_d = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
+        if SOFTPLUS:
+            b_d, _ = softplus(b_d)
+        if not ADJOINT:
+            b_x *= b_d
+        for n in range(STATE):
+            b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
+            b_in = b_x * load_row(p_rows + n * STRIDE_N, i_k, LENGTH, BLOCK_L)[None, :]
+            b_a = tl.exp2(b_d * b_A[:, None])
+            if ADJOINT:
+                b_in *= b_a
+            _, b_end = linear_scan(b_a, b_in, column(b_carry, o_n, n), True, BLOCK_C, BLOCK_L, not ADJOINT)
+            b_carry = with_column(b_carry, o_n, n, b_end)
+            o_slot, m_slot = slot_offsets(i_boundary * (BLOCK_L // SPACING) - 1, n, o_c, m_c, SLOTS, CHANNELS, STATE)
+            tl.store(p_out + o_slot, b_end, mask=m_slot)
+
+
+@triton.jit
+def scan_direction(
+    b_y, b_carry, b_u, b_d, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
+    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr,
+    REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Add one direction's output on chunk i_k to b_y (channels, positions); return it and the carried state."""
+    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    SLOTS: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
+    PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
+    o_n = tl.arange(0, BLOCK_N)
+    o_j = tl.arange(0, BLOCK_L)
+    # Slot s lies between positions (s + 1) * SPACING - 1 and (s + 1) * SPACING.
+    if REVERSE:
+        o_save = (i_k * BLOCK_L + o_j) // SPACING - 1
+        m_save = (o_j % SPACING == 0) & (o_j != 0) & (o_save < SLOTS)
+    else:
+        o_save = (i_k * BLOCK_L + o_j) // SPACING
+        m_save = (o_j % SPACING == SPACING - 1) & (o_j != BLOCK_L - 1) & (o_save < SLOTS)
+    if SOFTPLUS:
+        b_d, _ = softplus(b_d)
+    b_v = b_d * b_u
+    for n in range(STATE):
+        b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
+        b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+        b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+        b_start = column(b_carry, o_n, n)
+        o_end, m_end = slot_offsets((i_k + 1) * PER_CHUNK - 1, n, o_c, m_c, SLOTS, CHANNELS, STATE)
+        if REVERSE and (CHUNKS > 1):
+            b_start = tl.load(p_states + o_end, mask=m_end, other=0.0)
+        # Past the end u and B are zero: there direction 1 carries a zero state, whatever the decay.
+        b_a = tl.exp2(b_d * b_A[:, None])
+        b_in = b_v * b_B[None, :]
+        b_before, b_end = linear_scan(b_a, b_in, b_start, CHUNKS > 1, BLOCK_C, BLOCK_L, REVERSE)
+        b_h = b_a * b_before + b_in
+        if (not REVERSE) and (CHUNKS > 1):
+            b_carry = with_column(b_carry, o_n, n, b_end)
+            tl.store(p_states + o_end, b_end, mask=m_end)
+        if PER_CHUNK > 1:
+            o_saves = (o_save * STATE + n)[None, :] * CHANNELS + o_c[:, None]
+            tl.store(p_states + o_saves, b_h, mask=m_c[:, None] & m_save[None, :])
+        b_y += b_C[None, :] * b_h
+    return b_y, b_carry
+
+
+@triton.jit
+def forward_kernel(
+    p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_y, p_states, groups,
+    DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
+    STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
+    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, HAS_D: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
+):  # fmt: skip
+    """y (b, g, c, l) and the states (b, g, m, slot, n, c) of one batch entry, group and block of channels."""
+    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    SLOTS: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
+    C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
+    ROWS: tl.constexpr = CHANNELS * LENGTH
+    SAVED: tl.constexpr = SLOTS * STATE * CHANNELS
+    WEIGHTS: tl.constexpr = CHANNELS * STATE
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    i_bg = (tl.program_id(0) // C_BLOCKS).to(tl.int64)
+    i_b = i_bg // groups
+    i_g = i_bg % groups
+    o_c = (tl.program_id(0) % C_BLOCKS) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < CHANNELS
+    p_u += i_bg * ROWS
+    p_y += i_bg * ROWS
+    p_delta += i_bg * DIRECTIONS * ROWS
+    p_states += i_bg * DIRECTIONS * SAVED
+    p_A += i_g * DIRECTIONS * WEIGHTS
+    p_bias += i_g * DIRECTIONS * CHANNELS
+    p_D += i_g * DIRECTIONS * CHANNELS
+    p_B += i_b * STRIDE_B + i_g * STRIDE_G
+    p_C += i_b * STRIDE_B + i_g * STRIDE_G
+
+    b_D = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    b_bias0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    b_bias1 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    if HAS_D:
+        for m in tl.static_range(DIRECTIONS):
+            b_D += tl.load(p_D + m * CHANNELS + o_c, mask=m_c, other=0.0)
+    if HAS_BIAS:
+        b_bias0 = tl.load(p_bias + o_c, mask=m_c, other=0.0)
+        if DIRECTIONS == 2:
+            b_bias1 = tl.load(p_bias + CHANNELS + o_c, mask=m_c, other=0.0)
+    if (DIRECTIONS == 2) and (CHUNKS > 1):
+        sweep_boundaries(
+            p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_states + SAVED, b_bias1, o_c, m_c,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, False,
+        )  # fmt: skip
+        # What one thread stored above, another loads below.
+        tl.debug_barrier()
+    b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+    for i_k in range(CHUNKS):
+        b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
+        b_x0 = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias0[:, None]
+        if DIRECTIONS == 2:
+            b_x1 = load_block(p_delta + ROWS, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias1[:, None]
+        b_y = b_D[:, None] * b_u
+        b_y, b_carry = scan_direction(
+            b_y, b_carry, b_u, b_x0, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, False,
+        )  # fmt: skip
+        if DIRECTIONS == 2:
+            b_y, _ = scan_direction(
+                b_y, b_carry, b_u, b_x1, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_states + SAVED, i_k, o_c, m_c,
+                CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, True,
+            )  # fmt: skip
+        store_block(p_y, b_y, o_c, m_c, i_k, LENGTH, BLOCK_L)
