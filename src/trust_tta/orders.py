@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import TypeAlias
@@ -83,7 +84,7 @@ def _parse(order: OrderLike) -> tuple[int, int, int, int]:
         if isinstance(order, str):
             indices = [LETTERS.index(c) if c in LETTERS else int(c) for c in order]
         else:
-            indices = [int(i) for i in order]
+            indices = [operator.index(i) for i in order]
     except (TypeError, ValueError):
         indices = []
     if sorted(indices) != [0, 1, 2, 3]:

@@ -7,18 +7,11 @@ channels to hide its latency. The backward recomputes the states of a row instea
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-
 import torch
 from torch import Tensor
 
 from trust_tta.scan import cpu_kernels
-
-CHUNKS = 4  # channel chunks of a group: fixed, so that sums do not depend on the number of threads
-SMALL = 1 << 15  # below this many steps, threads cost more than they bring
+from trust_tta.scan.threads import CHUNKS, run_tasks
 
 
 def forward(
@@ -35,7 +28,10 @@ def forward(
     inputs = _prepare(u, delta, A, B, C, D, delta_bias)
     y = torch.empty_like(inputs[0])
     arrays = [t.numpy() for t in (*inputs, y)]
-    _spread(lambda first, last: cpu_kernels.forward(*arrays, delta_softplus, CHUNKS, first, last), delta)
+    tasks = u.shape[0] * u.shape[1] * CHUNKS
+    run_tasks(
+        lambda first, last: cpu_kernels.forward(*arrays, delta_softplus, CHUNKS, first, last), tasks, delta.numel()
+    )
     return y.to(u.dtype)
 
 
@@ -60,7 +56,10 @@ def backward(
     dA, dD, dbias = (t.new_empty(batch, *t.shape) for t in (a, d, d))
     dB, dC = b.new_zeros(CHUNKS, *b.shape), c.new_zeros(CHUNKS, *c.shape)
     arrays = [t.numpy() for t in (dy, *inputs, du, ddelta, dA, dB, dC, dD, dbias)]
-    _spread(lambda first, last: cpu_kernels.backward(*arrays, delta_softplus, CHUNKS, first, last), delta)
+    tasks = batch * u.shape[1] * CHUNKS
+    run_tasks(
+        lambda first, last: cpu_kernels.backward(*arrays, delta_softplus, CHUNKS, first, last), tasks, delta.numel()
+    )
     return (
         du.to(u.dtype),
         ddelta.to(delta.dtype),
@@ -79,22 +78,3 @@ def _prepare(
     zeros = A.new_zeros(A.shape[:3]) if D is None or delta_bias is None else A
     tensors = (u, delta, A, B, C, zeros if D is None else D, zeros if delta_bias is None else delta_bias)
     return [t.detach().to(dtype).contiguous() for t in tensors]
-
-
-def _spread(work: Callable[[int, int], None], delta: Tensor) -> None:
-    """Call `work(first, last)` over all (image, group, chunk) tasks, on as many threads as PyTorch uses."""
-    tasks = delta.shape[0] * delta.shape[1] * CHUNKS
-    threads = min(torch.get_num_threads(), tasks) if delta.numel() >= SMALL else 1
-    if threads == 1:
-        return work(0, tasks)
-    bounds = [tasks * i // threads for i in range(threads + 1)]
-    futures = [_pool(os.getpid(), threads).submit(work, *span) for span in zip(bounds, bounds[1:], strict=False)]
-    for future in futures:
-        future.result()
-    return None
-
-
-@functools.cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads kept between calls; keyed by process because threads do not survive a fork."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="trust-tta-scan")

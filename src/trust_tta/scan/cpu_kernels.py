@@ -14,7 +14,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 LANES = 4  # channels whose recurrences run side by side
-_jit = numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "arcp"}, error_model="numpy")
+jit = numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "arcp"}, error_model="numpy")
 # Sums may be reordered into vector registers; _fast_exp must not be, or its range reduction loses bits.
 _jit_sum = numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "arcp", "reassoc"}, error_model="numpy")
 
@@ -25,10 +25,10 @@ _LOG = tuple(np.float32(c) for c in np.polynomial.Polynomial.fit(_z, np.log1p(_z
 _LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1 / math.log(2)), np.float32(0.693359375), np.float32(-2.12194440e-4)
 
 
-@_jit
+@jit
 def _fast_exp(x):  # type: ignore[no-untyped-def]
     """exp in float32 without a library call, so that loops over it use vector registers."""
-    x = max(min(x, np.float32(88.0)), np.float32(-87.0))
+    x = max(min(x, np.float32(88.0)), np.float32(-88.0))  # at -88 the exponent bits are all zero: exactly 0
     n = np.floor(x * _LOG2E + np.float32(0.5))
     r = x - n * _LN2_HIGH - n * _LN2_LOW
     p = _EXP[7]
@@ -42,7 +42,7 @@ def _fast_exp(x):  # type: ignore[no-untyped-def]
     return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@_jit
+@jit
 def _fast_log1p(z):  # type: ignore[no-untyped-def]
     """log(1 + z) for 0 <= z <= 1 in float32."""
     p = _LOG[10]
@@ -59,7 +59,7 @@ def _fast_log1p(z):  # type: ignore[no-untyped-def]
     return p * z
 
 
-@_jit
+@jit
 def _steps(delta, bias, softplus, d):  # type: ignore[no-untyped-def]
     """d = softplus(delta + bias) over one row."""
     if not softplus:
@@ -75,7 +75,7 @@ def _steps(delta, bias, softplus, d):  # type: ignore[no-untyped-def]
             d[t] = max(x, np.float32(0)) + _fast_log1p(_fast_exp(-abs(x)))
 
 
-@_jit
+@jit
 def _slopes(delta, bias, softplus, s):  # type: ignore[no-untyped-def]
     """s = the derivative of `_steps` in delta over one row."""
     if not softplus:
@@ -88,7 +88,7 @@ def _slopes(delta, bias, softplus, s):  # type: ignore[no-untyped-def]
             s[t] = np.float32(1) / (np.float32(1) + _fast_exp(-(delta[t] + bias)))
 
 
-@_jit
+@jit
 def _decays(d, A, a):  # type: ignore[no-untyped-def]
     """a = exp(d A) over one row."""
     if a.itemsize == 8:
@@ -99,32 +99,32 @@ def _decays(d, A, a):  # type: ignore[no-untyped-def]
             a[t] = _fast_exp(d[t] * A)
 
 
-@_jit
+@jit
 def _scale(factor, x, out):  # type: ignore[no-untyped-def]
     for t in range(out.size):
         out[t] = factor * x[t]
 
 
-@_jit
+@jit
 def _product(x, z, out):  # type: ignore[no-untyped-def]
     for t in range(out.size):
         out[t] = x[t] * z[t]
 
 
-@_jit
+@jit
 def _add_product(x, z, out):  # type: ignore[no-untyped-def]
     for t in range(out.size):
         out[t] += x[t] * z[t]
 
 
-@_jit
+@jit
 def _drives(d, B, u, x):  # type: ignore[no-untyped-def]
     """x = d B u over one row: what enters the state at each step."""
     for t in range(x.size):
         x[t] = d[t] * B[t] * u[t]
 
 
-@_jit
+@jit
 def _recur(a, x, backwards, lanes):  # type: ignore[no-untyped-def]
     """h_t = a_t h_{t-1} + x_t for `lanes` rows at once; x becomes h."""
     length = x.shape[1]
@@ -146,22 +146,22 @@ def _recur(a, x, backwards, lanes):  # type: ignore[no-untyped-def]
                 x[lane, t] = h
 
 
-@_jit
-def _span(task, groups, chunks, channels):  # type: ignore[no-untyped-def]
+@jit
+def span(task, groups, chunks, channels):  # type: ignore[no-untyped-def]
     """The image, group, chunk and channel range of a task."""
     b, rest = task // (groups * chunks), task % (groups * chunks)
     chunk = rest % chunks
     return b, rest // chunks, chunk, channels * chunk // chunks, channels * (chunk + 1) // chunks
 
 
-@_jit
+@jit
 def forward(u, delta, A, B, C, D, bias, y, softplus, chunks, first, last):  # type: ignore[no-untyped-def]
     """Fill y for tasks first..last-1."""
     _, groups, channels, length = u.shape
     scratch = np.empty((3, LANES, length), u.dtype)
     d, a, h = scratch[0], scratch[1], scratch[2]
     for task in range(first, last):
-        b, g, _, low, high = _span(task, groups, chunks, channels)
+        b, g, _, low, high = span(task, groups, chunks, channels)
         for c0 in range(low, high, LANES):
             lanes = min(LANES, high - c0)
             for lane in range(lanes):
@@ -178,7 +178,7 @@ def forward(u, delta, A, B, C, D, bias, y, softplus, chunks, first, last):  # ty
                         _add_product(C[b, g, m, n], h[lane], y[b, g, c0 + lane])
 
 
-@_jit
+@jit
 def backward(  # type: ignore[no-untyped-def]
     dy, u, delta, A, B, C, D, bias, du, ddelta, dA, dB, dC, dD, dbias, softplus, chunks, first, last
 ):
@@ -187,7 +187,7 @@ def backward(  # type: ignore[no-untyped-def]
     scratch, s = np.empty((4, LANES, length), u.dtype), np.empty(length, u.dtype)
     d, a, h, g_h = scratch[0], scratch[1], scratch[2], scratch[3]
     for task in range(first, last):
-        b, g, chunk, low, high = _span(task, groups, chunks, channels)
+        b, g, chunk, low, high = span(task, groups, chunks, channels)
         for c0 in range(low, high, LANES):
             lanes = min(LANES, high - c0)
             for lane in range(lanes):
@@ -218,7 +218,7 @@ def backward(  # type: ignore[no-untyped-def]
                     dbias[b, g, m, c] = _multiply_and_sum(s, ddelta[b, g, m, c])
 
 
-@_jit
+@jit
 def _recur_adjoint(a, g_h, backwards, lanes):  # type: ignore[no-untyped-def]
     """g_t = a_{t+1} g_{t+1} + g_t, against the direction of the scan."""
     length = g_h.shape[1]

@@ -10,8 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trust_tta.scan import cpu
-
 
 @torch.library.custom_op("trust_tta::scan", mutates_args=())
 def scan(
@@ -31,6 +29,8 @@ def scan(
         from trust_tta.scan import triton_scan
 
         return triton_scan.forward(*inputs, delta_softplus)
+    from trust_tta.scan import cpu
+
     return cpu.forward(*inputs, delta_softplus), u.new_empty(0, dtype=torch.float32)
 
 
@@ -76,9 +76,11 @@ def scan_backward(
 
         gradients = triton_scan.backward(dy, *inputs, delta_softplus, states)
     else:
+        from trust_tta.scan import cpu
+
         gradients = cpu.backward(dy, *inputs, delta_softplus)
     du, ddelta, dA, dB, dC, dD, dbias = gradients
-    return du, ddelta, dA, dB, dC, _or_empty(dD, D), _or_empty(dbias, delta_bias)
+    return du, ddelta, dA, dB, dC, _or_empty(dD, D, A), _or_empty(dbias, delta_bias, A)
 
 
 @scan_backward.register_fake
@@ -100,9 +102,9 @@ def _(
     return du, ddelta, dA, dB, dC, dD, dbias
 
 
-def _or_empty(gradient: Tensor | None, source: Tensor | None) -> Tensor:
+def _or_empty(gradient: Tensor | None, source: Tensor | None, A: Tensor) -> Tensor:
     if gradient is None or source is None:
-        return torch.empty(0)
+        return A.new_empty(0)
     return gradient.to(source.dtype)
 
 

@@ -67,6 +67,26 @@ def grouped_scan(
     return y
 
 
+def rows_and_columns(x: Tensor, *, backend: str = "auto") -> Tensor:
+    """The map x (b, c, h, w) as two sequences (b, 2, c, h*w): along its rows, and along its columns."""
+    from trust_tta.scan import layout
+
+    chosen = choose_backend(x, backend)
+    u: Tensor = layout.spread_reference(x) if chosen == "reference" else layout.spread(x, chosen == "triton")
+    return u
+
+
+def join_map(y: Tensor, height: int, width: int, *, backend: str = "auto") -> Tensor:
+    """Both sequences of y (b, 2, c, h*w) back in their places and summed, (b, c, height, width)."""
+    from trust_tta.scan import layout
+
+    chosen = choose_backend(y, backend)
+    if chosen == "reference":
+        return layout.join_reference(y, height, width)
+    x: Tensor = layout.join(y, height, width, chosen == "triton")
+    return x
+
+
 def choose_backend(u: Tensor, backend: str = "auto") -> str:
     """The backend for tensors that live where `u` does; a wish that cannot be met is refused."""
     if backend not in BACKENDS:

@@ -1,0 +1,55 @@
+"""Golden numbers computed with the upstream code: $TRUST_TTA_GOLDEN, ../shared/golden, or the two committed here."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def shared_path(relative: str) -> Path:
+    """A file of the folder beside the repository, or a skip that says where it was looked for."""
+    path = ROOT.parent / "shared" / relative
+    if not path.is_file():
+        pytest.skip(f"'{relative}' is not in the folder 'shared' beside the repository")
+    return path
+
+
+def golden_path(name: str) -> Path:
+    """The golden file `name`, or a skip that says where it was looked for."""
+    given = os.environ.get("TRUST_TTA_GOLDEN")
+    folders = ([Path(given)] if given else []) + [ROOT.parent / "shared" / "golden", ROOT / "tests" / "golden"]
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    pytest.skip(f"golden file '{name}' is in none of $TRUST_TTA_GOLDEN, ../shared/golden and tests/golden")
+
+
+def load_golden(name: str) -> Arrays:
+    """The arrays of a golden .npz file."""
+    with np.load(golden_path(name)) as arrays:
+        return dict(arrays)
+
+
+def load_golden_json(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(golden_path(name).read_text())
+    return content
+
+
+def relative_error(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """The largest difference over the largest expected value; NaN where anything is NaN."""
+    difference = np.abs(actual.astype(np.float64) - expected)
+    return float(difference.max() / np.abs(expected).max())
+
+
+def logit_error(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """The measure of golden/README.md: the largest difference over max(1, largest logit)."""
+    return float(np.abs(actual - expected).max() / max(1.0, np.abs(expected).max()))

@@ -1,0 +1,143 @@
+"""The scan as an operator of torch.library: fake, autograd, compile and vmap rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from tests.scan.cases import NAMES, assert_close, make_inputs, run_scan
+from trust_tta.models.config import VMambaConfig
+from trust_tta.models.vmamba import VMamba
+from trust_tta.scan.operators import scan, scan_backward
+from trust_tta.scan.selective_scan import grouped_scan, selective_scan
+
+TINY = VMambaConfig(depths=(1, 1), dims=(8, 16), num_classes=3, d_state=2, drop_path=0.0)
+
+
+def cpu_scan(*tensors: Tensor | bool | None) -> Tensor:
+    y: Tensor = scan(*tensors, False)[0]
+    return y
+
+
+@pytest.mark.parametrize("optional", [True, False], ids=["all-inputs", "no-D-no-bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_opcheck(dtype: torch.dtype, optional: bool) -> None:
+    inputs: list[Any] = [t.to(dtype).requires_grad_() for t in make_inputs(c=3, n=2)]
+    if not optional:
+        inputs[5:] = [None, None]
+    torch.library.opcheck(scan, (*inputs, True, False))
+    plain = [None if t is None else t.detach() for t in inputs]
+    y, states = scan(*plain, True, False)
+    torch.library.opcheck(scan_backward, (torch.ones_like(y), *plain, states, True, False))
+
+
+def test_a_second_derivative_is_refused() -> None:
+    inputs = [t.requires_grad_() for t in make_inputs(c=3)]
+    (gradient,) = torch.autograd.grad(cpu_scan(*inputs, True).sum(), inputs[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="scan_backward"):
+        gradient.sum().backward()
+
+
+def test_compiled_scan_equals_eager() -> None:
+    torch._dynamo.reset()
+
+    def call(*inputs: Tensor | bool) -> Tensor:
+        return grouped_scan(*inputs[:-1], delta_softplus=bool(inputs[-1]))  # type: ignore[arg-type]
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for length in (9, 14):  # the second length compiles with symbolic shapes
+        inputs = [t.float() for t in make_inputs(c=3, n=2, length=length)]
+        assert_close(run_scan(compiled, inputs), run_scan(call, inputs), 1e-6)
+
+
+def _network_results(network: Any, model: VMamba, images: Tensor, order: str | None) -> list[Tensor]:
+    logits: Tensor = network(images, order)
+    gradients = torch.autograd.grad(logits.square().sum(), list(model.parameters()))
+    return [logits.detach(), *gradients]
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # PyTorch's own, on loading inductor
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_network_equals_eager(norm: str, compiler: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = VMamba(TINY.override({"norm": norm})).eval()
+    images = torch.randn(2, 3, 16, 24)
+    compiled = torch.compile(model, fullgraph=True, backend=compiler)
+    for order in (None, "bcda"):
+        actual, expected = (_network_results(m, model, images, order) for m in (compiled, model))
+        for got, want in zip(actual, expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [(), ("u",), ("A", "D", "delta_bias"), ("u", "delta", "B", "C")], ids="+".join)
+def test_vmap_equals_a_loop(shared: tuple[str, ...]) -> None:
+    cases = [make_inputs(c=3, n=2, seed=seed) for seed in range(3)]
+    stacked = [
+        cases[0][i] if name in shared else torch.stack([case[i] for case in cases], dim=i % 3)
+        for i, name in enumerate(NAMES)
+    ]
+    in_dims = tuple(None if name in shared else i % 3 for i, name in enumerate(NAMES))
+    actual = vmap(lambda *t: cpu_scan(*t, True), in_dims=in_dims)(*stacked)
+    for k in range(3):
+        inputs = [cases[0][i] if name in shared else cases[k][i] for i, name in enumerate(NAMES)]
+        torch.testing.assert_close(actual[k], cpu_scan(*inputs, True), rtol=1e-12, atol=1e-12)
+
+
+def test_vmap_without_optional_inputs() -> None:
+    cases = [make_inputs(c=3, seed=seed)[:5] for seed in range(2)]
+    stacked = [torch.stack(pair) for pair in zip(*cases, strict=True)]
+    actual = vmap(lambda *t: cpu_scan(*t, None, None, True))(*stacked)
+    for k in range(2):
+        torch.testing.assert_close(actual[k], cpu_scan(*cases[k], None, None, True), rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_through_vmap_equal_a_loop() -> None:
+    cases = [make_inputs(c=3, n=2, seed=seed) for seed in range(3)]
+    stacked = [torch.stack(parts) for parts in zip(*cases, strict=True)]
+    dy = torch.randn(3, 2, 2, 3, 7, dtype=torch.float64)
+
+    def all_at_once(*tensors: Tensor | bool) -> Tensor:
+        return vmap(lambda *t: cpu_scan(*t, True))(*tensors[:-1])
+
+    actual = run_scan(all_at_once, stacked, dy=dy)
+    for k in range(3):
+        assert_close({n: t[k] for n, t in actual.items()}, run_scan(cpu_scan, cases[k], dy=dy[k]), 1e-12)
+
+
+def test_copies_of_a_network_equal_a_loop() -> None:
+    """K sets of weights, each with its own order, in one call: how TRUST adapts in parallel."""
+    torch.manual_seed(0)
+    models = [VMamba(TINY).double().eval() for _ in range(3)]
+    slots = torch.stack([models[0].slots(order, 1) for order in ("abcd", "bcda", "dcba")])
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    weights = {n: torch.stack([m.get_parameter(n).detach() for m in models]) for n, _ in models[0].named_parameters()}
+
+    def run(own: dict[str, Tensor], order: Tensor) -> Tensor:
+        logits: Tensor = functional_call(models[0], own, (images,), {"order": order})
+        return logits
+
+    actual = vmap(run)(weights, slots)
+    for k, (model, order) in enumerate(zip(models, ("abcd", "bcda", "dcba"), strict=True)):
+        torch.testing.assert_close(actual[k], model(images, order), rtol=1e-10, atol=1e-10)
+
+
+def test_the_public_scan_compiles() -> None:
+    torch._dynamo.reset()
+    u, delta, A, B, C, D, bias = (t.float() for t in make_inputs(g=3, m=1, c=2, n=2))
+    inputs = (
+        u.flatten(1, 2),
+        delta.flatten(1, 3),
+        A.flatten(0, 2),
+        B[:, :, 0],
+        C[:, :, 0],
+        D.flatten(),
+        bias.flatten(),
+    )
+    compiled = torch.compile(selective_scan, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), selective_scan(*inputs))
