@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -29,10 +31,6 @@ _RENAMES = (
 )
 _LINEAR = re.compile(r"\.(in_proj|out_proj|fc1|fc2|reduction)\.weight$")
 _HEAD = "classifier.head."
-
-
-class _ForeignConfig(dict):  # type: ignore[type-arg]
-    """Stands in for the configuration object that upstream's training files carry; its content is not used."""
 
 
 def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head: bool = True) -> nn.Module:
@@ -67,14 +65,22 @@ def read_checkpoint(source: Source, *, ema: bool = False) -> dict[str, Tensor]:
 
             content: Any = load_file(path)
         else:
-            with torch.serialization.safe_globals([(_ForeignConfig, "yacs.config.CfgNode")]):
+            # Upstream's training files carry their configuration; a plain mapping stands in for its class.
+            with torch.serialization.safe_globals([(OrderedDict, "yacs.config.CfgNode")]):
                 content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the readers raise many types; each means the same to a user
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"'{path}' cannot be read as a checkpoint ({reason}); is the download complete?"
-        ) from error
+        raise CheckpointError(f"'{path}' cannot be read as a checkpoint: {_explain(error)}") from error
     return _pick(content, ema, f"'{path}'")
+
+
+def _explain(error: Exception) -> str:
+    code = re.search(r"GLOBAL (\S+)", str(error))
+    if code:
+        return f"it asks for the Python object '{code[1]}', and no code of a file is run; save model.state_dict() alone"
+    # PyTorch's own message for a broken pickle advises to switch the safety off
+    lines = "" if isinstance(error, pickle.UnpicklingError) else str(error).strip()
+    reason = lines.splitlines()[0] if lines else type(error).__name__
+    return f"it is damaged or of another kind ({reason}); is the download complete?"
 
 
 def rename(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -85,6 +91,8 @@ def rename(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             name = pattern.sub(replacement, name)
         if _LINEAR.search(name) and tensor.dim() == 4 and tensor.shape[2:] == (1, 1):
             tensor = tensor.flatten(1)
+        if name in renamed:
+            raise CheckpointError(f"the checkpoint holds '{name}' twice, under two spellings; remove one of them")
         renamed[name] = tensor
     return renamed
 

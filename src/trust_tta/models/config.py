@@ -34,9 +34,10 @@ class VMambaConfig:
     drop_path: float = 0.2
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "depths", tuple(self.depths))
-        object.__setattr__(self, "dims", tuple(self.dims))
-        problems = list(_problems(self))
+        for name in ("depths", "dims"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        problems = _type_problems(self) or _problems(self)
         if problems:
             raise ConfigError("VMambaConfig: " + "; ".join(problems))
 
@@ -54,6 +55,25 @@ class VMambaConfig:
         return _from_official(mapping)
 
 
+def _type_problems(config: VMambaConfig) -> list[str]:
+    """Each field must be of the kind of its default; a whole number also does for a number."""
+    problems = []
+    for field in fields(config):
+        value, default = getattr(config, field.name), field.default
+        kind, fits = "a text", isinstance(value, str)
+        if isinstance(default, tuple):
+            kind, fits = "whole numbers", isinstance(value, tuple) and all(type(v) is int for v in value)
+        elif isinstance(default, bool):
+            kind, fits = "true or false", isinstance(value, bool)
+        elif isinstance(default, int) or default is None:
+            kind, fits = "a whole number", type(value) is int or value is default is None
+        elif isinstance(default, float):
+            kind, fits = "a number", type(value) in (int, float)
+        if not fits:
+            problems.append(f"{field.name} must be {kind}, not {value!r}")
+    return problems
+
+
 def _problems(config: VMambaConfig) -> list[str]:
     checks = {
         "depths and dims must have the same, non-zero length": 0 < len(config.depths) == len(config.dims),
@@ -67,6 +87,7 @@ def _problems(config: VMambaConfig) -> list[str]:
         "patch_size must be even for an overlapping stem": not config.overlapping_stem or config.patch_size % 2 == 0,
         "patch_size must be at least 1": config.patch_size >= 1,
         "conv_size must be odd": config.conv_size % 2 == 1,
+        "dt_rank must be at least 1": config.dt_rank is None or config.dt_rank >= 1,
         "ssm_ratio must be positive and mlp_ratio not negative": config.ssm_ratio > 0 and config.mlp_ratio >= 0,
         "drop_path must be in [0, 1)": 0 <= config.drop_path < 1,
     }
@@ -134,9 +155,11 @@ def _translate(key: str, value: Any) -> dict[str, Any]:
             raise ConfigError(f"forward_type={value!r} (known: 'v0', 'v05', 'v05_noz' and its older spellings)")
         return {"gate": not str(value).endswith("noz")}
     if key == "ssm_dt_rank":
-        return {"dt_rank": None if value == "auto" else int(value)}
+        if value != "auto" and type(value) is not int:
+            raise ConfigError(f"ssm_dt_rank={value!r} (supported: 'auto' or a whole number)")
+        return {"dt_rank": None if value == "auto" else value}
     allowed = _CHOICES.get(key, _FIXED.get(key))
-    if allowed is not None and value not in allowed:
+    if allowed is not None and value not in list(allowed):
         raise ConfigError(f"{key}={value!r} (supported: {', '.join(map(repr, allowed))})")
     if key in _RENAMED:
         return {_RENAMED[key]: _CHOICES[key][value] if key in _CHOICES else value}

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from trust_tta.errors import ConfigError
+from trust_tta.errors import CheckpointError, ConfigError
 from trust_tta.models.checkpoint import load_checkpoint
 from trust_tta.models.pretrained import PRETRAINED, locate
 from trust_tta.models.variants import VARIANTS
@@ -28,14 +28,17 @@ def create_model(
     in evaluation mode when one is loaded.
     """
     if name not in VARIANTS:
-        close = difflib.get_close_matches(name, VARIANTS, n=1)
+        close = difflib.get_close_matches(name.lower(), VARIANTS, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise ConfigError(f"unknown model {name!r}; {hint}the models are {', '.join(list_models())}")
     known = PRETRAINED.get(str(checkpoint))
     if known is not None and known.variant != name:
         raise ConfigError(f"checkpoint '{known.name}' is for the model '{known.variant}', not '{name}'")
-    classes = num_classes or (known.num_classes if known else None)
-    config = VARIANTS[name].override({**overrides, **({"num_classes": classes} if classes else {})})
+    if checkpoint is not None and known is None and not Path(checkpoint).is_file():
+        raise CheckpointError(f"no checkpoint at '{checkpoint}'; give a path, or one of {', '.join(PRETRAINED)}")
+    if num_classes is None and known is not None:
+        num_classes = known.num_classes
+    config = VARIANTS[name].override(overrides if num_classes is None else overrides | {"num_classes": num_classes})
     model = VMamba(config)
     if checkpoint is not None:
         load_checkpoint(model, locate(known) if known else Path(checkpoint))

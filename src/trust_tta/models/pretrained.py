@@ -41,16 +41,27 @@ class Pretrained:
 
 
 _UPSTREAM = "https://github.com/MzeroMiko/VMamba/releases/download/"
-_CIFAR = Preprocessing(size=32, resize=None, mean=CIFAR10_MEAN, std=CIFAR10_STD)
 
 
 def _upstream(variant: str, release: str, file: str, accuracy: float) -> Pretrained:
     return Pretrained(f"{variant}_imagenet", variant, file, f"{_UPSTREAM}%23{release}/{file}", accuracy)
 
 
+_NANO = Pretrained(
+    name="vmamba_nano_cifar10",
+    variant="vmamba_nano",
+    file="vmamba_nano_cifar10.safetensors",
+    address=None,
+    accuracy=94.09,
+    num_classes=10,
+    preprocessing=Preprocessing(size=32, resize=None, mean=CIFAR10_MEAN, std=CIFAR10_STD),
+    licence="Apache-2.0",
+)
+
 PRETRAINED = {
     p.name: p
     for p in (
+        _NANO,
         _upstream("vmamba_tiny_s1l8", "v2cls", "vssm1_tiny_0230s_ckpt_epoch_264.pth", 82.6),
         _upstream("vmamba_tiny_s2l5", "v2cls", "vssm_tiny_0230_ckpt_epoch_262.pth", 82.5),
         _upstream("vmamba_small_s1l20", "v2cls", "vssm1_small_0229s_ckpt_epoch_240.pth", 83.3),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.models.layers import LayerNorm2d, Linear2d
-from trust_tta.scan.selective_scan import grouped_scan
+from trust_tta.scan.selective_scan import grouped_scan, join_map, rows_and_columns
 
 
 class SS2D(nn.Module):
@@ -61,19 +61,23 @@ class SS2D(nn.Module):
         """
         b, c, h, w = x.shape
         r, n = self.dt_rank, self.d_state
-        u = torch.stack((x.flatten(2), x.transpose(2, 3).flatten(2)), dim=1)  # (b, 2, c, l)
+        u = rows_and_columns(x, backend=self.backend)  # (b, 2, c, l)
         # (2, 2, ...) is (rows or columns, forwards or backwards); one more axis in front if each image has its order
         pairs = (*slots.shape[:-1], 2, 2)
         project = self.x_proj_weight[slots].unflatten(-3, (2, 2)).flatten(-3, -2)  # (.., 2, 2(r+2n), c)
         parts = (project @ u).unflatten(2, (2, r + 2 * n))  # (b, 2, 2, r+2n, l)
         dt, B, C = parts.split((r, n, n), dim=3)
         delta = self.dt_projs_weight[slots].view(*pairs, c, r) @ dt  # (b, 2, 2, c, l)
-        A = -torch.exp(self.A_logs.float()).view(4, c, n)[slots].view(*pairs, c, n)
-        D = self.Ds.float().view(4, c)[slots].view(*pairs, c)
-        bias = self.dt_projs_bias.float()[slots].view(*pairs, c)
+        A = -torch.exp(_widen(self.A_logs)).view(4, c, n)[slots].view(*pairs, c, n)
+        D = _widen(self.Ds).view(4, c)[slots].view(*pairs, c)
+        bias = _widen(self.dt_projs_bias)[slots].view(*pairs, c)
         if slots.dim() == 2:  # each image is a group of its own
             u, delta, B, C = (t.flatten(0, 1)[None] for t in (u, delta, B, C))
             A, D, bias = (t.flatten(0, 1) for t in (A, D, bias))
         y = grouped_scan(u, delta, A, B, C, D, bias, backend=self.backend).view(b, 2, c, h * w)
-        rows, columns = y.unbind(1)
-        return rows.view(b, c, h, w) + columns.view(b, c, w, h).transpose(2, 3)
+        return join_map(y, h, w, backend=self.backend)
+
+
+def _widen(weight: Tensor) -> Tensor:
+    """At least float32: the recurrence multiplies rounding errors along the whole sequence."""
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))

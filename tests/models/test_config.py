@@ -1,0 +1,108 @@
+"""VMambaConfig: upstream's keyword names, overrides, and refusals that list every mistake at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import trust_tta as tt
+from trust_tta.errors import ConfigError
+from trust_tta.models.variants import VARIANTS
+
+# Upstream's keywords of its first network with MLPs, and of its first network of all.
+OFFICIAL: dict[str, Any] = {
+    "depths": [2, 2, 8, 2], "dims": 96, "drop_path_rate": 0.2, "patch_size": 4, "in_chans": 3, "num_classes": 1000,
+    "ssm_d_state": 1, "ssm_ratio": 1.0, "ssm_dt_rank": "auto", "ssm_act_layer": "silu", "ssm_conv": 3,
+    "ssm_conv_bias": False, "ssm_drop_rate": 0.0, "ssm_init": "v0", "forward_type": "v05_noz", "mlp_ratio": 4.0,
+    "mlp_act_layer": "gelu", "mlp_drop_rate": 0.0, "gmlp": False, "patch_norm": True, "norm_layer": "ln2d",
+    "downsample_version": "v3", "patchembed_version": "v2", "use_checkpoint": False, "posembed": False, "imgsize": 224,
+}  # fmt: skip
+VANILLA = OFFICIAL | {
+    "depths": [2, 2, 9, 2], "drop_path_rate": 0.1, "ssm_d_state": 16, "ssm_ratio": 2.0, "ssm_conv_bias": True,
+    "forward_type": "v0", "mlp_ratio": 0.0, "norm_layer": "ln", "downsample_version": "v1", "patchembed_version": "v1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "variant"),
+    [
+        ({}, "vmamba_tiny_s1l8"),
+        ({"norm_layer": "bn"}, "vmamba_tiny_s1l8_bn"),
+        ({"depths": [2, 2, 5, 2], "ssm_ratio": 2.0}, "vmamba_tiny_s2l5"),
+        ({"dims": [128, 256, 512, 1024], "depths": (2, 2, 20, 2), "drop_path_rate": 0.5}, "vmamba_base_s1l20"),
+        (VANILLA, "vanilla_vmamba_tiny"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_upstream_keywords_give_the_variant(changes: dict[str, Any], variant: str) -> None:
+    assert tt.VMambaConfig.from_official(OFFICIAL | changes) == VARIANTS[variant]
+
+
+def test_missing_keywords_take_the_defaults() -> None:
+    assert tt.VMambaConfig.from_official({}) == tt.VMambaConfig()
+
+
+def test_every_refusal_is_listed_at_once() -> None:
+    wrong = {
+        "ssm_act_layer": "relu",
+        "forward_type": "v05_ondwconv3",
+        "norm_layer": "gn",
+        "downsample_version": "v2",
+        "gmlp": True,
+        "experiment": "x",
+        "ssm_dt_rank": "large",
+        "patchembed_version": ["v2"],
+    }
+    with pytest.raises(ConfigError) as caught:
+        tt.VMambaConfig.from_official(OFFICIAL | wrong)
+    message = str(caught.value)
+    assert "\n" not in message
+    for key in wrong:
+        assert key in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"depths": (2, 2), "dims": (8,)}, "same, non-zero length"),
+        ({"depths": (), "dims": ()}, "same, non-zero length"),
+        ({"depths": (0, 1, 1, 1)}, "depths must be at least 1"),
+        ({"num_classes": 0}, "num_classes"),
+        ({"norm": "group"}, "norm must be one of layer, batch, not 'group'"),
+        ({"drop_path": 1.0}, "drop_path"),
+        ({"conv_size": 2}, "conv_size must be odd"),
+        ({"patch_size": 3}, "patch_size must be even"),
+        ({"dt_rank": 0}, "dt_rank"),
+        ({"depths": 3}, "depths must be whole numbers, not 3"),
+        ({"dims": "96"}, "dims must be whole numbers, not '96'"),
+        ({"num_classes": "ten"}, "num_classes must be a whole number, not 'ten'"),
+        ({"ssm_ratio": "2"}, "ssm_ratio must be a number, not '2'"),
+        ({"gate": 1}, "gate must be true or false, not 1"),
+    ],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
+)
+def test_impossible_values_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        tt.VMambaConfig().override(changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_mistakes_are_told_together() -> None:
+    with pytest.raises(ConfigError, match="drop_path.*|conv_size.*") as caught:
+        tt.VMambaConfig(drop_path=2.0, conv_size=4)
+    assert "drop_path" in str(caught.value)
+    assert "conv_size" in str(caught.value)
+
+
+def test_an_unknown_field_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="no field ssm_ration; its fields are depths, dims"):
+        tt.VMambaConfig().override({"ssm_ration": 3})
+
+
+def test_a_config_is_frozen_hashable_and_takes_lists() -> None:
+    config = tt.VMambaConfig(depths=[1, 1], dims=[8, 16])  # type: ignore[arg-type]
+    assert hash(config) == hash(tt.VMambaConfig(depths=(1, 1), dims=(8, 16)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.d_state = 2  # type: ignore[misc]

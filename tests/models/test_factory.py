@@ -1,0 +1,95 @@
+"""create_model: names, overrides, known checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trust_tta as tt
+from tests.golden import shared_path
+from trust_tta.errors import CheckpointError, ConfigError
+from trust_tta.models import pretrained
+
+SMALL: dict[str, Any] = {"depths": (1, 1), "dims": (8, 16)}
+
+
+def test_models_are_listed_in_order() -> None:
+    names = tt.list_models()
+    assert names == sorted(names)
+    assert len(names) == len(set(names)) == 19
+
+
+@pytest.mark.parametrize("name", ["vmamba_tiny_s1l9", "vmamba-nano", "VMAMBA_NANO", "resnet50"])
+def test_an_unknown_model_is_refused_with_a_suggestion(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown model '{name}'") as caught:
+        tt.create_model(name)
+    assert "vmamba_nano" in str(caught.value)
+    assert ("did you mean" in str(caught.value)) == (name != "resnet50")
+
+
+def test_overrides_reach_the_network() -> None:
+    model = tt.create_model("vmamba_nano", num_classes=7, drop_path=0.3, **SMALL)
+    assert (model.config.num_classes, model.config.drop_path, model.config.norm) == (7, 0.3, "batch")
+    assert model(torch.zeros(2, 3, 16, 16)).shape == (2, 7)
+
+
+def test_wrong_overrides_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no field widths"):
+        tt.create_model("vmamba_nano", widths=(1, 2, 3))
+    with pytest.raises(ConfigError, match="num_classes"):
+        tt.create_model("vmamba_nano", num_classes=0)
+
+
+def test_a_checkpoint_path_is_loaded_and_set_to_evaluation(tmp_path: Path) -> None:
+    model = tt.create_model("vmamba_nano", **SMALL)
+    torch.save({"model": model.state_dict()}, tmp_path / "net.pth")
+    for given in (tmp_path / "net.pth", str(tmp_path / "net.pth")):
+        loaded = tt.create_model("vmamba_nano", checkpoint=given, **SMALL)
+        assert not loaded.training
+        assert all(torch.equal(v, loaded.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+def test_an_unknown_checkpoint_is_refused_with_the_known_names() -> None:
+    with pytest.raises(CheckpointError, match="vmamba_tiny_s1l8_imagenet"):
+        tt.create_model("vmamba_tiny_s1l8", checkpoint="vmamba_tiny_s1l8_imagnet")
+
+
+def test_a_known_checkpoint_of_another_network_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'vmamba_tiny_s1l8_imagenet' is for the model 'vmamba_tiny_s1l8'"):
+        tt.create_model("vmamba_nano", checkpoint="vmamba_tiny_s1l8_imagenet")
+
+
+def make_entry(address: str) -> pretrained.Pretrained:
+    return pretrained.Pretrained("known", "vmamba_nano", "known.pth", address, 90.0)
+
+
+def test_a_known_checkpoint_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUST_TTA_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "origin.pth"
+    source.write_bytes(b"weights")
+    entry = make_entry(source.as_uri())
+    path = pretrained.locate(entry)
+    assert path.read_bytes() == b"weights"
+    source.unlink()
+    assert pretrained.locate(entry) == path
+    assert [p.name for p in path.parent.iterdir()] == ["known.pth"]
+
+
+def test_a_failed_download_says_what_to_do_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUST_TTA_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CheckpointError, match="cannot download .* put it at") as caught:
+        pretrained.locate(make_entry((tmp_path / "absent.pth").as_uri()))
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_trained_nano_loads() -> None:
+    path = shared_path("weights/vmamba_nano_cifar10.pth")
+    model = tt.create_model("vmamba_nano", checkpoint=path)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(2.57e6, rel=0.01)
+    logits = model(torch.zeros(1, 3, 32, 32))
+    assert logits.shape == (1, 10)
+    assert logits.std() > 0.1
