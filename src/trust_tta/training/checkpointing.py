@@ -1,0 +1,57 @@
+"""The state of an unfinished training run on disk: whole or not at all, and only for the run it belongs to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from trust_tta.data.files import hash_pixels
+from trust_tta.errors import CheckpointError, StateError
+from trust_tta.results.atomic import replacing
+from trust_tta.training.recipe import TrainRecipe
+
+_FORMAT = 1
+
+
+def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: TrainRecipe) -> dict[str, str]:
+    """What must be the same for a run to go on: the recipe field by field, the data, the shape of the network."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    return {
+        **{name: json.dumps(value) for name, value in asdict(recipe).items()},
+        "images": hash_pixels(images),
+        "labels": hash_pixels(labels.astype(np.int64)),
+        "network": hash_pixels(np.frombuffer(repr(shapes).encode(), np.uint8)),
+    }
+
+
+def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]) -> None:
+    """Write tensors and plain values; a crash leaves the last state that was whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        torch.save({"format": _FORMAT, "identity": dict(identity), **state}, temporary)
+
+
+def load_state(path: Path, identity: Mapping[str, str], device: torch.device) -> dict[str, Any]:
+    """Read what `save_state` wrote; a state of another run is refused with what differs."""
+    try:
+        state: Any = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # the reader raises many types; each means the same to a user
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"'{path}' cannot be read as a training state ({reason}); delete it or start anew"
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        raise CheckpointError(f"'{path}' is not a training state of this version; give another path or start anew")
+    saved = state["identity"]
+    changed = [f"{key} was {saved.get(key)}, is {value}" for key, value in identity.items() if saved.get(key) != value]
+    if changed:
+        raise StateError(f"'{path}' belongs to another run: {'; '.join(changed)}; give another path or do not resume")
+    return state

@@ -1,0 +1,76 @@
+"""A trained network as one .safetensors file with a description of itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trust_tta.errors import CheckpointError
+from trust_tta.results.atomic import replacing
+from trust_tta.training.recipe import TrainRecipe
+
+
+def export_model(
+    model: nn.Module,
+    path: str | PathLike[str],
+    *,
+    dtype: torch.dtype = torch.float16,
+    metadata: Mapping[str, str],
+) -> None:
+    """Write the parameters in `dtype` under upstream's names, running statistics in full, whole or not at all."""
+    from safetensors.torch import save
+
+    weights = dict(model.named_parameters())
+    state = {}
+    for name, tensor in model.state_dict().items():
+        value = tensor.to(dtype) if name in weights else tensor
+        if not bool(torch.isfinite(value).all()):
+            raise CheckpointError(f"{name} does not fit {dtype} (it has values that become inf or nan); use float32")
+        state[name] = value.cpu().contiguous()
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as temporary:
+        temporary.write_bytes(save(state, metadata={"format": "pt", **metadata}))
+
+
+def make_metadata(
+    *,
+    variant: str,
+    num_classes: int,
+    size: int,
+    recipe: TrainRecipe,
+    accuracy: float,
+    data: str,
+    data_sha256: str,
+) -> dict[str, str]:
+    """The description of a network trained by `recipe`: what it is, how to feed it, where it comes from.
+
+    `accuracy` is the share of clean test images put in their class; nested values are JSON.
+    """
+    preprocessing = {"size": size, "mean": recipe.mean, "std": recipe.std}
+    return {
+        "variant": variant,
+        "num_classes": str(num_classes),
+        "preprocessing": json.dumps(preprocessing),
+        "recipe": json.dumps(asdict(recipe)),
+        "accuracy": f"{accuracy:.4f}",
+        "data": data,
+        "data_sha256": data_sha256,
+    }
+
+
+def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
+    """The description in a .safetensors file; empty where there is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' cannot be read as .safetensors ({error}); is the file complete?") from error

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.samples import tiny_network
+from trust_tta.errors import CheckpointError
+from trust_tta.models.checkpoint import load_checkpoint
+from trust_tta.training.export import export_model, make_metadata, read_metadata
+from trust_tta.training.recipe import TrainRecipe
+
+
+def test_fp16_round_trip_is_rounding_only_and_statistics_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "model.safetensors"
+    model = tiny_network(1)
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(1e-9, 1e6)  # beyond fp16 at both ends
+    export_model(model, path, metadata={"variant": "tiny"})
+    loaded = load_checkpoint(tiny_network(2), path)
+    weights = dict(model.named_parameters())
+    for name, value in loaded.state_dict().items():
+        source = model.state_dict()[name]
+        assert value.dtype == source.dtype
+        if name in weights:
+            rounding = (source.abs() * 2.0**-11).clamp(min=2.0**-25)
+            assert bool(((value - source).abs() <= rounding).all()), name
+        else:
+            assert torch.equal(value, source), name
+    assert path.stat().st_size < 2.6 * sum(p.numel() for p in weights.values()) + 40_000
+    assert [p.name for p in path.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_float32_round_trip_is_exact(tmp_path: Path) -> None:
+    path, model = tmp_path / "model.safetensors", tiny_network(1)
+    export_model(model, path, dtype=torch.float32, metadata={})
+    loaded = load_checkpoint(tiny_network(2), path)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name]), name
+
+
+def test_a_weight_beyond_fp16_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    path, model = tmp_path / "model.safetensors", tiny_network()
+    export_model(model, path, metadata={})
+    before = path.read_bytes()
+    with torch.no_grad():
+        model.classifier.head.weight[0, 0] = 1e5
+    with pytest.raises(CheckpointError, match=r"classifier\.head\.weight does not fit torch\.float16"):
+        export_model(model, path, metadata={})
+    assert path.read_bytes() == before
+
+
+def test_the_description_comes_back(tmp_path: Path) -> None:
+    path, recipe = tmp_path / "model.safetensors", TrainRecipe(epochs=7, mean=(0.1, 0.2, 0.3))
+    metadata = make_metadata(
+        variant="vmamba_nano", num_classes=3, size=32, recipe=recipe, accuracy=0.93456, data="ours", data_sha256="ab"
+    )
+    export_model(tiny_network(), path, metadata=metadata)
+    found = read_metadata(path)
+    assert found.items() >= metadata.items()
+    assert found["accuracy"] == "0.9346"
+    assert json.loads(found["preprocessing"]) == {"size": 32, "mean": [0.1, 0.2, 0.3], "std": list(recipe.std)}
+    assert TrainRecipe().override(json.loads(found["recipe"])) == recipe
+
+
+def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"half")
+    with pytest.raises(CheckpointError, match="cannot be read as .safetensors"):
+        read_metadata(path)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tests.training.samples import coloured_pictures, tiny_network
+from trust_tta.errors import ConfigError, DataError
+from trust_tta.training.finetune import extract_features, finetune_head
+
+
+def preprocess(images: NDArray[np.uint8] | list[NDArray[np.uint8]]) -> Tensor:
+    return torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2) / 127.5 - 1
+
+
+def test_touches_nothing_but_the_head_and_fits() -> None:
+    images, labels = coloured_pictures(75)
+    model = tiny_network().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    result = finetune_head(
+        model, images, labels, preprocess=preprocess, epochs=60, lr=2e-2, batch_size=32, feature_batch_size=40
+    )
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"classifier.head.weight", "classifier.head.bias"}
+    assert all(p.grad is None for p in model.parameters())
+    assert len(result.losses) == 60
+    assert result.losses[-1] < 0.2 < result.losses[0]
+    assert result.accuracy == 1.0
+    with torch.no_grad():
+        assert torch.equal(model(preprocess(images)).argmax(1), torch.from_numpy(labels))
+
+
+def test_the_course_is_that_of_training_by_hand() -> None:
+    images, labels = coloured_pictures(24)
+    model, reference = tiny_network(), tiny_network().eval()
+    result = finetune_head(model, images, labels, preprocess=preprocess, epochs=5, lr=1e-2, batch_size=24)
+    optimiser = torch.optim.Adam(reference.classifier.head.parameters(), lr=1e-2)
+    for expected in result.losses:  # whole batches through the whole network
+        loss = torch.nn.functional.cross_entropy(reference(preprocess(images)), torch.from_numpy(labels))
+        assert loss.item() == pytest.approx(expected, abs=1e-5)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def test_deterministic_by_seed_and_lists_of_images_are_taken() -> None:
+    images, labels = coloured_pictures(20)
+    options: dict[str, Any] = {"preprocess": preprocess, "epochs": 3, "batch_size": 7}
+    first = finetune_head(tiny_network(), images, labels, **options)
+    assert finetune_head(tiny_network(), list(images), labels, **options) == first
+    assert finetune_head(tiny_network(), images, labels, seed=1, **options) != first
+
+
+def test_features_are_those_of_evaluation_mode() -> None:
+    images, _ = coloured_pictures(11)
+    model = tiny_network().train()
+    found = extract_features(model, images, preprocess=preprocess, batch_size=4)
+    with torch.no_grad():
+        expected = tiny_network().eval().forward_features(preprocess(images))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_mistakes_are_named() -> None:
+    images, labels = coloured_pictures(6)
+    with pytest.raises(DataError, match="num_classes=9"):
+        finetune_head(tiny_network(), images, labels + 6, preprocess=preprocess)
+    with pytest.raises(DataError, match="one integer an image"):
+        finetune_head(tiny_network(), images, labels[:5], preprocess=preprocess)
+    with pytest.raises(ConfigError, match=r"epochs is 0 .*lr is -1 "):
+        finetune_head(tiny_network(), images, labels, preprocess=preprocess, epochs=0, lr=-1)
+    with pytest.raises(ConfigError, match="the loss is nan in epoch 0 with lr 0.0005"):
+        finetune_head(tiny_network(), images, labels, preprocess=lambda batch: preprocess(batch) / 0, epochs=9)

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.samples import SHORT, coloured_pictures, flat, noisy_pictures, tiny_network
+from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError
+from trust_tta.models.vmamba import VMamba
+from trust_tta.training.evaluation import accuracy, recalibrate
+from trust_tta.training.loop import EpochRecord, TrainResult, _seed_epoch, measure_epoch, train
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(path: Path | None = None, **options: Any) -> tuple[VMamba, TrainResult]:
+    model = tiny_network()
+    result = train(model, *coloured_pictures(21), SHORT, checkpoint_path=path, **options)
+    return model, result
+
+
+def assert_same(path: Path, other: Path) -> None:
+    first, second = (flat(torch.load(p, weights_only=True)) for p in (path, other))
+    assert len(first) > 100  # weights, averages and both moments
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def losses(result: TrainResult) -> list[float]:
+    return [record.loss for record in result.history]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
+def test_killed_and_resumed_equals_undisturbed_bit_for_bit(tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed.pt", tmp_path / "whole.pt"
+    worker = subprocess.run([sys.executable, "-m", "tests.training.worker", str(killed), "2"], cwd=ROOT, timeout=120)
+    assert worker.returncode == -signal.SIGKILL
+    _, resumed = run(killed)
+    _, undisturbed = run(whole)
+    assert (resumed.first_epoch, undisturbed.first_epoch) == (2, 0)
+    assert losses(resumed) == losses(undisturbed)
+    assert_same(killed, whole)
+
+
+def test_a_finished_run_is_read_back_without_training(tmp_path: Path) -> None:
+    model, result = run(tmp_path / "a.pt")
+    again, repeated = run(tmp_path / "a.pt")
+    assert repeated.first_epoch == SHORT.epochs
+    assert repeated.history == result.history
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_the_seed_decides_and_the_callers_randomness_is_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    model = tiny_network()
+    torch.manual_seed(5)
+    result = train(model, *coloured_pictures(21), SHORT)
+    assert torch.equal(torch.rand(3), expected)
+    other = train(tiny_network(), *coloured_pictures(21), replace(SHORT, seed=1))
+    assert losses(run()[1]) == losses(result)
+    assert losses(other) != losses(result)
+
+
+def test_every_epoch_of_every_seed_draws_its_own_numbers() -> None:
+    device = torch.device("cpu")
+    with torch.random.fork_rng(devices=[]):
+        draws = {
+            (torch.rand(1, generator=_seed_epoch(seed, epoch, device)).item(), torch.rand(1).item())
+            for seed in range(4)
+            for epoch in range(4)
+        }
+    assert len({a for a, _ in draws} | {b for _, b in draws}) == 32
+
+
+def test_another_recipe_or_other_data_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    run(path)
+    with pytest.raises(StateError, match=r"another run: lr was 0.003, is 0.1; give another path or do not resume"):
+        train(tiny_network(), *coloured_pictures(21), replace(SHORT, lr=0.1), checkpoint_path=path)
+    with pytest.raises(StateError, match="images was"):
+        train(tiny_network(), *coloured_pictures(21, seed=1), SHORT, checkpoint_path=path)
+    assert run(path, resume=False)[1].first_epoch == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"no state at all"], ids=["empty", "text"])
+def test_a_broken_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"a\.pt' cannot be read as a training state"):
+        run(path)
+
+
+def test_overfits_noise() -> None:
+    images, labels = noisy_pictures(64), np.random.default_rng(1).integers(0, 3, 64)
+    recipe = replace(
+        SHORT, epochs=60, batch_size=32, lr=1e-2, crop_padding=0, flip=False, cutout=0, mixup=0.0, cutmix=0.0,
+        label_smoothing=0.0, drop_path=0.0, ema_decay=0.9, weight_decay=0.0, warmup_epochs=3,
+    )  # fmt: skip
+    model = tiny_network()
+    result = train(model, images, labels, recipe)
+    assert result.history[-1].loss < 0.1
+    recalibrate(result.average, images, mean=recipe.mean, std=recipe.std, batch_size=32)
+    assert accuracy(result.average, images, labels, mean=recipe.mean, std=recipe.std) == 1.0
+
+
+def test_learns_what_generalises_with_everything_on() -> None:
+    seen: list[EpochRecord] = []
+    recipe = replace(SHORT, epochs=12, batch_size=16, lr=1e-2, precision="bf16", ema_decay=0.9)
+    test = coloured_pictures(60, seed=9)
+    train(
+        tiny_network(),
+        *coloured_pictures(96),
+        recipe,
+        evaluate=lambda model: accuracy(model, *test, mean=recipe.mean, std=recipe.std, batch_size=25),
+        progress=seen.append,
+    )
+    assert [record.epoch for record in seen] == list(range(12))
+    assert (seen[-1].accuracy or 0) > 0.9
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    model = tiny_network()
+
+    def poison(_: VMamba) -> float:
+        if path.is_file():  # the first epoch is saved, the second just ended
+            with torch.no_grad():
+                model.classifier.head.bias[0] = torch.inf
+        return 0.0
+
+    with pytest.raises(ConfigError, match=r"the loss is nan at step 4 \(epoch 2\) with lr 0.003") as caught:
+        train(model, *coloured_pictures(21), SHORT, evaluate=poison, checkpoint_path=path)
+    assert "\n" not in str(caught.value)
+    assert len(torch.load(path, weights_only=True)["history"]) == 2
+
+
+def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
+    result = train(tiny_network(), *coloured_pictures(5), replace(SHORT, batch_size=64))
+    assert len(result.history) == SHORT.epochs
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (np.zeros((4, 8, 8, 3), np.float32), np.zeros(4, np.int64), "images are float32"),
+        (np.zeros((4, 8, 8, 3), np.uint8), np.zeros(3, np.int64), r"labels are int64 \(3,\)"),
+        (np.zeros((4, 8, 8, 3), np.uint8), np.full(4, 3), "create it with num_classes=4"),
+        (np.zeros((0, 8, 8, 3), np.uint8), np.zeros(0, np.int64), "n at least 1"),
+    ],
+    ids=["float images", "too few labels", "label beyond the classes", "nothing"],
+)
+def test_arrays_that_do_not_fit_are_named(images: Any, labels: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        train(tiny_network(), images, labels, SHORT)
+
+
+def test_padding_as_large_as_the_image_is_refused() -> None:
+    with pytest.raises(ConfigError, match="crop_padding 8"):
+        train(tiny_network(), *coloured_pictures(4), replace(SHORT, crop_padding=8))
+
+
+def test_measuring_leaves_the_network_as_it_was() -> None:
+    model = tiny_network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert measure_epoch(model, *coloured_pictures(21), SHORT, steps=2) > 0
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_recalibrated_statistics_are_those_of_the_inputs() -> None:
+    images, model = noisy_pictures(20, seed=3), tiny_network()
+    recalibrate(model, images, mean=(0.5,) * 3, std=(0.5,) * 3, batch_size=8)
+    inputs = torch.from_numpy(images[:16]).permute(0, 3, 1, 2) / 127.5 - 1
+    maps = model.patch_embed[0](inputs).detach()
+    norm = model.patch_embed[2]
+    assert isinstance(norm, torch.nn.BatchNorm2d)
+    assert norm.momentum == 0.1
+    assert not norm.training
+    torch.testing.assert_close(norm.running_mean, maps.mean((0, 2, 3)), rtol=0, atol=1e-5)
+    variances = torch.stack([half.var((0, 2, 3)) for half in maps.split(8)]).mean(0)
+    torch.testing.assert_close(norm.running_var, variances, rtol=1e-4, atol=1e-6)
+
+
+def test_accuracy_counts() -> None:
+    class FirstChannel(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs.mean((2, 3))
+
+    images, labels = coloured_pictures(30)
+    wrong = labels.copy()
+    wrong[:7] = (wrong[:7] + 1) % 3
+    found = accuracy(FirstChannel(), images, wrong, mean=(0.5,) * 3, std=(0.5,) * 3, batch_size=8)
+    assert found == pytest.approx(23 / 30)
