@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.results.samples import cell
 
+from tests.results.samples import cell
 from trust_tta.report.tables import Layout, layout, notes, to_csv, to_latex, to_markdown, to_text
 from trust_tta.results import table
 

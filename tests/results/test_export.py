@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from tests.results.samples import RESULT, cell
 
+from tests.results.samples import RESULT, cell
 from trust_tta.results import Cell, CellKey, Facts, write_csv, write_parquet
 from trust_tta.results.export import columns, flat_row
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from tests.results.samples import FACTS
 from tests.results.worker import compute, keys
-
 from trust_tta.results import Cell, Counts, ResultStore, write_csv
 from trust_tta.results.claimant import Claimant
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.results.samples import FACTS, KEY, RESULT
 
+from tests.results.samples import FACTS, KEY, RESULT
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.results import CellKey, CellResult, Course, Facts, Reliability, SamplePrediction, from_json, to_json
 from trust_tta.results.codec import SCHEMA_VERSION

@@ -9,8 +9,8 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.results.samples import RESULT, cell
 
+from tests.results.samples import RESULT, cell
 from trust_tta.errors import ConfigError
 from trust_tta.results import Aggregate, format_gain, format_percent, format_value, method_labels, split, table
 from trust_tta.results.ordering import CORRUPTIONS, METHODS

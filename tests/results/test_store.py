@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+
 from tests.results.samples import FACTS, KEY, RESULT
 from tests.results.test_record import KEYS, RESULTS, exact
-
 from trust_tta.errors import DataError, StateError, TrustError
 from trust_tta.results import CellKey, CellResult, Counts, Course, ResultStore
 from trust_tta.results.schema import create_file

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tests.results.samples import FACTS, KEY, RESULT
-
 from trust_tta.results import CellKey, CellResult, Course, ResultStore
 
 
