@@ -1,0 +1,45 @@
+"""The doctor's findings and its verdict."""
+
+from __future__ import annotations
+
+import pytest
+
+from trust_tta.cli import doctor
+from trust_tta.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def compiled_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave Triton's interpreter out: tests/scan checks it, and it is slow."""
+    monkeypatch.setattr(doctor, "_interpreting", lambda: False)
+
+
+def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for words in ("torch ", "numba ", "GPU", "reference  ok", "cpu        ok", "triton", "verdict: ok"):
+        assert words in text
+    assert "FAILED" not in text
+
+
+def test_a_backend_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "TOLERANCE", 1e-12)  # no float32 result is that close
+    assert main(["doctor"]) == 1
+    output = capsys.readouterr()
+    assert "cpu        FAILED" in output.out
+    assert "verdict" not in output.out
+    assert "does not agree with the reference" in output.err
+
+
+def test_the_check_sees_every_gradient() -> None:
+    """One wrong gradient is found and named; NaN never passes."""
+    check = doctor.check_backend("cpu", "cpu")
+    assert check.passed
+    assert 0 < check.error < 1e-5
+    assert not doctor.Check(float("nan"), "dA").passed
+
+
+def test_extras_are_described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "EXTRAS", (("figures", "no_such_package", "figures in reports"),))
+    assert main(["doctor"]) == 0
+    assert "missing (figures in reports); pip install 'trust-tta[figures]'" in capsys.readouterr().out

@@ -1,0 +1,122 @@
+"""The command line's frame: exit codes, one-line errors, help that needs no PyTorch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from argparse import ArgumentParser, Namespace
+
+import pytest
+
+from trust_tta import __version__, errors
+from trust_tta.cli import main as frame
+
+
+def make_command(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> None:
+    """A command `probe` that raises `error`, or does nothing."""
+
+    def run(arguments: Namespace) -> None:
+        if error is not None:
+            raise error
+
+    def add_arguments(parser: ArgumentParser) -> None:
+        parser.add_argument("--count", type=int)
+
+    module = types.ModuleType("trust_tta.cli.probe")
+    vars(module).update(HELP="probe", EXAMPLES="  trust-tta probe", add_arguments=add_arguments, run=run)
+    monkeypatch.setitem(sys.modules, "trust_tta.cli.probe", module)
+    monkeypatch.setattr(frame, "COMMANDS", ("probe",))
+
+
+CODES: list[tuple[BaseException | None, int, str]] = [
+    (None, 0, ""),
+    (errors.ConfigError("no such option"), 2, "no such option"),
+    (errors.ShapeError("images have\nanother shape"), 2, "images have another shape"),
+    (errors.DataError("no data"), 2, "no data"),
+    (errors.CheckpointError("no file"), 2, "no file"),
+    (errors.BackendError("no GPU"), 1, "no GPU"),
+    (errors.DependencyError("no package"), 1, "no package"),
+    (errors.StateError("other state"), 1, "other state"),
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (PermissionError(13, "Permission denied", "out.npy"), 1, "'out.npy': Permission denied"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "line"), CODES, ids=lambda v: type(v).__name__)
+def test_exit_codes(
+    error: BaseException | None,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_command(monkeypatch, error)
+    assert frame.main(["probe"]) == code
+    assert capsys.readouterr().err == (f"trust-tta: {line}\n" if line else "")
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (ZeroDivisionError("defect"), OSError("no file named")):
+        make_command(monkeypatch, error)
+        with pytest.raises(type(error)):
+            frame.main(["probe"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["prob"], "invalid choice: 'prob' (choose from"),
+        (["probe", "--count", "many"], "argument --count: invalid int value: 'many'"),
+        (["probe", "--coun", "3"], "unrecognized arguments: --coun 3"),
+        (["probe", "extra"], "unrecognized arguments: extra"),
+    ],
+    ids=lambda v: " ".join(v) or "nothing" if isinstance(v, list) else "",
+)
+def test_misuse_is_one_line_and_2(
+    argv: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_command(monkeypatch, None)
+    with pytest.raises(SystemExit) as leaving:
+        frame.main(argv)
+    error = capsys.readouterr().err
+    assert leaving.value.code == 2
+    assert words in error
+    assert error.count("\n") == 1
+    assert "--help" in error
+
+
+@pytest.mark.parametrize("name", frame.COMMANDS)
+def test_every_command_has_help_with_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        frame.main([name, "--help"])
+    assert leaving.value.code == 0
+    text = capsys.readouterr().out
+    assert f"trust-tta {name}" in text.split("examples:")[1]
+    assert "\n" not in frame.load_command(name).HELP
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from trust_tta.cli.main import build_parser; build_parser(); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_the_module_is_the_command() -> None:
+    result = subprocess.run([sys.executable, "-m", "trust_tta", "--version"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout.strip()) == (0, f"trust-tta {__version__}")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes close differently elsewhere")
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    code = "import sys; from trust_tta.cli.main import main; sys.exit(main(['doctor']))"
+    quick = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=quick)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr as stream:
+        assert stream.read() == b""
+    assert process.wait() == 1

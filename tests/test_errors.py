@@ -1,0 +1,36 @@
+"""The tree of errors, and optional packages."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from trust_tta import errors
+from trust_tta.errors import DependencyError, TrustError
+from trust_tta.optional import available, require
+
+CLASSES = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, Exception)}
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    assert errors.__doc__ is not None
+    assert set(re.findall(r"\b(\w+Error)\b", errors.__doc__)) == set(CLASSES)
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"TrustError"}))
+def test_every_error_is_caught_by_its_base_and_by_a_builtin(name: str) -> None:
+    error = CLASSES[name]
+    assert issubclass(error, TrustError)
+    assert any(base.__module__ == "builtins" and base not in (Exception, object) for base in error.__bases__)
+
+
+def test_a_missing_package_says_how_to_get_it() -> None:
+    assert not available("no_such_package_at_all")
+    with pytest.raises(DependencyError, match=r"'no_such_package_at_all' .* pip install 'trust-tta\[figures\]'"):
+        require("no_such_package_at_all", extra="figures")
+
+
+def test_a_present_package_is_imported() -> None:
+    assert available("json")
+    assert require("json", extra="figures").dumps([1]) == "[1]"
