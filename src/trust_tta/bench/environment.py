@@ -1,0 +1,76 @@
+"""The circumstances of a run: versions, device, commit."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import trust_tta
+from trust_tta._version import __version__
+from trust_tta.results.record import Facts
+
+
+def collect_facts(*, device: torch.device, dtype: str, config: str) -> Facts:
+    """The facts of this process; the times are those of each cell and are filled in later."""
+    return Facts(
+        trust_tta=__version__,
+        torch=str(torch.__version__),
+        numpy=np.__version__,
+        triton=_version("triton"),
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        device=describe_device(device),
+        dtype=dtype,
+        threads=torch.get_num_threads(),
+        commit=find_commit(Path(trust_tta.__file__).parent),
+        config=config,
+        started="",
+        finished="",
+    )
+
+
+def describe_device(device: torch.device) -> str:
+    """The kind of device, and for a GPU its model."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def find_commit(package: Path) -> str | None:
+    """The commit that the package's files belong to, with "-dirty" where they differ; None outside a clone."""
+    try:
+        # An installed package may lie in somebody else's repository: only files that it tracks count.
+        subprocess.run(
+            ["git", "ls-files", "--error-unmatch", "__init__.py"],
+            cwd=package,
+            capture_output=True,
+            check=True,
+            timeout=10,
+        )
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=package,
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

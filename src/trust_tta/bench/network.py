@@ -1,0 +1,156 @@
+"""The network of an experiment, with the preprocessing that belongs to its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from trust_tta.bench.config import ARRAY, ModelConfig
+from trust_tta.data.dataset import Dataset
+from trust_tta.data.specs import Layout
+from trust_tta.data.transforms import Preprocessing, find_preset
+from trust_tta.errors import CheckpointError, ConfigError
+from trust_tta.models.checkpoint import checkpoint_digest
+from trust_tta.models.factory import create_model
+from trust_tta.models.pretrained import PRETRAINED, Pretrained, locate
+from trust_tta.models.vmamba import VMamba
+
+_BARE_LABELS = (ARRAY, "array-c")  # numbers without names, of which not all need occur
+_TOLERANCE = 2e-3  # of a mean or deviation: how far published figures of one data set lie apart
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file of weights, and what is known of them: by their name, by the file itself, or by the variant."""
+
+    file: Path
+    variant: str
+    num_classes: int | None
+    preprocessing: Preprocessing
+    digest: str
+
+
+def find_checkpoint(config: ModelConfig, *, domain: str) -> Checkpoint:
+    """The checkpoint for `domain`; a preprocessing that contradicts what it was trained with is refused."""
+    source = config.checkpoint.replace("{domain}", domain)
+    known = PRETRAINED.get(source)
+    file = locate(known) if known else Path(source)
+    if not file.is_file():
+        raise CheckpointError(
+            f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or one of {', '.join(PRETRAINED)}"
+        )
+    metadata = _read_metadata(file)
+    variant = config.name or (known.variant if known else metadata.get("variant"))
+    if variant is None:
+        raise ConfigError(f"'{file}' does not say which network it is of; give model.name")
+    classes = config.num_classes or (known.num_classes if known else _whole(metadata.get("num_classes")))
+    stated = _stated_preprocessing(known, metadata, file)
+    return Checkpoint(
+        file, variant, classes, _choose(config.preprocessing, stated, variant, file), checkpoint_digest(file)
+    )
+
+
+def load_network(config: ModelConfig, checkpoint: Checkpoint, *, dataset: Dataset, device: torch.device) -> VMamba:
+    """The network in evaluation mode; one with other classes than the data set is refused."""
+    classes = len(dataset.class_names)
+    outputs = int(checkpoint.num_classes or config.overrides.get("num_classes") or classes)
+    fits = outputs >= classes if dataset.name in _BARE_LABELS else outputs == classes
+    if not fits:
+        raise ConfigError(
+            f"'{checkpoint.file}' tells {outputs} classes apart and {dataset.name} has {classes}; "
+            "give a checkpoint that was trained or fine-tuned on these classes"
+        )
+    overrides = {name: value for name, value in config.overrides.items() if name != "num_classes"}
+    model = create_model(checkpoint.variant, num_classes=outputs, checkpoint=checkpoint.file, **overrides)
+    return model.to(device)
+
+
+def fit_to_layout(preprocessing: Preprocessing, layout: Layout) -> Preprocessing:
+    """What is left to do for images as they lie on disk: some were cut when they were made, arrays are never cut."""
+    if layout in ("cifar", "array-c"):
+        return replace(preprocessing, resize=None, crop=False)
+    if layout == "folder-c" and preprocessing.crop:
+        return replace(preprocessing, resize=None)
+    return preprocessing
+
+
+def choose_device(name: str) -> torch.device:
+    """The device by name; "auto" takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} does not exist; give auto, cpu, cuda or cuda:1") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} needs a GPU and none is usable here; give auto or cpu")
+    return device
+
+
+def _choose(given: Preprocessing | None, stated: Preprocessing | None, variant: str, file: Path) -> Preprocessing:
+    if given is None:
+        return stated or (find_preset("cifar32" if variant == "vmamba_nano" else "imagenet"))
+    if stated is not None and not _close(given, stated):
+        raise ConfigError(
+            f"'{file}' was trained with mean {stated.mean} and std {stated.std}, "
+            f"and model.preprocessing gives mean {given.mean} and std {given.std}; leave it out or give these"
+        )
+    return given
+
+
+def _close(one: Preprocessing, other: Preprocessing) -> bool:
+    pairs = zip((*one.mean, *one.std), (*other.mean, *other.std), strict=True)
+    return all(math.isclose(a, b, abs_tol=_TOLERANCE) for a, b in pairs)
+
+
+def _stated_preprocessing(known: Pretrained | None, metadata: Mapping[str, str], file: Path) -> Preprocessing | None:
+    """What the checkpoint says of itself; a network that never saw a cut image is shown whole ones."""
+    if known is not None:
+        own = known.preprocessing
+        return _make(own.size, own.resize, own.mean, own.std, own.interpolation)
+    if "preprocessing" not in metadata:
+        return None
+    try:
+        stated = json.loads(metadata["preprocessing"])
+        mean, std = tuple(map(float, stated["mean"])), tuple(map(float, stated["std"]))
+        return _make(int(stated["size"]), stated.get("resize"), mean, std, stated.get("interpolation", "bicubic"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the preprocessing stated in '{file}' cannot be read ({error!r}); give model.preprocessing"
+        ) from error
+
+
+def _make(
+    size: int, resize: int | None, mean: tuple[float, ...], std: tuple[float, ...], interpolation: str
+) -> Preprocessing:
+    (r, g, b), (x, y, z) = mean, std
+    return Preprocessing(
+        size=size,
+        resize=resize,
+        crop=resize is not None,
+        mean=(r, g, b),
+        std=(x, y, z),
+        interpolation=interpolation,
+    )
+
+
+def _read_metadata(file: Path) -> dict[str, str]:
+    """The description in a .safetensors file; empty elsewhere."""
+    if file.suffix != ".safetensors":
+        return {}
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return dict(opened.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{file}' cannot be read as .safetensors ({error}); is the file complete?") from error
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None

@@ -1,0 +1,237 @@
+"""Reading an experiment from TOML, from flags or from both; every mistake is told at once."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from trust_tta.bench.aliases import merge, translate
+from trust_tta.bench.config import (
+    ARRAY,
+    CLEAN,
+    DTYPES,
+    SAMPLE,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    RunConfig,
+    StreamPlan,
+)
+from trust_tta.bench.fields import Fields
+from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
+from trust_tta.data.settings import parse_setting
+from trust_tta.data.specs import find_domain, find_spec
+from trust_tta.data.transforms import Preprocessing, find_preset
+from trust_tta.errors import ConfigError
+from trust_tta.methods.registry import method_options
+from trust_tta.models.config import VMambaConfig
+from trust_tta.models.variants import VARIANTS
+from trust_tta.results.codec import canonical_json
+
+
+def read_config(path: Path | None, changes: Mapping[str, Any] | None = None) -> RunConfig:
+    """The experiment of a TOML file (None: of `changes` alone), with the `changes` of the command line made to it."""
+    content: dict[str, Any] = {}
+    if path is not None:
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(
+                f"the configuration '{path}' cannot be read ({error.strerror}); give a TOML file"
+            ) from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the configuration '{path}' is not TOML: {error}") from error
+    name = "experiment" if path is None else path.stem
+    return parse_config(_change(translate(content), changes or {}), name=name, origin=str(path or "the command line"))
+
+
+def parse_config(content: Mapping[str, Any], *, name: str, origin: str) -> RunConfig:
+    """The experiment that nested tables describe; all mistakes in one ConfigError."""
+    mistakes: list[str] = []
+    top = Fields(content, mistakes)
+    experiment = top.text("experiment", name)
+    config = RunConfig(
+        experiment=experiment,
+        model=_model(top.table("model")),
+        data=_data(top.table("data")),
+        stream=_stream(top.table("stream")),
+        methods=_methods(top),
+        device=top.text("device", "auto"),
+        dtype=top.choice("dtype", "float32", DTYPES),
+        store=top.text("store", f"runs/{experiment}.sqlite"),
+        clean_after=top.flag("clean_after", False),
+        keep_samples=top.whole("keep_samples", 0),
+        confusion=top.flag("confusion", False),
+    )
+    _check_together(config, mistakes)
+    top.close()
+    if mistakes:
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        raise ConfigError(f"{origin} has {count}: {'; '.join(mistakes)}")
+    return config
+
+
+def _check_together(config: RunConfig, mistakes: list[str]) -> None:
+    """What no field shows by itself."""
+    setting = parse_setting(config.stream.setting)
+    if "{domain}" in config.model.checkpoint and setting.reset == "never":
+        mistakes.append("model.checkpoint: one network for each {domain} needs a reset at each; use the setting online")
+    graded = config.data.corrupts or find_spec(config.data.dataset).has_severities
+    if setting.gradual and not graded:
+        mistakes.append(f"stream.setting: {config.data.dataset} has no severities, so it has no gradual stream")
+
+
+def _model(table: Fields) -> ModelConfig:
+    name = table.optional_text("name")
+    if name is not None and name not in VARIANTS:
+        table.complain("name", f"{name!r} is no model; the models are {', '.join(sorted(VARIANTS))}")
+    overrides = table.mapping("overrides")
+    unknown = sorted(overrides.keys() - {f.name for f in fields(VMambaConfig)})
+    if unknown:
+        table.complain("overrides", f"VMambaConfig has no {', '.join(unknown)}")
+    checkpoint = table.optional_text("checkpoint")
+    if checkpoint is None:
+        table.complain("checkpoint", "is missing; give a .pth or .safetensors file or a known name")
+    config = ModelConfig(
+        checkpoint=checkpoint or "",
+        name=name,
+        num_classes=table.optional_whole("num_classes"),
+        overrides=overrides,
+        preprocessing=_preprocessing(table),
+    )
+    table.close()
+    return config
+
+
+def _preprocessing(table: Fields) -> Preprocessing | None:
+    """A preset by name, or a table of the fields of Preprocessing."""
+    given = table.content.get("preprocessing")
+    if not isinstance(given, Mapping):
+        preset = table.optional_text("preprocessing")
+        return None if preset is None else table.try_to("preprocessing", lambda: find_preset(preset), None)
+    inner = table.table("preprocessing")
+    default = Preprocessing()
+    size, resize = inner.whole("size", default.size, least=1), inner.optional_whole("resize")
+    crop = inner.flag("crop", resize is not None)
+    mean, std = inner.numbers("mean", default.mean), inner.numbers("std", default.std)
+    interpolation = inner.text("interpolation", default.interpolation)
+    inner.close()
+    return table.try_to(
+        "preprocessing",
+        lambda: Preprocessing(size=size, resize=resize, crop=crop, mean=mean, std=std, interpolation=interpolation),
+        None,
+    )
+
+
+def _data(table: Fields) -> DataConfig:
+    given = table.optional_text("dataset")
+    name: str | None = given
+    if given is None:
+        table.complain("dataset", f"is missing; give {SAMPLE}, {ARRAY} or the name of a data set")
+    elif given not in (SAMPLE, ARRAY):
+        name = table.try_to("dataset", lambda: find_spec(given).name, None)
+    config = DataConfig(
+        dataset=name or SAMPLE,
+        root=table.text("root", "data"),
+        images=table.optional_text("images"),
+        labels=table.optional_text("labels"),
+        domains=_domains(table, name) if name else table.texts("domains"),
+        severity=table.choice("severity", 5, SEVERITIES),
+        limit=table.optional_whole("limit"),
+        class_mask=table.flag("class_mask", True),
+    )
+    if (config.dataset == ARRAY) != (config.images is not None and config.labels is not None):
+        table.complain("images", f"the data set '{ARRAY}', and no other, has the files images and labels")
+    table.close()
+    return config
+
+
+def _domains(table: Fields, dataset: str) -> tuple[str, ...] | None:
+    """The domains under their own names."""
+    given = table.texts("domains")
+    if given is None:
+        return CORRUPTIONS if dataset in (SAMPLE, ARRAY) else None
+    if dataset in (SAMPLE, ARRAY):
+        for name in given:
+            if name not in (CLEAN, *ALL_CORRUPTIONS):
+                table.complain("domains", f"{name!r} is not one of {', '.join((CLEAN, *ALL_CORRUPTIONS))}")
+        return given
+    spec = find_spec(dataset)
+    if not spec.parts:
+        return given
+    return tuple(table.try_to("domains", lambda n=name: find_domain(spec, n).name, name) for name in given)  # type: ignore[misc]
+
+
+def _stream(table: Fields) -> StreamPlan:
+    setting = table.text("setting", "online")
+    config = StreamPlan(
+        setting=table.try_to("setting", lambda: parse_setting(setting).name, "online"),
+        batch_sizes=table.wholes("batch_size", 128, least=1),
+        seeds=table.wholes("seeds", 0),
+        shuffle=table.flag("shuffle", True),
+        drop_last=table.flag("drop_last", False),
+        gamma=table.number("gamma", 0.1),
+    )
+    table.close()
+    return config
+
+
+def _methods(top: Fields) -> tuple[MethodConfig, ...]:
+    """The methods, each a name or a table; `options` are given to all that have them."""
+    top.known += ["methods", "options"]
+    given, shared = top.content.get("methods", []), top.content.get("options", {})
+    listed = given if isinstance(given, list) else [given]
+    methods = [_method(top, number, entry, shared) for number, entry in enumerate(listed, start=1)]
+    found = tuple(method for method in methods if method is not None)
+    if not listed:
+        top.complain("methods", "is missing; name at least one method")
+    seen = [canonical_json([m.name, m.all_options()]) for m in found]
+    for place, method in enumerate(found):
+        if seen[place] in seen[:place]:
+            top.complain("methods", f"'{method.name}' is there twice with the same options; give it once")
+    return found
+
+
+def _method(top: Fields, number: int, entry: Any, shared: Mapping[str, Any]) -> MethodConfig | None:
+    values = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
+        top.complain(f"methods[{number}]", f"{entry!r} is not a name or a table with a name")
+        return None
+    options = {name: value for name, value in values.items() if name not in ("name", "label")}
+    name = values["name"]
+    try:
+        valid = method_options(name)
+    except ConfigError as error:
+        top.complain(f"methods[{number}]", str(error))
+        return None
+    unknown = sorted(options.keys() - valid.keys())
+    if unknown:
+        its = ", ".join(valid) or "none"
+        top.complain(f"methods[{number}]", f"'{name}' has no option {', '.join(unknown)}; its options are {its}")
+        return None
+    wanted = {name: value for name, value in shared.items() if name in valid}
+    return MethodConfig(name=name, label=str(values.get("label", "")), options={**wanted, **options})
+
+
+def _change(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with the changes of a command line: `methods` picks among those given, `method_options` sets."""
+    rest = {name: value for name, value in changes.items() if name not in ("methods", "method_options")}
+    merged = merge(content, rest)
+    entries = merged.get("methods", [])
+    tables = [{"name": e} if isinstance(e, str) else e for e in (entries if isinstance(entries, list) else [entries])]
+    if "methods" in changes:
+        tables = _pick(tables, changes["methods"])
+    for method, option, value in changes.get("method_options", ()):
+        if method not in [table.get("name") for table in tables]:
+            raise ConfigError(f"the option {method}.{option} is for a method that is not run; add it to --methods")
+        tables = [{**table, option: value} if table.get("name") == method else table for table in tables]
+    merged["methods"] = tables
+    return merged
+
+
+def _pick(tables: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The tables with these names, in this order; a name without a table stands for the method's defaults."""
+    return [table for name in names for table in ([t for t in tables if t.get("name") == name] or [{"name": name}])]

@@ -1,0 +1,137 @@
+"""From an experiment to its cells, each with everything that decides its numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trust_tta.bench.config import MethodConfig, RunConfig
+from trust_tta.bench.network import Checkpoint, find_checkpoint, fit_to_layout
+from trust_tta.bench.sources import DataSource
+from trust_tta.data.files import hash_pixels, hash_texts
+from trust_tta.data.streams import Domain
+from trust_tta.data.transforms import Preprocessing
+from trust_tta.results.record import CellKey
+
+SOURCE_STATISTICS = "source_statistics"
+CLEAN_IMAGES = 256  # from which a method learns what clean images look like
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Cells that a method goes through without being reset in between; a single one where every domain resets."""
+
+    method: MethodConfig
+    batch_size: int
+    seed: int
+    places: tuple[int, ...]  # of the domains in the stream
+    keys: tuple[CellKey, ...]
+    batches: tuple[int, ...]  # of each cell
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All chains of an experiment, in the order in which they are run, and the networks of its domains."""
+
+    chains: tuple[Chain, ...]
+    checkpoints: dict[str, Checkpoint]  # by domain
+    preprocessing: dict[str, Preprocessing]  # by domain
+
+    @property
+    def keys(self) -> tuple[CellKey, ...]:
+        return tuple(key for chain in self.chains for key in chain.keys)
+
+
+def make_plan(config: RunConfig, source: DataSource) -> Plan:
+    """All cells: for each batch size and seed, for each stretch between two resets, every method."""
+    chains: list[Chain] = []
+    checkpoints: dict[str, Checkpoint] = {}
+    preprocessing: dict[str, Preprocessing] = {}
+    for batch_size in config.stream.batch_sizes:
+        for seed in config.stream.seeds:
+            domains = source.stream(config.stream, batch_size=batch_size, seed=seed, workers=0)
+            for domain in domains:
+                base = domain.dataset.domain
+                if base not in checkpoints:
+                    checkpoints[base] = _find(config, base, checkpoints)
+                    preprocessing[base] = fit_to_layout(checkpoints[base].preprocessing, source.layout)
+            for places in stretches(domains):
+                cells = [domains[place] for place in places]
+                prints = list(_fingerprints(config, cells, preprocessing))
+                chains += [
+                    _chain(config, method, cells, prints, places, seed=seed, checkpoints=checkpoints)
+                    for method in config.methods
+                ]
+    return Plan(tuple(chains), checkpoints, preprocessing)
+
+
+def stretches(domains: list[Domain]) -> Iterator[tuple[int, ...]]:
+    """The places of the domains between one reset and the next."""
+    starts = [i for i, domain in enumerate(domains) if domain.reset_before or domain.reset_each_batch]
+    for start, end in zip(starts, [*starts[1:], len(domains)], strict=True):
+        yield tuple(range(start, end))
+
+
+def _find(config: RunConfig, domain: str, found: dict[str, Checkpoint]) -> Checkpoint:
+    if found and "{domain}" not in config.model.checkpoint:
+        return next(iter(found.values()))
+    return find_checkpoint(config.model, domain=domain)
+
+
+def _fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str, Preprocessing]) -> Iterator[str]:
+    """Of what the network has met by the end of each cell: pixels, order, preprocessing, and all that came before."""
+    before = ""
+    for domain in cells:
+        dataset, batches = domain.dataset, domain.batches
+        mask = dataset.class_mask if config.data.class_mask else None
+        before = hash_texts(
+            (
+                before,
+                dataset.fingerprint,
+                hash_pixels(batches.order[: batches.images]),
+                repr(preprocessing[dataset.domain]),
+                "" if mask is None else hash_pixels(mask),
+                config.dtype,
+            )
+        )
+        yield before
+
+
+def _chain(
+    config: RunConfig,
+    method: MethodConfig,
+    cells: list[Domain],
+    fingerprints: list[str],
+    places: tuple[int, ...],
+    *,
+    seed: int,
+    checkpoints: dict[str, Checkpoint],
+) -> Chain:
+    batch_size = cells[0].batches.batch_size
+    keys = tuple(
+        CellKey(
+            experiment=config.experiment,
+            dataset=domain.dataset.name,
+            domain=domain.name,
+            severity=domain.dataset.severity,
+            method=method.name,
+            options=json.dumps(key_options(method)),
+            setting=config.stream.setting,
+            batch_size=batch_size,
+            seed=seed,
+            checkpoint=checkpoints[domain.dataset.domain].digest,
+            fingerprint=fingerprint,
+            limit=config.data.limit,
+        )
+        for domain, fingerprint in zip(cells, fingerprints, strict=True)
+    )
+    return Chain(method, batch_size, seed, places, keys, tuple(len(domain.batches) for domain in cells))
+
+
+def key_options(method: MethodConfig) -> dict[str, object]:
+    """All options of the method; statistics of clean images, which the runner gathers, by how they are gathered."""
+    options = method.all_options()
+    if SOURCE_STATISTICS in options:
+        options[SOURCE_STATISTICS] = f"{CLEAN_IMAGES} clean images"
+    return options

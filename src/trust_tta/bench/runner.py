@@ -1,0 +1,127 @@
+"""The one evaluation loop: a method meets a stream, batch by batch, and everything about it is measured."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from trust_tta.bench.metrics import Meter
+from trust_tta.data.streams import Domain
+from trust_tta.methods.base import Method
+from trust_tta.results.record import CellResult
+
+Beat: TypeAlias = Callable[[int], None]  # called after every batch with how many of the stream it was: 1, or 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Conditions:
+    """How a stream is run and what is measured beside the accuracy."""
+
+    device: torch.device
+    dtype: str = "float32"  # or "bf16": the network computes under autocast
+    class_mask: bool = True
+    clean: Domain | None = None  # images to measure forgetting on, after each domain
+    keep_samples: int = 0
+    confusion: bool = False
+
+
+def run_stream(
+    method: Method, domains: Sequence[Domain], conditions: Conditions, *, beat: Beat
+) -> Iterator[CellResult]:
+    """The result of each domain in turn; the method, and the network under it, end up at the source."""
+    try:
+        for domain in domains:
+            if domain.reset_before:
+                method.reset()
+            yield run_domain(method, domain, conditions, beat=beat)
+    finally:
+        method.reset()
+
+
+def run_domain(method: Method, domain: Domain, conditions: Conditions, *, beat: Beat) -> CellResult:
+    """Adapt on and predict each batch once."""
+    meter = Meter(
+        probabilities=method.probabilities,
+        classes=_classes(domain, conditions),
+        confusion=conditions.confusion,
+        keep=_spread(domain, conditions.keep_samples),
+    )
+    costs: Counter[str] = Counter()
+    _start_memory(conditions.device)
+    for batch in domain.batches:
+        if domain.reset_each_batch:
+            method.reset()
+        images = batch.images.to(conditions.device)
+        earlier = asdict(method.counters)
+        outputs, seconds = _timed(method, images, conditions)
+        costs.update({name: count - earlier[name] for name, count in asdict(method.counters).items()})
+        meter.update(outputs, batch.labels, before=method.logits_before, indices=batch.indices, seconds=seconds)
+        beat(1)
+    return meter.result(
+        forwards=costs["forwards"],
+        backwards=costs["backwards"],
+        updates=costs["updates"],
+        skipped_updates=costs["skipped"],
+        peak_memory=_peak_memory(conditions.device),
+        clean_accuracy=clean_accuracy(method, conditions, beat=beat),
+    )
+
+
+def clean_accuracy(method: Method, conditions: Conditions, *, beat: Beat) -> float | None:
+    """The accuracy on clean images of the network as it is now, without adapting to them."""
+    if conditions.clean is None:
+        return None
+    meter = Meter(classes=_classes(conditions.clean, conditions))
+    for batch in conditions.clean.batches:
+        with torch.no_grad(), _autocast(conditions):
+            outputs = method.model(batch.images.to(conditions.device))
+        meter.update(outputs, batch.labels)
+        beat(0)
+    return meter.accuracy
+
+
+def _timed(method: Method, images: Tensor, conditions: Conditions) -> tuple[Tensor, float]:
+    """The outputs (n, classes) and the seconds they took; moving images to the device is not counted."""
+    _wait(conditions.device)
+    start = time.perf_counter()
+    with _autocast(conditions):
+        outputs: Tensor = method(images)
+    _wait(conditions.device)
+    return outputs, time.perf_counter() - start
+
+
+def _autocast(conditions: Conditions) -> torch.autocast:
+    return torch.autocast(conditions.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16")
+
+
+def _classes(domain: Domain, conditions: Conditions) -> list[int] | None:
+    mask = domain.dataset.class_mask
+    return mask.tolist() if mask is not None and conditions.class_mask else None
+
+
+def _spread(domain: Domain, count: int) -> set[int]:
+    """`count` indices at even distances among those of the stream."""
+    present = sorted(domain.batches.order[: domain.batches.images].tolist())
+    count = min(count, len(present))
+    return {present[i * len(present) // count] for i in range(count)}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _start_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_memory(device: torch.device) -> int | None:
+    """Bytes that tensors took at most on a GPU; None on a CPU, where only the whole process could be told."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -1,0 +1,144 @@
+"""Where the images of an experiment come from: data sets on disk, or clean images corrupted as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trust_tta.bench.config import ARRAY, CLEAN, DataConfig, StreamPlan
+from trust_tta.data.arrays import open_images, open_labels
+from trust_tta.data.corruptions.apply import corrupt
+from trust_tta.data.dataset import Dataset, array_dataset
+from trust_tta.data.embedded import load_sample
+from trust_tta.data.files import hash_pixels, hash_texts
+from trust_tta.data.reading import available_domains, open_dataset
+from trust_tta.data.settings import GRADUAL_SEVERITIES, parse_setting
+from trust_tta.data.specs import CIFAR10_CLASSES, Layout, find_spec
+from trust_tta.data.streams import Domain, StreamConfig, stream_datasets
+from trust_tta.data.transforms import Preprocessing
+from trust_tta.errors import ConfigError
+
+_PROBE = 8  # images whose pixels stand for the code that makes all of them
+_CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(
+    ("imagenet-c", "imagenet-sketch", "imagenet-v2", "imagenet-r"), "imagenet"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CorruptedImages:
+    """Clean images uint8 (n, h, w, 3), each corrupted when it is first read, by its index and the seed alone."""
+
+    clean: NDArray[np.uint8]
+    corruption: str
+    severity: int
+    seed: int
+    made: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        if index not in self.made:
+            image = np.ascontiguousarray(self.clean[index : index + 1])
+            self.made[index] = corrupt(image, self.corruption, self.severity, self.seed, first_index=index)[0]
+        return self.made[index]
+
+    def digest(self) -> str:
+        """Of the clean pixels, the recipe, and the first results, which change when the code does."""
+        probe = np.stack([self.read(index) for index in range(min(_PROBE, len(self)))])
+        recipe = f"{self.corruption} {self.severity} {self.seed}"
+        return hash_texts((hash_pixels(self.clean), recipe, hash_pixels(probe)))
+
+
+class DataSource:
+    """The data of one experiment. Sets on disk are opened once; corrupted images are kept as long as their stream."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
+        self.layout: Layout = "array-c" if config.corrupts else find_spec(config.dataset).layout
+        self._opened: dict[tuple[str, int], Dataset] = {}
+        self._clean: Dataset | None = None
+
+    def domains(self) -> tuple[str, ...]:
+        """The domains of the experiment, in order."""
+        config = self.config
+        if config.domains is not None:
+            return config.domains
+        found = available_domains(config.dataset, config.root)
+        if not found:
+            raise ConfigError(f"no domain of {config.dataset} is in {config.root}; run `trust-tta data check` on it")
+        return found
+
+    def open(self, domain: str, *, severity: int, seed: int) -> Dataset:
+        """One domain at one severity; the seed counts only where images are corrupted as they are read."""
+        config = self.config
+        if config.corrupts:
+            clean = self.clean()
+            if domain == CLEAN:
+                return clean
+            images = CorruptedImages(_pixels(clean), domain, severity, seed)
+            return replace(clean, domain=domain, images=images, severity=severity)
+        if (domain, severity) not in self._opened:
+            self._opened[domain, severity] = open_dataset(config.dataset, config.root, domain=domain, severity=severity)
+        return self._opened[domain, severity]
+
+    def clean(self) -> Dataset:
+        """The clean images that belong to the data."""
+        if self._clean is None:
+            self._clean = self._open_clean()
+        return self._clean
+
+    def _open_clean(self) -> Dataset:
+        config = self.config
+        if config.dataset == ARRAY:
+            images, labels = open_images(Path(str(config.images))), open_labels(Path(str(config.labels)))
+            names = tuple(map(str, range(int(labels.max(initial=0)) + 1)))
+            return array_dataset(images, labels, names, name=ARRAY, domain=CLEAN)
+        if config.corrupts:
+            images, labels = load_sample()
+            return array_dataset(images, labels, CIFAR10_CLASSES, name=config.dataset, domain=CLEAN)
+        if config.dataset not in _CLEAN_SETS:
+            raise ConfigError(
+                f"{config.dataset} has no clean counterpart (known: {', '.join(_CLEAN_SETS)}); "
+                "leave out clean_after and methods that need clean images"
+            )
+        return open_dataset(_CLEAN_SETS[config.dataset], config.root)
+
+    def stream(self, plan: StreamPlan, *, batch_size: int, seed: int, workers: int) -> list[Domain]:
+        """The domains as the network meets them, not yet preprocessed."""
+        config = StreamConfig(
+            setting=plan.setting,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=plan.shuffle,
+            limit=self.config.limit,
+            drop_last=plan.drop_last,
+            gamma=plan.gamma,
+        )
+        return list(stream_datasets(self._datasets(plan.setting, seed), config, workers=workers))
+
+    def clean_stream(self, *, batch_size: int, limit: int | None, workers: int) -> Domain:
+        """At most `limit` of the clean images, always the same ones in the same order."""
+        config = StreamConfig(batch_size=batch_size, limit=limit)
+        (domain,) = stream_datasets([self.clean()], config, workers=workers)
+        return domain
+
+    def _datasets(self, setting: str, seed: int) -> Iterator[Dataset]:
+        gradual = parse_setting(setting).gradual
+        for domain in self.domains():
+            for severity in GRADUAL_SEVERITIES if gradual else (self.config.severity,):
+                yield self.open(domain, severity=severity, seed=seed)
+
+
+def prepare(domain: Domain, preprocessing: Preprocessing) -> Domain:
+    """The domain with its images made into network input."""
+    return replace(domain, batches=replace(domain.batches, preprocessing=preprocessing))
+
+
+def _pixels(dataset: Dataset) -> NDArray[np.uint8]:
+    pixels: NDArray[np.uint8] = dataset.images.array  # type: ignore[attr-defined]
+    return pixels

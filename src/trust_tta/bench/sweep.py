@@ -1,0 +1,207 @@
+"""Running all cells of an experiment into a store: resumable, shareable, and through failures of single cells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.environment import collect_facts, now
+from trust_tta.bench.network import choose_device, load_network
+from trust_tta.bench.plan import CLEAN_IMAGES, SOURCE_STATISTICS, Chain, Plan, make_plan
+from trust_tta.bench.runner import Conditions, run_stream
+from trust_tta.bench.sources import DataSource, prepare
+from trust_tta.data.streams import Domain
+from trust_tta.errors import TrustError
+from trust_tta.methods.base import Method
+from trust_tta.methods.registry import create_method, method_options
+from trust_tta.methods.tokens import gather_source_statistics
+from trust_tta.models.vmamba import VMamba
+from trust_tta.results.record import CellKey, CellResult, Facts
+from trust_tta.results.store import ResultStore
+
+POLL_SECONDS = 1.0  # between looks at cells that another process holds
+
+
+class Observer:
+    """What a caller may want to hear of while a sweep runs; these do nothing."""
+
+    def start(self, keys: tuple[CellKey, ...], batches: int) -> None:
+        """`keys` are still to be run, in so many batches."""
+
+    def advance(self, batches: int) -> None:
+        """So many more batches are done."""
+
+    def finished(self, key: CellKey, result: CellResult) -> None:
+        """A cell is done and recorded."""
+
+    def failed(self, key: CellKey, message: str) -> None:
+        """A cell ended in an error."""
+
+    def waiting(self, cells: int) -> None:
+        """Nothing is left but cells that other processes hold."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the cells of an experiment stand after a sweep."""
+
+    keys: tuple[CellKey, ...]
+    done: int
+    failed: int
+
+
+def sweep(config: RunConfig, store: ResultStore, *, observer: Observer, retry: bool = False) -> Outcome:
+    """Run what is not finished, wait for what others run, and say how it ended; `retry` tries failed cells again."""
+    source = DataSource(config.data)
+    plan = make_plan(config, source)
+    digests = {key.digest for key in plan.keys}
+    if retry:
+        store.retry_failed(lambda key: key.digest in digests)
+    bench = Bench(config, source, plan, store, observer)
+    done, failed = _standing(store)
+    left = [chain for chain in plan.chains if not _is_settled(chain, done, failed)]
+    if left:  # a checkpoint that does not fit or data that is missing is the user's mistake, not a cell's failure
+        bench.check(left[0])
+    store.plan(plan.keys)
+    observer.start(tuple(key for chain in left for key in chain.keys), sum(sum(chain.batches) for chain in left))
+    while left:
+        held = [chain for chain in left if not bench.run(chain)]
+        done, failed = _standing(store)
+        left = [chain for chain in held if not _is_settled(chain, done, failed)]
+        if left and len(left) == len(held):
+            observer.waiting(sum(len(chain.keys) for chain in left))
+            time.sleep(POLL_SECONDS)
+    done, failed = _standing(store)
+    return Outcome(plan.keys, len(done & digests), len(failed & digests))
+
+
+class Bench:
+    """The network, the data and the store that all chains of a sweep share; each is opened when it is needed."""
+
+    def __init__(
+        self, config: RunConfig, source: DataSource, plan: Plan, store: ResultStore, observer: Observer
+    ) -> None:
+        self.config, self.source, self.plan, self.store, self.observer = config, source, plan, store, observer
+        self.device = choose_device(config.device)
+        self.workers = 0 if self.device.type == "cpu" else 4  # threads that decode would disturb times on a CPU
+        self.facts = collect_facts(device=self.device, dtype=config.dtype, config=config.to_json())
+        self._network: tuple[str, VMamba] | None = None
+        self._stream: tuple[tuple[int, int], list[Domain]] | None = None
+
+    def check(self, chain: Chain) -> None:
+        """Open what the cells need, so that an error comes before the first of them."""
+        gathers = any(SOURCE_STATISTICS in method_options(method.name) for method in self.config.methods)
+        if self.config.clean_after or gathers:
+            self.source.clean()
+        self._open_network(chain)
+
+    def run(self, chain: Chain) -> bool:
+        """Run a chain where it is free; False where another process holds it. An error is recorded, not raised."""
+        wanted = self.store.claim_all(chain.keys)
+        if not wanted:
+            return False
+        unfinished = list(wanted)
+        results = self._results(chain)
+        while True:
+            try:
+                found = next(results, None)
+            except Exception as error:  # whatever it is, the other cells are still worth running
+                for key in unfinished:
+                    self.store.fail(key, message := _one_line(error))
+                    self.observer.failed(key, message)
+                return True
+            if found is None:
+                return True
+            key, result, facts = found
+            if key in unfinished:  # the others were recorded before, and run again only to get here
+                self.store.finish(key, result, facts)
+                unfinished.remove(key)
+                self.observer.finished(key, result)
+
+    def _results(self, chain: Chain) -> Iterator[tuple[CellKey, CellResult, Facts]]:
+        domains = self._open_domains(chain)
+        model = self._open_network(chain)
+        method = self._create(chain, model)
+        conditions = Conditions(
+            device=self.device,
+            dtype=self.config.dtype,
+            class_mask=self.config.data.class_mask,
+            clean=self._clean(chain, limit=self.config.data.limit) if self.config.clean_after else None,
+            keep_samples=self.config.keep_samples,
+            confusion=self.config.confusion,
+        )
+        started = now()
+        results = run_stream(method, domains, conditions, beat=self._beat)
+        for key, result in zip(chain.keys, results, strict=True):
+            finished = now()
+            yield key, result, replace(self.facts, started=started, finished=finished)
+            started = finished
+
+    def _create(self, chain: Chain, model: VMamba) -> Method:
+        options = dict(chain.method.options)
+        defaults = method_options(chain.method.name)
+        if SOURCE_STATISTICS in defaults:
+            batches = (batch.images.to(self.device) for batch in self._clean(chain, limit=CLEAN_IMAGES).batches)
+            own = bool({**defaults, **options}.get("batch_statistics", True))
+            options[SOURCE_STATISTICS] = gather_source_statistics(model, batches, batch_statistics=own)
+        return create_method(chain.method.name, model, **options)
+
+    def _clean(self, chain: Chain, *, limit: int | None) -> Domain:
+        """At most `limit` clean images, drawn once for all cells, as the chain's network takes them."""
+        domain = self.source.clean_stream(batch_size=chain.batch_size, limit=limit, workers=self.workers)
+        first = self._open_stream(chain.batch_size, chain.seed)[chain.places[0]]
+        return prepare(domain, self.plan.preprocessing[first.dataset.domain])
+
+    def _open_domains(self, chain: Chain) -> list[Domain]:
+        stream = self._open_stream(chain.batch_size, chain.seed)
+        domains = [stream[place] for place in chain.places]
+        return [prepare(domain, self.plan.preprocessing[domain.dataset.domain]) for domain in domains]
+
+    def _open_stream(self, batch_size: int, seed: int) -> list[Domain]:
+        """The stream of this batch size and seed; the one before is let go, and the images made for it."""
+        if self._stream is None or self._stream[0] != (batch_size, seed):
+            domains = self.source.stream(self.config.stream, batch_size=batch_size, seed=seed, workers=self.workers)
+            self._stream = (batch_size, seed), domains
+        return self._stream[1]
+
+    def _open_network(self, chain: Chain) -> VMamba:
+        """The chain's network; a new one first does one pass each way, so that no cell pays for compiling."""
+        first = self._open_domains(chain)[0]
+        checkpoint = self.plan.checkpoints[first.dataset.domain]
+        if self._network is None or self._network[0] != checkpoint.digest:
+            model = load_network(self.config.model, checkpoint, dataset=first.dataset, device=self.device)
+            warm_up(model, first.batches.load(0).images.to(self.device))
+            self._network = checkpoint.digest, model
+        return self._network[1]
+
+    def _beat(self, batches: int) -> None:
+        self.store.heartbeat()
+        self.observer.advance(batches)
+
+
+def warm_up(model: VMamba, images: Tensor) -> None:
+    """One pass forward and backward over images (n, c, h, w) that changes nothing."""
+    with torch.enable_grad():
+        loss = model(images).square().sum()
+        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+
+
+def _standing(store: ResultStore) -> tuple[set[str], set[str]]:
+    """The digests of the finished and of the failed cells."""
+    return {key.digest for key in store.keys("done")}, {key.digest for key in store.keys("failed")}
+
+
+def _is_settled(chain: Chain, done: set[str], failed: set[str]) -> bool:
+    """Whether a chain needs no more work: all is finished, or a failure cut it short."""
+    digests = [key.digest for key in chain.keys]
+    return all(digest in done for digest in digests) or any(digest in failed for digest in digests)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if isinstance(error, TrustError) else f"{type(error).__name__}: {text}"

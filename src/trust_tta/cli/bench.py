@@ -1,0 +1,129 @@
+"""`trust-tta bench`: methods x domains x seeds into a results store."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trust_tta.cli.common import add_run_arguments, changes, names, option, wait_politely
+from trust_tta.errors import ConfigError, TrustError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.cli.printing import Labelling
+    from trust_tta.results import Cell
+
+HELP = "run methods on the domains of a data set, resumable, into a results store"
+EXAMPLES = """\
+  trust-tta bench configs/cifar10c_online.toml --root ~/data
+  trust-tta bench configs/cifar10c_online.toml --methods source,tent,trust --seeds 0,1,2 --option trust.k=4
+  trust-tta bench --checkpoint net.pth --model vmamba_nano --dataset sample --domains fog,snow --methods bn,trust
+  trust-tta bench configs/demo.toml --list              what would be run, and what is done already
+  trust-tta bench configs/demo.toml --export demo.csv   run what is missing, then write one row a cell"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_run_arguments(parser)
+    parser.add_argument("--methods", type=names, metavar="A,B", help="methods, with the configuration's options")
+    parser.add_argument(
+        "--option", type=option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help="may be repeated"
+    )
+    parser.add_argument("--clean-after", action="store_true", help="measure clean accuracy after each domain")
+    parser.add_argument("--keep-samples", type=int, metavar="N", help="keep the predictions of N images of each domain")
+    parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed before")
+    parser.add_argument("--list", action="store_true", help="show the cells and how they stand; run nothing")
+    parser.add_argument("--export", metavar="FILE", help="write the cells to a .csv or .parquet file at the end")
+
+
+def run(arguments: Namespace) -> None:
+    wait_politely()
+    from trust_tta.bench.parsing import read_config
+
+    if arguments.export and Path(arguments.export).suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
+    changed = changes(arguments) | {"method_options": arguments.option}
+    if arguments.methods is not None:
+        changed["methods"] = arguments.methods
+    if arguments.clean_after:
+        changed["clean_after"] = True
+    if arguments.keep_samples is not None:
+        changed["keep_samples"] = arguments.keep_samples
+    config = read_config(Path(arguments.config) if arguments.config else None, changed)
+    if arguments.list:
+        list_cells(config)
+        return
+    cells, failed = run_cells(config, retry=arguments.retry_failed)
+    print_results(config, cells)
+    if arguments.export:
+        export(cells, Path(arguments.export))
+    if failed:
+        raise TrustError(f"{failed} cells failed, for the reasons above; mend them and run with --retry-failed")
+
+
+def run_cells(config: RunConfig, *, retry: bool = False) -> tuple[list[Cell], int]:
+    """Run the experiment with a line for each finished cell; its finished cells, and how many failed."""
+    from trust_tta.bench.sweep import sweep
+    from trust_tta.cli.lines import Lines
+    from trust_tta.results import ResultStore
+
+    with ResultStore(config.store) as store:
+        baselines = store.results(course=False)
+        with Lines(config, baselines) as lines:
+            outcome = sweep(config, store, observer=lines, retry=retry)
+        digests = {key.digest for key in outcome.keys}
+        for failure in store.failures(lambda key: key.digest in digests):
+            lines.show_failure(failure.key, failure.message)
+        return store.results(lambda key: key.digest in digests, course=False), outcome.failed
+
+
+def print_results(config: RunConfig, cells: Sequence[Cell]) -> None:
+    from trust_tta.cli.printing import result_tables
+
+    for block in result_tables(cells, labels_of(config, cells)):
+        print(f"\n{block}", end="")
+    print(f"\nresults are in {config.store}")
+
+
+def labels_of(config: RunConfig, cells: Sequence[Cell]) -> Labelling:
+    """The rows' names: the labels of the configuration, else the methods' own."""
+    import json
+
+    from trust_tta.bench.plan import key_options
+    from trust_tta.cli.printing import labelling
+    from trust_tta.results import canonical_json
+
+    given = {
+        (method.name, canonical_json(json.loads(json.dumps(key_options(method))))): method.label
+        for method in config.methods
+        if method.label
+    }
+    return labelling(cells, given)
+
+
+def export(cells: Sequence[Cell], path: Path) -> None:
+    from trust_tta.results import write_csv, write_parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (write_csv if path.suffix == ".csv" else write_parquet)(cells, path)
+    print(f"{len(cells)} cells are in {path}")
+
+
+def list_cells(config: RunConfig) -> None:
+    """One line for each cell of the plan, with its state in the store."""
+    from trust_tta.bench.plan import make_plan
+    from trust_tta.bench.sources import DataSource
+    from trust_tta.results import ResultStore
+
+    keys = make_plan(config, DataSource(config.data)).keys
+    states: dict[str, str] = {}
+    if Path(config.store).exists():
+        with ResultStore(config.store, create=False) as store:
+            states = {key.digest: state for state in ("done", "running", "failed") for key in store.keys(state)}
+    for key in keys:
+        place = f"{key.dataset}  {key.domain:<18} batch {key.batch_size}  seed {key.seed}"
+        print(f"{states.get(key.digest, 'to do'):<8} {key.method:<13} {place}  {key.digest[:12]}")
+    done = sum(states.get(key.digest) == "done" for key in keys)
+    print(f"{len(keys)} cells, {done} done, in {config.store}")

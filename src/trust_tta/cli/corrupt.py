@@ -1,0 +1,98 @@
+"""`trust-tta corrupt`: corrupt an image array or an image folder."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+
+from trust_tta.cli.common import names, numbers
+from trust_tta.cli.progress import progress
+from trust_tta.errors import ConfigError
+
+HELP = "corrupt an array to the layout of CIFAR-10-C, or an image folder to that of ImageNet-C"
+EXAMPLES = """\
+  trust-tta corrupt data/cifar10/test_images.npy data/CIFAR-10-C --severities 1,2,3,4,5 --workers 2
+  trust-tta corrupt data/imagenet/val data/ImageNet-C --corruptions fog,snow
+  trust-tta corrupt photos photos-c --size none --table imagenet --seed 1"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("input", metavar="INPUT", help="a .npy file, uint8 (n, h, w, 3), or a folder of images")
+    parser.add_argument("output", metavar="OUTPUT", help="folder for <corruption>.npy and labels.npy, or for folders")
+    parser.add_argument("--corruptions", type=names, metavar="A,B", help="some of the 19 (default: the 15)")
+    parser.add_argument("--severities", type=numbers, default=[5], metavar="N[,N]", help="1 to 5 (default 5)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (default 0)")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)"
+    )
+    parser.add_argument(
+        "--labels", metavar="FILE", help="the array's labels (default: for X_images.npy, X_labels.npy beside it)"
+    )
+    parser.add_argument("--table", choices=("cifar", "imagenet"), help="severities (default: by the image size)")
+    parser.add_argument(
+        "--size", type=_size, default=224, metavar="N", help="cut folder images to N pixels, or none (default 224)"
+    )
+
+
+def run(arguments: Namespace) -> None:
+    from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder
+    from trust_tta.data.corruptions.table import CORRUPTIONS
+
+    source = Path(arguments.input)
+    corruptions = CORRUPTIONS if arguments.corruptions is None else arguments.corruptions
+    done = 0
+    with progress(None, "images") as advance:
+
+        def show(images: int, total: int) -> None:
+            nonlocal done
+            advance(images - done, f"of {total}")
+            done = images
+
+        if source.is_dir():
+            if arguments.labels:
+                raise ConfigError("--labels belong to an array; the labels of an image folder are its class folders")
+            paths = corrupt_folder(
+                source,
+                arguments.output,
+                corruptions=corruptions,
+                severities=arguments.severities,
+                seed=arguments.seed,
+                table=arguments.table,
+                size=arguments.size,
+                workers=arguments.workers,
+                progress=show,
+            )
+        else:
+            paths = corrupt_array(
+                source,
+                arguments.output,
+                labels=_labels(source, arguments.labels),
+                corruptions=corruptions,
+                severities=arguments.severities,
+                seed=arguments.seed,
+                table=arguments.table,
+                workers=arguments.workers,
+                progress=show,
+            )
+    for path in paths:
+        print(path)
+
+
+def _labels(source: Path, given: str | None) -> Path | None:
+    """The labels given, or those that lie beside the images under the matching name."""
+    if given:
+        return Path(given)
+    beside = source.with_name(source.name.replace("images", "labels"))
+    return beside if beside != source and beside.is_file() else None
+
+
+def _size(text: str) -> int | None:
+    if text == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ArgumentTypeError(
+            f"{text!r} is not a number of pixels; give one, or none to keep images whole"
+        ) from error

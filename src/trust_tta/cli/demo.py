@@ -1,0 +1,46 @@
+"""`trust-tta demo`: see it work on shipped images with a shipped network."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from trust_tta.cli.common import wait_politely
+from trust_tta.errors import ConfigError, TrustError
+
+HELP = "the embedded run: a shipped VMamba, shipped images, four corruptions, six methods, a table and a report"
+EXAMPLES = """\
+  trust-tta demo                       a few minutes on two cores; results in the folder demo
+  trust-tta demo --images 64 --seeds 1 --out /tmp/demo   a quick look
+  trust-tta demo                       again: finished cells are not run twice"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--out", default="demo", metavar="FOLDER", help="where results and report go (default: demo)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="shuffles and corruption seeds (default 3)")
+    parser.add_argument("--images", type=int, metavar="N", help="images of each corruption and seed, at most 2000")
+
+
+def run(arguments: Namespace) -> None:
+    wait_politely()
+    from trust_tta.bench.demo import CORRUPTIONS, IMAGES, METHODS, demo_config, kept_pictures
+    from trust_tta.cli.bench import labels_of, print_results, run_cells
+    from trust_tta.cli.printing import verdict
+    from trust_tta.data.specs import CIFAR10_CLASSES
+    from trust_tta.report.page import write_page
+    from trust_tta.results import table
+
+    out, images = Path(arguments.out), arguments.images or IMAGES
+    if arguments.seeds < 1 or not 2 <= images <= 2000:
+        raise ConfigError(f"--seeds {arguments.seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
+    config = demo_config(out, seeds=arguments.seeds, images=images)
+    counts = f"{len(METHODS)} methods, {len(CORRUPTIONS)} corruptions, {arguments.seeds} seeds, {images} images each"
+    print(f"{config.model.name} on CIFAR-10 test images: {counts}")
+    cells, failed = run_cells(config)
+    print_results(config, cells)
+    page = out / "report.html"
+    write_page(config.store, page, images=kept_pictures(config, cells), class_names=CIFAR10_CLASSES)
+    print(f"the report is {page.resolve()}")
+    if failed:
+        raise TrustError(f"{failed} cells failed, for the reasons above")
+    print(verdict(table(cells, rows=labels_of(config, cells))))

@@ -1,0 +1,82 @@
+"""Results in the terminal: the numbers, order and rounding of every other report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from trust_tta.report.tables import Entry, Layout, layout, notes, to_text
+from trust_tta.results import Cell, CellKey, Table, format_gain, format_percent, method_labels, split, table
+
+Labelling: TypeAlias = Callable[[CellKey], str]
+
+_BASELINES = ("source", "bn")
+_WIDEST_SPREAD = 6  # columns that fit a terminal together with their spreads
+
+
+def labelling(cells: Sequence[Cell], given: Mapping[tuple[str, str], str]) -> Labelling:
+    """Names for the rows: those given for (method, options), else the method and the options in which it varies."""
+    usual = method_labels(cells)
+    return lambda key: given.get((key.method, key.options)) or usual(key)
+
+
+def find_baseline(rows: Iterable[str]) -> str | None:
+    """The row that gains are measured against."""
+    present = tuple(rows)
+    return next((name for name in _BASELINES if name in present), None)
+
+
+def result_tables(cells: Sequence[Cell], label: Labelling) -> list[str]:
+    """For each data set, setting and batch size: accuracies by domain, then accuracy against cost."""
+    blocks = []
+    for values, group in split(cells, ("dataset", "setting", "batch_size")).items():
+        severities = sorted({str(cell.key.severity) for cell in group if cell.key.severity is not None})
+        severity = f"severity {', '.join(severities)}, " if severities else ""
+        accuracies = table(group, rows=label)
+        baseline = find_baseline(accuracies.rows)
+        few = len(accuracies.columns) <= _WIDEST_SPREAD
+        drawn = layout(accuracies, baseline=baseline, spread=few)
+        title = f"{values[0]}, {severity}{values[1]}, batch {values[2]}: {'; '.join(notes(accuracies))}"
+        blocks.append(f"{title}\n{to_text(drawn)}\n{to_text(cost_table(group, accuracies, label))}")
+    return blocks
+
+
+def cost_table(cells: Sequence[Cell], accuracies: Table, label: Labelling) -> Layout:
+    """Mean accuracy and its spread over seeds, gain, and what it cost for each batch and image."""
+    groups: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[label(cell.key)].append(cell)
+    baseline = find_baseline(accuracies.rows)
+    gains = accuracies.gains(baseline) if baseline else (None,) * len(accuracies.rows)
+    lines = []
+    for row, mean, gain in zip(accuracies.rows, accuracies.means, gains, strict=True):
+        spread = "" if mean.std is None else format_percent(mean.std)
+        costs = (Entry(text) for text in _costs(groups[row]))
+        lines.append((Entry(row), Entry(format_percent(mean.mean), spread), Entry(format_gain(gain)), *costs))
+    header = ("", "accuracy", f"over {baseline}" if baseline else "gain")
+    return Layout((*header, "forwards/batch", "backwards/batch", "updates/batch", "ms/image"), tuple(lines))
+
+
+def verdict(accuracies: Table) -> str:
+    """Who leads, by how much over the next, and whether that is more than the seeds differ."""
+    ranked = sorted(
+        ((mean, row) for row, mean in zip(accuracies.rows, accuracies.means, strict=True) if mean.mean is not None),
+        key=lambda pair: -(pair[0].mean or 0.0),
+    )
+    if len(ranked) < 2:
+        return "Fewer than two methods have complete results; there is no one to lead."
+    (best, leader), (second, follower) = ranked[:2]
+    lead = (best.mean or 0.0) - (second.mean or 0.0)
+    text = f"{leader} leads with {format_percent(best.mean)} % mean accuracy, {format_gain(lead)} over {follower}"
+    if best.std is not None and second.std is not None and lead <= max(best.std, second.std):
+        return f"{text}; that is not more than the spread over seeds ({format_percent(max(best.std, second.std))})."
+    return f"{text}."
+
+
+def _costs(cells: Sequence[Cell]) -> tuple[str, ...]:
+    batches = sum(-(-cell.result.samples // cell.key.batch_size) for cell in cells)
+    images = sum(cell.result.samples for cell in cells)
+    counts = [sum(getattr(cell.result, name) for cell in cells) for name in ("forwards", "backwards", "updates")]
+    seconds = sum(cell.result.seconds_total for cell in cells)
+    return *(f"{count / batches:.1f}" for count in counts), f"{1000 * seconds / images:.2f}"

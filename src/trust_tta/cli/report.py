@@ -1,0 +1,47 @@
+"""`trust-tta report`: tables, figures and one self-contained page from a results store."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+HELP = "tables, figures and one self-contained HTML page from a results store"
+EXAMPLES = """\
+  trust-tta report runs/demo.db                         write runs/demo.html and print the tables
+  trust-tta report runs/demo.db --out page.html --title "My network on CIFAR-10-C"
+  trust-tta report runs/demo.db --figures figures/      also PDF and SVG figures for a paper
+  trust-tta report runs/demo.db --tables tables/        also each table as CSV, Markdown and LaTeX
+  trust-tta report runs/demo.db --analyses rank.json    also what `trust-tta rank --json` found"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE", help="the results store that a benchmark wrote")
+    parser.add_argument("--out", metavar="FILE", help="the page (default: the store's name with .html)")
+    parser.add_argument("--title", metavar="TEXT", help="the page's title")
+    parser.add_argument("--figures", metavar="DIR", help="draw PDF and SVG figures there (needs the extra 'figures')")
+    parser.add_argument("--tables", metavar="DIR", help="write each table there as CSV, Markdown and LaTeX")
+    parser.add_argument("--analyses", metavar="PATH", nargs="+", default=[], help="JSON files or folders of analyses")
+    parser.add_argument("--quiet", action="store_true", help="do not print the tables")
+
+
+def run(arguments: Namespace) -> None:
+    """Write what was asked for, and say in words what the numbers are."""
+    from trust_tta.report.analyses import read_analyses
+    from trust_tta.report.figures import write_figures
+    from trust_tta.report.files import group_text, write_tables
+    from trust_tta.report.groups import read_contents
+    from trust_tta.report.page import write_page
+
+    analyses = read_analyses(arguments.analyses)
+    contents = read_contents(arguments.store)
+    if not arguments.quiet:
+        for group in contents.groups:
+            print(group_text(group))
+    out = Path(arguments.out) if arguments.out else Path(arguments.store).with_suffix(".html")
+    write_page(arguments.store, out, title=arguments.title, analyses=analyses)
+    if arguments.tables:
+        print(f"tables: {len(write_tables(contents.groups, arguments.tables))} files in {arguments.tables}")
+    if arguments.figures:
+        written = write_figures(arguments.store, arguments.figures, analyses=analyses)
+        print(f"figures: {len(written)} files in {arguments.figures}")
+    print(f"report: {out}")

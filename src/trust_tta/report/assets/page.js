@@ -1,0 +1,249 @@
+"use strict";
+(() => {
+  const all = (query, root = document) => Array.from(root.querySelectorAll(query));
+  const data = JSON.parse(document.getElementById("data").textContent);
+
+  // Theme: the system's choice until the reader makes one.
+  const root = document.documentElement;
+  const remember = (value) => { try { localStorage.setItem("theme", value); } catch { /* a file may have no storage */ } };
+  const recall = () => { try { return localStorage.getItem("theme"); } catch { return null; } };
+  const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  if (recall()) root.dataset.theme = recall();
+  document.getElementById("theme").addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    remember(root.dataset.theme);
+  });
+
+  // Groups: one at a time.
+  const menu = document.getElementById("group");
+  const groups = all("section.group");
+  const showGroup = () => groups.forEach((group, i) => { group.hidden = i !== Number(menu.value); });
+  if (menu) { menu.addEventListener("change", showGroup); showGroup(); }
+
+  // Panes: one at a time.
+  for (const box of all(".choices")) {
+    const panes = all(":scope > .pane", box);
+    const show = (k) => panes.forEach((pane, i) => { pane.hidden = i !== k; });
+    const buttons = all(":scope > .segments button", box);
+    buttons.forEach((button, k) => button.addEventListener("click", () => {
+      buttons.forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
+      show(k);
+    }));
+    const select = box.querySelector(":scope > .pick select");
+    if (select) select.addEventListener("change", () => show(select.selectedIndex));
+  }
+
+  // Pickers: methods (data-s) and domains (data-d) appear and go everywhere in their group.
+  const apply = (group) => {
+    for (const [kind, mark] of [["ms", "s"], ["md", "d"]]) {
+      for (const chip of all(`.chip[data-${kind}]`, group)) {
+        const off = chip.getAttribute("aria-pressed") === "false";
+        for (const item of all(`[data-${mark}="${chip.dataset[kind]}"]`, group)) {
+          if (!item.closest(".free")) item.style.display = off ? "none" : "";
+        }
+      }
+    }
+    for (const chart of all("svg.dots", group)) if (!chart.closest(".free")) closeRanks(chart);
+  };
+  const closeRanks = (chart) => {
+    const rows = all("g.row", chart);
+    const step = Number(chart.dataset.step), top = 8;
+    let shown = 0;
+    for (const row of rows) {
+      if (row.style.display === "none") continue;
+      row.setAttribute("transform", `translate(0 ${top + step * shown})`);
+      shown += 1;
+    }
+    const lost = step * (rows.length - shown);
+    const box = chart.getAttribute("viewBox").split(" ").map(Number);
+    chart.setAttribute("viewBox", `${box[0]} ${box[1]} ${box[2]} ${step * shown + top + 42}`);
+    const under = chart.querySelector("g.under");
+    under.setAttribute("transform", `translate(0 ${-lost})`);
+  };
+  for (const group of groups) {
+    for (const chip of all(".chip", group)) {
+      chip.addEventListener("click", (event) => {
+        const kind = "ms" in chip.dataset ? "ms" : "md";
+        const family = all(`.chip[data-${kind}]`, group);
+        if (event.shiftKey) family.forEach((other) => other.setAttribute("aria-pressed", String(other === chip)));
+        else chip.setAttribute("aria-pressed", String(chip.getAttribute("aria-pressed") === "false"));
+        apply(group);
+      });
+    }
+    for (const button of all(".all", group)) {
+      button.addEventListener("click", () => {
+        const family = all(`.chip[data-${button.dataset.all}]`, group);
+        const on = family.some((chip) => chip.getAttribute("aria-pressed") === "false");
+        family.forEach((chip) => chip.setAttribute("aria-pressed", String(on)));
+        apply(group);
+      });
+    }
+  }
+
+  // Tables: sort by a column; the first click puts the largest first.
+  for (const table of all("figure.table table")) {
+    const body = table.tBodies[0];
+    const original = Array.from(body.rows);
+    all(".sort", table).forEach((button, column) => button.addEventListener("click", () => {
+      const head = button.closest("th");
+      const before = head.getAttribute("aria-sort");
+      all("th", table.tHead).forEach((th) => th.removeAttribute("aria-sort"));
+      if (column === 0 || before === "ascending") { body.append(...original); return; }
+      const sign = before === "descending" ? 1 : -1;
+      head.setAttribute("aria-sort", sign < 0 ? "descending" : "ascending");
+      const key = (row) => row.cells[column].dataset.v;
+      body.append(...original.slice().sort((a, b) => {
+        if (key(a) === undefined || key(b) === undefined) return (key(a) === undefined) - (key(b) === undefined);
+        return sign * (Number(key(a)) - Number(key(b)));
+      }));
+    }));
+  }
+
+  // Tooltips on hover and focus; arrows walk through a table's numbers.
+  const tip = document.getElementById("tip");
+  const showTip = (cell) => {
+    tip.textContent = cell.dataset.tip + (cell.dataset.r ? "\n" + runsOf(cell).map((run) => run.digest.slice(0, 8)).join(" ") : "");
+    tip.hidden = false;
+    const box = cell.getBoundingClientRect();
+    const left = Math.min(Math.max(8, box.left + box.width / 2 - tip.offsetWidth / 2), innerWidth - tip.offsetWidth - 8);
+    const above = box.top - tip.offsetHeight - 6;
+    tip.style.left = `${left}px`;
+    tip.style.top = `${above > 4 ? above : box.bottom + 6}px`;
+  };
+  const hideTip = () => { tip.hidden = true; };
+  const runsOf = (cell) => cell.dataset.r.split(",").map((i) => {
+    const run = Object.fromEntries(data.header.map((name, k) => [name, data.runs[i][k]]));
+    run.options = data.options[run.options];
+    return run;
+  });
+  const told = (target) => target instanceof Element ? target.closest("td[data-tip]") : null;
+  document.addEventListener("mouseover", (event) => { const cell = told(event.target); if (cell) showTip(cell); else hideTip(); });
+  document.addEventListener("focusin", (event) => { const cell = told(event.target); if (cell) showTip(cell); else hideTip(); });
+  addEventListener("scroll", hideTip, { passive: true, capture: true });
+  for (const table of all("figure.table table")) {
+    const first = table.querySelector("td");
+    if (first) first.tabIndex = 0;
+    table.addEventListener("keydown", (event) => {
+      const cell = event.target.closest("td");
+      if (!cell) return;
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); openTrace(cell); return; }
+      if (event.key === "Escape") { hideTip(); return; }
+      const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+      if (!steps) return;
+      event.preventDefault();
+      const visible = (item) => item.style.display !== "none";
+      const rows = Array.from(table.tBodies[0].rows).filter(visible);
+      const across = (row) => Array.from(row.cells).filter((item) => item.tagName === "TD" && visible(item));
+      const row = rows[rows.indexOf(cell.parentElement) + steps[0]];
+      const next = row && across(row)[across(cell.parentElement).indexOf(cell) + steps[1]];
+      if (!next) return;
+      all("td[tabindex]", table).forEach((old) => old.removeAttribute("tabindex"));
+      next.tabIndex = 0;
+      next.focus();
+    });
+  }
+
+  // Each number back to its runs.
+  const trace = document.getElementById("trace");
+  const make = (name, text) => { const item = document.createElement(name); item.textContent = text; return item; };
+  const openTrace = (cell) => {
+    if (!cell.dataset.r) return;
+    hideTip();
+    document.getElementById("trace-title").textContent = cell.dataset.tip.split("\n")[0];
+    document.getElementById("trace-body").replaceChildren(...runsOf(cell).map((run) => {
+      const box = make("div", "");
+      box.className = "run";
+      box.append(make("code", run.digest));
+      const list = make("dl", "");
+      const facts = data.facts[run.facts];
+      const shown = { ...run, ...facts };
+      for (const [name, value] of Object.entries(shown)) {
+        if (value === null || ["digest", "facts", "config"].includes(name)) continue;
+        const pair = make("div", "");
+        pair.append(make("dt", name), make("dd", String(value)));
+        list.append(pair);
+      }
+      box.append(list);
+      return box;
+    }));
+    trace.showModal();
+  };
+  document.addEventListener("click", (event) => { const cell = told(event.target); if (cell) openTrace(cell); });
+  trace.addEventListener("click", (event) => { if (event.target === trace) trace.close(); });
+
+  // Saving: figures as SVG with the colours they have now, tables as CSV and LaTeX as they stand now.
+  const save = (name, kind, text) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: kind }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+  const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "fill-opacity",
+    "font-size", "font-weight", "font-family", "text-anchor"];
+  const svgText = (chart) => {
+    const copy = chart.cloneNode(true);
+    const sources = [chart, ...all("*", chart)], targets = [copy, ...all("*", copy)];
+    sources.forEach((source, i) => {
+      const style = getComputedStyle(source);
+      for (const name of STYLES) targets[i].style.setProperty(name, style.getPropertyValue(name));
+      if (source.style.display === "none") targets[i].setAttribute("display", "none");
+    });
+    const box = chart.getAttribute("viewBox").split(" ");
+    copy.setAttribute("width", box[2]);
+    copy.setAttribute("height", box[3]);
+    const ground = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    ground.setAttribute("width", "100%");
+    ground.setAttribute("height", "100%");
+    ground.setAttribute("fill", getComputedStyle(chart.closest("figure")).backgroundColor);
+    copy.prepend(ground);
+    return new XMLSerializer().serializeToString(copy);
+  };
+  const grid = (table) => Array.from(table.rows).map((row) => Array.from(row.cells)
+    .filter((cell) => cell.style.display !== "none" && row.style.display !== "none")).filter((row) => row.length);
+  const spread = (cell) => cell.querySelector("small");
+  const plain = (cell) => {
+    const copy = cell.cloneNode(true);
+    all("small", copy).forEach((item) => item.remove());
+    return copy.textContent.trim();
+  };
+  const quoted = (text) => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  // Numbers only, so that a program can read them: gaps are empty, spreads have columns of their own.
+  const csvText = (table) => {
+    const rows = grid(table);
+    const wide = rows[0].map((_, j) => rows.slice(1).some((row) => row[j] && spread(row[j])));
+    const cells = (cell, j, head) => {
+      const text = cell.classList.contains("gap") || plain(cell) === "–" ? "" : plain(cell).replace("†", "");
+      if (!wide[j]) return [text];
+      return [text, head ? `${text} std` : (spread(cell)?.textContent ?? "").replace("±", "").trim()];
+    };
+    return rows.map((row, i) => row.flatMap((cell, j) => cells(cell, j, i === 0)).map(quoted).join(",")).join("\n") + "\n";
+  };
+  const SPECIAL = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "–": "--", "±": "$\\pm$", "†": "\\textdagger{}" };
+  const latex = (text) => text.replace(/[\\~^–±†&%$#_{}]/g, (c) => SPECIAL[c] || `\\${c}`);
+  const texText = (table) => {
+    const rows = grid(table).map((row) => row.map((cell) => {
+      const text = latex(plain(cell));
+      const around = spread(cell) && getComputedStyle(spread(cell)).display !== "none" ? ` ${latex(spread(cell).textContent.trim())}` : "";
+      return (cell.classList.contains("best") ? `\\textbf{${text}}` : text) + around;
+    }).join(" & ") + " \\\\");
+    const columns = "l" + "r".repeat(Math.max(0, grid(table)[0].length - 1));
+    return [`\\begin{tabular}{${columns}}`, "\\toprule", rows[0], "\\midrule", ...rows.slice(1), "\\bottomrule", "\\end{tabular}", ""].join("\n");
+  };
+  for (const button of all("[data-spread]")) {
+    button.addEventListener("click", () => {
+      const on = button.closest("figure").classList.toggle("spread");
+      button.setAttribute("aria-pressed", String(on));
+    });
+  }
+  for (const button of all("[data-save]")) {
+    button.addEventListener("click", () => {
+      const figure = button.closest("figure");
+      const name = figure.dataset.name.replace(/[^\w.-]+/g, "_");
+      const kind = button.dataset.save;
+      if (kind === "svg") save(`${name}.svg`, "image/svg+xml", svgText(figure.querySelector("svg.chart")));
+      if (kind === "csv") save(`${name}.csv`, "text/csv", csvText(figure.querySelector("table")));
+      if (kind === "tex") save(`${name}.tex`, "application/x-tex", texText(figure.querySelector("table")));
+    });
+  }
+})();

@@ -1,0 +1,178 @@
+"""Our numbers beside the published ones, never mixed: each pair says which is which and what the difference is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trust_tta.orders import PAPER_ORDERS
+from trust_tta.report.groups import Group, Row
+from trust_tta.report.published import Item, Published, PublishedRow
+from trust_tta.report.series import batch_size_curves, sweeps
+
+# The shipped pictures are CIFAR-10's, corrupted as CIFAR-10-C was.
+STAND_INS = {"sample": "cifar10-c"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One number of the paper, as a fraction, and ours."""
+
+    name: str
+    published: float
+    ours: float
+
+    @property
+    def difference(self) -> float:
+        return self.ours - self.published
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """One published line and the line of ours that stands beside it; `mean` is over the columns that both have."""
+
+    label: str  # the paper's
+    row: Row
+    pairs: tuple[Pair, ...]
+    mean: Pair
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One published item beside one group of ours."""
+
+    item: Item
+    dataset: str  # ours
+    rows: tuple[ComparedRow, ...]
+    left_out: tuple[str, ...]  # columns of the paper that we did not run
+
+
+@dataclass(frozen=True)
+class SweepPair:
+    """A published curve beside ours, at the values of the option that both have."""
+
+    item: Item
+    dataset: str
+    method: str
+    option: str
+    pairs: tuple[Pair, ...]
+
+
+def compare(group: Group, published: Published) -> list[Comparison]:
+    """Every published accuracy that this group has a counterpart of."""
+    kept: list[Comparison] = []
+    seen = {"bn"}  # the baseline of every table adds nothing by itself
+    for item in published.items:
+        found = _compare(group, item, published) if _fits(group, item) else None
+        if found is not None and any(_identity(row) not in seen for row in found.rows):
+            kept.append(found)
+            seen |= {_identity(row) for row in found.rows}
+    return kept
+
+
+def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepPair]:
+    """Published curves over an option or the batch size beside ours."""
+    ours: list[tuple[str, str, str, dict[Any, float]]] = []
+    for group in groups:
+        ours += [(group.dataset, s.method, s.option, dict(s.points)) for s in sweeps(group) if _hashable(s.points)]
+    for family in batch_size_curves(groups):
+        ours += [(family.dataset, c.look.method, "batch_size", dict(c.points)) for c in family.curves]
+    found = []
+    for dataset, method, option, points in ours:
+        for item in published.items:
+            if item.columns != option or item.measure != "accuracy" or item.dataset != published_name(dataset):
+                continue
+            for row in (row for row in item.rows if row.method == method):
+                both = [(n, v) for n, v in zip(item.names, row.values, strict=True) if n in points]
+                if both:
+                    pairs = tuple(Pair(str(n), v / 100, points[n]) for n, v in both)
+                    found.append(SweepPair(item, dataset, method, option, pairs))
+    return found
+
+
+def published_name(dataset: str) -> str:
+    """The published data set that ours stands beside."""
+    return STAND_INS.get(dataset, dataset)
+
+
+def match_row(group: Group, wanted: PublishedRow, published: Published) -> Row | None:
+    """Our line with the method and options of a published one; options that the paper does not name are free."""
+    usual = published.settings.get(wanted.method, {})
+    for row in group.rows:
+        if row.method == wanted.method and _same_options(json.loads(row.options), usual, wanted.options):
+            return row
+    return None
+
+
+def _identity(row: ComparedRow) -> str:
+    return "bn" if row.row.method == "bn" else row.row.label
+
+
+def _fits(group: Group, item: Item) -> bool:
+    name = published_name(group.dataset)
+    about = item.dataset == name if item.columns == "domain" else item.columns == "dataset" and name in item.names
+    severity = group.severity in (None, 5)
+    return about and severity and item.setting == group.setting and item.measure == "accuracy"
+
+
+def _compare(group: Group, item: Item, published: Published) -> Comparison | None:
+    table = group.table()
+    rows = []
+    for wanted in item.rows:
+        row = match_row(group, wanted, published)
+        if row is None or row.label not in table.rows:
+            continue
+        line = table.cells[table.rows.index(row.label)]
+        ours = {c: entry.mean for c, entry in zip(table.columns, line, strict=True) if entry.mean is not None}
+        pairs = _pairs(item, wanted, ours, group, published)
+        if pairs:
+            rows.append(ComparedRow(wanted.label, row, pairs, _mean(item, wanted, pairs)))
+    if not rows:
+        return None
+    shown = {pair.name for row in rows for pair in row.pairs}
+    left_out = tuple(str(n) for n in item.names if n not in shown) if item.columns == "domain" else ()
+    return Comparison(item, group.dataset, tuple(rows), left_out)
+
+
+def _pairs(
+    item: Item, wanted: PublishedRow, ours: Mapping[str, float], group: Group, published: Published
+) -> tuple[Pair, ...]:
+    printed = dict(zip(map(str, item.names), wanted.values, strict=True))
+    if item.columns == "domain":
+        return tuple(Pair(n, v / 100, ours[n]) for n, v in printed.items() if n in ours)
+    name = published_name(group.dataset)
+    target = published.targets.get(name)
+    if target is not None:
+        return (Pair(target, printed[name] / 100, ours[target]),) if target in ours else ()
+    if set(ours) != set(group.domains):
+        return ()
+    return (Pair(name, printed[name] / 100, math.fsum(ours.values()) / len(ours)),)
+
+
+def _mean(item: Item, wanted: PublishedRow, pairs: Sequence[Pair]) -> Pair:
+    """The printed mean where every column is there, else the mean of the columns that are."""
+    whole = len(pairs) == len(item.names) and wanted.mean is not None
+    published = wanted.mean / 100 if whole and wanted.mean is not None else _average(p.published for p in pairs)
+    return Pair("mean", published, _average(p.ours for p in pairs))
+
+
+def _average(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers)
+
+
+def _same_options(ours: Mapping[str, Any], usual: Mapping[str, Any], named: Mapping[str, Any]) -> bool:
+    """What the published row names must be ours; what it leaves at its usual value may not be another here."""
+    paper = [str(order) for order in PAPER_ORDERS]
+    if "orders" not in named and ours.get("orders") not in (None, paper, str(paper)):
+        return False
+    if any(ours.get(name) != value for name, value in named.items()):
+        return False
+    return all(name in named or ours.get(name, value) == value for name, value in usual.items())
+
+
+def _hashable(points: Sequence[tuple[Any, float]]) -> bool:
+    return all(isinstance(x, str | int | float) for x, _ in points)

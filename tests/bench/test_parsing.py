@@ -1,0 +1,211 @@
+"""Experiments from TOML and flags: what they mean, and every mistake at once."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.tiny import content, tiny_config
+from trust_tta.bench.aliases import translate
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.demo import demo_config
+from trust_tta.bench.parsing import parse_config, read_config
+from trust_tta.data.corruptions.table import CORRUPTIONS
+from trust_tta.data.transforms import find_preset
+from trust_tta.errors import ConfigError
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+YACS = """
+SETTING = "reset_each_shift"
+RNG_SEED = 7
+[MODEL]
+ADAPTATION = "tent"
+ARCH = "vmamba_nano"
+CKPT_PATH = "net.pth"
+[CORRUPTION]
+DATASET = "cifar10_c"
+TYPE = ["fog", "snow"]
+SEVERITY = [4]
+NUM_EX = 300
+[OPTIM]
+LR = 0.01
+STEPS = 2
+[TEST]
+BATCH_SIZE = 200
+"""
+OURS = """
+[stream]
+setting = "online"
+seeds = [7]
+batch_size = 200
+[model]
+name = "vmamba_nano"
+checkpoint = "net.pth"
+[data]
+dataset = "cifar10-c"
+domains = ["fog", "snow"]
+severity = 4
+limit = 300
+[[methods]]
+name = "tent"
+lr = 0.01
+steps = 2
+"""
+
+
+def read(tmp_path: Path, text: str, changes: dict[str, Any] | None = None) -> RunConfig:
+    path = tmp_path / "experiment.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_config(path, changes)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_committed_configuration_is_read(path: Path) -> None:
+    config = read_config(path)
+    assert config.experiment == path.stem
+    assert config.methods
+
+
+def test_the_demo_and_its_configuration_are_the_same() -> None:
+    config = read_config(next(path for path in CONFIGS if path.stem == "demo"))
+    assert replace(config, store="") == replace(demo_config(Path()), store="")
+
+
+def test_names_of_the_field_mean_the_same_as_ours(tmp_path: Path) -> None:
+    assert read(tmp_path, YACS) == read(tmp_path, OURS)
+
+
+def test_the_fields_word_for_all_images() -> None:
+    assert translate({"CORRUPTION": {"NUM_EX": -1}}) == {}
+
+
+def test_defaults_are_the_papers(tmp_path: Path) -> None:
+    config = read(tmp_path, "methods = ['trust']\n[model]\ncheckpoint = 'x.pth'\n[data]\ndataset = 'sample'")
+    assert config.experiment == "experiment"
+    assert config.store == "runs/experiment.sqlite"
+    assert (config.stream.setting, config.stream.batch_sizes, config.stream.seeds) == ("online", (128,), (0,))
+    assert config.data.domains == CORRUPTIONS
+    assert config.methods[0].all_options()["k"] == 6
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    wrong = {
+        "experiment": 3,
+        "dtyp": "bf16",
+        "dtype": "float16",
+        "model": {"name": "resnet50", "overrides": {"width": 3}, "preprocessing": "cifar64"},
+        "data": {"dataset": "sample", "severity": 6, "domains": ["fog", "rain"], "limit": 0},
+        "stream": {"setting": "offline", "batch_size": [16, 0], "seeds": [1, 1], "gamma": -1},
+        "methods": ["tent", {"name": "trust", "kk": 2}, "tents", 5, {"name": "tent", "steps": 1}],
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse_config(wrong, name="x", origin="x.toml")
+    message = str(caught.value)
+    assert "\n" not in message
+    expected = (
+        "x.toml has 18 mistakes",
+        "'tent' is there twice with the same options",
+        "experiment: 3 is not a text",
+        "dtyp: there is no such field; did you mean 'dtype'?",
+        "dtype: 'float16' is not one of float32, bf16",
+        "model.name: 'resnet50' is no model",
+        "model.overrides: VMambaConfig has no width",
+        "model.checkpoint: is missing",
+        "model.preprocessing: unknown preprocessing 'cifar64'",
+        "data.severity: 6 is not one of 1, 2, 3, 4, 5",
+        "data.domains: 'rain' is not one of clean, gaussian_noise",
+        "data.limit: 0 is not a whole number from 1 on",
+        "stream.setting: the setting 'offline' is not known",
+        "stream.batch_size: [16, 0] is not one or more whole numbers from 1 on",
+        "stream.seeds: [1, 1] names something twice",
+        "stream.gamma: -1 is not a number above zero",
+        "methods[2]: 'trust' has no option kk",
+        "methods[3]: unknown method 'tents'",
+        "methods[4]: 5 is not a name",
+    )
+    for part in expected:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"methods": []}, "methods: is missing"),
+        ({"methods": ["tent", {"name": "tent", "lr": 1e-4}]}, "'tent' is there twice with the same options"),
+        ({"data": {"dataset": "cifar11"}}, "unknown data set 'cifar11'"),
+        ({"data": {"dataset": "array"}}, "has the files images and labels"),
+        ({"data": {"dataset": "pacs", "domains": ["photo"]}, "stream": {"setting": "gradual"}}, "no severities"),
+        ({"model": {"checkpoint": "{domain}.pth"}, "stream": {"setting": "continual"}}, "needs a reset at each"),
+        ({"model": {"preprocessing": {"size": 32, "hue": 1}}}, "model.preprocessing.hue: there is no such field"),
+        ({"model": {"preprocessing": {"mean": [0.5, 0.5]}}}, "model.preprocessing.mean: [0.5, 0.5] is not three"),
+        ({"model": {"preprocessing": {"size": 64, "resize": 32}}}, "resize is 32; it must be at least the size 64"),
+        ({"model": 5}, "model: 5 is not a table"),
+        ({"stream": {"seeds": True}}, "stream.seeds: True is not one or more whole numbers"),
+        ({"keep_samples": -1}, "keep_samples: -1 is not a whole number from 0 on"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mistake_is_named(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({**content(tmp_path), **changes}, name="x", origin="x.toml")
+    assert part in str(caught.value)
+
+
+def test_flags_change_the_file(tmp_path: Path) -> None:
+    text = OURS + '[[methods]]\nname = "trust"\nlr = 0.5\nlabel = "mine"\n'
+    changes = {
+        "stream": {"seeds": [0, 1]},
+        "data": {"limit": 8},
+        "methods": ["bn", "trust"],
+        "method_options": [("trust", "k", 4)],
+    }
+    config = read(tmp_path, text, changes)
+    assert config.stream.seeds == (0, 1)
+    assert config.stream.batch_sizes == (200,)
+    assert (config.data.limit, config.data.severity) == (8, 4)
+    assert [(m.name, m.label, dict(m.options)) for m in config.methods] == [
+        ("bn", "", {}),
+        ("trust", "mine", {"lr": 0.5, "k": 4}),
+    ]
+
+
+def test_an_option_of_a_method_that_is_not_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trust.k is for a method that is not run"):
+        read(tmp_path, OURS, {"method_options": [("trust", "k", 4)]})
+
+
+def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read(tmp_path, "methods = [")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config(tmp_path / "nothing.toml")
+
+
+def test_preprocessing_by_name_and_by_table(tmp_path: Path) -> None:
+    named = tiny_config(tmp_path, model={"preprocessing": "cifar32"})
+    assert named.model.preprocessing == find_preset("cifar32")
+    spelled = tiny_config(
+        tmp_path,
+        model={
+            "preprocessing": {
+                "size": 32,
+                "crop": True,
+                "mean": [0.4914, 0.4822, 0.4465],
+                "std": [0.247, 0.2435, 0.2616],
+            }
+        },
+    )
+    assert spelled.model.preprocessing == named.model.preprocessing
+
+
+def test_the_record_of_a_configuration_is_complete(tmp_path: Path) -> None:
+    import json
+
+    recorded = json.loads(tiny_config(tmp_path).to_json())
+    assert recorded["data"]["domains"] == ["gaussian_noise", "contrast"]
+    assert recorded["model"]["overrides"]["dims"] == [8, 16]
+    assert tomllib.loads(OURS)["data"]["limit"] == 300

@@ -1,0 +1,121 @@
+"""The loop on a stream made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.bench.tiny import OVERRIDES, run, tiny_config, write_checkpoint
+from trust_tta.bench.runner import Conditions, run_domain, run_stream
+from trust_tta.data.dataset import array_dataset
+from trust_tta.data.embedded import load_sample
+from trust_tta.data.streams import Domain, StreamConfig, stream_datasets
+from trust_tta.data.transforms import find_preset
+from trust_tta.errors import ShapeError
+from trust_tta.methods.base import Method
+from trust_tta.methods.registry import create_method
+from trust_tta.models.factory import create_model
+from trust_tta.models.vmamba import VMamba
+
+CPU = Conditions(device=torch.device("cpu"))
+
+
+@pytest.fixture
+def model() -> VMamba:
+    torch.manual_seed(0)
+    return create_model("vmamba_nano", **OVERRIDES).eval()
+
+
+def make_domain(count: int = 20, *, mask: list[int] | None = None) -> Domain:
+    """Images whose labels are 2 and 5, in batches of 8."""
+    images, _ = load_sample()
+    labels = np.where(np.arange(count) % 3 == 0, 5, 2)
+    dataset = array_dataset(images[:count], labels, [str(i) for i in range(10)], name="x", domain="y")
+    masked = replace(dataset, class_mask=None if mask is None else np.array(mask))
+    (domain,) = stream_datasets([masked], StreamConfig(batch_size=8), preprocessing=find_preset("cifar32"), workers=0)
+    return domain
+
+
+def ignore(batches: int) -> None:
+    pass
+
+
+def masked_accuracy(method: Method, domain: Domain, classes: list[int]) -> float:
+    right = 0
+    for batch in domain.batches:
+        chosen = torch.tensor(classes)[method(batch.images)[:, classes].argmax(1)]
+        right += int((chosen == batch.labels).sum())
+    return right / domain.batches.images
+
+
+def test_the_class_mask_decides_among_its_classes_unless_told_otherwise(model: VMamba) -> None:
+    domain = make_domain(mask=[2, 5])
+    method = create_method("source", model)
+    masked = run_domain(method, domain, CPU, beat=ignore)
+    assert masked.accuracy == masked_accuracy(create_method("source", model), domain, [2, 5])
+    assert sum(masked.reliability.count[:7]) == 0  # between two classes nobody is less than half sure
+    whole = run_domain(method, domain, replace(CPU, class_mask=False), beat=ignore)
+    assert whole.accuracy == masked_accuracy(create_method("source", model), domain, list(range(10)))
+    assert whole.entropy > masked.entropy
+
+
+def test_kept_samples_are_spread_over_the_stream(model: VMamba) -> None:
+    kept = run_domain(create_method("source", model), make_domain(), replace(CPU, keep_samples=4), beat=ignore)
+    assert sorted(sample.index for sample in kept.predictions) == [0, 5, 10, 15]
+    few = run_domain(create_method("source", model), make_domain(3), replace(CPU, keep_samples=9), beat=ignore)
+    assert len(few.predictions) == 3
+
+
+def test_every_batch_beats(model: VMamba) -> None:
+    beats: list[int] = []
+    clean = make_domain(9)
+    run_domain(create_method("source", model), make_domain(), replace(CPU, clean=clean), beat=beats.append)
+    assert beats == [1, 1, 1, 0, 0]
+
+
+def test_the_network_is_restored_even_when_a_batch_fails(model: VMamba) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    results = run_stream(create_method("tent", model, lr=0.1), [make_domain(16), make_domain(9)], CPU, beat=ignore)
+    next(results)
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(ShapeError, match="a batch of one image"):
+        next(results)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_counts_are_of_the_domain_alone(model: VMamba) -> None:
+    continual = [replace(make_domain(16), reset_before=False), replace(make_domain(24), reset_before=False)]
+    results = run_stream(create_method("tent", model), continual, CPU, beat=ignore)
+    assert [(r.forwards, r.backwards) for r in results] == [(4, 2), (6, 3)]
+
+
+def test_each_domain_may_have_a_network_of_its_own(tmp_path: Path) -> None:
+    for seed, domain in enumerate(("fog", "contrast")):
+        weights = torch.load(write_checkpoint(tmp_path), weights_only=True)["model"]
+        torch.manual_seed(seed)
+        weights["classifier.head.weight"] = torch.randn_like(weights["classifier.head.weight"])
+        torch.save(weights, tmp_path / f"{domain}.pth")
+    both, _ = run(
+        tiny_config(
+            tmp_path,
+            model={"checkpoint": str(tmp_path / "{domain}.pth")},
+            data={"domains": ["fog", "contrast"]},
+            methods=["source"],
+        )
+    )
+    for cell in both:
+        (alone,), _ = run(
+            tiny_config(
+                tmp_path,
+                model={"checkpoint": str(tmp_path / f"{cell.key.domain}.pth")},
+                data={"domains": [cell.key.domain]},
+                methods=["source"],
+                store=str(tmp_path / f"{cell.key.domain}.sqlite"),
+            )
+        )
+        assert alone.key == cell.key
+        assert alone.result.entropy == cell.result.entropy

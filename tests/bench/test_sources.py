@@ -1,0 +1,86 @@
+"""Images that are corrupted as they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.bench.tiny import tiny_config
+from trust_tta.bench.config import DataConfig
+from trust_tta.bench.sources import CorruptedImages, DataSource
+from trust_tta.data.corruptions import corrupt
+from trust_tta.data.embedded import load_sample
+from trust_tta.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def sample() -> DataSource:
+    return DataSource(DataConfig(dataset="sample", domains=("clean", "fog", "snow")))
+
+
+def test_an_image_is_what_corrupting_all_of_them_gives(sample: DataSource) -> None:
+    images, labels = load_sample()
+    dataset = sample.open("fog", severity=3, seed=7)
+    whole = corrupt(images[:40], "fog", 3, 7)
+    for index in (39, 0, 17):
+        np.testing.assert_array_equal(dataset.image(index), whole[index])
+    np.testing.assert_array_equal(dataset.labels, labels)
+    assert (dataset.domain, dataset.severity) == ("fog", 3)
+
+
+def test_clean_images_are_left_alone(sample: DataSource) -> None:
+    images, _ = load_sample()
+    dataset = sample.open("clean", severity=5, seed=0)
+    np.testing.assert_array_equal(dataset.image(5), images[5])
+    assert dataset.severity is None
+
+
+def test_a_fingerprint_tells_recipes_apart_and_nothing_else(sample: DataSource) -> None:
+    def fingerprint(corruption: str, severity: int, seed: int, *, read: int = 0) -> str:
+        dataset = sample.open(corruption, severity=severity, seed=seed)
+        dataset.image(read)
+        return dataset.fingerprint
+
+    assert fingerprint("fog", 5, 0) == fingerprint("fog", 5, 0, read=1999)
+    others = [fingerprint("fog", 5, 0), fingerprint("fog", 5, 1), fingerprint("fog", 4, 0), fingerprint("snow", 5, 0)]
+    assert len(set(others)) == 4
+
+
+def test_a_fingerprint_follows_the_pixels() -> None:
+    clean = np.arange(4 * 8 * 8 * 3, dtype=np.int64).reshape(4, 8, 8, 3).astype(np.uint8)
+    other = clean.copy()
+    other[3, 0, 0, 0] += 1
+    assert CorruptedImages(clean, "contrast", 5, 0).digest() != CorruptedImages(other, "contrast", 5, 0).digest()
+
+
+def test_an_array_is_corrupted_like_the_sample(tmp_path: Path) -> None:
+    images, labels = load_sample()
+    np.save(tmp_path / "x.npy", images[:9])
+    np.save(tmp_path / "y.npy", labels[:9].astype(np.uint8))
+    config = DataConfig(dataset="array", images=str(tmp_path / "x.npy"), labels=str(tmp_path / "y.npy"))
+    source = DataSource(config)
+    dataset = source.open("snow", severity=2, seed=1)
+    np.testing.assert_array_equal(dataset.image(8), corrupt(images[:9], "snow", 2, 1)[8])
+    assert len(dataset) == 9
+
+
+def test_clean_images_of_a_set_that_has_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pacs has no clean counterpart"):
+        DataSource(DataConfig(dataset="pacs", root=str(tmp_path))).clean()
+
+
+def test_a_missing_data_set_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cifar10-c is not in"):
+        DataSource(DataConfig(dataset="cifar10-c", root=str(tmp_path))).domains()
+
+
+def test_the_same_images_come_in_every_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    first, second = (
+        DataSource(config.data).stream(config.stream, batch_size=16, seed=0, workers=0)[1].batches.order
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(first, second)
+    assert len(first) == 50

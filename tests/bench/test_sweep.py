@@ -1,0 +1,246 @@
+"""Whole sweeps of a tiny network: the numbers, failures, resuming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.bench.tiny import Recorder, numbers, run, tiny_config
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.plan import make_plan
+from trust_tta.bench.sources import DataSource, prepare
+from trust_tta.bench.sweep import sweep
+from trust_tta.data.corrupt_tree import corrupt_array
+from trust_tta.data.embedded import load_sample
+from trust_tta.data.streams import Domain
+from trust_tta.errors import CheckpointError, ConfigError, DataError
+from trust_tta.methods.base import Method
+from trust_tta.methods.registry import create_method
+from trust_tta.models.factory import create_model
+from trust_tta.results import Cell, CellKey, CellResult, ResultStore
+
+
+def by_place(cells: list[Cell]) -> dict[tuple[str, str], CellResult]:
+    return {(cell.key.method, cell.key.domain): cell.result for cell in cells}
+
+
+def opened(config: RunConfig) -> list[Domain]:
+    """The stream of the experiment's first batch size and seed, opened anew."""
+    source = DataSource(config.data)
+    preprocessing = make_plan(config, source).preprocessing
+    stream = config.stream
+    found = source.stream(stream, batch_size=stream.batch_sizes[0], seed=stream.seeds[0], workers=0)
+    return [prepare(domain, preprocessing[domain.dataset.domain]) for domain in found]
+
+
+def fresh(config: RunConfig, method: str) -> Method:
+    model = create_model(
+        str(config.model.name), num_classes=10, checkpoint=config.model.checkpoint, **config.model.overrides
+    )
+    return create_method(method, model)
+
+
+def accuracy(method: Method, domain: Domain, *, each: bool = False) -> float:
+    """The plain loop that a reader would write."""
+    right = 0
+    for batch in domain.batches:
+        if each:
+            method.reset()
+        right += int((method(batch.images).argmax(1) == batch.labels).sum())
+    return right / domain.batches.images
+
+
+class Stop(Recorder):
+    """Ends a sweep from within after so many cells, as an interrupt would."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    def finished(self, key: CellKey, result: CellResult) -> None:
+        super().finished(key, result)
+        if len(self.done) == self.after:
+            raise KeyboardInterrupt
+
+
+def test_online_is_a_fresh_method_on_each_domain(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, methods=["source", "tent"], stream={"seeds": [4]})
+    cells, recorder = run(config)
+    found = by_place(cells)
+    for domain in opened(config):
+        for name in ("source", "tent"):
+            assert found[name, domain.name].accuracy == accuracy(fresh(config, name), domain)
+    tent = found["tent", "contrast"]
+    assert (tent.samples, len(tent.course.samples)) == (50, 4)
+    assert (tent.forwards, tent.backwards, tent.updates, tent.skipped_updates) == (8, 4, 4, 0)
+    assert tent.accuracy_before is not None
+    assert tent.peak_memory is None
+    assert recorder.batches == recorder.total == 4 * 4
+
+
+def test_continual_is_one_method_on_all_domains(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path, methods=[{"name": "tent", "lr": 0.05}], stream={"setting": "continual"}, data={"limit": 64}
+    )
+    found = by_place(run(config)[0])
+    model = create_model("vmamba_nano", num_classes=10, checkpoint=config.model.checkpoint, **config.model.overrides)
+    method = create_method("tent", model, lr=0.05)
+    for domain in opened(config):
+        assert found["tent", domain.name].accuracy == accuracy(method, domain)
+    alone = tiny_config(
+        tmp_path, methods=[{"name": "tent", "lr": 0.05}], data={"limit": 64}, store=str(tmp_path / "alone.sqlite")
+    )
+    second = by_place(run(alone)[0])["tent", "contrast"]
+    assert second.entropy != found["tent", "contrast"].entropy
+
+
+def test_standard_is_a_fresh_method_on_each_batch(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, methods=["tent"], stream={"setting": "standard"})
+    found = by_place(run(config)[0])
+    for domain in opened(config):
+        result = found["tent", domain.name]
+        assert result.accuracy == accuracy(fresh(config, "tent"), domain, each=True)
+        assert (result.forwards, result.updates) == (8, 4)
+
+
+def test_every_method_runs(tmp_path: Path) -> None:
+    from trust_tta.methods.registry import list_methods
+
+    config = tiny_config(
+        tmp_path, methods=list_methods(), data={"domains": ["fog"], "limit": 24}, stream={"batch_size": 12}
+    )
+    cells, recorder = run(config)
+    assert not recorder.failures
+    assert {cell.key.method for cell in cells} == set(list_methods())
+    lame = by_place(cells)["lame", "fog"]
+    assert 0 <= lame.ece <= 1
+
+
+def test_a_network_is_as_before_after_each_cell(tmp_path: Path) -> None:
+    methods = [{"name": "tent", "lr": 0.1}, "source"]
+    config = tiny_config(tmp_path, methods=methods, data={"domains": ["fog"]})
+    after_tent = by_place(run(config)[0])["source", "fog"]
+    (domain,) = opened(config)
+    assert after_tent.accuracy == accuracy(fresh(config, "source"), domain)
+
+
+def test_clean_accuracy_samples_and_confusion(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        methods=["source"],
+        data={"domains": ["fog"], "limit": 40},
+        clean_after=True,
+        keep_samples=5,
+        confusion=True,
+    )
+    (cell,) = run(config)[0]
+    source = DataSource(config.data)
+    clean = source.clean_stream(batch_size=16, limit=40, workers=0)
+    (preprocessing,) = set(make_plan(config, source).preprocessing.values())
+    assert cell.result.clean_accuracy == accuracy(fresh(config, "source"), prepare(clean, preprocessing))
+    assert len(cell.result.predictions) == 5
+    assert cell.result.confusion is not None
+    assert sum(map(sum, cell.result.confusion)) == 40
+    labels = DataSource(config.data).clean().labels
+    assert all(kept.label == labels[kept.index] for kept in cell.result.predictions)
+
+
+def test_bf16_runs_and_is_recorded(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, methods=["tent"], data={"domains": ["fog"]}, dtype="bf16")
+    (cell,) = run(config)[0]
+    assert cell.facts.dtype == "bf16"
+    assert cell.result.broken == 0
+
+
+def test_facts_tell_the_circumstances(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, methods=["source"], data={"domains": ["fog"]})
+    (cell,) = run(config)[0]
+    assert cell.facts.torch == str(torch.__version__)
+    assert cell.facts.device == "cpu"
+    assert cell.facts.config == config.to_json()
+    assert cell.facts.started < cell.facts.finished
+
+
+def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path: Path) -> None:
+    # The last batch has one image, which has no batch statistics; "source" does not need them.
+    config = tiny_config(tmp_path, methods=["tent", "source"], data={"limit": 33})
+    cells, recorder = run(config)
+    assert {cell.key.method for cell in cells} == {"source"}
+    assert [key.method for key in recorder.failures] == ["tent", "tent"]
+    with ResultStore(config.store) as store:
+        assert all("a batch of one image" in failure.message for failure in store.failures())
+    again, recorder = run(config)
+    assert numbers(again) == numbers(cells)
+    assert not recorder.failures
+    with ResultStore(config.store) as store:
+        outcome = sweep(config, store, observer=(recorder := Recorder()), retry=True)
+    assert (outcome.done, outcome.failed, len(recorder.failures)) == (2, 2, 2)
+
+
+def test_a_failure_ends_its_chain(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, methods=["tent"], data={"limit": 33}, stream={"setting": "continual"})
+    cells, recorder = run(config)
+    assert cells == []
+    assert [key.domain for key in recorder.failures] == ["gaussian_noise", "contrast"]
+
+
+def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    cells, _ = run(config)
+    again, recorder = run(config)
+    assert again == cells
+    assert recorder.done == []
+    assert recorder.batches == 0
+
+
+@pytest.mark.parametrize("setting", ["online", "continual"])
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_interrupted_sweep_goes_on(tmp_path: Path, setting: str, after: int) -> None:
+    changes: dict[str, Any] = {"methods": ["bn", {"name": "tent", "lr": 0.05}], "stream": {"setting": setting}}
+    undisturbed, _ = run(tiny_config(tmp_path, store=str(tmp_path / "whole.sqlite"), **changes))
+    config = tiny_config(tmp_path, **changes)
+    with pytest.raises(KeyboardInterrupt), ResultStore(config.store) as store:
+        sweep(config, store, observer=Stop(after))
+    resumed, recorder = run(config)
+    assert numbers(resumed) == numbers(undisturbed)
+    assert len(recorder.done) == 4 - after
+
+
+def test_a_user_s_mistake_is_raised_and_records_nothing(tmp_path: Path) -> None:
+    wrong = tiny_config(tmp_path, model={"num_classes": 7})
+    with ResultStore(wrong.store) as store:
+        with pytest.raises(ConfigError, match="tells 7 classes apart"):
+            sweep(wrong, store, observer=Recorder())
+        misfit = tiny_config(tmp_path, model={"overrides": {"dims": [8, 24]}})
+        with pytest.raises(CheckpointError, match="does not fit the network"):
+            sweep(misfit, store, observer=Recorder())
+        images, labels = tmp_path / "x.npy", tmp_path / "y.npy"
+        arrays = {"dataset": "array", "images": str(images), "labels": str(labels)}
+        with pytest.raises(DataError, match="x.npy is missing"):
+            sweep(tiny_config(tmp_path, data=arrays), store, observer=Recorder())
+        assert store.keys() == []
+
+
+def test_clean_images_that_are_missing_are_told_before_anything_runs(tmp_path: Path) -> None:
+    corrupt_array(load_sample()[0][:40], tmp_path / "CIFAR-10-C", labels=load_sample()[1][:40], corruptions=["fog"])
+    data = {"dataset": "cifar10-c", "root": str(tmp_path), "domains": ["fog"]}
+    config = tiny_config(tmp_path, data=data, methods=["source"], clean_after=True)
+    with ResultStore(config.store) as store:
+        with pytest.raises(DataError, match="cifar10 is not in"):
+            sweep(config, store, observer=Recorder())
+        assert store.keys() == []
+    (cell,) = run(tiny_config(tmp_path, data=data, methods=["source"]))[0]
+    assert (cell.key.dataset, cell.key.severity, cell.result.samples) == ("cifar10-c", 5, 40)
+
+
+@pytest.mark.parametrize(("setting", "cells"), [("mixed", 1), ("correlated", 2), ("gradual", 18)])
+def test_other_streams_run_to_their_end(tmp_path: Path, setting: str, cells: int) -> None:
+    config = tiny_config(tmp_path, methods=["bn"], stream={"setting": setting}, data={"limit": 16})
+    found, recorder = run(config)
+    assert len(found) == cells
+    assert not recorder.failures
+    assert {cell.key.setting for cell in found} == {setting}
+    assert sum(cell.result.samples for cell in found) == (32 if setting == "mixed" else 16 * cells)

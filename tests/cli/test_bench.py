@@ -1,0 +1,146 @@
+"""`trust-tta bench` on a tiny network."""
+
+from __future__ import annotations
+
+import csv
+import re
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import pytest
+
+from tests.bench.tiny import write_checkpoint
+from trust_tta.cli.common import numbers, option
+from trust_tta.cli.main import main
+from trust_tta.report.tables import layout, to_text
+from trust_tta.results import ResultStore, table
+
+TOML = """
+store = "{folder}/results.sqlite"
+methods = ["source", "tent"]
+model.name = "vmamba_nano"
+model.checkpoint = "{checkpoint}"
+model.overrides = {{ depths = [1, 1], dims = [8, 16], patch_size = 4 }}
+data.dataset = "sample"
+data.domains = ["fog", "contrast"]
+data.limit = 32
+stream.batch_size = 16
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TOML.format(folder=tmp_path, checkpoint=write_checkpoint(tmp_path)), encoding="utf-8")
+    return path
+
+
+def test_lines_tables_and_export(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out" / "cells.csv"
+    assert main(["bench", str(config), "--seeds", "0,1", "--export", str(out)]) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()[:8]
+    assert all(re.fullmatch(r"(source|tent) +(fog|contrast) +seed [01] +\d+\.\d %.*\d\.\d s", line) for line in lines)
+    assert [line.split()[0] for line in lines[:4]] == ["source", "tent", "source", "tent"]
+    with ResultStore(tmp_path / "results.sqlite") as store:
+        cells = store.results()
+    drawn = to_text(layout(table(cells), baseline="source", spread=True))
+    assert drawn in printed
+    with out.open(encoding="utf-8") as file:
+        assert [row["digest"] for row in csv.DictReader(file)] == [cell.key.digest for cell in cells]
+
+    assert main(["bench", str(config), "--seeds", "0,1"]) == 0
+    again = capsys.readouterr().out
+    assert "seed 0 " not in again.split("sample, severity 5")[0]
+    assert drawn in again
+
+
+def test_flags_alone_are_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import save_file
+
+    from tests.bench.tiny import OVERRIDES
+    from trust_tta.models.factory import create_model
+
+    path = tmp_path / "net.safetensors"
+    save_file(create_model("vmamba_nano", **OVERRIDES).state_dict(), path)
+    arguments = ["--checkpoint", str(path), "--model", "vmamba_nano", "--dataset", "sample", "--domains", "fog"]
+    code = main(["bench", *arguments, "--methods", "source", "--store", str(tmp_path / "s.sqlite")])
+    assert code == 2  # the tiny network is no vmamba_nano, and there is no flag to say so
+    assert "does not fit the network" in capsys.readouterr().err
+
+
+def test_the_list_runs_nothing(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(config), "--list"]) == 0
+    assert capsys.readouterr().out.endswith(f"4 cells, 0 done, in {tmp_path}/results.sqlite\n")
+    assert not (tmp_path / "results.sqlite").exists()
+    assert main(["bench", str(config), "--methods", "tent", "--option", "tent.lr=0.01"]) == 0
+    capsys.readouterr()
+    assert main(["bench", str(config), "--option", "tent.lr=0.01", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert [line.split()[0] for line in listed.splitlines()[:4]] == ["to", "done", "to", "done"]
+
+
+def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(config), "--limit", "33"]) == 1
+    out, err = capsys.readouterr()
+    assert "failed: tent on fog, seed 0, batch 16: a batch of one image has no batch statistics" in out
+    assert err.splitlines()[-1].startswith("trust-tta: 2 cells failed")
+    assert main(["bench", str(config), "--limit", "33"]) == 1
+    assert "failed: tent on fog" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--methods", "tents"], "unknown method 'tents'"),
+        (["--option", "tent.lrr=1"], "'tent' has no option lrr"),
+        (["--option", "trust.k=1"], "trust.k is for a method that is not run"),
+        (["--severity", "9", "--limit", "0"], "2 mistakes"),
+        (["--export", "cells.xls"], "must end in .csv or .parquet"),
+        (["--checkpoint", "nothing.pth"], "no checkpoint at 'nothing.pth'"),
+        (["--dataset", "cifar10-c", "--root", "/nothing"], "/nothing is not a folder"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mistake_is_one_line_and_exit_code_two(
+    config: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], part: str
+) -> None:
+    assert main(["bench", str(config), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert len(error.splitlines()) == 1
+
+
+def test_labels_of_the_configuration_name_the_rows(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = config.read_text(encoding="utf-8").replace(
+        '"tent"]', '"tent", { name = "tent", steps = 2, label = "twice" }]'
+    )
+    config.write_text(text, encoding="utf-8")
+    assert main(["bench", str(config), "--domains", "fog"]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.split("severity 5")[1].splitlines()[3:6]]
+    assert rows == ["source", "tent", "twice"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("trust.k=4", ("trust", "k", 4)),
+        ("tent.lr=1e-3", ("tent", "lr", 1e-3)),
+        ("trust.merge=slerp", ("trust", "merge", "slerp")),
+        ('trust.orders=["abcd", "badc"]', ("trust", "orders", ["abcd", "badc"])),
+        ("tent.episodic=true", ("tent", "episodic", True)),
+    ],
+)
+def test_options_are_written_as_in_toml(text: str, value: object) -> None:
+    assert option(text) == value
+
+
+@pytest.mark.parametrize("text", ["trust", "trust.k", "k=4", "trust.=4", "trust.k="])
+def test_a_broken_option_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="give it as trust.k=4"):
+        option(text)
+
+
+def test_a_broken_list_of_numbers_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="is not a list of whole numbers"):
+        numbers("1,x")

@@ -1,0 +1,65 @@
+"""`trust-tta rank` on a tiny network."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.bench.tiny import tiny_config
+from tests.cli.test_bench import config as config  # a fixture
+from trust_tta.bench.ranking import Ranking
+from trust_tta.bench.sources import DataSource, prepare
+from trust_tta.cli.main import main
+from trust_tta.cli.rank import heat_map
+from trust_tta.data.transforms import find_preset
+from trust_tta.models.factory import create_model
+from trust_tta.orders import ScanOrder
+from trust_tta.report.analyses import EntropyByOrder, read_analyses
+
+
+def test_orders_by_entropy(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "ranking.json"
+    assert main(["rank", str(config), "--k", "3", "--json", str(out), "--limit", "20"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    (ranking,) = read_analyses([out])
+    assert isinstance(ranking, EntropyByOrder)
+    assert sorted(ranking.orders) == [str(order) for order in ScanOrder.all()]
+    assert all(one <= other for one, other in pairwise(ranking.entropy))
+    assert ranking.k == 3
+    assert [line[2:6] for line in printed[2:26]] == list(ranking.orders)
+    assert [line[0] for line in printed[2:26]] == ["*"] * 3 + [" "] * 21
+    assert printed[26] == f"the 3 of lowest entropy: {', '.join(ranking.orders[:3])}"
+    expected = (_entropy(tmp_path, "fog") + _entropy(tmp_path, "contrast")) / 2
+    assert dict(zip(ranking.orders, ranking.entropy, strict=True))["abcd"] == pytest.approx(expected, rel=1e-5)
+
+
+def _entropy(folder: Path, domain: str) -> float:
+    """Of the default order, computed by hand."""
+    experiment = tiny_config(folder, data={"domains": [domain], "limit": 20})
+    (stream,) = DataSource(experiment.data).stream(experiment.stream, batch_size=16, seed=0, workers=0)
+    model = create_model("vmamba_nano", checkpoint=experiment.model.checkpoint, **experiment.model.overrides)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.track_running_stats, module.running_mean, module.running_var = False, None, None
+    total = 0.0
+    with torch.no_grad():
+        for batch in prepare(stream, find_preset("cifar32")).batches:
+            total += float(torch.distributions.Categorical(logits=model(batch.images)).entropy().sum())
+    return total / 20
+
+
+def test_the_heat_map_shows_low_and_high() -> None:
+    domains = {"fog": {"abcd": 0.0, "badc": 1.0}, "snow": {"abcd": 0.4, "badc": 0.6}}
+    ranking = Ranking("x", 5, 10, "", domains, {"abcd": 0.2, "badc": 0.8})
+    assert heat_map(ranking, 1, shades=".:+#").splitlines()[2:] == [
+        f"* abcd  0.200  {'#' * 8:<30}  .:",
+        f"  badc  0.800  {'#' * 30}  #+",
+    ]
+
+
+def test_an_impossible_k_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rank", str(config), "--k", "25"]) == 2
+    assert "there are 24 orders" in capsys.readouterr().err

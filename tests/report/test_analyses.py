@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from trust_tta.errors import DataError
+from trust_tta.report.analyses import (
+    Analysis,
+    EntropyByOrder,
+    LossSurface,
+    MemoryByK,
+    SurfacePoint,
+    WeightNorms,
+    aligned,
+    lowest,
+    read_analyses,
+)
+from trust_tta.report.analysis_charts import analyses_part, heat_map, loss_surface, memory_by_k, weight_norms
+from trust_tta.results import to_json
+
+ENTROPY = EntropyByOrder(title="pacs", orders=("abcd", "badc", "dbca"), entropy=(0.6, 0.75, 0.7), k=2)
+SURFACE = LossSurface(
+    title="noise",
+    x=(0.0, 0.5, 1.0),
+    y=(0.0, 1.0),
+    loss=((1.0, 0.5, 1.0), (0.7, float("nan"), 0.9)),
+    adapted=(SurfacePoint(name="abcd", x=0.0, y=0.0),),
+    mean=SurfacePoint(name="mean", x=0.5, y=0.5),
+)
+NORMS = WeightNorms(title="norms", names=("a.weight", "b<i>"), mean=(1.0, 2.5), deviation=(0.01, 0.02))
+MEMORY = MemoryByK(title="memory", k=(1, 2), peak=(2100, 2310), baseline=2100)
+ALL: list[Analysis] = [ENTROPY, SURFACE, NORMS, MEMORY]
+
+
+@pytest.mark.parametrize("record", ALL, ids=lambda record: type(record).__name__)
+def test_records_go_through_files(record: Analysis, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(to_json(record))
+    (read,) = read_analyses([path])
+    assert to_json(read) == to_json(record)
+    assert [to_json(r) for r in read_analyses([tmp_path])] == [to_json(record)]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("{", "cannot be read"), ('{"kind": "Planet"}', "kind 'Planet'"), ("[1]", "kind None")],
+    ids=["no json", "unknown kind", "a list"],
+)
+def test_other_files_are_refused(text: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=why):
+        read_analyses([path])
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(DataError, match="lengths"):
+        EntropyByOrder(title="t", orders=("abcd",), entropy=(1.0, 2.0))
+    with pytest.raises(DataError, match="2 by 3"):
+        LossSurface(title="t", x=(0.0, 1.0, 2.0), y=(0.0, 1.0), loss=((1.0,),), adapted=(), mean=SURFACE.mean)
+
+
+def test_records_in_other_orders_are_aligned() -> None:
+    other = EntropyByOrder(title="b", orders=("dbca", "cdab", "abcd"), entropy=(1.0, 2.0, 3.0))
+    orders, rows = aligned([ENTROPY, other])
+    assert orders == ("abcd", "badc", "cdab", "dbca")
+    assert rows[0][0::3] == (0.6, 0.7)
+    assert rows[1][0::3] == (3.0, 1.0)
+    assert math.isnan(rows[0][2])
+    assert lowest(rows[0], 2) == {0, 3}
+    ElementTree.fromstring(heat_map("t", [ENTROPY, other]))
+
+
+def test_charts_are_drawings_and_the_lowest_are_framed() -> None:
+    drawn = heat_map("t", [ENTROPY])
+    assert drawn.count("framed") == 2
+    for text in (drawn, loss_surface(SURFACE), weight_norms(NORMS), memory_by_k(MEMORY)):
+        ElementTree.fromstring(text)
+    part = analyses_part(ALL)
+    assert part.count("<figure") == 4
+    assert "<i>" not in part
+    assert analyses_part([]) == ""

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trust_tta.report import charts, palette, svg
+from trust_tta.report.charts import Curve, Dots, Look, Spot
+from trust_tta.results import Reliability
+from trust_tta.results.ordering import METHODS
+
+NAMESPACE = {"s": "http://www.w3.org/2000/svg"}
+HOSTILE = '<script>alert("1")</script>&\'"'
+
+
+def parse(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 1, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)), (71.2, 79.9, (72, 74, 76, 78)), (-3, 12, (0, 5, 10)), (1e-9, 9e-9, None)],
+    ids=["unit", "percent", "signed", "tiny"],
+)
+def test_ticks_are_round_and_inside(low: float, high: float, ticks: tuple[float, ...] | None) -> None:
+    found = svg.round_ticks(low, high, 5)
+    assert all(low - 1e-12 <= t <= high * (1 + 1e-9) for t in found)
+    assert 3 <= len(found) <= 12
+    if ticks is not None:
+        assert found == pytest.approx(ticks)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
+def test_a_linear_scale_keeps_order_and_stays_in_its_frame(values: list[float]) -> None:
+    scale = svg.linear_scale(values, 10.0, 110.0)
+    places = [scale(v) for v in sorted(values)]
+    assert places == sorted(places)
+    assert all(9.999 <= p <= 110.001 for p in places)
+
+
+@given(st.lists(st.just(0.0) | st.floats(1e-6, 1e6), min_size=1, max_size=20))
+def test_a_log_scale_keeps_order_and_gives_zero_a_place(values: list[float]) -> None:
+    scale = svg.log_scale(values, 10.0, 110.0)
+    places = [scale(v) for v in sorted(values)]
+    assert all(a <= b + 1e-9 for a, b in zip(places, places[1:], strict=False))
+    assert all(9.999 <= p <= 110.001 for p in places)
+    assert len(scale.ticks) <= 14
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=14))
+def test_names_are_spread_out_in_the_same_order(places: list[float]) -> None:
+    moved = charts.spread_out(places, 12.5, 0.0)
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    gaps = [moved[b] - moved[a] for a, b in zip(order, order[1:], strict=False)]
+    assert min(gaps, default=12.5) > 10.5  # readable, if not always the full distance
+    assert min(moved) >= -1e-9
+
+
+def test_far_outliers_are_taken_off_the_scale_and_named() -> None:
+    values = [0.595, 0.764, 0.766, 0.775, 0.789]
+    assert charts.off_scale(values) == 0.764
+    assert charts.off_scale([0.1, 0.2, 0.3, 0.4]) == -math.inf
+    assert charts.off_scale([0.5]) == -math.inf
+    assert charts.off_scale([]) == -math.inf
+    spots = [Spot(Look(i, m, m), 1.0 + i, v) for i, (m, v) in enumerate(zip(METHODS, values, strict=False))]
+    drawn = charts.scatter("t", spots, axis="x")
+    assert "below the frame: Source 59.5" in drawn
+    assert len(parse(drawn).findall(".//s:g[@data-s]/*[@class]", NAMESPACE)) >= 4
+
+
+def test_dots_stand_where_their_values_are() -> None:
+    dots = [
+        Dots(Look(0, "bn", "bn"), ((0.5, None), None)),
+        Dots(Look(1, "source", "source"), ((0.7, 0.01), (0.6, None))),
+    ]
+    root = parse(charts.dot_plot("t", ["fog", "snow"], dots))
+    rows = root.findall(".//s:g[@class='row']", NAMESPACE)
+    xs = [[float(c.get("cx", "nan")) for c in row.iter("{http://www.w3.org/2000/svg}circle")] for row in rows]
+    assert [len(x) for x in xs] == [2, 1]
+    assert xs[0][0] < xs[1][0] < xs[0][1]
+    assert (xs[1][0] - xs[0][0]) == pytest.approx(xs[0][1] - xs[1][0], abs=0.02)
+    assert len(root.findall(".//s:line[@class]", NAMESPACE)) > 2
+    hints = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert "Source on fog: 70.0 ± 1.0" in hints
+
+
+def test_a_curve_lifts_the_pen_where_there_is_no_number() -> None:
+    curve = Curve(Look(0, "tent", "tent"), ((0.0, 0.5), (1.0, math.nan), (2.0, 0.6), (3.0, 0.7)))
+    drawn = charts.line_chart("t", [curve], axis="x")
+    d = next(
+        p.get("d", "") for p in parse(drawn).iter("{http://www.w3.org/2000/svg}path") if "curve" in p.get("class", "")
+    )
+    assert d.count("M") == 2
+    assert "nan" not in drawn
+
+
+def test_reliability_bars_reach_the_accuracy_of_their_bin() -> None:
+    bins = Reliability(count=(0,) * 14 + (10,), confidence=(0.0,) * 14 + (9.8,), correct=(0,) * 14 + (5,))
+    root = parse(charts.reliability("t", Look(0, "trust", "trust"), bins))
+    (bar,) = root.findall(".//s:rect", NAMESPACE)
+    assert float(bar.get("height", "0")) == pytest.approx((190 - 34 - 8) / 2, abs=0.01)
+
+
+def test_dumbbells_write_the_gain() -> None:
+    drawn = charts.dumbbells("t", [(Look(0, "tent", "tent"), 0.5, 0.52), (Look(1, "sar", "sar"), 0.5, 0.49)])
+    assert ">+2.0<" in drawn
+    assert ">-1.0<" in drawn
+
+
+@pytest.mark.parametrize("empty", [[], [Curve(Look(0, "a", "a"), ())]], ids=["no curve", "no point"])
+def test_charts_of_nothing_are_still_drawings(empty: list[Curve]) -> None:
+    parse(charts.line_chart("t", empty, axis="x"))
+    parse(charts.dot_plot("t", [], []))
+    parse(charts.scatter("t", [], axis="x"))
+
+
+def test_hostile_names_stay_text() -> None:
+    look = Look(0, HOSTILE, HOSTILE)
+    drawings = [
+        charts.dot_plot(HOSTILE, [HOSTILE], [Dots(look, ((0.5, 0.1),))]),
+        charts.scatter(HOSTILE, [Spot(look, 1.0, 0.5)], axis=HOSTILE),
+        charts.line_chart(HOSTILE, [Curve(look, ((0.0, 0.5), (1.0, 0.6)))], axis=HOSTILE, names=[HOSTILE, HOSTILE]),
+        charts.dumbbells(HOSTILE, [(look, 0.5, 0.6)]),
+        charts.reliability(HOSTILE, look, Reliability()),
+    ]
+    for drawn in drawings:
+        assert all(item.tag.rpartition("}")[2] != "script" for item in parse(drawn).iter())
+
+
+def test_every_method_has_its_own_colour_marker_pair_and_both_grounds_have_contrast() -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    styles = [palette.style_of(method) for method in METHODS]
+    assert set(palette.STYLES) == set(METHODS) == set(palette.NAMES)
+    assert len({s.light for s in styles}) == len({s.dark for s in styles}) == len(METHODS)
+    assert len({(s.marker, s.hollow) for s in styles}) == len(METHODS)
+    for s in [*styles, *palette.OTHERS]:
+        assert contrast(s.light, "#ffffff") >= 3
+        assert contrast(s.dark, "#1b1e24") >= 3
+
+
+def test_class_names_are_safe_and_display_names_keep_options() -> None:
+    assert re.fullmatch(r"tone m-other\d", palette.css_class(HOSTILE))
+    assert palette.display_name("trust (k=2)") == "TRUST (k=2)"
+    assert palette.display_name("trust_naive") == "TRUST naive"
+    assert palette.display_name("trustworthy") == "trustworthy"
+    assert palette.display_name(HOSTILE) == HOSTILE

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.report.samples import fill_store, make_cell, plausible_cells
+from tests.report.test_analyses import ENTROPY
+from trust_tta.cli.main import main
+from trust_tta.results import to_json
+
+
+def test_report_prints_tables_and_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = fill_store(
+        tmp_path / "store.db", plausible_cells(methods=["bn", "trust"], domains=["fog", "snow"], seeds=2)
+    )
+    analysis = tmp_path / "rank.json"
+    analysis.write_text(to_json(ENTROPY))
+    tables = tmp_path / "tables"
+    assert main(["report", str(store), "--title", "Mine", "--tables", str(tables), "--analyses", str(analysis)]) == 0
+    out = capsys.readouterr().out
+    assert "TRUST leads with" in out
+    assert "snow" in out
+    assert out.rstrip().endswith(f"report: {tmp_path / 'store.html'}")
+    page = (tmp_path / "store.html").read_text(encoding="utf-8")
+    assert "<title>Mine</title>" in page
+    assert "Mean entropy by order" in page
+    assert sorted(path.suffix for path in tables.iterdir()) == [".csv", ".md", ".tex"]
+
+
+def test_figures_are_written_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = fill_store(tmp_path / "store.db", [make_cell("trust", "fog")])
+    arguments = ["report", str(store), "--out", str(tmp_path / "p.html"), "--figures", str(tmp_path / "f"), "--quiet"]
+    assert main(arguments) == 0
+    assert "figures: 6 files" in capsys.readouterr().out
+    assert (tmp_path / "p.html").exists()
+
+
+def test_a_store_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "none.db")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "no results store" in error

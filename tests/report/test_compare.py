@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.report.samples import make_cell
+from trust_tta.report.compare import compare, compare_sweeps
+from trust_tta.report.groups import Group, make_groups
+from trust_tta.report.published import load_published
+from trust_tta.results import Cell
+from trust_tta.results.ordering import CORRUPTIONS
+
+PUBLISHED = load_published()
+
+
+def group_of(*cells: Cell) -> Group:
+    (group,) = make_groups(cells)
+    return group
+
+
+def test_pairs_differences_and_the_printed_mean() -> None:
+    cells = [make_cell("trust", d, accuracy=0.8, options='{"k": 6, "steps": 1}') for d in CORRUPTIONS]
+    (found,) = compare(group_of(*cells), PUBLISHED)
+    assert found.item.place == "Table 1"
+    (row,) = found.rows
+    fog = next(pair for pair in row.pairs if pair.name == "fog")
+    assert fog.published == pytest.approx(0.858)
+    assert fog.ours == 0.8
+    assert fog.difference == pytest.approx(-0.058)
+    assert row.mean.published == pytest.approx(0.775)  # as printed
+    assert row.mean.difference == pytest.approx(0.025)
+    assert found.left_out == ()
+
+
+def test_means_are_over_the_shared_domains_only() -> None:
+    (found,) = compare(group_of(make_cell("bn", "fog"), make_cell("tent", "fog"), make_cell("tent", "snow")), PUBLISHED)
+    tent = next(row for row in found.rows if row.row.method == "tent")
+    assert tent.mean.published == pytest.approx((0.779 + 0.763) / 2)
+    assert len(found.left_out) == 13
+
+
+def test_the_papers_source_only_is_our_bn_and_never_our_source() -> None:
+    (found,) = compare(group_of(*(make_cell(m, "fog") for m in ("source", "bn", "tent"))), PUBLISHED)
+    assert {row.label: row.row.method for row in found.rows} == {"Source only": "bn", "Tent": "tent"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k": 2},
+        {"k": 6, "steps": 2},
+        {"k": 6, "merge": "slerp"},
+        {"orders": ["acbd", "cabd"]},
+        {"evaluate_order": "badc"},
+    ],
+    ids=["k", "steps", "merge", "orders", "evaluation"],
+)
+def test_another_variant_does_not_stand_beside_the_papers_trust(options: dict[str, object]) -> None:
+    cells = [make_cell("trust", d, options=json.dumps(options)) for d in CORRUPTIONS]
+    assert all(row.label != "TRUST" for found in compare(group_of(*cells), PUBLISHED) for row in found.rows)
+
+
+def test_two_orders_stand_beside_table_9() -> None:
+    cells = [make_cell("trust", d, accuracy=0.7, options='{"k": 2}') for d in CORRUPTIONS]
+    (found,) = compare(group_of(*cells), PUBLISHED)
+    assert (found.item.place, found.rows[0].label) == ("Table 9", "TRUST (K=2)")
+    assert found.rows[0].mean.published == pytest.approx(0.756)
+
+
+def test_variants_that_a_row_names_must_be_named_here_too() -> None:
+    plain = group_of(make_cell("augmentation", "fog"), make_cell("bn", "fog"))
+    assert compare(plain, PUBLISHED) == []
+    jitter = group_of(make_cell("augmentation", "fog", options='{"kind": "jitter", "per": "batch"}'))
+    (found,) = compare(jitter, PUBLISHED)
+    assert [row.label for row in found.rows] == ["TRUST + Jitter per batch"]
+
+
+def test_a_table_that_adds_nothing_is_not_repeated() -> None:
+    cells = [make_cell(m, d) for m in ("bn", "tent", "trust") for d in CORRUPTIONS]
+    assert [found.item.place for found in compare(group_of(*cells), PUBLISHED)] == ["Table 1"]
+
+
+def test_settings_and_severities_are_not_confused() -> None:
+    standard = compare(group_of(*(make_cell("tent", d, setting="standard") for d in CORRUPTIONS)), PUBLISHED)
+    assert [found.item.place for found in standard] == ["Table 3"]
+    assert compare(group_of(make_cell("tent", "fog", severity=3)), PUBLISHED) == []
+    assert compare(group_of(make_cell("tent", "fog", setting="continual")), PUBLISHED) == []
+    assert compare(group_of(make_cell("tent", "fog", dataset="mine")), PUBLISHED) == []
+
+
+def test_the_shipped_pictures_stand_beside_cifar10c() -> None:
+    (found,) = compare(group_of(make_cell("tent", "fog", dataset="sample")), PUBLISHED)
+    assert (found.item.dataset, found.dataset) == ("cifar10-c", "sample")
+
+
+def test_pacs_is_its_photo_domain() -> None:
+    cells = [
+        make_cell("tent", d, dataset="pacs", severity=None, accuracy=a) for d, a in (("photo", 0.6), ("sketch", 0.1))
+    ]
+    (found,) = compare(group_of(*cells), PUBLISHED)
+    assert found.rows[0].mean.ours == 0.6
+    assert found.rows[0].mean.published == pytest.approx(0.674)
+
+
+def test_curves_stand_beside_curves() -> None:
+    steps = [make_cell("trust_naive", "fog", accuracy=0.7, options=f'{{"steps": {n}}}') for n in (1, 3, 6)]
+    sizes = [make_cell("tent", "fog", batch_size=b, accuracy=0.5, experiment="b") for b in (16, 100, 128)]
+    found = {pair.option: pair for pair in compare_sweeps(make_groups([*steps, *sizes]), PUBLISHED)}
+    assert [p.name for p in found["steps"].pairs] == ["1", "6"]
+    assert found["steps"].pairs[1].published == pytest.approx(0.7735)
+    assert [p.published for p in found["batch_size"].pairs] == pytest.approx([0.6545, 0.6653])

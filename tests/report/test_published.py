@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from trust_tta.errors import DataError
+from trust_tta.report.published import PERCENT, Item, load_published, parse_published, printed_means
+from trust_tta.results.ordering import CORRUPTIONS, DATASETS, METHODS
+
+PUBLISHED = load_published()
+SEGMENTATION = {"voc21", "context59"}
+
+
+def row(item: Item, label: str) -> tuple[float, ...]:
+    return next(r.values for r in item.rows if r.label == label)
+
+
+def test_every_printed_mean_is_that_of_its_columns_within_a_tenth() -> None:
+    means = printed_means(PUBLISHED)
+    assert len(means) == 3 * 8 + 5 + 4 + 3 + 6 + 4
+    assert [m for m in means if abs(m.printed - m.computed) > 0.1] == []
+
+
+def test_printed_means_that_rounding_alone_does_not_explain() -> None:
+    """Half a unit of the last digit is what rounding explains; these six of the paper's means are off by more."""
+    off = {(m.place, m.dataset, m.label) for m in printed_means(PUBLISHED) if abs(m.printed - m.computed) > 0.05 + 1e-9}
+    assert off == {
+        ("Table 1", "cifar100-c", "SAR"),
+        ("Table 1", "cifar100-c", "TRUST naive"),
+        ("Table 1", "imagenet-c", "LAME"),
+        ("Table 1", "imagenet-c", "Tent"),
+        ("Table 4", "imagenet-c", "Tent, BN"),
+        ("Table 8", "imagenet-c", "Tent"),
+    }
+
+
+def test_all_places_are_there_under_our_names() -> None:
+    places = {item.place for item in PUBLISHED.items}
+    assert {f"Table {i}" for i in range(1, 11)} <= places
+    assert {f"Figure {i}" for i in (3, 4, 5, 6, 7, 8, 9, 11)} <= places
+    for item in PUBLISHED.items:
+        assert item.dataset in {None, *DATASETS, *SEGMENTATION}
+        assert {r.method for r in item.rows} <= {*METHODS, "dpcore"}
+        if item.columns == "domain":
+            assert set(item.names) == set(CORRUPTIONS)
+        if item.columns == "dataset":
+            assert set(item.names) <= set(DATASETS)
+
+
+def test_the_paper_has_frost_before_snow() -> None:
+    names = PUBLISHED.find("Table 1", "cifar10-c").names
+    assert names.index("frost") == names.index("snow") - 1
+
+
+@pytest.mark.parametrize("dataset", ["cifar10-c", "cifar100-c", "imagenet-c"])
+def test_table_2_repeats_the_means_of_table_1(dataset: str) -> None:
+    first, second = PUBLISHED.find("Table 1", dataset), PUBLISHED.find("Table 2")
+    column = second.names.index(dataset)
+    assert {r.label: r.mean for r in first.rows} == {r.label: r.values[column] for r in second.rows}
+
+
+@pytest.mark.parametrize(
+    ("place", "dataset", "labels"),
+    [
+        ("Table 4", "imagenet-c", {"Source only": "Source only", "Tent, BN": "Tent", "TRUST, SS2D": "TRUST"}),
+        ("Table 5", "cifar10-c", {"Source only": "Source only", "TRUST": "TRUST"}),
+        ("Table 6", "cifar10-c", {"Source only": "Source only", "TRUST (top-k low entropy)": "TRUST"}),
+        ("Table 8", "imagenet-c", {"Source only": "Source only", "Tent": "Tent", "TRUST": "TRUST"}),
+    ],
+)
+def test_tables_that_repeat_rows_of_table_1_agree_with_it(place: str, dataset: str, labels: dict[str, str]) -> None:
+    main, other = PUBLISHED.find("Table 1", dataset), PUBLISHED.find(place, dataset)
+    assert {label: row(other, label) for label in labels} == {label: row(main, name) for label, name in labels.items()}
+
+
+def test_figures_agree_with_the_tables_where_they_meet() -> None:
+    assert dict(zip((2, 6, 8), row(PUBLISHED.find("Figure 5", "cifar10-c"), "TRUST"), strict=True))[6] == 77.5
+    assert row(PUBLISHED.find("Figure 6"), "TRUST naive")[0] == 74.2
+    assert row(PUBLISHED.find("Table 9"), "TRUST (K=2)") == (75.6, 51.7, 54.4)
+    entropy = PUBLISHED.find("Figure 11")
+    lowest = sorted(zip(row(entropy, "VMamba"), entropy.names, strict=True))[:6]
+    assert {name for _, name in lowest} == {"abcd", "abdc", "dbca", "adcb", "badc", "acbd"}
+
+
+def test_percentages_are_percentages_and_nothing_is_empty() -> None:
+    for item in PUBLISHED.items:
+        for r in item.rows:
+            assert all(math.isfinite(v) for v in r.values)
+            if item.measure in PERCENT:
+                assert all(1 < v < 100 for v in r.values)
+
+
+HEADER = 'paper = "p"\nnetwork = "n"\ncorruptions = ["fog", "snow"]\n[targets]\n[settings]\n[[item]]\n'
+ITEM = 'place = "Table 1"\nabout = "a"\ncolumns = "domain"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (ITEM + 'rows = [{ label = "x", method = "bn", values = [1.0] }]', "1 values for 2 columns"),
+        (ITEM + 'rows = [{ label = "x", method = "bn", values = [1.0, 101.0] }]', "outside 0 to 100"),
+        (ITEM + 'rows = [{ label = "x", method = "bn", values = [1.0, 2.0], mean = 200.0 }]', "outside 0 to 100"),
+        (ITEM + "rows = []", "has no row"),
+        (ITEM.replace("domain", "planet") + 'rows = [{ label = "x", method = "bn", values = [1.0, 2.0] }]', "planet"),
+        (ITEM + 'names = ["fog", "fog"]\nrows = [{ label = "x", method = "bn", values = [1.0, 2.0] }]', "twice"),
+        (ITEM, "rows"),
+        ("place = ", "cannot be read"),
+    ],
+    ids=["short", "above", "mean above", "no rows", "columns", "twice", "no rows key", "no toml"],
+)
+def test_a_file_that_does_not_fit_is_refused(text: str, why: str) -> None:
+    with pytest.raises(DataError, match=why) as caught:
+        parse_published(HEADER + text)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_place_is_refused() -> None:
+    with pytest.raises(DataError, match="Table 99"):
+        PUBLISHED.find("Table 99")

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.report.samples import make_cell
+from tests.results.samples import FACTS
+from trust_tta.report import series
+from trust_tta.report.groups import make_groups
+from trust_tta.results import Cell, Course, Reliability
+
+
+def test_costs_are_per_batch_and_per_image() -> None:
+    (group,) = make_groups([make_cell("trust", "fog", batches=7, batch_size=10, work=(6, 13, 25.0))])
+    (cost,) = series.costs(group)
+    assert (cost.updates, cost.passes) == (6, 13)
+    assert cost.milliseconds == pytest.approx(25.0)
+
+
+def test_cost_without_a_course_counts_batches_from_the_samples() -> None:
+    cell = make_cell("tent", "fog", batches=3, batch_size=8)
+    bare = replace(cell, result=replace(cell.result, course=Course(), samples=17, updates=3))
+    (group,) = make_groups([bare])
+    assert series.costs(group)[0].updates == 1  # ceil(17 / 8) = 3 batches
+
+
+def test_unknown_times_give_no_time() -> None:
+    cell = make_cell("tent", "fog")
+    (group,) = make_groups([replace(cell, result=replace(cell.result, seconds_median=math.nan))])
+    assert series.costs(group)[0].milliseconds is None
+
+
+def test_running_accuracy_weights_batches_by_their_size() -> None:
+    cell = make_cell("tent", "fog", accuracy=0.7)
+    course = Course(samples=(3, 1), accuracy=(1.0, 0.0), entropy=(0.0, 0.0), seconds=(0.0, 0.0))
+    (group,) = make_groups([replace(cell, result=replace(cell.result, course=course))])
+    (curve,) = series.running_accuracy(group, "fog")
+    assert curve.points == ((3.0, 1.0), (4.0, 0.75))
+
+
+def test_long_streams_are_thinned_and_keep_their_end() -> None:
+    (group,) = make_groups([make_cell("tent", "fog", batches=331, batch_size=2)])
+    (curve,) = series.running_accuracy(group)
+    assert len(curve.points) <= series.MOST_POINTS
+    assert curve.points[-1][0] == 662
+
+
+def test_pooled_bins_add_up() -> None:
+    one = replace(make_cell("tent", "fog").result.reliability, count=(4,) + (0,) * 14, confidence=(1.0,) + (0.0,) * 14)
+    bins = replace(one, correct=(1,) + (0,) * 14)
+    cell = make_cell("tent", "fog")
+    pooled = series.pooled_reliability([replace(cell, result=replace(cell.result, reliability=bins))] * 3)
+    assert (pooled.count[0], pooled.confidence[0], pooled.correct[0]) == (12, 3.0, 3)
+    assert series.pooled_reliability([]) == Reliability()
+
+
+def test_the_stream_order_is_that_of_the_runs() -> None:
+    starts = {"snow": "03", "fog": "01", "contrast": "02"}
+    cells = [
+        make_cell("tent", d, setting="continual", facts=replace(FACTS, started=f"2026-01-01T{t}:00:00+00:00"))
+        for d, t in starts.items()
+    ]
+    (group,) = make_groups(cells)
+    assert series.stream_order(group) == ["fog", "contrast", "snow"]
+    (curve,) = series.sequence(group, lambda cell: cell.result.accuracy)
+    assert [x for x, _ in curve.points] == [0, 1, 2]
+    assert series.sequence(group, lambda cell: cell.result.clean_accuracy) == []
+
+
+def test_sweeps_hold_all_other_options_fixed() -> None:
+    def cell(k: int, steps: int, accuracy: float) -> Cell:
+        return make_cell("trust", "fog", accuracy=accuracy, options=f'{{"k": {k}, "steps": {steps}}}')
+
+    (group,) = make_groups([cell(6, 1, 0.7), cell(2, 1, 0.6), cell(10, 1, 0.75), cell(6, 2, 0.8)])
+    found = {(s.option, s.points) for s in series.sweeps(group)}
+    assert found == {("k", ((2, 0.6), (6, 0.7), (10, 0.75))), ("steps", ((1, 0.7), (2, 0.8)))}
+    assert all(s.numeric for s in series.sweeps(group))
+
+
+def test_batch_sizes_are_compared_across_groups() -> None:
+    cells = [make_cell("tent", "fog", batch_size=b, accuracy=a) for b, a in ((16, 0.5), (128, 0.7), (64, 0.6))]
+    (sizes,) = series.batch_size_curves(make_groups([*cells, make_cell("sar", "fog", batch_size=16)]))
+    (curve,) = sizes.curves
+    assert curve.points == ((16.0, 0.5), (64.0, 0.6), (128.0, 0.7))
+
+
+def test_a_mean_needs_every_domain_of_the_group() -> None:
+    cells = [make_cell("tent", "fog"), make_cell("tent", "snow"), make_cell("sar", "fog")]
+    (group,) = make_groups(cells)
+    assert series.means(group).keys() == {"tent"}
+    (with_failed,) = make_groups([make_cell("tent", "fog")], [], [make_cell("sar", "snow").key])
+    assert series.means(with_failed) == {}

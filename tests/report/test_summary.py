@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.report.samples import make_cell, plausible_cells
+from trust_tta.report.groups import Group, make_groups
+from trust_tta.report.summary import paired_difference, seed_means, summarise
+from trust_tta.results import Cell, Failure
+
+
+def group_of(*cells: Cell) -> Group:
+    (group,) = make_groups(cells)
+    return group
+
+
+def seeded(method: str, values: list[float], domain: str = "fog", options: str = "{}") -> list[Cell]:
+    return [make_cell(method, domain, seed=i, accuracy=a, options=options) for i, a in enumerate(values)]
+
+
+def test_the_leader_its_interval_and_its_margin() -> None:
+    group = group_of(*seeded("trust", [0.79, 0.80, 0.81]), *seeded("bn", [0.75, 0.76, 0.77]))
+    first, second, *_ = summarise(group)
+    # 4.302653 is the 97.5 % quantile of Student's t with two degrees of freedom: 0.01 * 4.302653 / sqrt(3) = 0.0248.
+    assert "TRUST leads with 80.0 % accuracy on its only domain" in first
+    assert "(95 % interval over 3 seeds: 77.5 to 82.5)" in first
+    assert second == "That is 4.0 points above BN statistics, the second (± 0.0 seed by seed)."
+
+
+def test_a_difference_within_its_interval_is_called_unresolved() -> None:
+    group = group_of(*seeded("trust", [0.70, 0.80, 0.75]), *seeded("tent", [0.78, 0.70, 0.76]))
+    assert any("do not tell the two apart" in sentence for sentence in summarise(group))
+
+
+def test_paired_differences_in_closed_form() -> None:
+    group = group_of(*seeded("trust", [0.70, 0.74]), *seeded("tent", [0.69, 0.70]))
+    mean, half = paired_difference(group, "trust", "tent")
+    assert mean == pytest.approx(0.025)
+    assert half == pytest.approx(12.706204736 * 0.03 / math.sqrt(2) / math.sqrt(2))
+    assert seed_means(group, "trust") == {0: 0.70, 1: 0.74}
+
+
+def test_it_says_plainly_when_trust_does_not_win() -> None:
+    text = " ".join(
+        summarise(group_of(make_cell("trust", "fog", accuracy=0.7), make_cell("sar", "fog", accuracy=0.75)))
+    )
+    assert "SAR leads with 75.0 %" in text
+    assert "TRUST does not win here: TRUST is 5.0 points behind SAR." in text
+    assert "one seed, so no interval" in text
+
+
+def test_trust_that_loses_to_naive_is_said_to_lose() -> None:
+    cells = [make_cell("trust", "fog", accuracy=0.7), make_cell("trust_naive", "fog", accuracy=0.72)]
+    text = " ".join(summarise(group_of(*cells, make_cell("tent", "fog", accuracy=0.74))))
+    assert "TRUST loses 2.0 points on TRUST naive" in text
+
+
+def test_domains_on_which_the_leader_is_beaten_are_named() -> None:
+    cells = [
+        make_cell("trust", "fog", accuracy=0.9),
+        make_cell("trust", "gaussian_noise", accuracy=0.5),
+        make_cell("tent", "fog", accuracy=0.6),
+        make_cell("tent", "gaussian_noise", accuracy=0.55),
+    ]
+    text = " ".join(summarise(group_of(*cells)))
+    assert "best on 1 of 2 domains; ahead of it is Tent on gaussian noise (by 5.0)" in text
+
+
+def test_equal_as_shown_is_not_called_beaten() -> None:
+    cells = [
+        make_cell(m, d, accuracy=a)
+        for m, d, a in (
+            ("trust", "fog", 0.9),
+            ("trust", "snow", 0.50001),
+            ("tent", "fog", 0.6),
+            ("tent", "snow", 0.50002),
+        )
+    ]
+    assert "No other method beats it on any of the 2 domains." in summarise(group_of(*cells))
+
+
+def test_cost_and_equal_updates() -> None:
+    cells = [
+        make_cell("tent", "fog", accuracy=0.6, work=(1, 3, 4.0)),
+        make_cell("trust", "fog", accuracy=0.8, work=(6, 13, 24.0)),
+        make_cell("trust_naive", "fog", accuracy=0.79, work=(6, 13, 23.0), options='{"steps": 6}'),
+    ]
+    text = " ".join(summarise(group_of(*cells)))
+    assert "TRUST makes 6 updates and 13 passes a batch, 24 ms an image, 6 times Tent." in text
+    assert "At equal updates (6 a batch), TRUST has 80.0 % and TRUST naive has 79.0 %." in text
+
+
+def test_gaps_are_told() -> None:
+    done = [make_cell("tent", "fog"), make_cell("tent", "snow"), make_cell("sar", "fog")]
+    (group,) = make_groups(done, [Failure(make_cell("sar", "snow").key, "x")], [make_cell("eta", "fog").key])
+    assert summarise(group)[-1] == (
+        "Mind the gaps: 1 cell failed; 1 is still to be run; without every domain, and so without a mean: ETA and SAR."
+    )
+
+
+def test_nobody_leads_where_nobody_is_complete() -> None:
+    text = " ".join(summarise(group_of(make_cell("tent", "fog"), make_cell("sar", "snow"))))
+    assert "no method has finished every domain" in text
+    assert "leads" not in text
+
+
+def test_a_group_with_nothing_finished() -> None:
+    (group,) = make_groups([], [Failure(make_cell("tent", "fog").key, "x")])
+    assert summarise(group) == [f"Nothing has finished on {group.title} yet.", "Mind the gaps: 1 cell failed."]
+
+
+def test_numbers_that_are_none_do_not_lead() -> None:
+    broken = make_cell("trust", "fog", accuracy=math.nan)
+    text = " ".join(summarise(group_of(broken, make_cell("tent", "fog", accuracy=0.6))))
+    assert "Tent reaches 60.0 %" in text
+    assert "1 finished without a number" in text
+
+
+def test_one_cell_is_enough() -> None:
+    first, *rest = summarise(group_of(make_cell("tent", "fog", accuracy=0.5)))
+    assert first.endswith("Tent reaches 50.0 % accuracy on its only domain (one seed, so no interval).")
+    assert len(rest) == 1  # its cost
+
+
+def test_sentences_do_not_depend_on_the_order_of_cells() -> None:
+    cells = plausible_cells(methods=["trust", "tent", "bn"], domains=["fog", "snow"])
+    assert summarise(group_of(*cells)) == summarise(group_of(*reversed(cells)))
+    faster = [replace(c, result=replace(c.result, seconds_median=1.0)) for c in cells]
+    assert summarise(group_of(*cells)) != summarise(group_of(*faster))
