@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError, StateError
+from trust_tta.errors import ConfigError, ShapeError, StateError, TrustError
+from trust_tta.methods.modes import check_count, check_number
 from trust_tta.methods.parameters import has_batch_norm, share, use_batch_statistics
+from trust_tta.methods.state import clone, load_optimizer
 
 STATE_FORMAT = 1
 
@@ -25,6 +28,7 @@ class Counters:
     backwards: int = 0
     updates: int = 0
     skipped: int = 0  # updates refused because the loss or a gradient was not finite
+    recoveries: int = 0  # returns to the source that the method itself decided on
 
 
 class Method(nn.Module):
@@ -49,10 +53,8 @@ class Method(nn.Module):
         batch_statistics: bool = True,
     ) -> None:
         super().__init__()
-        if steps < 1:
-            raise ConfigError(f"steps is {steps}; a method that learns takes at least 1 step a batch")
-        if lr < 0:
-            raise ConfigError(f"lr is {lr}; a learning rate is zero or more")
+        check_count("steps", steps)
+        check_number("lr", lr)
         self._caller = [model]  # in a list, so that it is not a submodule
         self.model = share(model, adapted).eval()
         self.training = False
@@ -85,16 +87,16 @@ class Method(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Adapt on the batch and predict it; on an error the state is as it was."""
         self._check(images)
-        with torch.inference_mode(False), torch.enable_grad():
-            if images.is_inference():
-                images = images.clone()
+        with torch.inference_mode(False), torch.enable_grad(), self._all_or_nothing():
+            images = images.clone() if images.is_inference() else images.detach()
             if self.episodic:
                 self._restore_source()
             self.logits_before = None
             logits = self.adapt(images).detach()
-        self.counters.batches += 1
+            self.counters.batches += 1
         return logits
 
+    @torch.inference_mode(False)
     def reset(self) -> None:
         """Back to the source, bit for bit: weights, optimiser, moving statistics, counters."""
         self._restore_source()
@@ -103,8 +105,12 @@ class Method(nn.Module):
 
     def detach(self) -> nn.Module:
         """The caller's network with the adapted weights, in the mode and with the flags it came with."""
+        with torch.no_grad():  # the storage is the same unless the method was moved to another device or dtype
+            for name, parameter in self.adapted.items():
+                self._caller[0].get_parameter(name).copy_(parameter)
         return self._caller[0]
 
+    @torch.inference_mode(False)
     def fork(self) -> Method:
         """An independent copy that goes on from here and shares the frozen weights."""
         memo: dict[int, Any] = {id(s): s for s in self.source.values()}
@@ -125,27 +131,31 @@ class Method(nn.Module):
         return {
             "format": STATE_FORMAT,
             "method": self.name,
-            "adapted": {n: p.detach().clone() for n, p in self.adapted.items()},
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
-            "extra": copy.deepcopy(self.extra_state()),
+            "adapted": clone(self.adapted),
+            "optimizer": clone(self.optimizer.state_dict()) if self.optimizer else None,
+            "extra": clone(self.extra_state()),
             "counters": asdict(self.counters),
         }
 
+    @torch.inference_mode(False)
     def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
-        """Go on where `state` was saved; refused whole when it belongs to another method or network."""
-        if state.get("format") != STATE_FORMAT or state.get("method") != self.name:
+        """Go on where `state` was saved; refused whole when it belongs to another method, network or option."""
+        given = (state.get("method"), state.get("format")) if isinstance(state, Mapping) else (type(state).__name__, "")
+        if given != (self.name, STATE_FORMAT):
             raise StateError(
-                f"this state is of method {state.get('method')!r}, format {state.get('format')!r}; "
+                f"this state is of method {given[0]!r}, format {given[1]!r}; "
                 f"'{self.name}' takes format {STATE_FORMAT} of its own"
             )
-        saved = state["adapted"]
-        if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in self.adapted.items()}:
-            raise StateError(f"this state adapts other parameters than this '{self.name}'; was the network another?")
-        self._set_weights(saved)
-        if self.optimizer and state["optimizer"] is not None:
-            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.load_extra_state(copy.deepcopy(state["extra"]))
-        self.counters = Counters(**{f.name: state["counters"][f.name] for f in fields(Counters)})
+        try:
+            with self._all_or_nothing():
+                self._take(state)
+        except TrustError:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise StateError(
+                f"this state does not fit this '{self.name}' ({problem}); was it made with the same options?"
+            ) from error
         self.logits_before = None
 
     # What subclasses build on
@@ -158,13 +168,10 @@ class Method(nn.Module):
 
     def update(self, loss: Tensor, *, step: Callable[[], object] | None = None) -> bool:
         """Descend `loss`; a loss or gradient that is not finite is skipped and counted, and False returned."""
-        parameters = list(self.adapted.values())
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        self.counters.backwards += 1
-        present = [g for g in gradients if g is not None]
-        if not bool(torch.stack([loss.detach().sum(), *(g.sum() for g in present)]).isfinite().all()):
-            self.counters.skipped += 1
+        gradients = self.gradients(loss)
+        if gradients is None:
             return False
+        parameters = list(self.adapted.values())
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         (step or self.optimizer.step)()  # type: ignore[union-attr]
@@ -173,13 +180,47 @@ class Method(nn.Module):
         self.counters.updates += 1
         return True
 
+    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...] | None:
+        """One counted backward pass; None, counted as skipped, where the loss or a gradient is not finite."""
+        gradients = torch.autograd.grad(loss, list(self.adapted.values()), allow_unused=True)
+        self.counters.backwards += 1
+        present = [g for g in gradients if g is not None]
+        if not bool(torch.stack([loss.detach().sum(), *(g.sum() for g in present)]).isfinite().all()):
+            self.counters.skipped += 1
+            return None
+        return gradients
+
     def snapshot(self) -> list[Tensor]:
         """A copy of the adapted weights, in the order of `adapted`."""
         return [p.detach().clone() for p in self.adapted.values()]
 
     def load_snapshot(self, weights: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(list(self.adapted.values()), list(weights))
+        if self.adapted:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.adapted.values()), list(weights))
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Undo everything when what is inside does not come to its end."""
+        state, logits_before = self.state_dict(), self.logits_before
+        try:
+            yield
+        except BaseException:
+            self._take(state)
+            for parameter in self.adapted.values():
+                parameter.grad = None
+            self.logits_before = logits_before
+            raise
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        saved = state["adapted"]
+        if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in self.adapted.items()}:
+            raise StateError(f"this state adapts other parameters than this '{self.name}'; was the network another?")
+        self._set_weights(saved)
+        if self.optimizer:
+            load_optimizer(self.optimizer, state["optimizer"])
+        self.load_extra_state(clone(state["extra"]))
+        self.counters = Counters(**{f.name: state["counters"][f.name] for f in fields(Counters)})
 
     def _set_weights(self, weights: dict[str, Tensor]) -> None:
         self.load_snapshot([weights[n].to(p) for n, p in self.adapted.items()])
@@ -203,8 +244,14 @@ class Method(nn.Module):
         if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
             given = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
             raise ShapeError(f"images are {given}; give a float tensor of shape (n, channels, h, w)")
-        if images.shape[0] == 0:
-            raise ShapeError("the batch is empty; give at least one image")
+        if images.numel() == 0:
+            raise ShapeError(f"the batch is empty (shape {tuple(images.shape)}); give at least one image")
+        first = next(self.model.parameters(), images)
+        if (images.dtype, images.device) != (first.dtype, first.device):
+            raise ShapeError(
+                f"images are {images.dtype} on {images.device} and the network is {first.dtype} on {first.device}; "
+                "give both the same dtype and device"
+            )
         if images.shape[0] == 1 and self.batch_statistics and has_batch_norm(self.model):
             raise ShapeError(
                 "a batch of one image has no batch statistics; give more images or set batch_statistics=False"

@@ -1,4 +1,7 @@
-"""Merging adapted weights: pure functions from K snapshots (lists of tensors) to one."""
+"""Merging adapted weights: pure functions from K snapshots (lists of tensors) to one.
+
+Means are taken of the differences to the first snapshot: equal weights then stay as they are, to the bit.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ Snapshot = Sequence[Tensor]
 
 def mean(snapshots: Sequence[Snapshot]) -> list[Tensor]:
     """The plain mean: the paper's merge."""
-    return [torch.stack(tensors).mean(0) for tensors in zip(*snapshots, strict=True)]
+    return [first + (torch.stack((first, *rest)) - first).mean(0) for first, *rest in zip(*snapshots, strict=True)]
 
 
 def weighted(snapshots: Sequence[Snapshot], weights: Tensor) -> list[Tensor]:
     """The mean with weights (K,) that sum to one."""
     return [
-        torch.tensordot(weights.to(tensors[0]), torch.stack(tensors), 1) for tensors in zip(*snapshots, strict=True)
+        first + torch.tensordot(weights.to(first), torch.stack((first, *rest)) - first, 1)
+        for first, *rest in zip(*snapshots, strict=True)
     ]
 
 

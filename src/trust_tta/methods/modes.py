@@ -1,7 +1,8 @@
-"""Named choices and temporary modes."""
+"""Checked options and temporary modes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
@@ -19,6 +20,19 @@ def choose(option: str, value: str, choices: Mapping[str, T]) -> T:
     if value not in choices:
         raise ConfigError(f"{option}={value!r} is not one of {', '.join(map(repr, choices))}")
     return choices[value]
+
+
+def check_count(option: str, value: int, *, least: int = 1) -> None:
+    """Refuse an option that is not a whole number of at least `least`."""
+    if not isinstance(value, int) or value < least:
+        raise ConfigError(f"{option} is {value!r}; give a whole number of at least {least}")
+
+
+def check_number(option: str, value: float, *, least: float = 0, infinite: bool = False) -> None:
+    """Refuse an option that is not a number of at least `least`."""
+    number = isinstance(value, (int, float)) and not math.isnan(value) and value >= least
+    if not number or (math.isinf(value) and not infinite):
+        raise ConfigError(f"{option} is {value!r}; give a number of at least {least:g}")
 
 
 @contextmanager

@@ -30,16 +30,26 @@ def parameter_roles(model: nn.Module) -> dict[str, Role]:
 
 
 def select(model: nn.Module, kinds: Collection[Kind], *, skip_last: bool = False) -> list[str]:
-    """Names of the parameters of these kinds; refused when the network has none of one that matters."""
-    roles = parameter_roles(model)
-    names = [n for n, role in roles.items() if role.kind in kinds and not (skip_last and role.last)]
-    if not names:
-        found = sorted({role.kind for role in roles.values()})
+    """Names of the parameters of these kinds; refused when the network has none of one of them."""
+    roles = {n: role for n, role in parameter_roles(model).items() if not (skip_last and role.last)}
+    found = sorted({role.kind for role in roles.values()})
+    missing = [kind for kind in kinds if kind not in found]
+    if missing:
         raise ConfigError(
-            f"{type(model).__name__} has no {' or '.join(kinds)} parameters to adapt (it has: {', '.join(found)}); "
-            "use a network with normalisation layers, or the method 'source'"
+            f"{type(model).__name__} has no {' or '.join(missing)} parameters to adapt (it has: {', '.join(found)}"
+            f"{', the last stage left out' if skip_last else ''}); adapt other parameters, or use the method 'source'"
         )
-    return names
+    return [n for n, role in roles.items() if role.kind in kinds]
+
+
+def all_but_the_head(model: nn.Module) -> list[str]:
+    """Names of all parameters except those of the last linear layer, which classifies."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ConfigError(
+            f"{type(model).__name__} has no linear classifier to hold fixed; adapt its normalisations: parameters='bn'"
+        )
+    return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] != linear[-1]]
 
 
 def share(model: nn.Module, adapted: Collection[str]) -> nn.Module:
@@ -49,6 +59,8 @@ def share(model: nn.Module, adapted: Collection[str]) -> nn.Module:
     """
     memo: dict[int, Tensor] = {}
     for name, parameter in model.named_parameters():
+        if parameter.is_inference() and name in adapted:
+            raise ConfigError("the network was made under torch.inference_mode and cannot learn; make it outside")
         memo[id(parameter)] = nn.Parameter(parameter.data, requires_grad=name in adapted)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer

@@ -5,10 +5,18 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import nn
 
 from trust_tta.errors import ConfigError
+from trust_tta.methods.ablations import Ensemble, Repetition
+from trust_tta.methods.augment import Augmentation
 from trust_tta.methods.base import Method
+from trust_tta.methods.eta import Eta
+from trust_tta.methods.foa import Foa
+from trust_tta.methods.lame import Lame
+from trust_tta.methods.sar import Sar
+from trust_tta.methods.shot import Shot
 from trust_tta.methods.source import BatchStatistics, Source
 from trust_tta.methods.tent import Tent
 from trust_tta.methods.trust import Trust, TrustNaive
@@ -19,8 +27,16 @@ METHODS: dict[str, type[Method]] = {
         Source,
         BatchStatistics,
         Tent,
+        Eta,
+        Sar,
+        Shot,
+        Lame,
+        Foa,
         TrustNaive,
         Trust,
+        Ensemble,
+        Repetition,
+        Augmentation,
     )
 }
 
@@ -47,4 +63,5 @@ def create_method(name: str, model: nn.Module, **options: Any) -> Method:
             f"method '{name}' has no option {', '.join(map(repr, unknown))}; "
             f"its options are {', '.join(valid) or 'none'}"
         )
-    return METHODS[name](model, **options)
+    with torch.inference_mode(False):  # what is made here must be able to learn
+        return METHODS[name](model, **options)

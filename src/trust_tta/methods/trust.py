@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.errors import ConfigError, ShapeError, StateError
 from trust_tta.methods import merging
 from trust_tta.methods.base import Method
 from trust_tta.methods.copies import Copies
 from trust_tta.methods.losses import entropy, pseudo_label_loss
 from trust_tta.methods.modes import choose, stochastic_depth_on
-from trust_tta.methods.parameters import PARAMETER_SETS, select
+from trust_tta.methods.parameters import PARAMETER_SETS, has_batch_norm, select
 from trust_tta.orders import PAPER_ORDERS, OrderLike, ScanOrder
 
 
@@ -61,7 +61,7 @@ class Trust(Method):
         self.merge = choose("merge", merge, {m: m for m in ("mean", "entropy", "slerp")})
         self.evaluate_order = ScanOrder(evaluate_order)
         self.stochastic_depth = stochastic_depth
-        self.copies = Copies(self.adapted, len(self.orders), lr) if self.parallel else None
+        self.copies = Copies(self.model, self.adapted, len(self.orders), lr) if self.parallel else None
         if self.parallel:  # which copy is which must not depend on how the orders were listed
             self.orders = sorted(self.orders)
 
@@ -75,10 +75,11 @@ class Trust(Method):
 
     def forward_and_adapt(self, images: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
         """Algorithm 2: the weights after each order, and the entropy of its predictions."""
+        if self.copies is not None:
+            return self.adapt_side_by_side(images, self.copies)
+        thetas: list[list[Tensor]] = []
+        entropies: list[Tensor] = []
         for _ in range(self.steps):
-            if self.copies is not None:
-                thetas, entropies = self.adapt_side_by_side(images, self.copies)
-                continue
             thetas, entropies = [], []
             for order in self.orders:
                 logits = self.adapting_forward(images, order)
@@ -92,7 +93,8 @@ class Trust(Method):
     def adapting_forward(self, images: Tensor, order: ScanOrder) -> Tensor:
         with stochastic_depth_on(self.model, self.stochastic_depth, seed=self.counters.forwards):
             logits = self.predict(images, order=order)
-        if order == self.evaluate_order and self.logits_before is None and not self.stochastic_depth:
+        first = self.logits_before is None and order == self.orders[0]
+        if first and order == self.evaluate_order and not self.stochastic_depth:
             self.logits_before = logits.detach()
         return logits
 
@@ -111,36 +113,59 @@ class Trust(Method):
 
     def adapt_side_by_side(self, images: Tensor, copies: Copies) -> tuple[list[list[Tensor]], list[Tensor]]:
         """The parallel mode: every order trains a copy that starts from the current weights, in one pass."""
-        k = copies.count
-        if self.split and images.shape[0] < k:
-            raise ShapeError(f"{images.shape[0]} images cannot be split among {k} orders; give {k} or use 'replicate'")
+        batch = self.parts(images) if self.split else images
+        orders = [self.model.slots(order, 1) for order in self.orders]  # type: ignore[operator]
+        thetas: list[list[Tensor]] = []
+        entropies: list[Tensor] = []
         copies.start_from(self.adapted)
-        slots = torch.stack([self.model.slots(order, 1) for order in self.orders])  # type: ignore[operator]
-        batch = equal_parts(images, k) if self.split else images
-        with stochastic_depth_on(self.model, self.stochastic_depth, seed=self.counters.forwards):
-            logits = copies.predict(self.model, batch, slots, split=self.split)
-        labels = logits.detach().argmax(2)
-        if self.stochastic_depth:
-            with torch.no_grad():
-                labels = copies.predict(self.model, batch, slots, split=self.split).argmax(2)
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(k, -1).mean(1)
-        passes = 1 if self.split else k
+        for _ in range(self.steps):
+            with stochastic_depth_on(copies.network, self.stochastic_depth, seed=self.counters.forwards):
+                logits = copies.predict(batch, orders)
+            labels = logits.detach().argmax(2)
+            if self.stochastic_depth:
+                with torch.no_grad():
+                    labels = copies.predict(batch, orders).argmax(2)
+            elif not self.split and self.logits_before is None and self.evaluate_order in self.orders:
+                self.logits_before = logits.detach()[self.orders.index(self.evaluate_order)]
+            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(copies.count, -1)
+            if self.update_side_by_side(losses.mean(1), copies):
+                thetas = copies.snapshots()
+                entropies = list(entropy(logits.detach().flatten(0, 1)).view(copies.count, -1).mean(1))
+        return thetas, entropies
+
+    def update_side_by_side(self, losses: Tensor, copies: Copies) -> bool:
+        """Descend the losses (K,), each in its own copy; counted in passes over the whole batch."""
+        passes = 1 if self.split else copies.count
         self.counters.forwards += passes * (2 if self.stochastic_depth else 1)
         self.counters.backwards += passes
-        if not copies.update(losses.sum()):
-            self.counters.skipped += k
-            return [], []
-        self.counters.updates += k
-        return copies.snapshots(), list(entropy(logits.detach().flatten(0, 1)).view(k, -1).mean(1))
+        updated = copies.update(losses.sum())
+        if updated:
+            self.counters.updates += copies.count
+        else:
+            self.counters.skipped += copies.count
+        return updated
+
+    def parts(self, images: Tensor) -> Tensor:
+        """The batch divided among the orders; too small a batch is refused before anything changes."""
+        k, n = len(self.orders), images.shape[0]
+        least = k + 1 if k > 1 and self.batch_statistics and has_batch_norm(self.model) else k
+        if n < least:
+            raise ShapeError(
+                f"{n} images cannot be split among {k} orders; give at least {least} or use parallel='replicate'"
+            )
+        return equal_parts(images, k)
 
     def extra_state(self) -> dict[str, Any]:
-        return {} if self.copies is None else {"copies": self.copies.state_dict()}
+        return {"copies": None if self.copies is None else self.copies.state_dict()}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
+        saved = state.get("copies")
+        if state and (saved is None) != (self.copies is None):
+            raise StateError(f"this state is of another mode; create '{self.name}' with the mode it was saved in")
         if self.copies is not None:
-            self.copies = Copies(self.adapted, len(self.orders), self.lr)
-            if state:
-                self.copies.load_state_dict(state["copies"])
+            self.copies = Copies(self.model, self.adapted, len(self.orders), self.lr)
+            if saved is not None:
+                self.copies.load_state_dict(saved)
 
 
 class TrustNaive(Trust):

@@ -1,0 +1,97 @@
+"""What methods ask of a network, and what they cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.methods.networks import CLASSES, LEARNERS, batches, convnet, make, run, vmamba, weights
+from trust_tta.errors import ConfigError
+from trust_tta.methods.registry import list_methods
+
+PLAIN = ("source", "bn", "tent", "eta", "sar", "shot", "lame")
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_layer_norm_networks_work_and_take_one_image(name: str) -> None:
+    method = make(name, vmamba("layer"))
+    for images in (*batches(2), batches(1, images=1)[0]):
+        assert method(images).isfinite().all()
+    if name in LEARNERS:
+        assert method.adapted
+        assert any("norm" in n for n in method.adapted)
+
+
+COUNTS: dict[str, tuple[dict[str, Any], int, int, int]] = {  # forwards, backwards, updates of one batch
+    "source": ({}, 1, 0, 0),
+    "bn": ({}, 1, 0, 0),
+    "tent": ({"steps": 3}, 4, 3, 3),
+    "eta": ({"margin": 10.0, "d_margin": 2.0}, 2, 1, 1),
+    "sar": ({"margin": 10.0, "reset_threshold": 0}, 3, 2, 1),
+    "shot": ({}, 2, 1, 1),
+    "lame": ({}, 1, 0, 0),
+    "foa": ({"population": 27}, 28, 0, 1),
+    "trust_naive": ({}, 2, 1, 1),
+    "trust": ({"k": 6}, 7, 6, 6),
+    "trust parallel": ({"k": 3, "mode": "parallel"}, 4, 3, 3),
+    "trust split": ({"k": 3, "mode": "parallel", "parallel": "split"}, 2, 1, 3),
+    "trust depth": ({"k": 3, "stochastic_depth": True}, 7, 3, 3),
+    "ensemble": ({"k": 3}, 6, 3, 3),
+    "repetition": ({"k": 4}, 5, 4, 4),
+    "augmentation": ({"k": 3, "steps": 2}, 7, 6, 6),
+}
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_counters_are_exact(case: str) -> None:
+    options, forwards, backwards, updates = COUNTS[case]
+    method = make(case.split()[0], vmamba(), **options)
+    run(method, batches(2))
+    counters = method.counters
+    assert (counters.batches, counters.skipped) == (2, 0)
+    assert (counters.forwards, counters.backwards, counters.updates) == (2 * forwards, 2 * backwards, 2 * updates)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_network_will_do(name: str) -> None:
+    model = convnet()
+    before = weights(model)
+    method = make(name, model, **({"margin": 0.9} if name in ("eta", "sar") else {}))
+    logits = run(method, batches(2))[-1]
+    assert logits.shape == (9, CLASSES)
+    assert logits.isfinite().all()
+    changed = {n for n, value in weights(model).items() if not torch.equal(value, before[n])}
+    assert changed == set(method.adapted)
+
+
+class NoNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, CLASSES, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.conv(images).mean((2, 3))
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tent", "no norm parameters"),
+        ("eta", "no norm parameters"),
+        ("sar", "no norm parameters"),
+        ("shot", "no linear classifier"),
+        ("lame", "no forward_features and forward_head"),
+    ],
+)
+def test_a_network_that_lacks_what_is_needed_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make(name, NoNorm())
+
+
+def test_scan_parameters_are_not_silently_left_out() -> None:
+    with pytest.raises(ConfigError, match="no scan or projection parameters"):
+        make("tent", convnet(), parameters="ss2d")

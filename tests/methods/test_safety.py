@@ -1,0 +1,248 @@
+"""What must not happen: NaN in the weights, half an update, a touched caller, a changed state after an error."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.methods.networks import CLASSES, LEARNERS, batches, make, run, same, vmamba, weights
+from trust_tta.errors import ConfigError, TrustError
+from trust_tta.methods.base import Method
+from trust_tta.methods.registry import list_methods
+
+every_method = pytest.mark.parametrize("name", list_methods())
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in list_methods()} | {
+    "trust-parallel": ("trust", {"mode": "parallel"}),
+    "trust-episodic": ("trust", {"episodic": True}),
+    "foa-episodic": ("foa", {"episodic": True}),
+    "sar-loose": ("sar", {"margin": 0.95}),
+    "eta-loose": ("eta", {"margin": 0.95}),
+}
+
+
+def bad_batches() -> dict[str, Any]:
+    (good,) = batches(1)
+    spoilt = good.clone()
+    spoilt[3, 1, 5, 2] = torch.nan
+    infinite = good.clone()
+    infinite[0, 0, 0, 0] = torch.inf
+    return {
+        "three axes": good[0],
+        "whole numbers": (100 * good).to(torch.uint8),
+        "double": good.double(),
+        "half": good.half(),
+        "no images": good[:0],
+        "no pixels": good[:, :, :0],
+        "one channel": good[:, :1],
+        "a NaN pixel": spoilt,
+        "an infinite pixel": infinite,
+        "not a tensor": good.numpy(),
+    }
+
+
+@every_method
+def test_a_bad_batch_is_one_line_and_changes_nothing(name: str) -> None:
+    method = make(name, vmamba())
+    run(method, batches(1, seed=3))
+    before, last = method.state_dict(), method.logits_before
+    for case, images in bad_batches().items():
+        with pytest.raises(TrustError) as error:
+            method(images)
+        assert "\n" not in str(error.value), case
+        assert len(str(error.value)) > 20, case
+        assert same(method.state_dict(), before), case
+        assert method.logits_before is last, case
+    (images,) = batches(1, seed=4)
+    unharmed = make(name, vmamba())
+    run(unharmed, batches(1, seed=3))
+    assert torch.equal(method(images), unharmed(images))
+
+
+@every_method
+def test_one_image_has_no_batch_statistics(name: str) -> None:
+    one = batches(1, images=1)[0]
+    method = make(name, vmamba())
+    if name == "source":
+        assert method(one).shape == (1, CLASSES)
+        return
+    before = method.state_dict()
+    with pytest.raises(TrustError, match="batch_statistics=False"):
+        method(one)
+    assert same(method.state_dict(), before)
+    if name != "bn":
+        assert make(name, vmamba(), batch_statistics=False)(one).isfinite().all()
+
+
+def fail_on_call(method: Method, number: int) -> list[int]:
+    """Make the first block of the network fail when it runs for the `number`-th time; returns the count so far."""
+    calls = [0]
+
+    def hook(module: nn.Module, inputs: object, output: object) -> None:
+        calls[0] += 1
+        if calls[0] == number:
+            raise MemoryError("no memory left")
+
+    method.model.layers[0].blocks[0].norm.register_forward_hook(hook)  # type: ignore[index, union-attr]
+    return calls
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_in_the_middle_of_a_batch_undoes_the_batch(kind: str) -> None:
+    name, options = KINDS[kind]
+    first, second, third = batches(3)
+    calls = fail_on_call(counted := make(name, vmamba(), **options), -1)
+    run(counted, [first])
+    a_batch = calls[0]
+    for number in {1, a_batch // 2 + 1, a_batch}:
+        method = make(name, vmamba(), **options)
+        method(first)
+        before, caller = method.state_dict(), weights(method.detach())
+        fail_on_call(method, number)
+        with pytest.raises(MemoryError):
+            method(second)
+        assert same(method.state_dict(), before)
+        assert same(weights(method.detach()), caller)
+        undisturbed = make(name, vmamba(), **options)
+        undisturbed(first)
+        assert torch.equal(method(third), undisturbed(third))
+
+
+def poison(model: nn.Module, value: float) -> None:
+    model.classifier.head.bias.data[0] = value  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize("kind", [*(n for n in LEARNERS), "trust-parallel", "foa"])
+def test_a_loss_that_is_not_finite_never_reaches_the_weights(kind: str) -> None:
+    name, options = KINDS[kind]
+    first, second, third = batches(3)
+    model = vmamba()
+    method, undisturbed = make(name, model, **options), make(name, vmamba(), **options)
+    run(method, [first])
+    run(undisturbed, [first])
+    before = method.state_dict()
+    poison(model, torch.nan)  # the network shares the caller's frozen weights
+    assert method(second).isnan().any()
+    after = method.state_dict()
+    for part in ("adapted", "optimizer", "extra"):
+        assert same(after[part], before[part])
+    assert after["counters"]["updates"] == before["counters"]["updates"]
+    refused = {"eta": 0, "sar": 0, "tent": 1, "shot": 1, "trust_naive": 1, "foa": 1}.get(name, 2)
+    assert after["counters"]["skipped"] == refused  # ETA and SAR select nothing; others refuse each update
+    poison(model, 0.0)
+    if name != "augmentation":  # whose draws count the batches
+        assert torch.equal(method(third), undisturbed(third))
+
+
+class SharpCorner(nn.Module):
+    """Finite values whose gradient is not: the square root of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, 4)
+        self.corner = True
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(images).mean((2, 3)))
+        return logits + (self.norm.weight * 0).sqrt().sum() if self.corner else logits
+
+
+@pytest.mark.parametrize("name", ["tent", "eta", "sar", "shot"])
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights(name: str) -> None:
+    options: dict[str, Any] = {"margin": 10.0, "skip_last": False} if name == "sar" else {}
+    options |= {"margin": 10.0, "d_margin": 2.0} if name == "eta" else {}
+    method = make(name, SharpCorner(), **options)
+    first, second = batches(2)
+    assert isinstance(method.model, SharpCorner)
+    method.model.corner = False
+    method(first)
+    assert method.counters.updates == 1
+    before = method.state_dict()
+    method.model.corner = True
+    assert method(second).isfinite().all()
+    assert method.counters.skipped == 1
+    for part in ("adapted", "optimizer", "extra"):
+        assert same(method.state_dict()[part], before[part])
+
+
+def test_a_learning_rate_that_explodes_is_stopped_by_the_next_batch() -> None:
+    method = make("trust", vmamba(), k=2, lr=1e30)
+    run(method, batches(3))
+    frozen = method.state_dict()["adapted"]
+    assert method.counters.skipped > 0
+    run(method, batches(1))
+    assert same(method.state_dict()["adapted"], frozen)
+
+
+@every_method
+def test_outer_no_grad_and_inference_mode_make_no_difference(name: str) -> None:
+    stream = batches(2)
+    expected = run(make(name, vmamba()), stream)
+    with torch.no_grad():
+        assert same(run(make(name, vmamba()), stream), expected)
+    outside, model = make(name, vmamba()), vmamba()
+    with torch.inference_mode():
+        assert same(run(outside, [images.clone() for images in stream]), expected)
+        inside = make(name, model)
+        assert same(run(inside, stream), expected)
+        state = inside.state_dict()
+        inside.reset()
+        assert same(run(inside, stream), expected)
+        inside.load_state_dict(state)
+        twin = inside.fork()
+    assert same(inside(stream[0]), twin(stream[0]))
+    assert not expected[0].requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_copies_made_under_inference_mode_can_learn() -> None:
+    model, stream = vmamba(), batches(2)
+    with torch.inference_mode():
+        method = make("trust", model, mode="parallel")
+    expected = run(make("trust", vmamba(), mode="parallel"), stream)
+    assert same(run(method, stream), expected)
+    with torch.inference_mode():
+        method.reset()
+    assert same(run(method, stream), expected)
+
+
+def test_a_network_made_under_inference_mode_is_refused() -> None:
+    with torch.inference_mode():
+        model = vmamba()
+    assert make("source", model)(batches(1)[0]).shape == (9, CLASSES)
+    with pytest.raises(ConfigError, match="inference_mode"):
+        make("tent", model)
+
+
+@every_method
+def test_the_callers_network_keeps_modes_flags_and_statistics(name: str) -> None:
+    model = vmamba(drop_path=0.3).train()
+    model.layers[0].eval()
+    for i, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(i % 2 == 0)
+    flags = [p.requires_grad for p in model.parameters()]
+    modes = [m.training for m in model.modules()]
+    buffers = copy.deepcopy(dict(model.named_buffers()))
+    method = make(name, model)
+    run(method, batches(2))
+    method.train()
+    method.reset()
+    run(method, batches(1))
+    caller = method.detach()
+    assert caller is model
+    assert [p.requires_grad for p in caller.parameters()] == flags
+    assert [m.training for m in caller.modules()] == modes
+    assert same(dict(caller.named_buffers()), buffers)
+    assert all(p.grad is None for p in caller.parameters())
+
+
+def test_images_that_ask_for_gradients_are_not_traced() -> None:
+    (images,) = batches(1)
+    images.requires_grad_()
+    logits = make("tent", vmamba())(images)
+    assert not logits.requires_grad
+    assert images.grad is None

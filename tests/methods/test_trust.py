@@ -1,0 +1,255 @@
+"""TRUST: its modes, its orders, and the ranking of orders."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba, weights
+from trust_tta.errors import ConfigError, ShapeError, TrustError
+from trust_tta.methods.base import Method
+from trust_tta.methods.ranking import rank_orders
+from trust_tta.methods.registry import create_method
+from trust_tta.methods.trust import Trust, equal_parts
+from trust_tta.orders import PAPER_ORDERS, ScanOrder
+
+ORDERS = ["abcd", "bcda", "dbca"]  # the second is not its own inverse
+
+
+def by_copies(orders: list[str], stream: list[Tensor], *, split: bool, steps: int = 1) -> list[Tensor]:
+    """The parallel mode by its definition: a network for each order, their weights averaged after every batch."""
+    members = [make("trust", vmamba().double(), orders=[order], steps=steps) for order in orders]
+    judge = make("bn", vmamba().double())
+    results = []
+    for images in stream:
+        parts = equal_parts(images, len(orders)) if split else [images] * len(orders)
+        for member, part in zip(members, parts, strict=True):
+            member(part)
+        mean = [torch.stack(ps).mean(0) for ps in zip(*(m.snapshot() for m in members), strict=True)]
+        for member in members:
+            member.load_snapshot(mean)
+        names = dict(judge.model.named_parameters())
+        for name, value in zip(members[0].adapted, mean, strict=True):
+            names[name].data.copy_(value)
+        results.append(judge(images))
+    return results
+
+
+@pytest.mark.parametrize("parallel", ["replicate", "split"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_parallel_is_independent_copies_merged_after_the_batch(parallel: str, steps: int) -> None:
+    stream = [images.double() for images in batches(3, images=8)]  # not divisible by the three orders
+    method = make("trust", vmamba().double(), orders=ORDERS, mode="parallel", parallel=parallel, steps=steps)
+    expected = by_copies(sorted(ORDERS), stream, split=parallel == "split", steps=steps)
+    for ours, theirs in zip(run(method, stream), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("parallel", ["replicate", "split"])
+@pytest.mark.parametrize("order", ["abcd", "bcda"])
+def test_parallel_of_one_order_agrees_with_sequential(parallel: str, order: str) -> None:
+    sequential = make("trust", vmamba().double(), orders=[order])
+    method = make("trust", vmamba().double(), orders=[order], mode="parallel", parallel=parallel)
+    for images in batches(3):
+        torch.testing.assert_close(method(images.double()), sequential(images.double()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("merge", ["mean", "entropy", "slerp"])
+def test_parallel_does_not_depend_on_how_the_orders_are_listed(merge: str) -> None:
+    stream = batches(2)
+    results = [
+        run(make("trust", vmamba(), orders=orders, mode="parallel", merge=merge), stream)
+        for orders in (ORDERS, ORDERS[::-1], [ORDERS[1], ORDERS[0], ORDERS[2]])
+    ]
+    assert same(results[0], results[1])
+    assert same(results[0], results[2])
+
+
+def test_sequential_visits_the_orders_as_listed() -> None:
+    stream = batches(2)
+    assert not same(
+        run(make("trust", vmamba(), orders=ORDERS), stream), run(make("trust", vmamba(), orders=ORDERS[::-1]), stream)
+    )
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_a_batch_too_small_to_split_is_refused_and_changes_nothing(norm: str) -> None:
+    method = make("trust", vmamba(norm), orders=ORDERS, mode="parallel", parallel="split")
+    run(method, batches(1))
+    before = method.state_dict()
+    with pytest.raises(ShapeError, match="2 images cannot be split among 3 orders"):
+        method(batches(1, images=2)[0])
+    assert same(method.state_dict(), before)
+    three = batches(1, images=3)[0]  # one image an order: enough unless statistics are of the batch
+    if norm == "batch":
+        with pytest.raises(ShapeError, match="give at least 4"):
+            method(three)
+        assert same(method.state_dict(), before)
+    else:
+        assert method(three).shape == (3, CLASSES)
+
+
+def test_equal_parts_use_every_image_and_repeat_as_few_as_need_be() -> None:
+    parts = equal_parts(torch.arange(8.0).view(8, 1, 1, 1), 3)
+    assert parts.flatten(1).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 0]]
+
+
+@pytest.mark.parametrize("merge", ["entropy", "slerp"])
+def test_merges_differ_and_work(merge: str) -> None:
+    stream = batches(2)
+    mean = run(make("trust", vmamba(), orders=ORDERS), stream)
+    other = run(make("trust", vmamba(), orders=ORDERS, merge=merge), stream)
+    assert all(logits.isfinite().all() for logits in other)
+    assert not same(mean, other)
+    torch.testing.assert_close(mean[0], other[0], rtol=0.5, atol=0.5)
+
+
+def test_online_progress_is_kept_and_episodic_forgets() -> None:
+    first, second = batches(2)
+    for mode in ("sequential", "parallel"):
+        online = make("trust", vmamba(), orders=ORDERS, mode=mode)
+        fresh = make("trust", vmamba(), orders=ORDERS, mode=mode)
+        episodic = make("trust", vmamba(), orders=ORDERS, mode=mode, episodic=True)
+        assert not same(run(online, [first, second])[1], fresh(second))
+        fresh.reset()
+        assert same(run(episodic, [first, second])[1], fresh(second))
+
+
+def test_several_steps_average_the_last_step_only() -> None:
+    images = batches(1)[0]
+    method = make("trust", vmamba(), orders=ORDERS, steps=2)
+    method(images)
+    chain = make("trust", vmamba(), orders=ORDERS)
+    assert isinstance(chain, Trust)
+    with torch.enable_grad():
+        chain.forward_and_adapt(images)
+        thetas, _ = chain.forward_and_adapt(images)
+    for merged, parts in zip(method.snapshot(), zip(*thetas, strict=True), strict=True):
+        torch.testing.assert_close(merged, torch.stack(parts).mean(0))
+
+
+def test_evaluate_order_decides_the_prediction_only() -> None:
+    images = batches(1)[0]
+    default, other = make("trust", vmamba(), k=2), make("trust", vmamba(), k=2, evaluate_order="bcda")
+    assert not torch.equal(default(images), other(images))
+    assert same(default.state_dict()["adapted"], other.state_dict()["adapted"])
+
+
+def test_stochastic_depth_changes_the_run_repeats_it_and_spares_the_global_generator() -> None:
+    stream = batches(2)
+    with_depth = [make("trust", vmamba(drop_path=0.5), k=2, stochastic_depth=True) for _ in range(2)]
+    torch.manual_seed(3)
+    first = run(with_depth[0], stream)
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(1))
+    assert same(first, run(with_depth[1], stream))
+    assert not same(first, run(make("trust", vmamba(drop_path=0.5), k=2), stream))
+    assert with_depth[0].counters.forwards == 2 * (2 * 2 + 1)  # labels need a forward of their own
+
+
+def test_labels_of_stochastic_depth_come_from_the_undisturbed_network() -> None:
+    method = make("trust", vmamba(drop_path=0.5), orders=["abcd"], stochastic_depth=True)
+    assert isinstance(method, Trust)
+    images = batches(1, images=32)[0]
+    expected = make("bn", vmamba(drop_path=0.5))(images).argmax(1)
+    with torch.enable_grad():
+        disturbed = method.adapting_forward(images, ScanOrder("abcd"))
+    assert torch.equal(method.pseudo_labels(images, ScanOrder("abcd"), disturbed), expected)
+    assert not torch.equal(disturbed.argmax(1), expected)
+
+
+def test_logits_before_are_of_the_weights_before_the_batch() -> None:
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"orders": ["abcd", "bcda"]}, True),
+        ({"orders": ["bcda", "abcd"]}, False),  # the default order comes when weights have changed
+        ({"orders": ["bcda", "abcd"], "mode": "parallel"}, True),
+        ({"orders": ["bcda"]}, False),
+        ({"orders": ["bcda"], "evaluate_order": "bcda"}, True),
+    ]
+    first, second = batches(2)
+    for options, known in cases:
+        method: Method = make("trust", vmamba(), **options)
+        method(first)
+        expected = method.fork()
+        judged = expected.predict(second, order=options.get("evaluate_order", "abcd")).detach()
+        method(second)
+        assert (method.logits_before is not None) == known
+        if method.logits_before is not None:
+            torch.testing.assert_close(method.logits_before, judged, rtol=1e-4, atol=1e-4)
+
+
+def test_adapted_parameters_are_those_of_the_paper() -> None:
+    model = vmamba()
+    ss2d = set(make("trust", model).adapted)
+    expected = {n for n, _ in model.named_parameters() if ".op." in n and ".out_norm." not in n}
+    norms = {
+        f"{m}.{p}" for m, k in model.named_modules() if isinstance(k, torch.nn.BatchNorm2d) for p in ("weight", "bias")
+    }
+    assert ss2d == expected | norms
+    assert set(make("trust", model, parameters="bn").adapted) == norms
+    assert set(make("tent", model).adapted) == norms
+
+
+def test_default_orders_are_the_papers() -> None:
+    method = create_method("trust", vmamba())
+    assert isinstance(method, Trust)
+    assert tuple(method.orders) == PAPER_ORDERS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"orders": []}, "orders is empty"),
+        ({"orders": ["abca"]}, "not a permutation"),
+        ({"k": 7}, "1 to 6"),
+        ({"k": 0}, "1 to 6"),
+        ({"mode": "both"}, "'sequential', 'parallel'"),
+        ({"parallel": "x"}, "'replicate', 'split'"),
+        ({"merge": "median"}, "'mean', 'entropy', 'slerp'"),
+        ({"parameters": "all"}, "'ss2d', 'bn'"),
+        ({"steps": 0}, "at least 1"),
+        ({"steps": 1.5}, "whole number"),
+        ({"lr": -1.0}, "at least 0"),
+        ({"lr": float("nan")}, "at least 0"),
+    ],
+    ids=str,
+)
+def test_wrong_options_say_what_is_allowed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        make("trust", vmamba(), **options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["trust", "trust_naive", "ensemble", "repetition", "augmentation", "foa"])
+def test_a_network_without_orders_is_refused_with_a_way_on(name: str) -> None:
+    with pytest.raises(TrustError, match="use a VMamba, or another method such as 'tent'"):
+        make(name, convnet())
+
+
+def test_rank_orders_against_a_slow_loop() -> None:
+    model, stream = vmamba(), batches(2)
+    before, flags = weights(model), [m.training for m in model.modules()]
+    ranking = rank_orders(model, iter(stream))
+    judge = copy.deepcopy(model).train()  # batch statistics
+    expected = {}
+    for order in ScanOrder.all():
+        with torch.no_grad():
+            p = torch.cat([judge(images, order=order) for images in stream]).double().softmax(1).numpy()
+        expected[order] = float(np.mean([-sum(x * np.log(x) for x in row) for row in p]))
+    assert sorted(order for order, _ in ranking) == sorted(expected)
+    assert [e for _, e in ranking] == sorted(e for _, e in ranking)
+    for order, value in ranking:
+        assert value == pytest.approx(expected[order], rel=1e-4)
+    assert same(weights(model), before)
+    assert [m.training for m in model.modules()] == flags
+
+
+def test_rank_orders_without_images_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one batch"):
+        rank_orders(vmamba(), [])
