@@ -1,4 +1,4 @@
-"""The scan as an operator of torch.library: fake, autograd, compile and vmap rules."""
+"""The scan as an operator of torch.library: fake, autograd and compile rules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
 
-from tests.scan.cases import NAMES, assert_close, make_inputs, run_scan
+from tests.scan.cases import assert_close, make_inputs, run_scan
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
 from trust_tta.scan.operators import scan, scan_backward
@@ -73,58 +72,6 @@ def test_compiled_network_equals_eager(norm: str, compiler: str) -> None:
         actual, expected = (_network_results(m, model, images, order) for m in (compiled, model))
         for got, want in zip(actual, expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("shared", [(), ("u",), ("A", "D", "delta_bias"), ("u", "delta", "B", "C")], ids="+".join)
-def test_vmap_equals_a_loop(shared: tuple[str, ...]) -> None:
-    cases = [make_inputs(c=3, n=2, seed=seed) for seed in range(3)]
-    stacked = [
-        cases[0][i] if name in shared else torch.stack([case[i] for case in cases], dim=i % 3)
-        for i, name in enumerate(NAMES)
-    ]
-    in_dims = tuple(None if name in shared else i % 3 for i, name in enumerate(NAMES))
-    actual = vmap(lambda *t: cpu_scan(*t, True), in_dims=in_dims)(*stacked)
-    for k in range(3):
-        inputs = [cases[0][i] if name in shared else cases[k][i] for i, name in enumerate(NAMES)]
-        torch.testing.assert_close(actual[k], cpu_scan(*inputs, True), rtol=1e-12, atol=1e-12)
-
-
-def test_vmap_without_optional_inputs() -> None:
-    cases = [make_inputs(c=3, seed=seed)[:5] for seed in range(2)]
-    stacked = [torch.stack(pair) for pair in zip(*cases, strict=True)]
-    actual = vmap(lambda *t: cpu_scan(*t, None, None, True))(*stacked)
-    for k in range(2):
-        torch.testing.assert_close(actual[k], cpu_scan(*cases[k], None, None, True), rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_through_vmap_equal_a_loop() -> None:
-    cases = [make_inputs(c=3, n=2, seed=seed) for seed in range(3)]
-    stacked = [torch.stack(parts) for parts in zip(*cases, strict=True)]
-    dy = torch.randn(3, 2, 2, 3, 7, dtype=torch.float64)
-
-    def all_at_once(*tensors: Tensor | bool) -> Tensor:
-        return vmap(lambda *t: cpu_scan(*t, True))(*tensors[:-1])
-
-    actual = run_scan(all_at_once, stacked, dy=dy)
-    for k in range(3):
-        assert_close({n: t[k] for n, t in actual.items()}, run_scan(cpu_scan, cases[k], dy=dy[k]), 1e-12)
-
-
-def test_copies_of_a_network_equal_a_loop() -> None:
-    """K sets of weights, each with its own order, in one call: how TRUST adapts in parallel."""
-    torch.manual_seed(0)
-    models = [VMamba(TINY).double().eval() for _ in range(3)]
-    slots = torch.stack([models[0].slots(order, 1) for order in ("abcd", "bcda", "dcba")])
-    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    weights = {n: torch.stack([m.get_parameter(n).detach() for m in models]) for n, _ in models[0].named_parameters()}
-
-    def run(own: dict[str, Tensor], order: Tensor) -> Tensor:
-        logits: Tensor = functional_call(models[0], own, (images,), {"order": order})
-        return logits
-
-    actual = vmap(run)(weights, slots)
-    for k, (model, order) in enumerate(zip(models, ("abcd", "bcda", "dcba"), strict=True)):
-        torch.testing.assert_close(actual[k], model(images, order), rtol=1e-10, atol=1e-10)
 
 
 def test_the_public_scan_compiles() -> None:

@@ -1,11 +1,11 @@
-"""The scan as torch.library operators: fake, autograd and vmap rules around the backends' plain functions.
+"""The scan as torch.library operators: fake and autograd rules around the backends' plain functions.
 
 Layouts as in `reference.scan_reference`. `triton` chooses the kernels; everything else follows from the shapes.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,25 +122,3 @@ def _differentiate(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]
 
 
 scan.register_autograd(_differentiate, setup_context=_save)
-
-
-def _scan_copies(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, tuple[int, None]]:
-    """Many copies of the network at once: the copies become further groups of one scan."""
-    u, delta, A, B, C, D, bias, delta_softplus, triton = args
-    copies = info.batch_size
-    # The group axis is the second of u, delta, B and C, and the first of A, D and the bias.
-    places = (1, 1, 0, 1, 1, 0, 0)
-    folded = [
-        None if t is None else _fold(t, dim, copies, place)
-        for t, dim, place in zip((u, delta, A, B, C, D, bias), in_dims, places, strict=False)
-    ]
-    y, states = scan(*folded, delta_softplus, triton)
-    return (y.unflatten(1, (copies, -1)), states), (1, None)
-
-
-def _fold(tensor: Tensor, dim: int | None, copies: int, place: int) -> Tensor:
-    stacked = tensor.expand(copies, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return stacked.movedim(0, place).flatten(place, place + 1)
-
-
-cast(Any, torch.library).register_vmap(scan, _scan_copies)
