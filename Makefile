@@ -16,7 +16,7 @@ $(VENV)/dev: $(VENV)/base
 	@touch $@
 
 test: lint types
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/dev
 	$(BIN)/python -m pytest -m slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trust_tta.cli import doctor
@@ -43,3 +45,15 @@ def test_extras_are_described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(doctor, "EXTRAS", (("figures", "no_such_package", "figures in reports"),))
     assert main(["doctor"]) == 0
     assert "missing (figures in reports); pip install 'trust-tta[figures]'" in capsys.readouterr().out
+
+
+def test_it_names_the_data_sets_it_finds_and_says_how_to_get_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--data", str(tmp_path)]) == 0
+    assert "trust-tta data get cifar10" in capsys.readouterr().out
+    (tmp_path / "PACS" / "photo" / "dog").mkdir(parents=True)
+    assert main(["doctor", "--data", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"pacs       {tmp_path / 'PACS'}" in printed
+    assert "94.09 % clean accuracy" in printed

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta._version import __version__
-from trust_tta.errors import BackendError
+from trust_tta.errors import BackendError, CheckpointError
 from trust_tta.optional import available
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 HELP = "what this machine can run: versions, extras, and a check of every usable scan backend"
 EXAMPLES = """\
   trust-tta doctor                      check this machine
+  trust-tta doctor --data /datasets     look for data sets there
   TRITON_INTERPRET=1 trust-tta doctor   check the GPU kernels too, in Triton's interpreter on the CPU"""
 
 TOLERANCE = 1e-4  # of float32 against float64, relative to the largest entry
@@ -45,13 +48,15 @@ class Check:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    del parser  # the doctor takes no options
+    parser.add_argument("--data", type=Path, default=Path("data"), metavar="ROOT", help="where data sets lie (data)")
 
 
 def run(arguments: Namespace) -> None:
     """Print the findings; a backend that computes something else than the reference is a failure."""
     _section("versions", versions())
     _section("extras", [(extra, _describe_extra(extra, package, use)) for extra, package, use in EXTRAS])
+    _section("shipped", shipped())
+    _section("data", found_data(arguments.data))
     checks = {name: check_backend(name, device) for name, device in usable_backends().items()}
     lines = [(name, _describe_check(check)) for name, check in checks.items()]
     _section("scan backends (float32 against the reference in float64)", lines + list(unusable_backends().items()))
@@ -76,6 +81,29 @@ def versions() -> list[tuple[str, str]]:
         ("threads", str(torch.get_num_threads())),
         ("GPU", ", ".join(devices) or "none"),
     ]
+
+
+def shipped() -> list[tuple[str, str]]:
+    """The network and the images that come with the package, each checked against its pinned hash."""
+    from trust_tta.data.embedded import load_sample
+    from trust_tta.models.checkpoint import checkpoint_digest
+    from trust_tta.models.pretrained import PRETRAINED, locate
+
+    known = PRETRAINED["vmamba_nano_cifar10"]
+    path = locate(known)
+    record = json.loads(path.with_suffix(".json").read_text())
+    if checkpoint_digest(path) != record["sha256"]:
+        raise CheckpointError(f"'{path}' is not the file that was shipped; reinstall trust-tta")
+    images, _ = load_sample()
+    return [("network", f"{known.name}, {known.accuracy} % clean accuracy"), ("images", f"{len(images)} of CIFAR-10")]
+
+
+def found_data(root: Path) -> list[tuple[str, str]]:
+    from trust_tta.data.check import find_present
+
+    present = find_present(root) if root.is_dir() else []
+    lines = [(spec.name, str(folder)) for spec, folder in present]
+    return lines or [("none", f"in '{root}'; fetch one with: trust-tta data get cifar10 --root {root}")]
 
 
 def usable_backends() -> dict[str, str]:
