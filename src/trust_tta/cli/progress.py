@@ -36,7 +36,14 @@ def progress(total: int | None, label: str) -> Iterator[Advance]:
     )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
+    bars = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # a redirected output stays where the user sent it
+    )
+    with bars:
         task = bars.add_task(label, total=total)
 
         def advance(steps: int = 1, note: str = "") -> None:

@@ -1,0 +1,199 @@
+"""`trust-tta speed`: times and memory of forward, Tent, TRUST and the scan, side by side in one run."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trust_tta.cli.common import names, numbers, wait_politely
+from trust_tta.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from trust_tta.bench.speed import Row
+    from trust_tta.bench.speed_plan import Settings
+    from trust_tta.cli.doctor import Check
+    from trust_tta.models.vmamba import VMamba
+
+HELP = "time forward, Tent, each mode of TRUST and the scan against the reference, in one run"
+EXAMPLES = """\
+  trust-tta speed                                  the shipped network on a CPU, VMamba-T at 224 pixels on a GPU
+  trust-tta speed --out speed.json                 the same, written as a record
+  trust-tta speed --batch 64,1 --dtype bf16        other batch sizes and number formats
+  trust-tta speed --memory --orders 1,2,4,6,8      memory of the parallel mode by the number of orders
+  trust-tta speed --quick                          every part once, in seconds, to see that it runs"""
+
+SCHEMA_VERSION = 1
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="NAME", help="variant of the network, with random weights")
+    parser.add_argument("--batch", type=numbers, metavar="N[,N]", help="images at a time (CPU: 64; GPU: 128,1)")
+    parser.add_argument("--size", type=int, metavar="N", help="pixels of a side (CPU: 32; GPU: 224)")
+    parser.add_argument("--dtype", type=names, metavar="A[,B]", help="float32, bf16 or both (GPU: both)")
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
+    parser.add_argument("--orders", type=numbers, metavar="K[,K]", help="numbers of orders for --memory")
+    parser.add_argument("--memory", action=BooleanOptionalAction, help="memory by the number of orders (GPU: on)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="repeats of each row at least (default 3)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: a smoke run")
+    parser.add_argument("--out", metavar="FILE", help="write the record as JSON")
+
+
+def run(arguments: Namespace) -> None:
+    """Measure, print, write; a backend that fails its self-check is not timed and makes the run fail."""
+    wait_politely()
+    import torch
+
+    from trust_tta.bench.environment import now
+    from trust_tta.bench.speed import float32_only
+    from trust_tta.models.factory import create_model
+
+    device = find_device(arguments.device)
+    settings = make_settings(arguments, device)
+    out = Path(arguments.out) if arguments.out else None
+    torch.manual_seed(0)
+    model = create_model(settings.model).to(device).eval()
+    begun = time.perf_counter()
+    checks = check_backends(device)
+    with float32_only(device):
+        record = describe(settings, model, device, checks)
+        for rows in measure(settings, model, device, checks, record["copy_bytes_per_second"]):
+            record |= conclude(rows) | {"seconds": time.perf_counter() - begun}
+            if out:
+                write(out, record)  # after every row, so that a run that is stopped leaves what it has
+    record["facts"]["finished"] = now()
+    show(record, gpu=device.type == "cuda")
+    if out:
+        write(out, record)
+        print(f"the record is in {out}")
+    failed = [name for name, check in checks.items() if not check.passed]
+    if failed:
+        raise BackendError(
+            f"the scan backend {', '.join(failed)} does not agree with the reference and was not timed; "
+            "run `trust-tta doctor` and report what it says"
+        )
+
+
+def find_device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":  # must work where only PyTorch, NumPy and Triton are installed
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    from trust_tta.bench.network import choose_device
+
+    return choose_device(name)
+
+
+def make_settings(arguments: Namespace, device: torch.device) -> Settings:
+    """The defaults of the device with what the flags change."""
+    from dataclasses import replace
+
+    from trust_tta.bench.speed_plan import default_settings, quick
+
+    settings = default_settings(device)
+    if arguments.quick:
+        settings = quick(settings)
+    lists = {"batch": "batches", "dtype": "dtypes", "orders": "orders"}
+    changes: dict[str, Any] = {
+        field: tuple(getattr(arguments, flag)) for flag, field in lists.items() if getattr(arguments, flag) is not None
+    }
+    plain = {name: getattr(arguments, name) for name in ("model", "size", "memory")}
+    changes |= {name: value for name, value in plain.items() if value is not None}
+    if arguments.repeats is not None:
+        changes["limits"] = replace(settings.limits, least=arguments.repeats)
+    return replace(settings, **changes)
+
+
+def check_backends(device: torch.device) -> dict[str, Check]:
+    """The doctor's check of the backends that are timed on this device."""
+    from trust_tta.bench.speed_plan import NATIVE
+    from trust_tta.cli.doctor import check_backend
+
+    return {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
+
+
+def describe(settings: Settings, model: VMamba, device: torch.device, checks: dict[str, Check]) -> dict[str, Any]:
+    """The record before its rows: circumstances, checks, counts, the speed of a copy."""
+    from dataclasses import asdict, replace
+
+    from trust_tta.bench.environment import collect_facts, now
+    from trust_tta.bench.speed import copy_bandwidth
+    from trust_tta.bench.speed_network import count
+    from trust_tta.results import canonical_json
+
+    config = canonical_json(asdict(settings))
+    facts = collect_facts(device=device, dtype=",".join(settings.dtypes), config=config)
+    brief = replace(settings.limits, seconds=settings.limits.seconds / 4)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "facts": {**asdict(facts), "started": now()},
+        "settings": asdict(settings),
+        "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
+        "copy_bytes_per_second": copy_bandwidth(device, limits=brief),
+        "network": {"name": settings.model, **asdict(count(model, size=settings.size))},
+    }
+
+
+def measure(
+    settings: Settings, model: VMamba, device: torch.device, checks: dict[str, Check], bandwidth: float
+) -> Iterator[list[Row]]:
+    """The rows so far, after each; those of a backend that fails its check are refused."""
+    from trust_tta.bench.speed import refuse, run_job
+    from trust_tta.bench.speed_plan import make_jobs
+    from trust_tta.cli.progress import progress
+    from trust_tta.scan.selective_scan import grouped_scan
+
+    jobs = make_jobs(settings, model, grouped_scan, device=device, bandwidth=bandwidth)
+    rows: list[Row] = []
+    with progress(len(jobs), "measuring") as advance:
+        for job in jobs:
+            check = checks[job.row.backend]
+            if check.passed:
+                rows.append(run_job(job, device))
+            else:
+                rows.append(refuse(job, f"the backend's error is {check.error:.1e} ({check.where})"))
+            advance(note=job.row.work)
+            yield rows
+
+
+def conclude(rows: list[Row]) -> dict[str, Any]:
+    """The rows and what they amount to."""
+    from dataclasses import asdict
+
+    from trust_tta.bench.speed_plan import exponents, memory_over_one, over_reference
+
+    return {
+        "rows": [asdict(row) for row in rows],
+        "exponents": exponents(rows),
+        "over_reference": over_reference(rows),
+        "memory_over_one_order": memory_over_one(rows),
+    }
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    from trust_tta.results.atomic import replacing
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def show(record: dict[str, Any], *, gpu: bool) -> None:
+    """The record as tables and a few lines."""
+    from trust_tta.cli.speed_tables import network_table, scan_table, summary_lines
+
+    rows, facts = record["rows"], record["facts"]
+    print(f"{facts['device']}, PyTorch {facts['torch']}, {facts['threads']} threads; median of the repeats, in ms\n")
+    for title, part in (("network", "network"), ("parallel mode by orders", "orders")):
+        chosen = [row for row in rows if row["part"] == part]
+        if chosen:
+            print(f"{title}\n{network_table(chosen, record['network'])}")
+    print(f"scan alone\n{scan_table([row for row in rows if row['part'] == 'scan'])}")
+    for line in summary_lines(record, gpu=gpu):
+        print(line)

@@ -1,0 +1,121 @@
+"""A data set as training needs it: what is learnt from, what is held out, and all of it as one array."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
+from trust_tta.data.reading import available_domains, open_dataset
+from trust_tta.data.specs import DatasetSpec, find_domain, find_spec
+from trust_tta.data.transforms import Preprocessing, fit_image
+from trust_tta.errors import ConfigError, DataError
+
+Advance: TypeAlias = Callable[[int], None]
+TRAINABLE = ("cifar10", "cifar100", "pacs", "folder")
+
+_AHEAD = 256  # pictures decoded between two reports of progress
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """`chosen` and `held_out`: indices int64 (n,) into `dataset`; `measured_on` names what is held out."""
+
+    spec: DatasetSpec
+    dataset: Dataset
+    chosen: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    measured_on: str
+
+    @property
+    def description(self) -> str:
+        return f"{self.dataset.name} ({self.dataset.domain})"
+
+
+def open_training_data(
+    name: str, root: Path | str, *, target: str | None = None, share: float = 0.1, seed: int = 0
+) -> TrainingData:
+    """CIFAR with its test part held out; elsewhere every domain but `target`, a share held out by the seed."""
+    spec = find_spec(name)
+    if spec.name not in TRAINABLE:
+        raise ConfigError(f"data set {name!r} is not one to train on; choose one of {', '.join(TRAINABLE)}")
+    if not 0 < share < 1:
+        raise ConfigError(f"the share held out is {share}; it must lie between 0 and 1")
+    if spec.layout == "cifar":
+        if target is not None:
+            raise ConfigError(f"target is {target!r}, but {spec.name} has no domains to leave out; leave it away")
+        parts = [open_dataset(name, root, domain=part) for part in ("train", "test")]
+        chosen, held_out = np.split(np.arange(sum(map(len, parts)), dtype=np.int64), [len(parts[0])])
+        return TrainingData(spec, join_datasets(parts, domain="train"), chosen, held_out, "test")
+    dataset = _without(spec, Path(root), target)
+    order = np.random.default_rng(seed).permutation(len(dataset))
+    count = max(1, round(share * len(order)))
+    if len(order) - count < 2:
+        raise DataError(f"{root} has {len(order)} images to train on; give more, at least 2 beside those held out")
+    return TrainingData(spec, dataset, np.sort(order[count:]), np.sort(order[:count]), "validation")
+
+
+def _without(spec: DatasetSpec, root: Path, target: str | None) -> Dataset:
+    """Every domain on disk but the target, joined."""
+    domains = available_domains(spec.name, root)
+    left_out = find_domain(spec, target).name if spec.parts and target is not None else target
+    if left_out is not None and left_out not in domains:
+        raise ConfigError(f"{root} has no domain {target!r} to leave out; it has {', '.join(domains)}")
+    kept = [domain for domain in domains if domain != left_out]
+    if not kept:
+        raise ConfigError(f"without {target!r} nothing is left of {root} to train on; leave the target away")
+    label = "all domains" if left_out is None else f"all domains but {left_out}"
+    return join_datasets([open_dataset(spec.name, root, domain=d) for d in kept], domain=label)
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures(Sequence[NDArray[np.uint8]]):
+    """The images at `indices` of a data set, uint8 (h, w, 3) each, decoded when they are asked for."""
+
+    dataset: Dataset
+    indices: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, place: int | slice) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:  # type: ignore[override]
+        if isinstance(place, slice):
+            with ThreadPoolExecutor(_workers(self.dataset)) as pool:
+                return list(pool.map(self.dataset.image, self.indices[place].tolist()))
+        return self.dataset.image(int(self.indices[place]))
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return self.dataset.labels[self.indices]
+
+
+def read_arrays(pictures: Pictures, preprocessing: Preprocessing, advance: Advance | None = None) -> NDArray[np.uint8]:
+    """The pictures at the size of the network's input, uint8 (n, size, size, 3)."""
+    size = preprocessing.size
+    images = np.empty((len(pictures), size, size, 3), dtype=np.uint8)
+    for start, fitted in _fitted(pictures, preprocessing):
+        images[start : start + len(fitted)] = fitted
+        if advance:
+            advance(len(fitted))
+    return images
+
+
+def _fitted(pictures: Pictures, preprocessing: Preprocessing) -> Iterator[tuple[int, list[NDArray[np.uint8]]]]:
+    def fit(index: int) -> NDArray[np.uint8]:
+        return fit_image(pictures.dataset.image(index), preprocessing)
+
+    with ThreadPoolExecutor(_workers(pictures.dataset)) as pool:
+        for start in range(0, len(pictures), _AHEAD):
+            yield start, list(pool.map(fit, pictures.indices[start : start + _AHEAD].tolist()))
+
+
+def _workers(dataset: Dataset) -> int:
+    """Threads that decode; an array needs none."""
+    return 1 if isinstance(dataset.images, ArrayImages) else min(16, os.cpu_count() or 1)

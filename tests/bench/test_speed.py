@@ -1,0 +1,190 @@
+"""Measuring: repeats, spread, fits, floors, and rows that survive their failures. Nothing here depends on speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.conftest import SetThreads
+from trust_tta.bench.speed import Job, Limits, Prepare, Row, Work, exponent, refuse, repeat, run_job
+from trust_tta.bench.speed_network import count, network_jobs, take_orders
+from trust_tta.bench.speed_plan import Settings, exponents, memory_over_one, over_reference
+from trust_tta.bench.speed_scan import Shape, floor_bytes, scan_inputs, scan_jobs, stage_shapes, unfused_bytes
+from trust_tta.errors import ConfigError
+from trust_tta.models.factory import create_model
+from trust_tta.models.vmamba import VMamba
+from trust_tta.orders import PAPER_ORDERS
+from trust_tta.scan.selective_scan import grouped_scan
+
+CPU = torch.device("cpu")
+ONCE = Limits(seconds=0.0, least=1, warmups=0)
+ROW = Row(part="network", work="forward", backend="cpu", dtype="float32", batch=2, size=16)
+
+
+@pytest.fixture
+def model() -> VMamba:
+    torch.manual_seed(0)
+    return create_model("vmamba_nano", depths=(1, 1), dims=(8, 16)).eval()
+
+
+@pytest.fixture
+def one_thread(threads: SetThreads) -> None:
+    """Threads that wait for each other's turn would make small work slow."""
+    threads(1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds", "expected"),
+    [
+        (Limits(seconds=1.0, least=3, warmups=3), 0.25, (3, 4)),
+        (Limits(seconds=1.0, least=3, warmups=3), 2.0, (1, 3)),
+        (Limits(seconds=1.0, least=3, warmups=3, long=5.0), 6.0, (1, 1)),
+        (Limits(seconds=1.0, least=3, warmups=1, most=7), 1e-3, (1, 7)),
+        (ONCE, 0.0, (0, 1)),
+    ],
+    ids=["until the seconds", "least repeats", "one long repeat", "most repeats", "once"],
+)
+def test_how_often_a_row_is_repeated(limits: Limits, seconds: float, expected: tuple[int, int]) -> None:
+    """The clock is a constant; warm-ups are calls that are not among the times."""
+    calls = []
+
+    def clock(work: Work) -> float:
+        work()
+        return seconds
+
+    times = repeat(lambda: calls.append(1), clock, limits)
+    assert (len(calls) - len(times), len(times)) == expected
+
+
+def test_median_and_spread_of_the_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([5.0, 1.0, 3.0, 2.0, 4.0])
+    monkeypatch.setattr("trust_tta.bench.speed.wall_clock", lambda device: lambda work: next(values))
+    job = Job(row=ROW, prepare=prepared(lambda: None), limits=Limits(seconds=0, least=5, warmups=0), floor=1.5)
+    row = run_job(job, CPU)
+    assert (row.median_ms, row.repeats, row.floor_ratio) == (3000, 5, 2.0)
+    assert row.p20_ms == pytest.approx(1800)
+    assert row.p80_ms == pytest.approx(4200)
+    assert row.peak_bytes is None
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory.\nmore"), MemoryError(), ConfigError("no")], ids=repr
+)
+def test_a_row_survives_its_own_failure(error: Exception) -> None:
+    cleaned = []
+
+    def fail() -> None:
+        raise error
+
+    def prepare() -> Iterator[Work]:
+        try:
+            yield fail
+        finally:
+            cleaned.append(True)
+
+    row = run_job(Job(row=ROW, prepare=contextmanager(prepare), limits=ONCE), CPU)
+    assert row.failed.startswith(type(error).__name__)
+    assert "\n" not in row.failed
+    assert (row.median_ms, row.repeats, cleaned) == (None, 0, [True])
+
+
+def test_a_refused_row_is_not_run() -> None:
+    job = Job(row=ROW, prepare=prepared(lambda: pytest.fail("it was run")), limits=ONCE)
+    assert refuse(job, "wrong").failed == "refused: wrong"
+
+
+def test_exponents_of_exact_powers() -> None:
+    assert exponent([(x, 3 * x**1.5) for x in (1.0, 2.0, 5.0)]) == pytest.approx(1.5)
+    assert exponent([(1.0, 2.0), (2.0, 4.0)]) is None
+    rows = [replace(ROW, part="batch", batch=b, median_ms=0.5 * b) for b in (2, 4, 9)]
+    rows += [replace(ROW, part="pixels", size=s, median_ms=float(s**2)) for s in (8, 12, 20)]
+    rows += [replace(ROW, part="k", k=k, median_ms=float(k**0.5)) for k in (1, 2, 4, 6)]
+    rows += [replace(ROW, part="k", k=8, failed="out of memory"), ROW]
+    found = exponents(rows)
+    assert found == {"batch": pytest.approx(1), "pixels": pytest.approx(1), "k": pytest.approx(0.5)}
+
+
+def test_ratios_compare_like_with_like() -> None:
+    fast, slow = replace(ROW, median_ms=2.0), replace(ROW, backend="reference", median_ms=7.0)
+    other = replace(ROW, batch=9, median_ms=2.0)
+    failed = replace(ROW, work="Tent", failed="out of memory")
+    half = replace(ROW, dtype="bf16", median_ms=1.0)
+    assert over_reference([fast, slow, other, failed, half]) == {"network: forward, batch 2, size 16": 3.5}
+    peaks = [replace(ROW, part="orders", k=k, peak_bytes=b) for k, b in ((1, 100), (2, 110), (6, 150))]
+    assert memory_over_one(peaks) == {1: 1.0, 2: 1.1, 6: 1.5}
+    assert memory_over_one(peaks[1:]) == {}
+
+
+def test_floor_is_the_size_of_the_tensors() -> None:
+    """Each input read once and y written once; backward reads dy too and writes the gradients of u, delta, B, C."""
+    shape = Shape(batch=3, channels=5, length=7, state=2)
+    u, delta, A, B, C, D, bias = scan_inputs(shape, torch.float32, CPU)
+    y = grouped_scan(u, delta, A, B, C, D, bias)
+    read = u.nbytes + delta.nbytes + B.nbytes + C.nbytes
+    assert floor_bytes(shape, "float32") == (read + y.nbytes, read + y.nbytes + read)
+    assert floor_bytes(shape, "bf16")[0] * 2 == floor_bytes(shape, "float32")[0]
+    # anchor: stage 1 of VMamba-T at batch 128 must move 1.85 GB where four scans are apart
+    assert unfused_bytes(Shape(128, 96, 3136, 1), "float32")[0] == pytest.approx(1.85e9, rel=2e-3)
+
+
+def test_shapes_and_counts_of_a_network(model: VMamba) -> None:
+    assert stage_shapes(model, batch=4, size=20) == [Shape(4, 8, 100, 1), Shape(4, 16, 25, 1)]
+    counts = count(model, size=20)
+    assert counts.parameters == sum(p.numel() for p in model.parameters())
+    assert counts.flops_scan == 10 * 4 * (8 * 100 + 16 * 25)
+    assert 0 < counts.adapted_by_tent < counts.adapted_by_trust < counts.parameters
+    # every matrix of the first stage is used at each of its 100 places at least once
+    weights = [p.numel() for name, p in model.named_parameters() if name.startswith("layers.0.blocks") and p.dim() > 1]
+    assert counts.flops_products > 2 * 100 * sum(weights)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    jobs = network_jobs(model, backend="reference", dtype="float32", batch=7, size=16, limits=ONCE)
+    rows = [run_job(job, CPU) for job in jobs]
+    assert [row.failed for row in rows] == [""] * 7
+    assert [row.work for row in rows][-1] == "TRUST K=6 parallel split"
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_batch_of_one_runs_in_every_mode_but_split(model: VMamba) -> None:
+    rows = [
+        run_job(job, CPU) for job in network_jobs(model, backend="cpu", dtype="bf16", batch=1, size=16, limits=ONCE)
+    ]
+    assert [row.failed for row in rows] == [""] * 6
+    assert not [row for row in rows if "split" in row.work]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_scan_rows(backend: str, dtype: str) -> None:
+    shape = Shape(batch=2, channels=3, length=11, state=1)
+    jobs = scan_jobs(grouped_scan, shape, backend=backend, dtype=dtype, device=CPU, bandwidth=1e9, limits=ONCE)
+    for job, work, bytes_ in zip(jobs, ("forward", "backward"), floor_bytes(shape, dtype), strict=True):
+        row = run_job(job, CPU)
+        assert (row.failed, row.work, row.size, row.channels) == ("", work, 11, 3)
+        assert row.floor_ratio == pytest.approx((row.median_ms or 0) / 1e3 / (bytes_ / 1e9))
+
+
+def test_orders_are_the_papers_first() -> None:
+    assert take_orders(6) == list(PAPER_ORDERS)
+    assert len(set(take_orders(24))) == 24
+
+
+def test_every_mistake_in_the_settings_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"--batch.*--size.*--dtype.*--orders.*--repeats"):
+        Settings(model="m", batches=(), size=3, dtypes=("f8",), orders=(25,), limits=Limits(least=0))
+
+
+def prepared(work: Work) -> Prepare:
+    def prepare() -> Iterator[Work]:
+        yield work
+
+    return contextmanager(prepare)
