@@ -15,7 +15,9 @@ $(VENV)/dev: $(VENV)/base
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# The doctor compiles the CPU kernels once, so that every process of the tests runs the same machine code.
 test: lint types
+	$(BIN)/trust-tta doctor
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/dev

@@ -162,7 +162,7 @@ class Fickle(nn.Module):
         self.start = self.norm.weight.detach().clone()
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(images).mean((2, 3))) + torch.tensor([3.0, 0, 0, 0])
+        logits: Tensor = self.head(self.norm(images).mean((2, 3))) + torch.tensor([6.0, 0, 0, 0])
         return logits if torch.equal(self.norm.weight, self.start) else logits * 0
 
 
