@@ -74,6 +74,18 @@ def test_compiled_network_equals_eager(norm: str, compiler: str) -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_a_network_on_the_gpu_kernels_compiles_whole(training: bool) -> None:
+    """What a GPU runs, in Triton's interpreter: one graph, forward and backward, also with stochastic depth."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = VMamba(TINY.override({"norm": "batch", "drop_path": 0.1})).train(training)
+    model.set_scan_backend("triton")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    gradients = torch.autograd.grad(compiled(torch.randn(2, 3, 8, 8)).square().sum(), list(model.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
 def test_the_public_scan_compiles() -> None:
     torch._dynamo.reset()
     u, delta, A, B, C, D, bias = (t.float() for t in make_inputs(g=3, m=1, c=2, n=2))

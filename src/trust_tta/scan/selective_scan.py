@@ -11,6 +11,7 @@ from trust_tta.scan.reference import scan_reference
 
 BACKENDS = ("auto", "reference", "cpu", "triton")
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+HAS_TRITON = optional.available("triton")  # looked up once: torch.compile cannot trace the search for a package
 
 
 def selective_scan(
@@ -94,7 +95,7 @@ def choose_backend(u: Tensor, backend: str = "auto") -> str:
     if backend == "auto":
         if u.device.type == "cpu":
             return "cpu"
-        usable = u.device.type == "cuda" and u.dtype != torch.float64 and optional.available("triton")
+        usable = u.device.type == "cuda" and u.dtype != torch.float64 and HAS_TRITON
         return "triton" if usable else "reference"
     if backend == "cpu" and u.device.type != "cpu":
         raise BackendError(f"backend 'cpu' needs CPU tensors but u is on {u.device}; use backend='auto'")
@@ -104,7 +105,7 @@ def choose_backend(u: Tensor, backend: str = "auto") -> str:
 
 
 def _check_triton(u: Tensor) -> None:
-    if not optional.available("triton"):
+    if not HAS_TRITON:
         raise BackendError("backend 'triton' needs the package triton; install 'trust-tta[triton]' or use 'auto'")
     if u.dtype == torch.float64:
         raise BackendError("backend 'triton' computes in float32 but u is float64; use backend='reference'")
@@ -115,6 +116,7 @@ def _check_triton(u: Tensor) -> None:
         )
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _interpreting() -> bool:
     from triton import knobs
 
