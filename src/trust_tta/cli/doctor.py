@@ -30,7 +30,7 @@ NAMES = ("y", "du", "ddelta", "dA", "dB", "dC", "dD", "ddelta_bias")
 EXTRAS = (
     ("triton", "triton", "the selective scan on a GPU"),
     ("foa", "cma", "the method foa"),
-    ("parquet", "pyarrow", "data sets in Parquet files, export of results"),
+    ("parquet", "pyarrow", "export of results to Parquet"),
     ("figures", "matplotlib", "figures in reports"),
 )
 

@@ -120,7 +120,7 @@ class VMamba(nn.Module):
                 f"images have shape {tuple(images.shape)} and dtype {images.dtype}; "
                 f"the network takes floats of shape (n, {self.config.in_channels}, h, w)"
             )
-        x: Tensor = self.patch_embed(images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2))
+        x: Tensor = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
         return x
 
     def forward_maps(self, x: Tensor, order: Orders = None) -> list[Tensor]:
