@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import trust_tta as tt
-from trust_tta.results.atomic import replacing
+from trust_tta.atomic import replacing
 from trust_tta.scan import selective_scan
 from trust_tta.scan.reference import scan_reference
 from trust_tta.scan.selective_scan import grouped_scan

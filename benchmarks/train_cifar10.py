@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trust_tta.atomic import replacing
 from trust_tta.data.files import hash_pixels
 from trust_tta.errors import TrustError
 from trust_tta.models.checkpoint import checkpoint_digest
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
-from trust_tta.results.atomic import replacing
 from trust_tta.training.evaluation import accuracy, recalibrate
 from trust_tta.training.export import export_model, make_metadata
 from trust_tta.training.loop import EpochRecord, TrainResult, measure_epoch, train

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from tests.bench.tiny import OVERRIDES, write_checkpoint
 from trust_tta.bench.config import DataConfig, ModelConfig
-from trust_tta.bench.network import Checkpoint, choose_device, find_checkpoint, fit_to_layout, load_network
+from trust_tta.bench.environment import choose_device
+from trust_tta.bench.network import Checkpoint, find_checkpoint, fit_to_layout, load_network
 from trust_tta.bench.sources import DataSource
 from trust_tta.data.transforms import Preprocessing, find_preset
 from trust_tta.errors import CheckpointError, ConfigError

@@ -8,8 +8,8 @@ import torch
 
 from tests.training.samples import tiny_network
 from trust_tta.errors import CheckpointError
-from trust_tta.models.checkpoint import load_checkpoint
-from trust_tta.training.export import export_model, make_metadata, read_metadata
+from trust_tta.models.checkpoint import load_checkpoint, read_metadata
+from trust_tta.training.export import export_model, make_metadata
 from trust_tta.training.recipe import TrainRecipe
 
 

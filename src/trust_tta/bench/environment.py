@@ -13,7 +13,21 @@ import torch
 
 import trust_tta
 from trust_tta._version import __version__
+from trust_tta.errors import ConfigError
 from trust_tta.results.record import Facts
+
+
+def choose_device(name: str) -> torch.device:
+    """The device by name; "auto" takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} does not exist; give auto, cpu, cuda or cuda:1") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} needs a GPU and none is usable here; give auto or cpu")
+    return device
 
 
 def collect_facts(*, device: torch.device, dtype: str, config: str) -> Facts:

@@ -15,7 +15,7 @@ from trust_tta.data.dataset import Dataset
 from trust_tta.data.specs import Layout
 from trust_tta.data.transforms import Preprocessing, find_preset
 from trust_tta.errors import CheckpointError, ConfigError
-from trust_tta.models.checkpoint import checkpoint_digest
+from trust_tta.models.checkpoint import checkpoint_digest, read_metadata
 from trust_tta.models.factory import create_model
 from trust_tta.models.pretrained import PRETRAINED, Pretrained, locate
 from trust_tta.models.vmamba import VMamba
@@ -44,7 +44,7 @@ def find_checkpoint(config: ModelConfig, *, domain: str) -> Checkpoint:
         raise CheckpointError(
             f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or one of {', '.join(PRETRAINED)}"
         )
-    metadata = _read_metadata(file)
+    metadata = read_metadata(file)
     variant = config.name or (known.variant if known else metadata.get("variant"))
     if variant is None:
         raise ConfigError(f"'{file}' does not say which network it is of; give model.name")
@@ -77,19 +77,6 @@ def fit_to_layout(preprocessing: Preprocessing, layout: Layout) -> Preprocessing
     if layout == "folder-c" and preprocessing.crop:
         return replace(preprocessing, resize=None)
     return preprocessing
-
-
-def choose_device(name: str) -> torch.device:
-    """The device by name; "auto" takes a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} does not exist; give auto, cpu, cuda or cuda:1") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} needs a GPU and none is usable here; give auto or cpu")
-    return device
 
 
 def _choose(given: Preprocessing | None, stated: Preprocessing | None, variant: str, file: Path) -> Preprocessing:
@@ -137,19 +124,6 @@ def _make(
         std=(x, y, z),
         interpolation=interpolation,
     )
-
-
-def _read_metadata(file: Path) -> dict[str, str]:
-    """The description in a .safetensors file; empty elsewhere."""
-    if file.suffix != ".safetensors":
-        return {}
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return dict(opened.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"'{file}' cannot be read as .safetensors ({error}); is the file complete?") from error
 
 
 def _whole(text: str | None) -> int | None:

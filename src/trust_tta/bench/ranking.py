@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.network import choose_device, load_network
+from trust_tta.bench.environment import choose_device
+from trust_tta.bench.network import load_network
 from trust_tta.bench.plan import make_plan
 from trust_tta.bench.sources import DataSource, prepare
 from trust_tta.data.streams import Domain

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.environment import collect_facts, now
-from trust_tta.bench.network import choose_device, load_network
+from trust_tta.bench.environment import choose_device, collect_facts, now
+from trust_tta.bench.network import load_network
 from trust_tta.bench.plan import CLEAN_IMAGES, SOURCE_STATISTICS, Chain, Plan, make_plan
 from trust_tta.bench.runner import Conditions, run_stream
 from trust_tta.bench.sources import DataSource, prepare

@@ -51,7 +51,8 @@ def run(arguments: Namespace) -> None:
     import torch
 
     from trust_tta.bench.config import ModelConfig
-    from trust_tta.bench.network import choose_device, find_checkpoint, fit_to_layout
+    from trust_tta.bench.environment import choose_device
+    from trust_tta.bench.network import find_checkpoint, fit_to_layout
     from trust_tta.data.transforms import find_preset
     from trust_tta.training.data import Pictures, open_training_data
 

@@ -81,9 +81,9 @@ def _rank(config: RunConfig) -> Ranking:
 
 def _write_json(ranking: Ranking, k: int, path: Path) -> None:
     """One record for `trust-tta report --analyses`: the mean over the domains."""
+    from trust_tta.atomic import replacing
     from trust_tta.report.analyses import EntropyByOrder
     from trust_tta.results import to_json
-    from trust_tta.results.atomic import replacing
 
     record = EntropyByOrder(
         title=_title(ranking), orders=tuple(ranking.mean), entropy=tuple(ranking.mean.values()), k=k

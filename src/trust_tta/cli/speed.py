@@ -50,11 +50,11 @@ def run(arguments: Namespace) -> None:
     wait_politely()
     import torch
 
-    from trust_tta.bench.environment import now
+    from trust_tta.bench.environment import choose_device, now
     from trust_tta.bench.speed import float32_only
     from trust_tta.models.factory import create_model
 
-    device = find_device(arguments.device)
+    device = choose_device(arguments.device)
     settings = make_settings(arguments, device)
     out = Path(arguments.out) if arguments.out else None
     torch.manual_seed(0)
@@ -78,16 +78,6 @@ def run(arguments: Namespace) -> None:
             f"the scan backend {', '.join(failed)} does not agree with the reference and was not timed; "
             "run `trust-tta doctor` and report what it says"
         )
-
-
-def find_device(name: str) -> torch.device:
-    import torch
-
-    if name == "auto":  # must work where only PyTorch, NumPy and Triton are installed
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    from trust_tta.bench.network import choose_device
-
-    return choose_device(name)
 
 
 def make_settings(arguments: Namespace, device: torch.device) -> Settings:
@@ -177,7 +167,7 @@ def conclude(rows: list[Row]) -> dict[str, Any]:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    from trust_tta.results.atomic import replacing
+    from trust_tta.atomic import replacing
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:

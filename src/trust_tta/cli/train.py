@@ -74,7 +74,7 @@ def run(arguments: Namespace) -> None:
     wait_politely()
     import torch
 
-    from trust_tta.bench.network import choose_device
+    from trust_tta.bench.environment import choose_device
     from trust_tta.cli.progress import progress
     from trust_tta.models.factory import create_model
     from trust_tta.training.data import open_training_data

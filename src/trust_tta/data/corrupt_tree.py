@@ -18,7 +18,7 @@ from trust_tta.data.corruptions.apply import check_images, check_request, corrup
 from trust_tta.data.corruptions.parallel import check_workers, map_in_order, worker_pool
 from trust_tta.data.corruptions.record import Record, claim_folder, write_bytes
 from trust_tta.data.corruptions.table import CORRUPTIONS, check_corruption, check_severity, choose_table
-from trust_tta.data.files import hash_listing, hash_pixels, write_npy
+from trust_tta.data.files import hash_listing, hash_pixels, write_npy, writing
 from trust_tta.errors import ConfigError, DataError
 
 Progress: TypeAlias = Callable[[int, int], None]  # images done, images in all
@@ -191,24 +191,14 @@ def _write_blocks(
     report: Callable[[int], None],
 ) -> None:
     """Corrupt at every severity and write the blocks one after the other under a temporary name."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shape = (len(images) * len(record.severities), *images.shape[1:])
-    try:
-        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-            leftover.unlink(missing_ok=True)
-        with temporary.open("wb") as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            for result in _corrupted(images, corruption, record, pool):
-                file.write(result.data)
-                report(len(result))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error}; free some space or choose a folder you may write to") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+    with writing(path) as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        for result in _corrupted(images, corruption, record, pool):
+            file.write(result.data)
+            report(len(result))
 
 
 def _corrupted(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trust_tta.atomic import replacing
 from trust_tta.errors import DataError
 
 
@@ -24,18 +25,19 @@ def make_folder(folder: Path) -> None:
 
 def write_npy(path: Path, array: NDArray[Any]) -> None:
     """Write `array` to `path` so that a crash leaves the old file or the new one, never half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path) as file:
+        np.save(file, array)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that appears as `path` when the block ends well; what fails is said in one line."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.save(file, array)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            yield file
     except OSError as error:
         raise DataError(f"cannot write {path}: {error}; free some space or choose a folder you may write to") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def hash_pixels(array: NDArray[Any]) -> str:

@@ -97,6 +97,19 @@ def rename(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
+def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
+    """The description in a .safetensors file; empty where there is none, as in every other kind of file."""
+    if Path(path).suffix != ".safetensors":
+        return {}
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' cannot be read as .safetensors ({error}); is the file complete?") from error
+
+
 def checkpoint_digest(source: Source) -> str:
     """sha256 of a file, or of the names and bytes of a state dict."""
     digest = hashlib.sha256()

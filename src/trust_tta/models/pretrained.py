@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from trust_tta.atomic import replacing
 from trust_tta.errors import CheckpointError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -93,18 +95,15 @@ def locate(pretrained: Pretrained) -> Path:
 
 def _download(address: str, path: Path) -> None:
     """Fetch to a temporary name first: an interrupted download never looks like a checkpoint."""
-    part = path.with_suffix(path.suffix + f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(address, timeout=30) as response, open(part, "wb") as file:
-            while block := response.read(1 << 20):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        with (
+            replacing(path) as part,
+            urllib.request.urlopen(address, timeout=30) as response,
+            open(part, "wb") as file,
+        ):
+            shutil.copyfileobj(response, file)
     except (urllib.error.URLError, OSError) as error:
         raise CheckpointError(
             f"cannot download {address} ({error}); fetch it elsewhere and put it at '{path}', or give its path"
         ) from error
-    finally:
-        part.unlink(missing_ok=True)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from trust_tta.atomic import replacing
 from trust_tta.report.groups import Group
 from trust_tta.report.summary import summarise
 from trust_tta.report.tables import layout, notes, to_csv, to_latex, to_markdown, to_text
-from trust_tta.results.atomic import replacing
 
 _RENDERERS = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
 

@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from trust_tta.atomic import replacing
 from trust_tta.optional import require
-from trust_tta.results.atomic import replacing
 from trust_tta.results.ordering import key_rank
 from trust_tta.results.record import Cell, CellKey, CellResult, Facts
 from trust_tta.results.select import VALUES

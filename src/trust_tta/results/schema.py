@@ -7,8 +7,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from trust_tta.atomic import flush_file, flush_folder, temporary_name
 from trust_tta.errors import DataError, StateError
-from trust_tta.results.atomic import flush_file, flush_folder, temporary_name
 from trust_tta.results.codec import SCHEMA_VERSION, check_schema
 
 APPLICATION_ID = 0x54727354  # "TrsT", at byte 68 of the file

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from trust_tta.atomic import replacing
 from trust_tta.data.files import hash_pixels
 from trust_tta.errors import CheckpointError, StateError
-from trust_tta.results.atomic import replacing
 from trust_tta.training.recipe import TrainRecipe
 
 _FORMAT = 1

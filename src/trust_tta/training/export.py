@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from trust_tta.atomic import replacing
 from trust_tta.errors import CheckpointError
-from trust_tta.results.atomic import replacing
 from trust_tta.training.recipe import TrainRecipe
 
 
@@ -63,14 +63,3 @@ def make_metadata(
         "data": data,
         "data_sha256": data_sha256,
     }
-
-
-def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
-    """The description in a .safetensors file; empty where there is none."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"'{path}' cannot be read as .safetensors ({error}); is the file complete?") from error

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from trust_tta.atomic import replacing
 from trust_tta.data.transforms import Preprocessing
 from trust_tta.models.checkpoint import checkpoint_digest
 from trust_tta.models.vmamba import VMamba
-from trust_tta.results.atomic import replacing
 from trust_tta.training.card import model_card
 from trust_tta.training.data import TrainingData
 from trust_tta.training.export import export_model

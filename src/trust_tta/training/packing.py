@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trust_tta.atomic import replacing
 from trust_tta.data.files import hash_pixels
 from trust_tta.errors import DataError
-from trust_tta.results.atomic import replacing
 
 # A small window, for pictures do not repeat; all context bits on the byte before.
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 4096, "lc": 4, "lp": 0, "pb": 0}]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trust_tta.data.files import writing
 from trust_tta.errors import DataError
 
 RECORD_NAME = "corrupt.json"
@@ -56,13 +56,5 @@ def _refuse_mismatch(path: Path, record: Record) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file so that a crash leaves the old one or the new one, never half of one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error}; free some space or choose a folder you may write to") from error
+    with writing(path) as file:
+        file.write(content)
