@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.conftest import SetThreads
 from tests.scan.cases import NAMES, assert_close, make_inputs, reference_in_float64, run_scan
 from trust_tta.scan.operators import scan as scan_operator
-from trust_tta.scan.threads import SMALL
+from trust_tta.scan.threads import SMALL, run_tasks
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 SHORT = list(itertools.product([1, 7, 49, 63], [1, 8, 16], [1, 3], [(4, 1), (2, 2)]))
@@ -144,3 +144,25 @@ def test_calls_from_several_threads_at_once(threads: SetThreads) -> None:
         together = list(pool.map(lambda i: run_scan(scan, cases[i % 4]), range(16)))
     for i, result in enumerate(together):
         assert all(torch.equal(result[key], alone[i % 4][key]) for key in result)
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 7, 64])
+def test_every_task_runs_once(tasks: int, threads: SetThreads) -> None:
+    for count in (1, 2, 5):
+        threads(count)
+        spans: list[tuple[int, int]] = []
+        run_tasks(lambda first, last, done=spans: done.append((first, last)), tasks, SMALL)  # type: ignore[misc]
+        assert sorted(i for first, last in spans for i in range(first, last)) == list(range(tasks))
+        assert len(spans) == min(count, tasks)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_error_in_any_thread_reaches_the_caller(failing: int, threads: SetThreads) -> None:
+    threads(3)
+
+    def work(first: int, last: int) -> None:
+        if first <= failing < last:
+            raise RuntimeError(f"task {failing}")
+
+    with pytest.raises(RuntimeError, match=f"task {failing}"):
+        run_tasks(work, 3, SMALL)

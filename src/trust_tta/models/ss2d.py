@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.models.layers import LayerNorm2d, Linear2d
-from trust_tta.scan.selective_scan import grouped_scan, join_map, rows_and_columns
+from trust_tta.scan.selective_scan import join_norm, scan_map
 
 
 class SS2D(nn.Module):
@@ -49,35 +49,35 @@ class SS2D(nn.Module):
         x = self.in_proj(x)
         if self.gate:
             x, z = x.chunk(2, dim=1)
-        y = self.out_norm(self.scan_map(F.silu(self.conv2d(x)), slots))
+        y = self.scan_map(self.conv2d(x), slots)
         out: Tensor = self.out_proj(y * F.silu(z) if self.gate else y)
         return out
 
     def scan_map(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Scan x (b, c, h, w) in four directions and sum the results in place, (b, c, h, w).
+        """Scan SiLU(x), x (b, c, h, w), in four directions; their sum in place, normalised, (b, c, h, w).
 
         `slots` (4,) or (b, 4) names the parameter group that reads the rows forwards, the rows backwards,
         the columns forwards and the columns backwards: an order moves parameters, never pixels.
         """
-        b, c, h, w = x.shape
-        r, n = self.dt_rank, self.d_state
-        u = rows_and_columns(x, backend=self.backend)  # (b, 2, c, l)
+        c, h, w = x.shape[1:]
         # (2, 2, ...) is (rows or columns, forwards or backwards); one more axis in front if each image has its order
         pairs = (*slots.shape[:-1], 2, 2)
-        project = self.x_proj_weight[slots].unflatten(-3, (2, 2)).flatten(-3, -2)  # (.., 2, 2(r+2n), c)
-        parts = (project @ u).unflatten(2, (2, r + 2 * n))  # (b, 2, 2, r+2n, l)
-        dt, B, C = parts.split((r, n, n), dim=3)
-        delta = self.dt_projs_weight[slots].view(*pairs, c, r) @ dt  # (b, 2, 2, c, l)
-        A = -torch.exp(_widen(self.A_logs)).view(4, c, n)[slots].view(*pairs, c, n)
-        D = _widen(self.Ds).view(4, c)[slots].view(*pairs, c)
-        bias = _widen(self.dt_projs_bias)[slots].view(*pairs, c)
-        if slots.dim() == 2:  # each image is a group of its own
-            u, delta, B, C = (t.flatten(0, 1)[None] for t in (u, delta, B, C))
-            A, D, bias = (t.flatten(0, 1) for t in (A, D, bias))
-        y = grouped_scan(u, delta, A, B, C, D, bias, backend=self.backend).view(b, 2, c, h * w)
-        return join_map(y, h, w, backend=self.backend)
+        r, n = self.dt_rank, self.d_state
+        project = _take(self.x_proj_weight, slots).reshape(*pairs[:-1], 2 * (r + 2 * n), c)
+        widen = _take(self.dt_projs_weight, slots).view(*pairs, c, r)
+        A = _take(-torch.exp(_widen(self.A_logs)).view(4, c, n), slots).view(*pairs, c, n)
+        D = _take(_widen(self.Ds).view(4, c), slots).view(*pairs, c)
+        bias = _take(_widen(self.dt_projs_bias), slots).view(*pairs, c)
+        y = scan_map(x, project.to(x.dtype), widen.to(x.dtype), A, D, bias, backend=self.backend)
+        norm = self.out_norm
+        return join_norm(y, h, w, norm.weight, norm.bias, norm.eps, backend=self.backend)
 
 
 def _widen(weight: Tensor) -> Tensor:
     """At least float32: the recurrence multiplies rounding errors along the whole sequence."""
     return weight.to(torch.promote_types(weight.dtype, torch.float32))
+
+
+def _take(groups: Tensor, slots: Tensor) -> Tensor:
+    """The groups (4, ...) at `slots`; selecting differentiates faster than indexing, which may meet a group twice."""
+    return groups.index_select(0, slots) if slots.dim() == 1 else groups[slots]

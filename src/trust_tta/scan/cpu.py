@@ -7,10 +7,12 @@ channels to hide its latency. The backward recomputes the states of a row instea
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trust_tta.scan import cpu_kernels
+from trust_tta.scan.cpu_kernels import LANES
 from trust_tta.scan.threads import CHUNKS, run_tasks
 
 
@@ -28,10 +30,12 @@ def forward(
     inputs = _prepare(u, delta, A, B, C, D, delta_bias)
     y = torch.empty_like(inputs[0])
     arrays = [t.numpy() for t in (*inputs, y)]
-    tasks = u.shape[0] * u.shape[1] * CHUNKS
-    run_tasks(
-        lambda first, last: cpu_kernels.forward(*arrays, delta_softplus, CHUNKS, first, last), tasks, delta.numel()
-    )
+
+    def work(first: int, last: int) -> None:
+        scratch = np.empty((3, LANES, u.shape[3]), arrays[0].dtype)
+        cpu_kernels.forward(scratch, *arrays, delta_softplus, CHUNKS, first, last)
+
+    run_tasks(work, u.shape[0] * u.shape[1] * CHUNKS, delta.numel())
     return y.to(u.dtype)
 
 
@@ -56,10 +60,12 @@ def backward(
     dA, dD, dbias = (t.new_empty(batch, *t.shape) for t in (a, d, d))
     dB, dC = b.new_zeros(CHUNKS, *b.shape), c.new_zeros(CHUNKS, *c.shape)
     arrays = [t.numpy() for t in (dy, *inputs, du, ddelta, dA, dB, dC, dD, dbias)]
-    tasks = batch * u.shape[1] * CHUNKS
-    run_tasks(
-        lambda first, last: cpu_kernels.backward(*arrays, delta_softplus, CHUNKS, first, last), tasks, delta.numel()
-    )
+
+    def work(first: int, last: int) -> None:
+        scratch = np.empty((5, LANES, u.shape[3]), arrays[0].dtype)
+        cpu_kernels.backward(scratch, *arrays, delta_softplus, CHUNKS, first, last)
+
+    run_tasks(work, batch * u.shape[1] * CHUNKS, delta.numel())
     return (
         du.to(u.dtype),
         ddelta.to(delta.dtype),

@@ -14,9 +14,11 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 LANES = 4  # channels whose recurrences run side by side
-jit = numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "arcp"}, error_model="numpy")
+# Without numba's runtime (_nrt) a slice costs no reference count, which short rows feel; scratch comes from the caller.
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
+jit = numba.njit(**_OPTIONS, fastmath={"contract", "nsz", "arcp"})
 # Sums may be reordered into vector registers; _fast_exp must not be, or its range reduction loses bits.
-_jit_sum = numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "arcp", "reassoc"}, error_model="numpy")
+_jit_sum = numba.njit(**_OPTIONS, fastmath={"contract", "nsz", "arcp", "reassoc"})
 
 # exp(r) on |r| <= ln(2)/2 as a Taylor sum, and log(1 + z)/z on [0, 1] as a Chebyshev fit: float32 accuracy.
 _EXP = tuple(np.float32(1 / math.factorial(k)) for k in range(8))
@@ -155,10 +157,9 @@ def span(task, groups, chunks, channels):  # type: ignore[no-untyped-def]
 
 
 @jit
-def forward(u, delta, A, B, C, D, bias, y, softplus, chunks, first, last):  # type: ignore[no-untyped-def]
+def forward(scratch, u, delta, A, B, C, D, bias, y, softplus, chunks, first, last):  # type: ignore[no-untyped-def]
     """Fill y for tasks first..last-1."""
-    _, groups, channels, length = u.shape
-    scratch = np.empty((3, LANES, length), u.dtype)
+    _, groups, channels, _ = u.shape
     d, a, h = scratch[0], scratch[1], scratch[2]
     for task in range(first, last):
         b, g, _, low, high = span(task, groups, chunks, channels)
@@ -180,12 +181,11 @@ def forward(u, delta, A, B, C, D, bias, y, softplus, chunks, first, last):  # ty
 
 @jit
 def backward(  # type: ignore[no-untyped-def]
-    dy, u, delta, A, B, C, D, bias, du, ddelta, dA, dB, dC, dD, dbias, softplus, chunks, first, last
+    scratch, dy, u, delta, A, B, C, D, bias, du, ddelta, dA, dB, dC, dD, dbias, softplus, chunks, first, last
 ):
     """Fill du, ddelta and the partial sums of the other gradients for tasks first..last-1."""
-    _, groups, channels, length = u.shape
-    scratch, s = np.empty((4, LANES, length), u.dtype), np.empty(length, u.dtype)
-    d, a, h, g_h = scratch[0], scratch[1], scratch[2], scratch[3]
+    _, groups, channels, _ = u.shape
+    d, a, h, g_h, s = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4, 0]
     for task in range(first, last):
         b, g, chunk, low, high = span(task, groups, chunks, channels)
         for c0 in range(low, high, LANES):

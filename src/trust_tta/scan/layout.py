@@ -1,13 +1,12 @@
 """Between a map and the two sequences that the scan reads: along its rows, and along its columns.
 
-`spread` and `join` are adjoint to each other: the backward of one is the other.
+`spread` and `join` are adjoint to each other. Plain functions: `core` differentiates through them by hand.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -23,49 +22,37 @@ def join_reference(y: Tensor, height: int, width: int) -> Tensor:
     return rows.reshape(b, c, height, width) + columns.reshape(b, c, width, height).transpose(2, 3)
 
 
-@torch.library.custom_op("trust_tta::spread", mutates_args=())
-def spread(x: Tensor, triton: bool) -> Tensor:
-    """x (b, c, h, w) -> (b, 2, c, h*w)."""
+def spread(x: Tensor, *, silu: bool, triton: bool) -> Tensor:
+    """x (b, c, h, w), or SiLU of it, -> (b, 2, c, h*w)."""
     if triton:
         from trust_tta.scan import triton_layout
 
-        return triton_layout.spread(x)
+        return triton_layout.spread(x, silu=silu)
     from trust_tta.scan import cpu_layout
 
-    return cpu_layout.spread(x)
+    return cpu_layout.spread(F.silu(x) if silu else x)
 
 
-@spread.register_fake
-def _(x: Tensor, triton: bool) -> Tensor:
-    b, c, h, w = x.shape
-    return x.new_empty((b, 2, c, h * w))
-
-
-@torch.library.custom_op("trust_tta::join", mutates_args=())
-def join(y: Tensor, height: int, width: int, triton: bool) -> Tensor:
-    """y (b, 2, c, h*w) -> (b, c, h, w), channel-last in memory."""
+def join(y: Tensor, height: int, width: int, *, silu_of: Tensor | None, triton: bool) -> Tensor:
+    """y (b, 2, c, h*w) -> (b, c, h, w), channel-last in memory; times the slope of SiLU at `silu_of` (b, c, h, w)."""
     if triton:
         from trust_tta.scan import triton_layout
 
-        return triton_layout.join(y, height, width)
+        return triton_layout.join(y, height, width, silu_of=silu_of)
     from trust_tta.scan import cpu_layout
 
-    return cpu_layout.join(y, height, width)
+    x = cpu_layout.join(y, height, width)
+    return x if silu_of is None else torch.ops.aten.silu_backward(x, silu_of)
 
 
-@join.register_fake
-def _(y: Tensor, height: int, width: int, triton: bool) -> Tensor:
-    return y.new_empty((y.shape[0], height, width, y.shape[2])).permute(0, 3, 1, 2)
+def join_and_normalise(
+    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, *, triton: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The joined map x (b, h, w, c) and its layer norm over the channels: norm, x, mean, 1 / deviation (b, h, w, 1)."""
+    if triton:
+        from trust_tta.scan import triton_layout
 
-
-def _save_spread(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.triton = inputs
-    ctx.size = x.shape[2:]
-
-
-def _save_join(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.triton = inputs[-1]
-
-
-spread.register_autograd(lambda ctx, du: (join(du, *ctx.size, ctx.triton), None), setup_context=_save_spread)
-join.register_autograd(lambda ctx, dx: (spread(dx, ctx.triton), None, None, None), setup_context=_save_join)
+        return triton_layout.join_and_normalise(y, height, width, weight, bias, eps)
+    x = join(y, height, width, silu_of=None, triton=False).permute(0, 2, 3, 1)
+    normal, mean, scale = torch.ops.aten.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return normal, x, mean, scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta import optional
@@ -68,24 +69,45 @@ def grouped_scan(
     return y
 
 
-def rows_and_columns(x: Tensor, *, backend: str = "auto") -> Tensor:
-    """The map x (b, c, h, w) as two sequences (b, 2, c, h*w): along its rows, and along its columns."""
-    from trust_tta.scan import layout
+def scan_map(
+    x: Tensor, project: Tensor, widen: Tensor, A: Tensor, D: Tensor, bias: Tensor, *, backend: str = "auto"
+) -> Tensor:
+    """SiLU of the map x (b, c, h, w) scanned along rows and columns, both ways, (b, 2, c, h*w); see `core.scan_map`."""
+    from trust_tta.scan import core, layout
 
     chosen = choose_backend(x, backend)
-    u: Tensor = layout.spread_reference(x) if chosen == "reference" else layout.spread(x, chosen == "triton")
-    return u
+    if chosen != "reference":
+        call = core.run_scan_map if _is_bare() else core.scan_map
+        y: Tensor = call(x, project, widen, A, D, bias, chosen == "triton")[0]
+        return y
+    u = layout.spread_reference(F.silu(x))
+    parts = (project @ u).unflatten(2, (2, -1))
+    dt, B, C = parts.split((widen.shape[-1], A.shape[-1], A.shape[-1]), dim=3)
+    delta = widen @ dt
+    if A.dim() == 5:  # each image has its own weights: a group of its own
+        u, delta, B, C = (t.flatten(0, 1)[None] for t in (u, delta, B, C))
+        A, D, bias = (t.flatten(0, 1) for t in (A, D, bias))
+    return scan_reference(u, delta, A, B, C, D, bias, True).view(len(x), 2, x.shape[1], -1)
 
 
-def join_map(y: Tensor, height: int, width: int, *, backend: str = "auto") -> Tensor:
-    """Both sequences of y (b, 2, c, h*w) back in their places and summed, (b, c, height, width)."""
-    from trust_tta.scan import layout
+def join_norm(
+    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, *, backend: str = "auto"
+) -> Tensor:
+    """The sequences of y (b, 2, c, h*w) summed in their places, normalised over the channels, (b, c, height, width)."""
+    from trust_tta.scan import core, layout
 
     chosen = choose_backend(y, backend)
     if chosen == "reference":
-        return layout.join_reference(y, height, width)
-    x: Tensor = layout.join(y, height, width, chosen == "triton")
-    return x
+        x = layout.join_reference(y, height, width).permute(0, 2, 3, 1)
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2)
+    call = core.run_join_norm if _is_bare() else core.join_norm
+    normal: Tensor = call(y, height, width, weight, bias, eps, chosen == "triton")[0]
+    return normal.permute(0, 3, 1, 2)
+
+
+def _is_bare() -> bool:
+    """Whether nothing is differentiated or compiled."""
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def choose_backend(u: Tensor, backend: str = "auto") -> str:

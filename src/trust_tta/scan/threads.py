@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +21,13 @@ def run_tasks(work: Callable[[int, int], None], tasks: int, elements: int) -> No
         work(0, tasks)
         return
     bounds = [tasks * i // threads for i in range(threads + 1)]
-    pool = _pool(os.getpid(), threads)
-    futures = [pool.submit(work, *span) for span in zip(bounds, bounds[1:], strict=False)]
-    for future in futures:
-        future.result()
+    pool = _pool(os.getpid(), threads - 1)
+    futures = [pool.submit(work, *span) for span in itertools.pairwise(bounds[1:])]
+    try:
+        work(0, bounds[1])  # the caller works too: one thread less to wake
+    finally:
+        for future in futures:
+            future.result()
 
 
 @functools.cache

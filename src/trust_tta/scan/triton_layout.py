@@ -1,4 +1,4 @@
-"""`spread` and `join` on a CUDA device: tiles of the map that are read once and written coalesced both ways."""
+"""The layouts on a CUDA device: tiles of the map that are read once and written coalesced both ways."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -11,71 +11,167 @@ import triton.language as tl
 from torch import Tensor
 
 
-def spread(x: Tensor) -> Tensor:
-    """x (b, c, h, w) -> (b, 2, c, h*w)."""
+def spread(x: Tensor, *, silu: bool) -> Tensor:
+    """x (b, c, h, w), or SiLU of it, -> (b, 2, c, h*w)."""
     b, c, h, w = x.shape
     u = x.new_empty((b, 2, c, h * w))
     with torch.cuda.device_of(x):
-        _launch(spread_kernel, x, u, x.stride(), h, w)
+        _launch(spread_kernel, (x, u), x.stride(), u, h, w, SILU=silu)
     return u
 
 
-def join(y: Tensor, height: int, width: int) -> Tensor:
-    """y (b, 2, c, h*w) -> (b, c, height, width), channel-last in memory."""
+def join(y: Tensor, height: int, width: int, *, silu_of: Tensor | None) -> Tensor:
+    """y (b, 2, c, h*w) -> (b, c, height, width), channel-last; times the slope of SiLU at `silu_of`."""
     y = y.contiguous()
-    x = y.new_empty((y.shape[0], height, width, y.shape[2])).permute(0, 3, 1, 2)
+    x = _pixels(y, height, width).permute(0, 3, 1, 2)
+    point = x if silu_of is None else silu_of
     with torch.cuda.device_of(y):
-        _launch(join_kernel, x, y, x.stride(), height, width)
+        strides = (*x.stride(), *point.stride())
+        _launch(join_kernel, (x, point, y), strides, y, height, width, SLOPE=silu_of is not None)
     return x
 
 
-def _launch(kernel: Any, x: Tensor, u: Tensor, strides: tuple[int, ...], height: int, width: int) -> None:
-    side = 8 if u.dtype == torch.float32 or max(height, width) <= 8 else 16  # a whole sector of memory each way
-    channels = 2048 // side**2
-    batch, count = u.shape[0], u.shape[2]
+def join_and_normalise(
+    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As in `layout`: the norm, the joined map (b, h, w, c), mean and 1 / deviation (b, h, w, 1)."""
+    y = y.contiguous()
+    x, normal = _pixels(y, height, width), _pixels(y, height, width)
+    mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
+    batch, _, count, _ = y.shape
+    side, channels, warps = _tile_sizes(y, height, width)
+    grid = (triton.cdiv(height, side) * triton.cdiv(width, side), batch)
+    with torch.cuda.device_of(y):
+        norm_kernel[grid](
+            y, x, normal, mean, scale, weight.contiguous(), bias.contiguous(), eps,
+            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side, num_warps=warps,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return normal, x, mean, scale
+
+
+def _pixels(y: Tensor, height: int, width: int) -> Tensor:
+    return y.new_empty((y.shape[0], height, width, y.shape[2]))
+
+
+def _tile_sizes(u: Tensor, height: int, width: int) -> tuple[int, int, int]:
+    """The side of a tile, its channels, and its warps: a sector of memory, 32 bytes, along each axis."""
+    if u.dtype == torch.float32 or max(height, width) <= 8:
+        return 8, 32, 4
+    return 16, 16, 8
+
+
+def _launch(
+    kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], u: Tensor, height: int, width: int, **flag: bool
+) -> None:
+    side, channels, warps = _tile_sizes(u, height, width)
+    batch, _, count, _ = u.shape
     grid = (triton.cdiv(height, side) * triton.cdiv(width, side), triton.cdiv(count, channels), batch)
     kernel[grid](
-        x, u, *strides, CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side, num_warps=4
+        *tensors, *strides, CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side, num_warps=warps,
+        enable_fp_fusion=True, **flag,
     )  # fmt: skip
 
 
 @triton.jit
 def _tile(
-    u, s_c, s_h, s_w,
+    i_tile, i_c,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Offsets of a tile in the map and in both sequences, and its mask; all (h, w, c)."""
-    i_tile, i_c, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Rows, columns, channels of a tile, their places along the rows and along the columns, and its mask; (h, w, c)."""
     tiles = tl.cdiv(WIDTH, BLOCK_S)
     o_h = ((i_tile // tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[:, None, None]
     o_w = ((i_tile % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :, None]
     o_c = (i_c * BLOCK_C + tl.arange(0, BLOCK_C))[None, None, :]
     mask = (o_h < HEIGHT) & (o_w < WIDTH) & (o_c < CHANNELS)
-    o_map = o_h * s_h + o_w * s_w + o_c * s_c
-    p_u = u + i_b.to(tl.int64) * (2 * CHANNELS * HEIGHT * WIDTH)
-    p_rows = p_u + o_c * (HEIGHT * WIDTH) + o_h * WIDTH + o_w
-    p_columns = p_u + (CHANNELS + o_c) * (HEIGHT * WIDTH) + o_w * HEIGHT + o_h
-    return o_map, p_rows, p_columns, mask
+    o_rows = o_c * (HEIGHT * WIDTH) + o_h * WIDTH + o_w
+    o_columns = (CHANNELS + o_c) * (HEIGHT * WIDTH) + o_w * HEIGHT + o_h
+    return o_h, o_w, o_c, o_rows, o_columns, mask
 
 
 @triton.jit
 def spread_kernel(
     x, u, s_b, s_c, s_h, s_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    SILU: tl.constexpr,
 ):  # fmt: skip
-    o_map, p_rows, p_columns, mask = _tile(u, s_c, s_h, s_w, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
-    b_x = tl.load(x + tl.program_id(2).to(tl.int64) * s_b + o_map, mask=mask)
-    tl.store(p_rows, b_x, mask=mask)
-    tl.store(p_columns, b_x, mask=mask)
+    o_h, o_w, o_c, o_rows, o_columns, mask = _tile(
+        tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
+    )
+    i_b = tl.program_id(2).to(tl.int64)
+    b_x = tl.load(x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, mask=mask)
+    if SILU:
+        b_wide = b_x.to(tl.float32)
+        b_x = (b_wide * tl.sigmoid(b_wide)).to(u.dtype.element_ty)
+    p_u = u + i_b * (2 * CHANNELS * HEIGHT * WIDTH)
+    tl.store(p_u + o_rows, b_x, mask=mask)
+    tl.store(p_u + o_columns, b_x, mask=mask)
+
+
+@triton.jit
+def _joined(p_y, o_rows, o_columns, mask):
+    return tl.load(p_y + o_rows, mask=mask).to(tl.float32) + tl.load(p_y + o_columns, mask=mask).to(tl.float32)
 
 
 @triton.jit
 def join_kernel(
-    x, y, s_b, s_c, s_h, s_w,
+    x, point, y, s_b, s_c, s_h, s_w, t_b, t_c, t_h, t_w,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    SLOPE: tl.constexpr,
+):  # fmt: skip
+    o_h, o_w, o_c, o_rows, o_columns, mask = _tile(
+        tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
+    )
+    i_b = tl.program_id(2).to(tl.int64)
+    b_x = _joined(y + i_b * (2 * CHANNELS * HEIGHT * WIDTH), o_rows, o_columns, mask)
+    if SLOPE:
+        b_p = tl.load(point + i_b * t_b + o_h * t_h + o_w * t_w + o_c * t_c, mask=mask).to(tl.float32)
+        b_s = tl.sigmoid(b_p)
+        b_x *= b_s * (1 + b_p * (1 - b_s))
+    tl.store(x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, b_x.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def norm_kernel(
+    y, x, normal, mean, scale, weight, bias, eps,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    o_map, p_rows, p_columns, mask = _tile(y, s_c, s_h, s_w, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
-    b_rows = tl.load(p_rows, mask=mask).to(tl.float32)
-    b_columns = tl.load(p_columns, mask=mask).to(tl.float32)
-    b_x = (b_rows + b_columns).to(x.dtype.element_ty)
-    tl.store(x + tl.program_id(2).to(tl.int64) * s_b + o_map, b_x, mask=mask)
+    """Join a tile of pixels block of channels by block, gathering mean and variance; then normalise what was stored."""
+    BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
+    i_b = tl.program_id(1).to(tl.int64)
+    y += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
+    x += i_b * (CHANNELS * HEIGHT * WIDTH)
+    normal += i_b * (CHANNELS * HEIGHT * WIDTH)
+    b_mean = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
+    b_square = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
+    for i_c in range(BLOCKS):
+        o_h, o_w, o_c, o_rows, o_columns, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        b_x = _joined(y, o_rows, o_columns, mask).to(x.dtype.element_ty)
+        tl.store(x + (o_h * WIDTH + o_w) * CHANNELS + o_c, b_x, mask=mask)
+        # Mean and squared deviation of this block, then both blocks' together: no cancellation, one reading.
+        before = i_c * BLOCK_C
+        count = tl.minimum(CHANNELS - before, BLOCK_C)
+        b_here = tl.where(mask, b_x.to(tl.float32), 0.0)
+        b_m = tl.sum(b_here, 2) / count
+        b_d = tl.where(mask, b_here - b_m[:, :, None], 0.0)
+        b_step = b_m - b_mean
+        b_mean += b_step * (count / (before + count))
+        b_square += tl.sum(b_d * b_d, 2) + b_step * b_step * (before * count / (before + count))
+    b_scale = tl.rsqrt(b_square / CHANNELS + eps)
+    tiles = tl.cdiv(WIDTH, BLOCK_S)
+    o_row = ((tl.program_id(0) // tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[:, None]
+    o_column = ((tl.program_id(0) % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :]
+    m_pixel = (o_row < HEIGHT) & (o_column < WIDTH)
+    o_pixel = i_b * (HEIGHT * WIDTH) + o_row * WIDTH + o_column
+    tl.store(mean + o_pixel, b_mean, mask=m_pixel)
+    tl.store(scale + o_pixel, b_scale, mask=m_pixel)
+    # What one thread stored above, another loads below.
+    tl.debug_barrier()
+    for i_c in range(BLOCKS):
+        o_h, o_w, o_c, _, _, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
+        b_w = tl.load(weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
+        b_b = tl.load(bias + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
+        b_x = tl.load(x + o_map, mask=mask).to(tl.float32)
+        b_n = (b_x - b_mean[:, :, None]) * b_scale[:, :, None] * b_w + b_b
+        tl.store(normal + o_map, b_n.to(normal.dtype.element_ty), mask=mask)
