@@ -145,9 +145,6 @@ STRANGERS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "another method": ("tent", {}, "eta", {}),
     "another optimizer": ("tent", {"optimizer": "sgd"}, "tent", {}),
     "other parameters": ("trust", {"parameters": "bn", "k": 2}, "trust", {"k": 2}),
-    "sequential to parallel": ("trust", {"k": 2}, "trust", {"k": 2, "mode": "parallel"}),
-    "parallel to sequential": ("trust", {"k": 2, "mode": "parallel"}, "trust", {"k": 2}),
-    "another number of copies": ("trust", {"k": 3, "mode": "parallel"}, "trust", {"k": 2, "mode": "parallel"}),
     "another number of members": ("ensemble", {"k": 3}, "ensemble", {"k": 2}),
     "another search": ("foa", {"seed": 1}, "foa", {}),
 }

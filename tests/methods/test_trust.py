@@ -22,7 +22,7 @@ ORDERS = ["abcd", "bcda", "dbca"]  # the second is not its own inverse
 
 
 def by_copies(orders: list[str], stream: list[Tensor], *, split: bool, steps: int = 1) -> list[Tensor]:
-    """The parallel mode by its definition: a network for each order, their weights averaged after every batch."""
+    """The parallel mode by its definition: a network for each order; weights and moments averaged after every batch."""
     members = [make("trust", vmamba().double(), orders=[order], steps=steps) for order in orders]
     judge = make("bn", vmamba().double())
     results = []
@@ -31,8 +31,15 @@ def by_copies(orders: list[str], stream: list[Tensor], *, split: bool, steps: in
         for member, part in zip(members, parts, strict=True):
             member(part)
         mean = [torch.stack(ps).mean(0) for ps in zip(*(m.snapshot() for m in members), strict=True)]
-        for member in members:
+        remembered = [[state for state in m.optimizer.state.values()] for m in members if m.optimizer]
+        averages = [
+            {key: torch.stack([s[key] for s in states]).mean(0) for key in ("exp_avg", "exp_avg_sq")}
+            for states in zip(*remembered, strict=True)
+        ]
+        for member, states in zip(members, remembered, strict=True):
             member.load_snapshot(mean)
+            for state, average in zip(states, averages, strict=True):
+                state.update({key: value.clone() for key, value in average.items()})
         names = dict(judge.model.named_parameters())
         for name, value in zip(members[0].adapted, mean, strict=True):
             names[name].data.copy_(value)

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError, StateError, TrustError
-from trust_tta.methods.modes import check_count, check_number
+from trust_tta.methods.modes import check_count, check_number, fresh_casts
 from trust_tta.methods.parameters import has_batch_norm, share, use_batch_statistics
-from trust_tta.methods.state import clone, load_optimizer
+from trust_tta.methods.recording import Recorder
+from trust_tta.methods.state import all_finite, clone, like, load_optimizer
+from trust_tta.orders import ScanOrder
 
 STATE_FORMAT = 1
 
@@ -65,6 +67,7 @@ class Method(nn.Module):
         parameters = dict(self.model.named_parameters())
         self.adapted = {name: parameters[name] for name in adapted}
         self.source = {name: p.detach().clone() for name, p in self.adapted.items()}
+        self.call = Recorder(self.model, list(self.adapted.values()))
         self.counters = Counters()
         self.logits_before: Tensor | None = None
         self.optimizer = self._make_optimizer()
@@ -87,7 +90,7 @@ class Method(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Adapt on the batch and predict it; on an error the state is as it was."""
         self._check(images)
-        with torch.inference_mode(False), torch.enable_grad(), self._all_or_nothing():
+        with torch.inference_mode(False), torch.enable_grad(), fresh_casts(images), self._all_or_nothing():
             images = images.clone() if images.is_inference() else images.detach()
             if self.episodic:
                 self._restore_source()
@@ -160,39 +163,64 @@ class Method(nn.Module):
 
     # What subclasses build on
 
-    def predict(self, images: Tensor, **arguments: Any) -> Tensor:
-        """One counted forward pass."""
+    def predict(self, images: Tensor, *, order: ScanOrder | None = None) -> Tensor:
+        """One counted forward pass, in the given order or the network's own."""
         self.counters.forwards += 1
-        logits: Tensor = self.model(images, **arguments)
-        return logits
+        slots: Callable[[ScanOrder | None, int], Tensor] | None = getattr(self.model, "slots", None)
+        return self.call(images, slots and slots(order, len(images)))
 
     def update(self, loss: Tensor, *, step: Callable[[], object] | None = None) -> bool:
         """Descend `loss`; a loss or gradient that is not finite is skipped and counted, and False returned."""
         gradients = self.gradients(loss)
         if gradients is None:
             return False
-        parameters = list(self.adapted.values())
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        (step or self.optimizer.step)()  # type: ignore[union-attr]
-        for parameter in parameters:
-            parameter.grad = None
+        with self._at_parameters(gradients):
+            (step or self.optimizer.step)()  # type: ignore[union-attr]
         self.counters.updates += 1
         return True
+
+    def descend(self, loss: Tensor) -> Tensor:
+        """As `update`, but the device alone knows what became of it, so that the host runs ahead; `settle` counts."""
+        gradients = torch.autograd.grad(loss, list(self.adapted.values()), allow_unused=True)
+        self.counters.backwards += 1
+        finite = all_finite([loss, *(g for g in gradients if g is not None)])
+        with self._at_parameters(gradients):
+            # A fused optimiser leaves everything as it is where this is 1.
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[union-attr]
+            self.optimizer.step()  # type: ignore[union-attr]
+            del self.optimizer.found_inf  # type: ignore[union-attr]
+        return finite
+
+    def settle(self, finite: Sequence[Tensor]) -> list[bool]:
+        """Wait for the device, count the updates that `descend` made and those that it refused."""
+        made: list[bool] = torch.stack(list(finite)).tolist()
+        self.counters.updates += sum(made)
+        self.counters.skipped += len(made) - sum(made)
+        return made
+
+    @contextmanager
+    def _at_parameters(self, gradients: Sequence[Tensor | None]) -> Iterator[None]:
+        parameters = list(self.adapted.values())
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = like(parameter, gradient)
+        yield
+        for parameter in parameters:
+            parameter.grad = None
 
     def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...] | None:
         """One counted backward pass; None, counted as skipped, where the loss or a gradient is not finite."""
         gradients = torch.autograd.grad(loss, list(self.adapted.values()), allow_unused=True)
         self.counters.backwards += 1
         present = [g for g in gradients if g is not None]
-        if not bool(torch.stack([loss.detach().sum(), *(g.sum() for g in present)]).isfinite().all()):
+        if not bool(all_finite([loss, *present])):
             self.counters.skipped += 1
             return None
         return gradients
 
     def snapshot(self) -> list[Tensor]:
         """A copy of the adapted weights, in the order of `adapted`."""
-        return [p.detach().clone() for p in self.adapted.values()]
+        weights: list[Tensor] = clone(list(self.adapted.values()))
+        return weights
 
     def load_snapshot(self, weights: Sequence[Tensor]) -> None:
         if self.adapted:
@@ -235,9 +263,9 @@ class Method(nn.Module):
             return None
         parameters = list(self.adapted.values())
         if self.optimizer_name == "adam":
-            return torch.optim.Adam(parameters, lr=self.lr)
+            return torch.optim.Adam(parameters, lr=self.lr, fused=True)
         if self.optimizer_name == "sgd":
-            return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9)
+            return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9, fused=True)
         raise ConfigError(f"unknown optimizer {self.optimizer_name!r}; choose 'adam' or 'sgd'")
 
     def _check(self, images: Tensor) -> None:

@@ -15,7 +15,13 @@ Snapshot = Sequence[Tensor]
 
 def mean(snapshots: Sequence[Snapshot]) -> list[Tensor]:
     """The plain mean: the paper's merge."""
-    return [first + (torch.stack((first, *rest)) - first).mean(0) for first, *rest in zip(*snapshots, strict=True)]
+    first, *rest = [list(snapshot) for snapshot in snapshots]
+    total = [torch.zeros_like(weight) for weight in first]
+    for snapshot in rest:  # the elementwise kernels take all weights at once
+        torch._foreach_add_(total, torch._foreach_sub(snapshot, first))
+    torch._foreach_div_(total, len(snapshots))
+    torch._foreach_add_(total, first)
+    return total
 
 
 def weighted(snapshots: Sequence[Snapshot], weights: Tensor) -> list[Tensor]:

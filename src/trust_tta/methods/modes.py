@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
 
@@ -51,3 +51,11 @@ def stochastic_depth_on(model: nn.Module, enabled: bool, *, seed: int) -> Iterat
             yield
     finally:
         switch(False)
+
+
+def fresh_casts(images: Tensor) -> AbstractContextManager[Any]:
+    """Autocast as it is around us, but without its cache: weights cast before an update must not serve after it."""
+    device = images.device.type
+    if not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, torch.get_autocast_dtype(device), cache_enabled=False)

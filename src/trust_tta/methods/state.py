@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,19 @@ def _with_empty_tensors(
     if isinstance(tree, list):
         return [_with_empty_tensors(value, groups) for value in tree]
     return tree
+
+
+def all_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Whether no element is infinite or not a number: a truth value on the device, which nobody has to wait for."""
+    largest = torch._foreach_norm([t.detach() for t in tensors], float("inf"))
+    return torch.stack(largest).isfinite().all()
+
+
+def like(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """The gradient with the strides of its parameter, as fused optimisers want it."""
+    if gradient is None or gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

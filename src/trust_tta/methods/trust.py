@@ -7,20 +7,27 @@ Algorithms 1 and 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError, StateError
-from trust_tta.methods import merging
+from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.methods import merging, moments
 from trust_tta.methods.base import Method
-from trust_tta.methods.copies import Copies
 from trust_tta.methods.losses import entropy, pseudo_label_loss
 from trust_tta.methods.modes import choose, stochastic_depth_on
 from trust_tta.methods.parameters import PARAMETER_SETS, has_batch_norm, select
 from trust_tta.orders import PAPER_ORDERS, OrderLike, ScanOrder
+
+
+class End(NamedTuple):
+    """Where a step under one order ends: the weights, the mean entropy of its predictions, whether it was made."""
+
+    theta: list[Tensor]
+    entropy: Tensor
+    finite: Tensor
 
 
 class Trust(Method):
@@ -61,8 +68,7 @@ class Trust(Method):
         self.merge = choose("merge", merge, {m: m for m in ("mean", "entropy", "slerp")})
         self.evaluate_order = ScanOrder(evaluate_order)
         self.stochastic_depth = stochastic_depth
-        self.copies = Copies(self.model, self.adapted, len(self.orders), lr) if self.parallel else None
-        if self.parallel:  # which copy is which must not depend on how the orders were listed
+        if self.parallel:  # sums must not depend on how the orders were listed
             self.orders = sorted(self.orders)
 
     def adapt(self, images: Tensor) -> Tensor:
@@ -75,26 +81,31 @@ class Trust(Method):
 
     def forward_and_adapt(self, images: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
         """Algorithm 2: the weights after each order, and the entropy of its predictions."""
-        if self.copies is not None:
-            return self.adapt_side_by_side(images, self.copies)
-        thetas: list[list[Tensor]] = []
-        entropies: list[Tensor] = []
-        for _ in range(self.steps):
-            thetas, entropies = [], []
-            for order in self.orders:
-                logits = self.adapting_forward(images, order)
-                labels = self.pseudo_labels(images, order, logits)
-                loss = pseudo_label_loss(logits, labels)
-                if self.update(loss):
-                    thetas.append(self.snapshot())
-                    entropies.append(entropy(logits.detach()).mean())
-        return thetas, entropies
+        if self.parallel:
+            return self.adapt_side_by_side(images)
+        for _ in range(self.steps - 1):
+            self.accepted([self.adapt_under(order, images) for order in self.orders])
+        return self.accepted([self.adapt_under(order, images) for order in self.orders])
+
+    def adapt_under(self, order: ScanOrder, images: Tensor) -> End:
+        """One step under one order."""
+        logits = self.adapting_forward(images, order)
+        labels = self.pseudo_labels(images, order, logits)
+        finite = self.descend(pseudo_label_loss(logits, labels))
+        return End(self.snapshot(), entropy(logits.detach()).mean(), finite)
+
+    def accepted(self, ends: list[End]) -> tuple[list[list[Tensor]], list[Tensor]]:
+        """The weights and entropies of the updates that were made, not of those that were refused."""
+        made = self.settle([end.finite for end in ends])
+        kept = [end for end, fits in zip(ends, made, strict=True) if fits]
+        return [end.theta for end in kept], [end.entropy for end in kept]
 
     def adapting_forward(self, images: Tensor, order: ScanOrder) -> Tensor:
         with stochastic_depth_on(self.model, self.stochastic_depth, seed=self.counters.forwards):
             logits = self.predict(images, order=order)
-        first = self.logits_before is None and order == self.orders[0]
-        if first and order == self.evaluate_order and not self.stochastic_depth:
+        unchanged = self.parallel or order == self.orders[0]
+        whole = not (self.stochastic_depth or (self.parallel and self.split))
+        if self.logits_before is None and unchanged and whole and order == self.evaluate_order:
             self.logits_before = logits.detach()
         return logits
 
@@ -111,39 +122,32 @@ class Trust(Method):
         weights = merging.inverse_entropy_weights(torch.stack(entropies))
         return merging.weighted(thetas, weights) if self.merge == "entropy" else merging.slerp(thetas, weights)
 
-    def adapt_side_by_side(self, images: Tensor, copies: Copies) -> tuple[list[list[Tensor]], list[Tensor]]:
-        """The parallel mode: every order trains a copy that starts from the current weights, in one pass."""
-        batch = self.parts(images) if self.split else images
-        orders = [self.model.slots(order, 1) for order in self.orders]  # type: ignore[operator]
-        thetas: list[list[Tensor]] = []
-        entropies: list[Tensor] = []
-        copies.start_from(self.adapted)
-        for _ in range(self.steps):
-            with stochastic_depth_on(copies.network, self.stochastic_depth, seed=self.counters.forwards):
-                logits = copies.predict(batch, orders)
-            labels = logits.detach().argmax(2)
-            if self.stochastic_depth:
-                with torch.no_grad():
-                    labels = copies.predict(batch, orders).argmax(2)
-            elif not self.split and self.logits_before is None and self.evaluate_order in self.orders:
-                self.logits_before = logits.detach()[self.orders.index(self.evaluate_order)]
-            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(copies.count, -1)
-            if self.update_side_by_side(losses.mean(1), copies):
-                thetas = copies.snapshots()
-                entropies = list(entropy(logits.detach().flatten(0, 1)).view(copies.count, -1).mean(1))
-        return thetas, entropies
+    def adapt_side_by_side(self, images: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
+        """The parallel mode: every order starts from the same weights and moments; the moments are averaged here.
 
-    def update_side_by_side(self, losses: Tensor, copies: Copies) -> bool:
-        """Descend the losses (K,), each in its own copy; counted in passes over the whole batch."""
-        passes = 1 if self.split else copies.count
-        self.counters.forwards += passes * (2 if self.stochastic_depth else 1)
-        self.counters.backwards += passes
-        updated = copies.update(losses.sum())
-        if updated:
-            self.counters.updates += copies.count
-        else:
-            self.counters.skipped += copies.count
-        return updated
+        The K adaptations do not depend on each other. One after the other they take as long on one device as side by
+        side, and the memory of one.
+        """
+        parts = self.parts(images) if self.split else images.expand(len(self.orders), *images.shape)
+        before = replace(self.counters)
+        start, start_moments = self.snapshot(), moments.save(self.optimizer)
+        ends: list[End] = []
+        total = moments.Mean()
+        for order, part in zip(self.orders, parts, strict=True):
+            self.load_snapshot(start)
+            moments.load(self.optimizer, start_moments)
+            for _ in range(self.steps - 1):
+                self.accepted([self.adapt_under(order, part)])
+            ends.append(self.adapt_under(order, part))
+            total.add(self.optimizer)
+        self.load_snapshot(start)
+        thetas, entropies = self.accepted(ends)
+        moments.load(self.optimizer, total.value() if thetas else start_moments)
+        if self.split:  # counted in passes over the whole batch
+            share = len(self.orders)
+            self.counters.forwards = before.forwards + (self.counters.forwards - before.forwards) // share
+            self.counters.backwards = before.backwards + (self.counters.backwards - before.backwards) // share
+        return thetas, entropies
 
     def parts(self, images: Tensor) -> Tensor:
         """The batch divided among the orders; too small a batch is refused before anything changes."""
@@ -154,18 +158,6 @@ class Trust(Method):
                 f"{n} images cannot be split among {k} orders; give at least {least} or use parallel='replicate'"
             )
         return equal_parts(images, k)
-
-    def extra_state(self) -> dict[str, Any]:
-        return {"copies": None if self.copies is None else self.copies.state_dict()}
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        saved = state.get("copies")
-        if state and (saved is None) != (self.copies is None):
-            raise StateError(f"this state is of another mode; create '{self.name}' with the mode it was saved in")
-        if self.copies is not None:
-            self.copies = Copies(self.model, self.adapted, len(self.orders), self.lr)
-            if saved is not None:
-                self.copies.load_state_dict(saved)
 
 
 class TrustNaive(Trust):

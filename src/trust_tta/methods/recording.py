@@ -1,0 +1,165 @@
+"""The network's passes, recorded as CUDA graphs.
+
+A pass is some hundred small pieces of work, and at small batches the device waits while the host asks for each of
+them; a recorded pass is asked for as one. The traversal order is data, so one recording serves all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+MOST_RECORDINGS = 8  # each keeps the memory of a pass; more shapes than that are no stream of batches
+
+
+class Recorder:
+    """Calls a network; from the second batch of a kind on, on a CUDA device, by replaying a recorded pass.
+
+    Only networks whose order is a tensor are recorded: of others it is not known that a pass is the same each time.
+    Gradients of a recorded pass stay valid until the next pass.
+    """
+
+    def __init__(self, network: nn.Module, parameters: Sequence[Tensor]) -> None:
+        self.network, self.parameters = network, list(parameters)
+        self.recordings: dict[Hashable, Recording | None] = {}  # None: met once
+        self.failed = False  # a recording that broke off leaves the device in doubt: there is no second try
+        self.tensors: list[Tensor] = []  # the network's, looked up once: walking through its modules takes long
+        self.addresses: list[int] = []
+        self.pool: Any = None
+        self.unfinished: weakref.ref[Token] | None = None  # a pass whose activations must not be overwritten
+
+    def __call__(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
+        """Logits of images (n, ...) in the order of `slots` (4,) or (n, 4)."""
+        if slots is None:
+            logits: Tensor = self.network(images)
+            return logits
+        recording = self._recording(images, slots)
+        if recording is None or (self.unfinished is not None and self.unfinished() is not None):
+            logits = self.network(images, order=slots)
+        elif recording.backward is None:
+            logits = recording.replay(images, slots)
+        else:
+            token = Token()
+            self.unfinished = weakref.ref(token)
+            logits = _Replay.apply(recording, token, images, slots, *self.parameters)  # type: ignore[no-untyped-call]
+        return logits
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
+        """Recordings hold addresses: a copy begins with none."""
+        return Recorder(copy.deepcopy(self.network, memo), copy.deepcopy(self.parameters, memo))
+
+    def _recording(self, images: Tensor, slots: Tensor) -> Recording | None:
+        if not images.is_cuda or self.failed or torch.cuda.is_current_stream_capturing():
+            return None
+        self._forget_if_moved()
+        low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        learning = torch.is_grad_enabled() and len(self.parameters) > 0
+        key = (images.shape, images.dtype, slots.shape, learning, low)
+        if key not in self.recordings:  # the first of a kind compiles kernels, which cannot be recorded
+            if len(self.recordings) < MOST_RECORDINGS:
+                self.recordings[key] = None
+            return None
+        if self.recordings[key] is None:
+            try:
+                self.recordings[key] = self._record(images, slots, learning, low)
+            except RuntimeError as error:
+                self.failed = True
+                problem = str(error).splitlines()[0]
+                warnings.warn(f"passes are not recorded as CUDA graphs and stay slow ({problem})", stacklevel=2)
+        return self.recordings[key]
+
+    def _record(self, images: Tensor, slots: Tensor, learning: bool, low: torch.dtype | None) -> Recording:
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        # Weights cast before an update must not serve after it.
+        cast: AbstractContextManager[Any] = nullcontext()
+        if low is not None:
+            cast = torch.autocast("cuda", low, cache_enabled=False)
+        with cast, torch.set_grad_enabled(learning):
+            return Recording(self.network, images, slots, self.parameters if learning else (), self.pool)
+
+    def _forget_if_moved(self) -> None:
+        self.tensors = self.tensors or list(self.network.parameters())
+        addresses = [t.data_ptr() for t in self.tensors]
+        if addresses != self.addresses:
+            self.recordings, self.addresses = {}, addresses
+
+
+class Token:
+    """Lives as long as a pass waits to be differentiated."""
+
+
+class Recording:
+    """One pass forward, and where there are parameters one backward, over tensors at fixed places."""
+
+    def __init__(
+        self, network: nn.Module, images: Tensor, slots: Tensor, parameters: Sequence[Tensor], pool: Any
+    ) -> None:
+        self.images, self.slots = images.detach().clone(), slots.clone()
+        # Leaves of our own over the same memory: those of an earlier pass belong to another stream.
+        leaves = [p.detach().requires_grad_() for p in parameters]
+        names = {id(p): name for name, p in network.named_parameters()}
+        weights = {names[id(p)]: leaf for p, leaf in zip(parameters, leaves, strict=True)}
+
+        def call() -> Tensor:
+            logits: Tensor = functional_call(network, weights, (self.images,), {"order": self.slots})
+            return logits
+
+        stream = torch.cuda.Stream(images.device)
+        stream.wait_stream(torch.cuda.current_stream(images.device))
+        with torch.cuda.stream(stream):  # libraries set up their workspace for a stream at its first use
+            logits = call()
+            self.dlogits = torch.zeros_like(logits)
+            if leaves:
+                self._differentiate(logits, leaves)
+        torch.cuda.current_stream(images.device).wait_stream(stream)
+        # Other threads may use the device meanwhile.
+        settings: dict[str, Any] = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
+        self.forward = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward, **settings):
+            logits = call()
+        self.backward: torch.cuda.CUDAGraph | None = None
+        self.gradients: list[Tensor | None] = []
+        if leaves:
+            self.backward = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.backward, **settings):
+                self.gradients = self._differentiate(logits, leaves)
+        self.logits: Tensor = logits.detach()
+        torch._C._cuda_clearCublasWorkspaces()  # kept for each stream that ever was, 32 MiB and more
+
+    def _differentiate(self, logits: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
+        return list(torch.autograd.grad(logits, leaves, self.dlogits, allow_unused=True))
+
+    def replay(self, images: Tensor, slots: Tensor) -> Tensor:
+        self.images.copy_(images)
+        self.slots.copy_(slots)
+        self.forward.replay()
+        return self.logits.clone()
+
+    def replay_backward(self, dlogits: Tensor) -> list[Tensor | None]:
+        """The gradients, in place until the next pass."""
+        self.dlogits.copy_(dlogits)
+        self.backward.replay()  # type: ignore[union-attr]
+        return self.gradients
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, recording: Recording, token: Token, images: Tensor, slots: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        ctx.recording, ctx.token = recording, token
+        return recording.replay(images, slots)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
+        del ctx.token  # what the pass has kept may be overwritten now; there is no second time
+        return (None, None, None, None, *ctx.recording.replay_backward(dlogits))

@@ -1,0 +1,127 @@
+"""Recorded passes give the numbers of plain ones, and stand back where they cannot be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trust_tta.methods import recording
+from trust_tta.methods.recording import Recorder
+from trust_tta.methods.registry import create_method
+from trust_tta.models.config import VMambaConfig
+from trust_tta.models.vmamba import VMamba
+
+TINY = VMambaConfig(depths=(1, 2), dims=(16, 32), num_classes=5, norm="batch", drop_path=0.0)
+
+
+def make_model(device: str = "cuda") -> VMamba:
+    torch.manual_seed(0)
+    return VMamba(TINY).to(device).eval()
+
+
+def batches(count: int, size: int = 8, device: str = "cuda") -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(size, 3, 32, 32, generator=draw).to(device) for _ in range(count)]
+
+
+def test_nothing_is_recorded_on_a_cpu() -> None:
+    method = create_method("tent", make_model("cpu"))
+    for images in batches(3, device="cpu"):
+        method(images)
+    assert method.call.recordings == {}
+
+
+def test_a_network_without_orders_is_called_plainly() -> None:
+    network = nn.Conv2d(3, 4, 1)
+    images = torch.randn(2, 3, 5, 5)
+    assert torch.equal(Recorder(network, list(network.parameters()))(images), network(images))
+
+
+def test_casts_of_weights_do_not_outlive_an_update() -> None:
+    """Under autocast PyTorch keeps casts of weights until the context ends; an update inside must still be seen."""
+    images = batches(1, device="cpu")[0]
+    outside = create_method("trust_naive", make_model("cpu"), lr=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        first = outside(images)
+        unchanged = outside.logits_before
+    assert unchanged is not None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        after = outside.model(images)
+    assert torch.equal(first, after)
+    assert not torch.equal(first, unchanged)
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("bn", {}),
+    ("tent", {"lr": 1e-3}),
+    ("sar", {"margin": 9.0}),
+    ("shot", {}),
+    ("trust", {"steps": 2}),
+    ("trust", {"stochastic_depth": True}),
+    ("trust", {"mode": "parallel"}),
+    ("trust", {"mode": "parallel", "parallel": "split", "k": 3}),
+    ("ensemble", {"k": 3}),
+    ("augmentation", {}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+def test_recorded_equals_plain(name: str, options: dict[str, Any], low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for most in (0, 8):
+        monkeypatch.setattr(recording, "MOST_RECORDINGS", most)
+        method = create_method(name, make_model(), **options)
+        with torch.autocast("cuda", torch.bfloat16, enabled=low):
+            found.append(torch.stack([method(images) for images in batches(4)]).float())
+    scale = found[0].abs().max()
+    assert (found[0] - found[1]).abs().max() <= (2e-2 if low else 1e-4) * scale
+
+
+@pytest.mark.gpu
+def test_what_is_recorded_and_what_is_not() -> None:
+    method = create_method("trust", make_model(), k=3)
+    for images in (*batches(2), *batches(2, size=5)):
+        method(images)
+    kinds = [r is not None for r in method.call.recordings.values()]
+    assert kinds == [True] * 4  # two shapes, each with and without gradients
+    twin = method.fork()
+    assert twin.call.recordings == {}
+    images = batches(1)[0]
+    assert torch.allclose(twin(images), method(images), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_pass_that_waits_for_its_backward_is_not_overwritten() -> None:
+    model = make_model()
+    parameters = list(model.parameters())
+    call = Recorder(model, parameters)
+    first, second = batches(2)
+    slots = model.slots(None, 8)
+    for images in (first, second, first):
+        torch.autograd.grad(call(images, slots).sum(), parameters, allow_unused=True)
+    logits = call(first, slots)
+    with torch.no_grad():
+        call(second, slots)
+    call(second, slots)
+    got = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True)
+    wanted = torch.autograd.grad(model(first).square().sum(), parameters, allow_unused=True)
+    for a, b in zip(got, wanted, strict=True):
+        if b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
+
+
+@pytest.mark.gpu
+def test_moved_weights_are_recorded_anew() -> None:
+    method = create_method("tent", make_model())
+    images = batches(1)[0]
+    for _ in range(3):
+        method(images)
+    for parameter in method.model.parameters():
+        parameter.data = parameter.data.clone() * 0
+    assert torch.allclose(method(images), method(images), atol=1e-3)
+    assert float(method(images).std(0).max()) < 1e-3  # the network of zeros, not the recorded one
