@@ -220,10 +220,24 @@ def test_wanted_predictions_are_kept_with_their_index() -> None:
     meter = Meter(keep=[40, 7])
     p = torch.tensor([[0.25, 0.75], [0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
     meter.update(p.log(), torch.tensor([1, 0, 0]), before=-p, indices=torch.tensor([7, 8, 40]))
+    near: Any = pytest.approx
+    first, last = near(1 / (1 + math.exp(-0.5))), near(1 / (1 + math.exp(-1)))  # logits 0.5 and 1 apart
     assert finish(meter).predictions == (
-        SamplePrediction(index=7, label=1, before=0, after=1, confidence=pytest.approx(0.75)),  # type: ignore[arg-type]
-        SamplePrediction(index=40, label=0, before=1, after=0, confidence=1.0),
+        SamplePrediction(index=7, label=1, before=0, after=1, confidence=near(0.75), confidence_before=first),
+        SamplePrediction(index=40, label=0, before=1, after=0, confidence=1.0, confidence_before=last),
     )
+
+
+def test_without_a_prediction_before_there_is_no_confidence_before() -> None:
+    meter = Meter(keep=[0], classes=[0, 2])
+    meter.update(torch.zeros(1, 3), torch.tensor([2]), indices=torch.tensor([0]))
+    assert finish(meter).predictions[0] == SamplePrediction(index=0, label=2, before=None, after=0, confidence=0.5)
+
+
+def test_confidence_before_is_among_the_scored_classes() -> None:
+    meter = Meter(keep=[0], classes=[0, 2])
+    meter.update(torch.zeros(1, 3), torch.tensor([2]), before=torch.zeros(1, 3), indices=torch.tensor([0]))
+    assert finish(meter).predictions[0].confidence_before == 0.5
 
 
 def test_nan_outputs_are_wrong_and_seen() -> None:

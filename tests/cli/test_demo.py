@@ -16,7 +16,9 @@ def test_the_demo_ends_with_a_table_a_page_and_a_verdict(tmp_path: Path, capsys:
     assert main(["demo", "--out", str(tmp_path), "--images", "4", "--seeds", "1"]) == 0
     *_, report, last = capsys.readouterr().out.splitlines()
     assert report == f"the report is {tmp_path / 'report.html'}"
-    assert (tmp_path / "report.html").read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.lstrip().lower().startswith("<!doctype html>")
+    assert page.count("data:image/webp;base64,") == 4 * len(CORRUPTIONS)
     assert " leads with " in last
     with ResultStore(tmp_path / "results.sqlite", create=False) as store:
         assert {(cell.key.method, cell.key.domain) for cell in store.results()} == {

@@ -124,6 +124,24 @@ def test_hovering_tells_and_clicking_traces_to_the_runs(visit: Open) -> None:
         assert word in found["text"]
 
 
+def test_every_number_of_a_line_leads_to_its_runs(visit: Open) -> None:
+    steps = """
+      const trace = document.getElementById("trace"), found = [];
+      for (const name of ["accuracy", "cost", "calibration", "equal cost", "beside Table 1"]) {
+        const cells = Array.from(document.querySelectorAll(`figure[data-name^="${name}"] tbody tr:last-child td.num`));
+        cells.at(-1).click();
+        const runs = Array.from(trace.querySelectorAll("code")).map((code) => code.textContent);
+        found.push([name, trace.open, document.getElementById("trace-title").textContent, runs]);
+        if (trace.open) trace.close();
+      }
+      return found;"""
+    mine = {cell.key.digest for cell in CELLS if cell.key.method == "trust"}
+    for name, is_open, title, runs in visit(steps):
+        assert is_open, name
+        assert title.startswith("TRUST"), name
+        assert mine <= set(runs), name
+
+
 def test_the_keyboard_reaches_every_number(visit: Open) -> None:
     steps = f"""
       const first = document.querySelector('{TABLE} td[tabindex="0"]');

@@ -51,15 +51,6 @@ def test_a_log_scale_keeps_order_and_gives_zero_a_place(values: list[float]) -> 
     assert len(scale.ticks) <= 14
 
 
-@given(st.lists(st.floats(0, 300), min_size=1, max_size=14))
-def test_names_are_spread_out_in_the_same_order(places: list[float]) -> None:
-    moved = charts.spread_out(places, 12.5, 0.0)
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    gaps = [moved[b] - moved[a] for a, b in zip(order, order[1:], strict=False)]
-    assert min(gaps, default=12.5) > 10.5  # readable, if not always the full distance
-    assert min(moved) >= -1e-9
-
-
 def test_far_outliers_are_taken_off_the_scale_and_named() -> None:
     values = [0.595, 0.764, 0.766, 0.775, 0.789]
     assert charts.off_scale(values) == 0.764

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from tests.report.samples import make_cell
+from trust_tta.report.beside import comparisons, sweep_comparisons
 from trust_tta.report.compare import compare, compare_sweeps
 from trust_tta.report.groups import Group, make_groups
 from trust_tta.report.published import load_published
@@ -110,3 +112,24 @@ def test_curves_stand_beside_curves() -> None:
     assert [p.name for p in found["steps"].pairs] == ["1", "6"]
     assert found["steps"].pairs[1].published == pytest.approx(0.7735)
     assert [p.published for p in found["batch_size"].pairs] == pytest.approx([0.6545, 0.6653])
+
+
+def test_a_few_corruptions_do_not_stand_beside_the_mean_of_all() -> None:
+    cells = [make_cell("trust", d, options='{"k": 2}') for d in CORRUPTIONS[:14]]
+    assert compare(group_of(*cells), PUBLISHED) == []
+
+
+def test_a_line_that_lacks_domains_has_no_mean_and_no_gain_beside_the_others() -> None:
+    cells = [
+        make_cell(m, d) for m, d in (("bn", "fog"), ("bn", "snow"), ("tent", "fog"), ("sar", "fog"), ("sar", "snow"))
+    ]
+    text = comparisons(group_of(*cells), PUBLISHED, {}).split("<details>")[0]
+    rows = [re.findall(r"<td[^>]*>([^<]*)", row) for row in text.split("<tr")[2:]]
+    assert [(row[0], row.count("–")) for row in rows] == [("Source only", 0), ("SAR", 0), ("Tent", 5)]
+
+
+def test_curves_say_how_many_domains_they_are_the_mean_of() -> None:
+    cells = [make_cell("trust", d, options=f'{{"k": {k}}}') for k in (1, 6) for d in ("fog", "snow")]
+    (pair,) = compare_sweeps(make_groups(cells), PUBLISHED)
+    assert pair.domains == 2
+    assert "mean of 2 domains" in sweep_comparisons(make_groups(cells), PUBLISHED)

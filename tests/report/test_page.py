@@ -17,7 +17,7 @@ from trust_tta.errors import DataError
 from trust_tta.report.groups import Contents, make_groups
 from trust_tta.report.markup import embedded_json
 from trust_tta.report.page import render_page, write_page
-from trust_tta.results import Cell, CellKey, Counts, ResultStore, SamplePrediction, format_percent
+from trust_tta.results import Cell, CellKey, Counts, ResultStore, format_percent
 
 HOSTILE = '</script><img src=x onerror="boom()">&<!--body-->'
 VOID = {"meta", "img"}
@@ -158,7 +158,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     )
     second = make_cell(HOSTILE, "fog", dataset=HOSTILE, experiment=HOSTILE, setting=HOSTILE)
     cells = [replace(c, facts=replace(c.facts, config=HOSTILE, device=HOSTILE)) for c in (cell, second)]
-    page = page_of(tmp_path, cells, title=HOSTILE, analyses=ALL, class_names=[HOSTILE])
+    page = page_of(tmp_path, cells, title=HOSTILE, analyses=ALL)
     assert [tag for tag, _ in page.tags if tag == "img"] == []
     assert len([tag for tag, _ in page.tags if tag == "script"]) == 2
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
@@ -180,28 +180,12 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
     assert not re.search(r"url\((?!data:)", text)
 
 
-def test_sample_images_carry_their_fate(tmp_path: Path) -> None:
-    fates = (
-        SamplePrediction(index=7, label=0, before=1, after=0, confidence=0.91),
-        SamplePrediction(index=9, label=1, before=None, after=0, confidence=math.nan),
-    )
-    png = b"\x89PNG\r\n\x1a\nrest"
-    page = page_of(
-        tmp_path, [make_cell("trust", "fog", predictions=fates)], images={("fog", 7): png}, class_names=["cat", "dog"]
-    )
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert [a["alt"] for tag, a in page.tags if tag == "img"] == ["image 7, fog"]
-    assert "✓ dog → cat" in text
-    assert "✗ cat" in text
-    assert "91%" in text
-    assert "no image kept" in text
-
-
 def test_continual_runs_have_stability_and_forgetting(tmp_path: Path) -> None:
     cells = [make_cell("tent", d, setting="continual", clean=0.9) for d in ("fog", "snow")]
     page = page_of(tmp_path, cells)
     names = {attributes.get("data-name") for tag, attributes in page.tags if tag == "figure"}
     assert {"stability", "forgetting"} <= names
+    assert "stability gain" not in names  # there is no baseline
     online = page_of(tmp_path / "b", [make_cell("tent", d) for d in ("fog", "snow")])
     names = {attributes.get("data-name") for tag, attributes in online.tags if tag == "figure"}
     assert not {"stability", "forgetting"} & names
@@ -215,7 +199,9 @@ def test_three_thousand_cells() -> None:
         for s in range(3)
         for b in (8, 16, 32, 64, 128)
     ]
-    page = Reader(render_page(Contents(tuple(make_groups(cells)), Counts(done=3000)), images={}))
+    text = render_page(Contents(tuple(make_groups(cells)), Counts(done=3000)))
+    assert len(text) < 5_000_000
+    page = Reader(text)
     assert len(json.loads(page.data)["runs"]) == 3000
     assert len([1 for tag, a in page.tags if tag == "section" and a.get("class") == "group"]) == 5
 

@@ -92,3 +92,20 @@ def test_a_mean_needs_every_domain_of_the_group() -> None:
     assert series.means(group).keys() == {"tent"}
     (with_failed,) = make_groups([make_cell("tent", "fog")], [], [make_cell("sar", "snow").key])
     assert series.means(with_failed) == {}
+
+
+def test_curves_relative_to_the_first_baseline() -> None:
+    accuracies = {"source": (0.5, 0.4), "bn": (0.7, 0.6), "trust": (0.75, 0.5)}
+    cells = [
+        make_cell(m, d, accuracy=a, setting="continual")
+        for m, both in accuracies.items()
+        for d, a in zip(("snow", "fog"), both, strict=True)
+    ]
+    (group,) = make_groups(cells)
+    curves = series.sequence(group, lambda cell: cell.result.accuracy)
+    found = series.relative(curves)
+    assert found is not None
+    base, (trust,) = found
+    assert (base.label, trust.look.label) == ("bn", "trust")
+    assert [y for _, y in trust.points] == pytest.approx([0.05, -0.1])
+    assert series.relative([c for c in curves if c.look.method == "trust"]) is None

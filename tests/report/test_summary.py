@@ -7,7 +7,7 @@ import pytest
 
 from tests.report.samples import make_cell, plausible_cells
 from trust_tta.report.groups import Group, make_groups
-from trust_tta.report.summary import paired_difference, seed_means, summarise
+from trust_tta.report.summary import not_compared, paired_difference, seed_means, summarise
 from trust_tta.results import Cell, Failure
 
 
@@ -26,7 +26,7 @@ def test_the_leader_its_interval_and_its_margin() -> None:
     # 4.302653 is the 97.5 % quantile of Student's t with two degrees of freedom: 0.01 * 4.302653 / sqrt(3) = 0.0248.
     assert "TRUST leads with 80.0 % accuracy on its only domain" in first
     assert "(95 % interval over 3 seeds: 77.5 to 82.5)" in first
-    assert second == "That is 4.0 points above BN statistics, the second (± 0.0 seed by seed)."
+    assert second == "That is 4.0 points above BN statistics (the second, ± 0.0 seed by seed)."
 
 
 def test_a_difference_within_its_interval_is_called_unresolved() -> None:
@@ -89,7 +89,42 @@ def test_cost_and_equal_updates() -> None:
     ]
     text = " ".join(summarise(group_of(*cells)))
     assert "TRUST makes 6 updates and 13 passes a batch, 24 ms an image, 6 times Tent." in text
-    assert "At equal updates (6 a batch), TRUST has 80.0 % and TRUST naive has 79.0 %." in text
+    assert "At equal updates (6 a batch) TRUST is ahead with 80.0 %, TRUST naive has 79.0 %." in text
+    assert "In no more time than TRUST takes (24 ms an image), TRUST is ahead with 80.0 %" in text
+
+
+def test_a_shared_lead_is_said_to_be_shared() -> None:
+    cells = [make_cell(m, "fog", accuracy=a) for m, a in (("bn", 0.7), ("tent", 0.70001), ("sar", 0.7), ("eta", 0.6))]
+    first, second, *_ = summarise(group_of(*cells))
+    assert first.endswith("BN statistics, Tent and SAR share the lead with 70.0 % accuracy on the only domain.")
+    assert second == "That is 10.0 points above ETA (the next)."
+
+
+def test_trust_that_is_level_is_neither_said_to_win_nor_to_lose() -> None:
+    cells = [make_cell(m, "fog", accuracy=a) for m, a in (("bn", 0.70001), ("trust", 0.7), ("trust_naive", 0.69999))]
+    text = " ".join(summarise(group_of(*cells)))
+    assert "does not win" not in text
+    assert "TRUST is level with TRUST naive" in text
+
+
+def test_every_number_of_updates_that_both_sides_have_is_told() -> None:
+    both = {1: (0.70, 0.71), 2: (0.72, 0.72), 3: (0.74, 0.73), 6: (0.76, 0.75)}
+    cells = []
+    for n, (ours, naive) in both.items():
+        cells.append(make_cell("trust", "fog", accuracy=ours, work=(n, 2 * n + 1, 4.0 * n), options=f'{{"k": {n}}}'))
+        steps = f'{{"steps": {n}}}'
+        cells.append(make_cell("trust_naive", "fog", accuracy=naive, work=(n, 2 * n + 1, 3.0 * n), options=steps))
+    text = " ".join(summarise(group_of(*cells)))
+    assert "At equal updates (6 a batch) TRUST (k=6) is ahead with 76.0 %, TRUST naive (steps=6) has 75.0 %." in text
+    assert "TRUST is ahead at 3 and 6, behind at 1, level at 2." in text
+    assert "In no more time than TRUST (k=6) takes (24 ms an image), TRUST (k=6) is ahead with 76.0 %" in text
+
+
+def test_a_lead_at_equal_updates_that_seeds_do_not_resolve_is_doubted() -> None:
+    ours = [make_cell("trust", "fog", seed=i, accuracy=a) for i, a in enumerate((0.70, 0.80, 0.75))]
+    naive = [make_cell("trust_naive", "fog", seed=i, accuracy=a) for i, a in enumerate((0.78, 0.70, 0.76))]
+    text = " ".join(summarise(group_of(*ours, *naive)))
+    assert "At equal updates (1 a batch) TRUST is ahead with 75.0 %, TRUST naive has 74.7 %, though these seeds" in text
 
 
 def test_gaps_are_told() -> None:
@@ -129,3 +164,12 @@ def test_sentences_do_not_depend_on_the_order_of_cells() -> None:
     assert summarise(group_of(*cells)) == summarise(group_of(*reversed(cells)))
     faster = [replace(c, result=replace(c.result, seconds_median=1.0)) for c in cells]
     assert summarise(group_of(*cells)) != summarise(group_of(*faster))
+
+
+def test_what_is_missing_for_a_fair_comparison_is_told() -> None:
+    trust, tent = make_cell("trust", "fog", work=(6, 13, 24.0)), make_cell("tent", "fog", work=(1, 3, 4.0))
+    (sentence,) = not_compared(group_of(trust, tent))
+    assert sentence.startswith("No other method makes as many updates a batch as TRUST (6)")
+    assert "steps = 6" in sentence
+    naive = make_cell("trust_naive", "fog", work=(6, 13, 23.0))
+    assert not_compared(group_of(trust, naive)) == not_compared(group_of(trust)) == not_compared(group_of(tent)) == []

@@ -57,7 +57,13 @@ def bins(numbers: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 PREDICTIONS = st.builds(
-    SamplePrediction, index=COUNTS, label=COUNTS, before=st.none() | COUNTS, after=st.integers(-1, 9), confidence=FLOATS
+    SamplePrediction,
+    index=COUNTS,
+    label=COUNTS,
+    before=st.none() | COUNTS,
+    after=st.integers(-1, 9),
+    confidence=FLOATS,
+    confidence_before=st.none() | FLOATS,
 )
 RESULTS = st.builds(
     replace,
@@ -169,6 +175,16 @@ def test_foreign_json_is_refused_in_one_line(text: str, match: str) -> None:
     with pytest.raises(DataError, match=match) as caught:
         from_json(CellKey, text)
     assert "\n" not in str(caught.value)
+
+
+def test_fields_that_came_later_may_be_absent_and_no_others() -> None:
+    fate = SamplePrediction(index=1, label=2, before=3, after=4, confidence=0.5)
+    envelope = json.loads(to_json(fate))
+    del envelope["data"]["confidence_before"]
+    assert from_json(SamplePrediction, json.dumps(envelope | {"schema": 1})) == fate
+    del envelope["data"]["confidence"]
+    with pytest.raises(DataError, match="has the fields"):
+        from_json(SamplePrediction, json.dumps(envelope))
 
 
 def test_what_json_cannot_hold_is_refused_when_written() -> None:

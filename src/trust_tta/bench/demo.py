@@ -8,15 +8,9 @@ processor cores manage in the time that a demo may take.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image
-
 from trust_tta.bench.config import SAMPLE, DataConfig, MethodConfig, ModelConfig, RunConfig, StreamPlan
-from trust_tta.bench.sources import DataSource
-from trust_tta.results import Cell
 
 NETWORK = "vmamba_nano"
 CHECKPOINT = "vmamba_nano_cifar10"
@@ -40,16 +34,3 @@ def demo_config(out: Path, *, seeds: int = SEEDS, images: int = IMAGES) -> RunCo
         store=str(out / STORE),
         keep_samples=KEPT,
     )
-
-
-def kept_pictures(config: RunConfig, cells: Sequence[Cell]) -> dict[int | tuple[str, int], bytes]:
-    """The images, as PNG, whose predictions were kept with the first seed; by domain and index."""
-    source, seed = DataSource(config.data), config.stream.seeds[0]
-    kept = {(c.key.domain, p.index) for c in cells if c.key.seed == seed for p in c.result.predictions}
-    pictures: dict[int | tuple[str, int], bytes] = {}
-    for domain, index in sorted(kept):
-        image = source.open(domain, severity=config.data.severity, seed=seed).image(index)
-        with io.BytesIO() as file:
-            Image.fromarray(image).save(file, "PNG")
-            pictures[domain, index] = file.getvalue()
-    return pictures

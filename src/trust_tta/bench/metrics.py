@@ -95,7 +95,8 @@ class Meter:
         if self.confusion:
             self._count(labels, predicted, outputs.shape[1])
         if indices is not None:
-            self._keep(indices.tolist(), labels, earlier, predicted, p.amax(1))
+            sure = None if before is None else before.detach().double().cpu()[:, columns].softmax(1).amax(1)
+            self._keep(indices.tolist(), labels, (earlier, sure), (predicted, p.amax(1)))
 
     def merge(self, other: Meter) -> Meter:
         """The meter of this stream followed by the other's."""
@@ -164,9 +165,15 @@ class Meter:
         self.counts = counts if self.counts is None else self.counts + counts
 
     def _keep(
-        self, indices: list[int], labels: Tensor, earlier: Tensor | None, predicted: Tensor, confidence: Tensor
+        self,
+        indices: list[int],
+        labels: Tensor,
+        before: tuple[Tensor | None, Tensor | None],
+        after: tuple[Tensor, Tensor],
     ) -> None:
+        """Keep what is wanted; `before` and `after` are classes (n,) and confidence in them (n,)."""
         wanted = frozenset(self.keep)
+        (earlier, sure), (predicted, confidence) = before, after
         self.kept += [
             SamplePrediction(
                 index=index,
@@ -174,6 +181,7 @@ class Meter:
                 before=None if earlier is None else int(earlier[i]),
                 after=int(predicted[i]),
                 confidence=float(confidence[i]),
+                confidence_before=None if sure is None else float(sure[i]),
             )
             for i, index in enumerate(indices)
             if index in wanted

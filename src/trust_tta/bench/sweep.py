@@ -12,6 +12,7 @@ from torch import Tensor
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.environment import choose_device, collect_facts, now
 from trust_tta.bench.network import load_network
+from trust_tta.bench.pictures import kept_pictures, spoken_names
 from trust_tta.bench.plan import CLEAN_IMAGES, SOURCE_STATISTICS, Chain, Plan, make_plan
 from trust_tta.bench.runner import Conditions, run_stream
 from trust_tta.bench.sources import DataSource, prepare
@@ -137,8 +138,11 @@ class Bench:
         )
         started = now()
         results = run_stream(method, domains, conditions, beat=self._beat)
-        for key, result in zip(chain.keys, results, strict=True):
+        for key, domain, result in zip(chain.keys, domains, results, strict=True):
             finished = now()
+            if result.predictions:
+                pictures = kept_pictures(domain.dataset, result.predictions)
+                self.store.keep_pictures(key, pictures, class_names=spoken_names(domain.dataset))
             yield key, result, replace(self.facts, started=started, finished=finished)
             started = finished
 
@@ -174,7 +178,7 @@ class Bench:
         first = self._open_domains(chain)[0]
         checkpoint = self.plan.checkpoints[first.dataset.domain]
         if self._network is None or self._network[0] != checkpoint.digest:
-            model = load_network(self.config.model, checkpoint, dataset=first.dataset, device=self.device)
+            model = load_network(checkpoint, dataset=first.dataset, device=self.device)
             warm_up(model, first.batches.load(0).images.to(self.device))
             self._network = checkpoint.digest, model
         return self._network[1]

@@ -23,10 +23,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     wait_politely()
-    from trust_tta.bench.demo import CORRUPTIONS, IMAGES, METHODS, demo_config, kept_pictures
+    from trust_tta.bench.demo import CORRUPTIONS, IMAGES, METHODS, demo_config
     from trust_tta.cli.bench import labels_of, print_results, run_cells
     from trust_tta.cli.printing import verdict
-    from trust_tta.data.specs import CIFAR10_CLASSES
     from trust_tta.report.page import write_page
     from trust_tta.results import table
 
@@ -39,7 +38,7 @@ def run(arguments: Namespace) -> None:
     cells, failed = run_cells(config)
     print_results(config, cells)
     page = out / "report.html"
-    write_page(config.store, page, images=kept_pictures(config, cells), class_names=CIFAR10_CLASSES)
+    write_page(config.store, page)
     print(f"the report is {page.resolve()}")
     if failed:
         raise TrustError(f"{failed} cells failed, for the reasons above")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -38,14 +39,29 @@ def accuracy_table(group: Group, run_index: Mapping[str, int]) -> str:
             tip = _tip(table, place, entry, baselines, gaps)
             entries.append(Entry(text + ("†" if gaps else ""), entry.mean, tip, role, runs, _spread(entry)))
         entries += _row_means(group, table, row.label, baselines, best)
-        lines.append(Line(row.label, tuple(entries), look[row.label]))
+        runs = tuple(run_index[cell.key.digest] for cell in series.row_cells(group, row.label))
+        lines.append(Line(row.label, tuple(entries), look[row.label], runs))
     several = len(group.domains) > 1
     header = ["method", *(SHORT_LABELS.get(d, domain_name(d)) for d in group.domains), *(["mean"] if several else [])]
     header += [f"over {display_name(label).split()[0]}" for label in baselines]
     seeds = sorted({cell.key.seed for cell in group.cells})
-    caption = f"Accuracy in percent; {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}; the best as shown in bold"
+    counted = f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
+    gains = ", gains in points" if baselines else ""
+    caption = f"Accuracy in percent{gains}; {counted}; the best as shown in bold"
     drawn = markup.data_table(f"accuracy {group.title}", caption, header, lines, groups=len(group.domains))
-    return drawn + _gap_list(group)
+    return drawn + _unsaid(group) + _gap_list(group)
+
+
+def _unsaid(group: Group) -> str:
+    """What a method without brackets stands for, where other lines of it have brackets."""
+    said = []
+    for row in group.rows:
+        others = [other for other in group.rows if other.method == row.method and other is not row]
+        if row.label == row.method and others:
+            values = json.loads(row.options)
+            varied = [n for n in sorted(values) if any(json.loads(o.options).get(n) != values[n] for o in others)]
+            said.append(f"{display_name(row.label)} alone: {', '.join(f'{n}={values[n]}' for n in varied)}.")
+    return f'<p class="note under">{escape(" ".join(said))}</p>' if said else ""
 
 
 def _gap_list(group: Group) -> str:
@@ -63,7 +79,8 @@ def _gap_list(group: Group) -> str:
         items.append(f"<li>and {len(group.absent) - 40} more still to be run</li>")
     if not items:
         return ""
-    count = f"{len(group.failures)} failed, {len(group.absent)} missing"
+    counted = ((len(group.failures), "failed"), (len(group.absent), "missing"))
+    count = ", ".join(f"{n} {word}" for n, word in counted if n)
     return f'<details class="gaps"><summary>{count}</summary><ul>{"".join(items)}</ul></details>'
 
 

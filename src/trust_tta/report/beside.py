@@ -9,7 +9,7 @@ from trust_tta.report import markup, series
 from trust_tta.report.charts import Look
 from trust_tta.report.compare import ComparedRow, Comparison, SweepPair, compare, compare_sweeps
 from trust_tta.report.groups import Group
-from trust_tta.report.markup import Entry, Line
+from trust_tta.report.markup import Entry, Line, Runs
 from trust_tta.report.palette import display_name, domain_name
 from trust_tta.report.published import Published
 from trust_tta.report.tables import SHORT_LABELS
@@ -17,17 +17,18 @@ from trust_tta.results import format_gain, format_percent
 
 PUBLISHED = "published"
 OURS = "this run"
+_GAP = Entry("–", None, "not every domain is there", "gap")
 
 
-def comparisons(group: Group, published: Published) -> str:
+def comparisons(group: Group, published: Published, runs: Runs) -> str:
     """Every published table that this group has a counterpart of."""
     found = compare(group, published)
-    parts = [_comparison(group, comparison) for comparison in found]
+    parts = [_comparison(group, comparison, runs) for comparison in found]
     note = (
         f"“{PUBLISHED}” is what the paper prints, for {published.network} on its own data; “{OURS}” is the network and "
         "data of this report. They are different experiments: compare the gains rather than the levels."
     )
-    return markup.section("Beside the paper", *parts, note=note)
+    return markup.section("Beside the paper", *parts, _sources(published) if parts else "", note=note)
 
 
 def sweep_comparisons(groups: Sequence[Group], published: Published) -> str:
@@ -36,27 +37,31 @@ def sweep_comparisons(groups: Sequence[Group], published: Published) -> str:
     return markup.section("Curves beside the paper", f'<div class="grid free">{"".join(parts)}</div>' if parts else "")
 
 
-def _comparison(group: Group, comparison: Comparison) -> str:
+def _comparison(group: Group, comparison: Comparison, runs: Runs) -> str:
     item, look = comparison.item, series.looks(group)
-    theirs = next((row.mean for row in comparison.rows if row.row.method == "bn"), None)
+    widest = max(len(row.pairs) for row in comparison.rows)
+    whole = [row for row in comparison.rows if len(row.pairs) == widest]  # means over fewer domains compare with none
+    theirs = next((row.mean for row in whole if row.row.method == "bn"), None)
     lines = []
     for row in comparison.rows:
-        entries = [Entry(row.label, None, "", "words"), *_numbers(row)]
-        if theirs is not None:
+        entries = [Entry(row.label, None, "", "words"), *(_numbers(row) if row in whole else [_GAP] * 3)]
+        if theirs is not None and row not in whole:
+            entries += [_GAP] * 2
+        elif theirs is not None:
             gains = row.mean.published - theirs.published, row.mean.ours - theirs.ours
             entries += [_gain(gains[0], "theirs"), _gain(gains[1], "ours")]
-        lines.append(Line(row.row.label, tuple(entries), look[row.row.label]))
+        lines.append(Line(row.row.label, tuple(entries), look[row.row.label], runs.get(row.row.label, ())))
     header = ["method", "paper's name", f"{PUBLISHED} mean", f"{OURS} mean", "difference"]
     header += [f"{PUBLISHED} gain", f"{OURS} gain"] if theirs is not None else []
-    whole = f"{item.place}, {item.dataset or 'data sets'}: {item.about}; this run: {group.title}."
+    about = f"{item.place}, {item.dataset or 'data sets'}: {item.about}, in percent; this run: {group.title}."
     if comparison.left_out:
-        whole += f" Means are over the {len(comparison.rows[0].pairs)} domains that both have."
-    table = markup.data_table(f"beside {item.place}", whole, header, lines)
-    details = _by_domain(comparison, look) if item.columns == "domain" else ""
+        about += f" Means are over the {widest} domains that both have."
+    table = markup.data_table(f"beside {item.place}", about, header, lines)
+    details = _by_domain(comparison, look, runs) if item.columns == "domain" else ""
     return f'<div class="beside">{table}{details}</div>'
 
 
-def _by_domain(comparison: Comparison, look: dict[str, Look]) -> str:
+def _by_domain(comparison: Comparison, look: dict[str, Look], runs: Runs) -> str:
     names = [pair.name for pair in max(comparison.rows, key=lambda row: len(row.pairs)).pairs]
     lines = []
     for row in comparison.rows:
@@ -75,7 +80,8 @@ def _by_domain(comparison: Comparison, look: dict[str, Look]) -> str:
                     entries.append(
                         Entry(format_percent(value), value, "", "num theirs" if what == PUBLISHED else "num ours")
                     )
-            lines.append(Line(row.row.label, tuple(entries), its_look))
+            its_runs = () if what == PUBLISHED else runs.get(row.row.label, ())
+            lines.append(Line(row.row.label, tuple(entries), its_look, its_runs))
     header = ["method", "", *(SHORT_LABELS.get(name, domain_name(name)) for name in names)]
     table = markup.data_table(
         f"beside {comparison.item.place} by domain", "Domain by domain, in percent", header, lines
@@ -95,10 +101,11 @@ def _sweep(pair: SweepPair) -> str:
         )
         for p in pair.pairs
     ]
-    caption = (
-        f"{pair.item.place}, {pair.item.about}: {display_name(pair.method)} by {pair.option}; this run: {pair.dataset}"
-    )
-    header = [pair.option, PUBLISHED, OURS, "difference"]
+    option = pair.option.replace("_", " ")
+    domains = "one domain" if pair.domains == 1 else f"mean of {pair.domains} domains"
+    who = f"{display_name(pair.method)} by {option}, in percent"
+    caption = f"{pair.item.place}, {pair.item.about}: {who}; this run: {pair.dataset}, {domains}"
+    header = [option, PUBLISHED, OURS, "difference"]
     return markup.data_table(f"beside {pair.item.place} {pair.dataset}", caption, header, lines)
 
 
@@ -115,6 +122,6 @@ def _gain(value: float, role: str) -> Entry:
     return Entry(format_gain(value), value, "", f"num {role}")
 
 
-def sources(published: Published) -> str:
+def _sources(published: Published) -> str:
     """Where the published numbers come from."""
     return f'<p class="note">Published numbers: {escape(published.paper)}.</p>'

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from trust_tta.report import svg
 from trust_tta.report.palette import css_class, display_name, short_name
+from trust_tta.report.placing import Box, free_place, frontier, spread_out
 from trust_tta.results import Reliability, format_percent
 
 Point = tuple[float, float]
@@ -71,8 +72,11 @@ def dot_plot(title: str, rows: Sequence[str], dots: Sequence[Dots], *, axis: str
     return svg.chart(bottom + 42, title, axis_part, *groups, role="dots", step=step)
 
 
-def scatter(title: str, spots: Sequence[Spot], *, axis: str) -> str:
-    """Accuracy against a cost; the best for its cost are joined by a line, and points are named where there is room."""
+def scatter(title: str, spots: Sequence[Spot], *, axis: str, trails: Sequence[Sequence[str]] = ()) -> str:
+    """Accuracy against a cost; the best for their cost are joined by a line, points are named where there is room.
+
+    `trails` are labels of lines that differ in one option alone: each is joined by a line in its method's colour.
+    """
     height, left, top = 400.0, 44.0, 26.0
     bottom, right = height - 42, svg.WIDTH - 96.0
     floor = off_scale([s.y for s in spots])
@@ -80,20 +84,36 @@ def scatter(title: str, spots: Sequence[Spot], *, axis: str) -> str:
     spots = [s for s in spots if s.y >= floor]
     x = svg.log_scale([s.x for s in spots], left + 12, right)
     y = svg.linear_scale([100 * s.y for s in spots], bottom - (16 if below else 0), top, pad=0.08)
-    frontier = _frontier(spots)
-    steps = [(x(s.x), y(100 * s.y)) for s in frontier]
+    steps = [(x(s.x), y(100 * s.y)) for s in frontier(spots, key=lambda s: (s.x, s.y))]
     marks = [_of(s.look, _marker(s.look, x(s.x), y(100 * s.y), s.hint, 6.0)) for s in spots]
-    places = [(x(s.x), y(100 * s.y)) for s in spots]
-    names = [_of(s.look, name) for s, name in zip(spots, _names(spots, places, bottom), strict=True)]
+    places = {s.look.label: (x(s.x), y(100 * s.y)) for s in spots}
+    taken = [Box(u - 7, u + 7, v + 4) for u, v in places.values()]  # no name covers a marker
+    taken += [Box(left, right, bottom - 6)] if below else []
+    frame = top + 4, bottom + 8
+    texts = _names(spots, list(places.values()), taken, frame)
+    names = [_of(s.look, name) for s, name in zip(spots, texts, strict=True)]
+    method = {s.look.label: s.look.method for s in spots}
+    joined = [[label for label in trail if label in places] for trail in trails]
+    lines = [svg.path([places[k] for k in ks], f"trail {css_class(method[ks[0]])}") for ks in joined if len(ks) > 1]
     axes = svg.bottom_axis(x, bottom, top - 4, axis) + svg.left_axis(y, left, right + 8, "accuracy in %")
     said = _below([(s.look, s.y) for s in below], left + 12, bottom - 6)
-    return svg.chart(height, title, axes, svg.path(steps, "frontier"), *marks, *names, said)
+    return svg.chart(height, title, axes, svg.path(steps, "frontier"), *lines, *marks, *names, said)
 
 
 def line_chart(
-    title: str, curves: Sequence[Curve], *, axis: str, percent: bool = True, names: Sequence[str] = ()
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    axis: str,
+    percent: bool = True,
+    measure: str = "accuracy in %",
+    names: Sequence[str] = (),
+    doubling: bool = False,
 ) -> str:
-    """Curves over a straight axis, or over the places `names`, where also what falls far is shown."""
+    """Curves over a straight axis, one on which doublings are equal steps, or over the places `names`.
+
+    Over names also what falls far is shown.
+    """
     height, left, top, right = 300.0 + (58 if names else 20), 44.0, 26.0, svg.WIDTH - 104.0
     bottom = height - (80 if names else 42)
     factor = 100 if percent else 1
@@ -101,31 +121,21 @@ def line_chart(
     floor = -math.inf if names else off_scale(list(levels.values()))
     below = [(c.look, levels[c.look.label]) for c in curves if levels[c.look.label] < floor]
     curves = [c for c in curves if levels[c.look.label] >= floor]
-    x = svg.linear_scale([p[0] for c in curves for p in c.points], left + 8, right, pad=0.01)
+    across = [p[0] for c in curves for p in c.points]
+    x = svg.linear_scale(across, left + 8, right, pad=0.01)
+    if doubling:
+        x = replace(svg.log_scale(across, left + 8, right), ticks=tuple(sorted(set(across))))
     y = svg.linear_scale([factor * p[1] for c in curves for p in c.points], bottom - (18 if below else 0), top)
     base = _named_axis(x, names, bottom) if names else svg.bottom_axis(x, bottom, top, axis)
-    parts = [base, svg.left_axis(y, left, right + 4, "accuracy in %" if percent else axis)]
-    ends = spread_out([_end(curve, y, factor) for curve in curves], 12.5, top)
-    for curve, place in zip(curves, ends, strict=True):
-        parts.append(_of(curve.look, _curve(curve, x, y, factor)))
+    parts = [base, svg.left_axis(y, left, right + 4, measure if percent else axis)]
+    parts += [_of(curve.look, _curve(curve, x, y, factor)) for curve in curves]
+    named = sorted(curves, key=lambda c: (c.look.variant > 0, -levels[c.look.label]))[: int((bottom - top) / 11)]
+    ends = spread_out([_end(curve, y, factor) for curve in named], 12.5, top, bottom)
+    for curve, place in zip(named, ends, strict=True):
         text = short_name(curve.look.label, 17)
         name = svg.words(right + 10, place + 4, text, role=f"name {css_class(curve.look.method)}")
         parts.append(_of(curve.look, name))
     return svg.chart(height, title, *parts, _below(below, left + 12, bottom - 6, factor))
-
-
-def spread_out(places: Sequence[float], apart: float, top: float) -> list[float]:
-    """The nearest places, in the same order, that are at least `apart` from each other and below `top`."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    moved = list(places)
-    for _ in range(60):
-        for a, b in zip(order, order[1:], strict=False):
-            overlap = apart - (moved[b] - moved[a])
-            if overlap > 0:
-                moved[a] -= overlap / 2
-                moved[b] += overlap / 2
-    lift = max(0.0, top - min(moved, default=top))
-    return [place + lift for place in moved]
 
 
 def dumbbells(title: str, pairs: Sequence[tuple[Look, float, float]]) -> str:
@@ -187,7 +197,7 @@ def off_scale(values: Sequence[float]) -> float:
     order = sorted(v for v in values if math.isfinite(v))
     for cut in range(len(order) // 3, 0, -1):
         gap, spread = order[cut] - order[cut - 1], order[-1] - order[cut]
-        if spread > 0 and gap > 0.8 * spread:
+        if spread > 0 and gap > max(0.8 * spread, 0.02):
             return order[cut]
     return -math.inf
 
@@ -202,7 +212,8 @@ def _below(left_out: Sequence[tuple[Look, float]], x: float, y: float, factor: i
 
 def _curve(curve: Curve, x: svg.Scale, y: svg.Scale, factor: int) -> str:
     places = [(x(u), y(factor * v)) for u, v in curve.points]
-    drawn = svg.path(places, f"curve {css_class(curve.look.method)} v{min(curve.look.variant, 3)}")
+    role = f"curve {css_class(curve.look.method)} v{min(curve.look.variant, 3)}"
+    drawn = svg.path(places, role, hint=display_name(curve.look.label))
     if len(places) > 16:
         return drawn
     hints = [f"{display_name(curve.look.label)}: {factor * v:.1f} at {svg.tick_text(u)}" for u, v in curve.points]
@@ -241,30 +252,19 @@ def _of(look: Look, content: str) -> str:
     return svg.element("g", {"data-s": look.index}, content)
 
 
-def _frontier(spots: Sequence[Spot]) -> list[Spot]:
-    """The spots that no other beats in both accuracy and cost, by cost."""
-    best: list[Spot] = []
-    for spot in sorted(spots, key=lambda s: (s.x, -s.y)):
-        if not best or spot.y > best[-1].y:
-            best.append(spot)
-    return best
-
-
-def _names(spots: Sequence[Spot], places: Sequence[Point], bottom: float) -> list[str]:
-    """A name beside each point, moved up or down until it touches no other name."""
-    taken = [(x - 7, y + 4, 14.0) for x, y in places]  # no name covers a marker
+def _names(spots: Sequence[Spot], places: Sequence[Point], taken: list[Box], frame: tuple[float, float]) -> list[str]:
+    """A name beside each point, moved up or down until it touches nothing else; the best first, none without room."""
     names = [""] * len(spots)
-    for i in sorted(range(len(spots)), key=lambda k: places[k][1]):
+    for i in sorted(range(len(spots)), key=lambda k: (spots[k].look.variant > 0, places[k][1])):
         text = short_name(spots[i].look.label)
-        x, y = places[i][0] + 10, places[i][1] + 4
         width = 6.4 * len(text)
-        if x + width > svg.WIDTH - 2:
-            x = places[i][0] - 10 - width
-        while any(abs(y - b) < 12.5 and x < a + w and a < x + width for a, b, w in taken) and y < bottom + 8:
-            y += 3
-        if y < bottom + 8:
-            taken.append((x, y, width))
-            names[i] = svg.words(x, y, text, role=f"name {css_class(spots[i].look.method)}")
+        left = places[i][0] + 10
+        if left + width > svg.WIDTH - 2:
+            left = places[i][0] - 10 - width
+        y = free_place(left, width, places[i][1] + 4, taken, *frame)
+        if y is not None:
+            taken.append(Box(left, left + width, y))
+            names[i] = svg.words(left, y, text, role=f"name {css_class(spots[i].look.method)}")
     return names
 
 

@@ -12,6 +12,7 @@ from trust_tta.orders import PAPER_ORDERS
 from trust_tta.report.groups import Group, Row
 from trust_tta.report.published import Item, Published, PublishedRow
 from trust_tta.report.series import batch_size_curves, sweeps
+from trust_tta.results.ordering import CORRUPTIONS
 
 # The shipped pictures are CIFAR-10's, corrupted as CIFAR-10-C was.
 STAND_INS = {"sample": "cifar10-c"}
@@ -58,6 +59,7 @@ class SweepPair:
     dataset: str
     method: str
     option: str
+    domains: int  # that ours is the mean of
     pairs: tuple[Pair, ...]
 
 
@@ -75,13 +77,15 @@ def compare(group: Group, published: Published) -> list[Comparison]:
 
 def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepPair]:
     """Published curves over an option or the batch size beside ours."""
-    ours: list[tuple[str, str, str, dict[Any, float]]] = []
+    ours: list[tuple[str, int, str, str, dict[Any, float]]] = []
     for group in groups:
-        ours += [(group.dataset, s.method, s.option, dict(s.points)) for s in sweeps(group) if _hashable(s.points)]
+        kept = [s for s in sweeps(group) if _hashable(s.points)]
+        ours += [(group.dataset, len(group.domains), s.method, s.option, dict(s.points)) for s in kept]
     for family in batch_size_curves(groups):
-        ours += [(family.dataset, c.look.method, "batch_size", dict(c.points)) for c in family.curves]
+        curves = [(c.look.method, "batch_size", dict(c.points)) for c in family.curves]
+        ours += [(family.dataset, family.domains, *curve) for curve in curves]
     found = []
-    for dataset, method, option, points in ours:
+    for dataset, domains, method, option, points in ours:
         for item in published.items:
             if item.columns != option or item.measure != "accuracy" or item.dataset != published_name(dataset):
                 continue
@@ -89,7 +93,7 @@ def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepP
                 both = [(n, v) for n, v in zip(item.names, row.values, strict=True) if n in points]
                 if both:
                     pairs = tuple(Pair(str(n), v / 100, points[n]) for n, v in both)
-                    found.append(SweepPair(item, dataset, method, option, pairs))
+                    found.append(SweepPair(item, dataset, method, option, domains, pairs))
     return found
 
 
@@ -147,9 +151,11 @@ def _pairs(
     target = published.targets.get(name)
     if target is not None:
         return (Pair(target, printed[name] / 100, ours[target]),) if target in ours else ()
-    if set(ours) != set(group.domains):
+    # What is printed for a data set of corruptions is the mean over all fifteen: fewer are no counterpart.
+    whole = CORRUPTIONS if name.endswith("-c") else group.domains
+    if not set(whole) <= set(ours):
         return ()
-    return (Pair(name, printed[name] / 100, math.fsum(ours.values()) / len(ours)),)
+    return (Pair(name, printed[name] / 100, _average(ours[domain] for domain in whole)),)
 
 
 def _mean(item: Item, wanted: PublishedRow, pairs: Sequence[Pair]) -> Pair:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias, cast
 
 from trust_tta.errors import ConfigError
-from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore, Table, method_labels, table
+from trust_tta.report.labels import Labelling, row_labels
+from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore, Table, table
 from trust_tta.results.ordering import rank
 
-Labelling: TypeAlias = Callable[[CellKey], str]
 Place: TypeAlias = tuple[str, str]
 
 _TITLE_FIELDS = ("experiment", "dataset", "setting", "severity", "batch_size", "limit")
@@ -63,8 +63,7 @@ class Group:
     @cached_property
     def label(self) -> Labelling:
         """The row of each key."""
-        keyed = [*self.cells, *self.failures, *(Failure(key, "") for key in self.absent)]
-        return method_labels(cast(Iterable[Cell], keyed))  # only their keys are read
+        return row_labels(self.keys)
 
     @cached_property
     def keys(self) -> tuple[CellKey, ...]:
@@ -74,10 +73,10 @@ class Group:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The rows in display order, also those without a finished cell."""
-        ranks = {self.label(key): (_row_rank(key), key) for key in reversed(self.keys)}
+        first = {self.label(key): key for key in reversed(self.keys)}
         rows: list[Row] = []
-        for label in sorted(ranks, key=lambda name: (ranks[name][0], name)):
-            key = ranks[label][1]
+        for label in sorted(first, key=lambda name: (_row_rank(first[name], name), name)):
+            key = first[label]
             rows.append(Row(label, key.method, sum(row.method == key.method for row in rows), key.options))
         return tuple(rows)
 
@@ -115,6 +114,8 @@ class Contents:
 
     groups: tuple[Group, ...]
     counts: Counts
+    pictures: Mapping[tuple[str, int], bytes] = field(default_factory=dict)  # by fingerprint and index
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by data set
 
     @property
     def cells(self) -> list[Cell]:
@@ -126,8 +127,8 @@ def read_contents(path: str | os.PathLike[str]) -> Contents:
     with ResultStore(path, create=False) as store:
         cells, failures = store.results(), store.failures()
         absent = [*store.keys("pending"), *store.keys("running")]
-        counts = store.counts()
-    return Contents(tuple(make_groups(cells, failures, absent)), counts)
+        counts, pictures, class_names = store.counts(), store.pictures(), store.class_names()
+    return Contents(tuple(make_groups(cells, failures, absent)), counts, pictures, class_names)
 
 
 def make_groups(cells: Sequence[Cell], failures: Sequence[Failure] = (), absent: Sequence[CellKey] = ()) -> list[Group]:
@@ -189,5 +190,7 @@ def _group_values(key: CellKey) -> tuple[object, ...]:
     return tuple(None if name == "severity" and gradual else getattr(key, name) for name in _TITLE_FIELDS)
 
 
-def _row_rank(key: CellKey) -> tuple[object, ...]:
-    return rank("method", key.method), [rank(name, value) for name, value in sorted(key.option_values.items())]
+def _row_rank(key: CellKey, label: str) -> tuple[object, ...]:
+    """By method; what most lines of a method have in common comes first, then by options."""
+    options = [rank(name, value) for name, value in sorted(key.option_values.items())]
+    return rank("method", key.method), label != key.method, options

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeAlias
 
 from trust_tta.report.charts import Look, legend_marker
 from trust_tta.report.palette import display_name
+
+Runs: TypeAlias = Mapping[str, tuple[int, ...]]  # the places of the runs of each line, by its label
 
 
 @dataclass(frozen=True)
@@ -31,17 +34,22 @@ class Line:
     head: str
     entries: tuple[Entry, ...]
     look: Look | None = None
+    runs: tuple[int, ...] = ()  # that its entries come from, where they do not say so themselves
 
 
 def data_table(name: str, caption: str, header: Sequence[str], lines: Sequence[Line], *, groups: int = 0) -> str:
     """A sortable table with buttons for CSV and LaTeX; the first `groups` columns carry their number in data-d."""
-    heads = [f'<th scope="col"{_column(j, groups)}>{_sorter(text)}</th>' for j, text in enumerate(header)]
+    worded = {j for line in lines for j, entry in enumerate(line.entries, start=1) if entry.role == "words"}
+    heads = [
+        f'<th scope="col"{_column(j, groups)}{_aligned(j in worded)}>{_sorter(text)}</th>'
+        for j, text in enumerate(header)
+    ]
     body = "".join(_row(line, groups) for line in lines)
     several = any(entry.small for line in lines for entry in line.entries)
     spread = '<button type="button" data-spread aria-pressed="false">± std</button>' if several else ""
     return (
         f'<figure class="table" data-name="{escape(name)}"><div class="scroll" tabindex="-1"><table>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{''.join(heads)}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{''.join(heads)}</tr></thead><tbody>{body}</tbody></table></div>"
         f'<div class="tools">{spread}<button type="button" data-save="csv">CSV</button>'
         '<button type="button" data-save="tex">LaTeX</button></div></figure>'
     )
@@ -75,11 +83,16 @@ def dropdown(legend: str, names: Sequence[str], charts: Sequence[str]) -> str:
     return f'<div class="choices">{bar}{panes}</div>'
 
 
+def prose(text: str) -> str:
+    """Escaped text in which a percent sign stays with its number."""
+    return escape(text).replace(" %", "&nbsp;%")
+
+
 def section(title: str, *parts: str, note: str = "", role: str = "") -> str:
     """A titled part of the page; empty where there is nothing to show."""
     if not any(parts):
         return ""
-    said = f'<p class="note">{escape(note)}</p>' if note else ""
+    said = f'<p class="note">{prose(note)}</p>' if note else ""
     return f'<section class="part {role}"><h3>{escape(title)}</h3>{said}{"".join(parts)}</section>'
 
 
@@ -98,6 +111,7 @@ def embedded_json(value: object) -> str:
 def _row(line: Line, groups: int) -> str:
     mark = legend_marker(line.look) if line.look is not None else ""
     series = f' data-s="{line.look.index}"' if line.look is not None else ""
+    series += f' data-r="{",".join(map(str, line.runs))}"' if line.runs else ""
     name = display_name(line.head) if line.look is not None else line.head
     cells = "".join(_entry(entry, _column(j + 1, groups)) for j, entry in enumerate(line.entries))
     return f'<tr{series}><th scope="row"><span class="who">{mark}{escape(name)}</span></th>{cells}</tr>'
@@ -115,6 +129,10 @@ def _entry(entry: Entry, column: str) -> str:
 
 def _column(j: int, groups: int) -> str:
     return f' data-d="{j - 1}"' if 1 <= j <= groups else ""
+
+
+def _aligned(words: bool) -> str:
+    return ' class="words"' if words else ""
 
 
 def _sorter(text: str) -> str:

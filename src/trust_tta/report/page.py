@@ -18,7 +18,6 @@ from trust_tta.report.analyses import Analysis
 from trust_tta.report.analysis_charts import analyses_part
 from trust_tta.report.groups import Contents, Group, read_contents
 from trust_tta.report.palette import palette_css
-from trust_tta.report.pictures import Images
 from trust_tta.report.published import load_published
 from trust_tta.results import Cell, CellKey, Facts
 from trust_tta.results.select import VALUES
@@ -32,35 +31,21 @@ def write_page(
     out_path: str | os.PathLike[str],
     *,
     title: str | None = None,
-    images: Images | None = None,
-    class_names: Sequence[str] = (),
     analyses: Sequence[Analysis] = (),
 ) -> None:
-    """Write the page of a store to `out_path`, whole or not at all.
-
-    `images` are encoded pictures of the kept samples by (domain, index), or by index where all domains share one.
-    """
-    contents = read_contents(store_path)
-    html = render_page(contents, title=title, images=images or {}, class_names=class_names, analyses=analyses)
+    """Write the page of a store to `out_path`, whole or not at all."""
+    html = render_page(read_contents(store_path), title=title, analyses=analyses)
     with replacing(Path(out_path)) as temporary:
         temporary.write_text(html, encoding="utf-8")
 
 
-def render_page(
-    contents: Contents,
-    *,
-    title: str | None = None,
-    images: Images,
-    class_names: Sequence[str] = (),
-    analyses: Sequence[Analysis] = (),
-) -> str:
+def render_page(contents: Contents, *, title: str | None = None, analyses: Sequence[Analysis] = ()) -> str:
     """The page as text."""
     cells, groups = contents.cells, contents.groups
     run_index = {cell.key.digest: i for i, cell in enumerate(cells)}
     facts = _distinct_facts(cells)
-    shown = [
-        _group(i, group, run_index, pictures.samples(group, images, class_names)) for i, group in enumerate(groups)
-    ]
+    album: pictures.Album = {}
+    shown = [_group(i, group, run_index, pictures.samples(group, contents, album)) for i, group in enumerate(groups)]
     if not shown:
         shown = ['<p class="summary lead">The store is empty: nothing has been planned or run yet.</p>']
     return _fill(
@@ -72,7 +57,7 @@ def render_page(
             "groups": _group_menu(groups),
             "body": "".join([*shown, _across(groups), analyses_part(analyses)]),
             "facts": _facts_part(cells, facts),
-            "data": markup.embedded_json(_payload(cells, facts)),
+            "data": markup.embedded_json({**_payload(cells, facts), "pictures": pictures.addresses(album)}),
             "script": _asset("page.js"),
         },
     )
@@ -85,17 +70,20 @@ def _group(i: int, group: Group, run_index: Mapping[str, int], samples: str) -> 
         markup.section("Along the stream", sections.stream(group)),
         markup.section("Before and after the update", sections.before_after(group)),
     )
+    labels = [row.label for row in group.rows]
+    runs = {k: tuple(run_index[cell.key.digest] for cell in series.row_cells(group, k)) for k in labels}
     grid = "".join(f'<div class="cell">{part}</div>' for part in charts_of_group if part)
     parts = [
         sections.words(group),
         sections.pickers(group),
         markup.section("Accuracy", accuracy_table(group, run_index)),
         f'<div class="grid">{grid}</div>' if grid else "",
+        sections.equal_cost(group, load_published(), runs),
         sections.stability(group),
-        sections.calibration(group),
+        sections.calibration(group, runs),
         sections.ablations(group),
         samples,
-        beside.comparisons(group, load_published()),
+        beside.comparisons(group, load_published(), runs),
     ]
     heading = f"<h2>{escape(group.experiment)} <span>{escape(group.title)}</span></h2>"
     return f'<section class="group" id="group-{i}">{heading}{"".join(parts)}</section>'
@@ -113,7 +101,7 @@ def _across(groups: Sequence[Group]) -> str:
 
 
 def _batch_chart(sizes: series.BatchSizes) -> str:
-    return charts.line_chart(f"Batch size: {sizes.title}", sizes.curves, axis="batch size")
+    return charts.line_chart(f"Batch size: {sizes.title}", sizes.curves, axis="batch size", doubling=True)
 
 
 def _group_menu(groups: Sequence[Group]) -> str:

@@ -89,8 +89,9 @@ def display_name(label: str) -> str:
 
 
 def short_name(label: str, most: int = 18) -> str:
-    """A display name for a chart: the values of the options without their names, and not too long."""
-    text = re.sub(r"\w+=", "", display_name(label))
+    """A display name for a chart: where it is too long without the names of its options, and then cut."""
+    text = display_name(label)
+    text = text if len(text) <= most else re.sub(r"\w+=", "", text)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape
-
-from trust_tta.report import charts, markup, series
+from trust_tta.report import budget, charts, markup, series
 from trust_tta.report.groups import Group
-from trust_tta.report.markup import Entry, Line
+from trust_tta.report.markup import Entry, Line, Runs
 from trust_tta.report.palette import display_name, domain_name
-from trust_tta.report.summary import summarise
+from trust_tta.report.published import Published
+from trust_tta.report.summary import at_equal_cost, not_compared, summarise
 from trust_tta.report.tables import SHORT_LABELS
 from trust_tta.results import format_percent, format_value
 
@@ -16,8 +15,8 @@ from trust_tta.results import format_percent, format_value
 def words(group: Group) -> str:
     """The summary, its first sentence larger."""
     first, *rest = summarise(group)
-    more = f"<p>{escape(' '.join(rest))}</p>" if rest else ""
-    return f'<div class="summary"><p class="lead">{escape(first)}</p>{more}</div>'
+    more = f"<p>{markup.prose(' '.join(rest))}</p>" if rest else ""
+    return f'<div class="summary"><p class="lead">{markup.prose(first)}</p>{more}</div>'
 
 
 def pickers(group: Group) -> str:
@@ -59,6 +58,7 @@ def cost(group: Group) -> str:
     if not found:
         return ""
     names, drawn = [], []
+    trails = [sweep.labels for sweep in series.sweeps(group) if sweep.numeric]
     kinds = (("updates", "updates a batch"), ("passes", "forward and backward passes a batch"))
     for name, axis in (*kinds, ("milliseconds", "milliseconds an image")):
         spots = []
@@ -69,10 +69,19 @@ def cost(group: Group) -> str:
                 spots.append(charts.Spot(look[c.row.label], x, c.accuracy, hint))
         if spots:
             names.append({"milliseconds": "time"}.get(name, name))
-            chart = charts.scatter(f"Mean accuracy against {axis}: {group.title}", spots, axis=axis)
-            said = f"Mean accuracy against {axis}; the line joins those that no other beats in both."
+            chart = charts.scatter(f"Mean accuracy against {axis}: {group.title}", spots, axis=axis, trails=trails)
+            said = f"Mean accuracy against {axis}; the dashed line joins those that no other beats in both."
+            said += " Coloured lines join runs of a method that differ in one number." if trails else ""
             drawn.append(markup.drawing(f"accuracy against {name}", said, chart))
     return markup.choices("cost", names, drawn)
+
+
+def equal_cost(group: Group, published: Published, runs: Runs) -> str:
+    """Who is ahead at equal updates and in no more time, in words and numbers, and what each method costs."""
+    said = " ".join([*not_compared(group), *at_equal_cost(group)])
+    tables = [table for table in (budget.duel_table(group, runs), budget.cost_table(group, published, runs)) if table]
+    grid = f'<div class="stack">{"".join(tables)}</div>' if tables else ""
+    return markup.section("At equal cost" if said else "Cost", grid, note=said)
 
 
 def stream(group: Group) -> str:
@@ -103,7 +112,7 @@ def before_after(group: Group) -> str:
     return markup.drawing("before and after", said, chart)
 
 
-def calibration(group: Group) -> str:
+def calibration(group: Group, runs: Runs) -> str:
     """ECE, NLL and Brier score, and a reliability diagram for each method."""
     look = series.looks(group)
     values = ("ece", "nll", "brier", "entropy")
@@ -114,10 +123,13 @@ def calibration(group: Group) -> str:
         texts = [(v, found[v].get(label)) for v in values]
         if any(x is not None for _, x in texts):
             entries = [Entry(format_value(v, x), x, "", _rank(format_value(v, x), lowest.get(v))) for v, x in texts]
-            lines.append(Line(label, tuple(entries), its_look))
-    header = ["method", "ECE in %", "NLL", "Brier", "entropy"]
+            lines.append(Line(label, tuple(entries), its_look, runs.get(label, ())))
+    header = ["method", "ECE in %", "NLL in nats", "Brier score (0 to 2)", "entropy in nats"]
     table = markup.data_table(
-        f"calibration {group.title}", "Calibration, mean over domains; lower is better", header, lines
+        f"calibration {group.title}",
+        "Calibration, mean over domains; lower is better, but for the entropy",
+        header,
+        lines,
     )
     drawn = []
     for label, its_look in look.items():
@@ -128,8 +140,11 @@ def calibration(group: Group) -> str:
             figure = markup.drawing(f"reliability {label}", said, chart, role="tiny")
             drawn.append(f'<div data-s="{its_look.index}">{figure}</div>')
     grid = f'<div class="multiples">{"".join(drawn)}</div>' if drawn else ""
-    note = "Each diagram pools all domains and seeds: accuracy by confidence; on the dashed line the two agree."
-    both = f'<div class="split"><div>{table if lines else ""}</div>{grid}</div>' if lines or drawn else ""
+    note = (
+        "Each diagram pools all domains and seeds, and so does its ECE: accuracy by confidence; on the dashed line the "
+        "two agree."
+    )
+    both = f'<div class="stack">{table if lines else ""}{grid}</div>' if lines or drawn else ""
     return markup.section("Calibration", both, note=note if drawn else "")
 
 
@@ -141,9 +156,17 @@ def stability(group: Group) -> str:
         curves = series.sequence(group, lambda cell: cell.result.accuracy)
         chart = charts.line_chart(f"Stability: {group.title}", curves, axis="", names=names)
         drawn.append(markup.drawing("stability", "Accuracy on one domain after another, without a reset.", chart))
+        found = series.relative(curves)
+        if found is not None and found[1]:
+            against = display_name(found[0].label)
+            title = f"Gain over {against} without a reset: {group.title}"
+            chart = charts.line_chart(title, found[1], axis="", names=names, measure=f"points over {against}")
+            said = f"Gain over {against} on one domain after another: what sinks here does not last."
+            drawn.append(markup.drawing("stability gain", said, chart))
     curves = series.sequence(group, lambda cell: cell.result.clean_accuracy)
     if curves:
-        chart = charts.line_chart(f"Clean accuracy after each domain: {group.title}", curves, axis="", names=names)
+        title = f"Clean accuracy after each domain: {group.title}"
+        chart = charts.line_chart(title, curves, axis="", names=names, measure="clean accuracy in %")
         said = "Accuracy on clean images after each domain: what falls here was forgotten."
         drawn.append(markup.drawing("forgetting", said, chart))
     grid = f'<div class="grid">{"".join(drawn)}</div>' if drawn else ""
@@ -154,15 +177,16 @@ def ablations(group: Group) -> str:
     """How each option that was varied moves the mean accuracy."""
     drawn = []
     for sweep in series.sweeps(group):
-        name = f"{display_name(sweep.method)}: {sweep.option}"
+        option = sweep.option.replace("_", " ")
+        name = f"{display_name(sweep.method)}: {option}"
         look = charts.Look(0, sweep.method, sweep.method)
         if sweep.numeric:
             curve = charts.Curve(look, tuple((float(x), y) for x, y in sweep.points))
-            chart = charts.line_chart(name, [curve], axis=sweep.option)
+            chart = charts.line_chart(name, [curve], axis=option)
         else:
             dots = charts.Dots(look, tuple((y, None) for _, y in sweep.points))
             chart = charts.dot_plot(name, [str(x) for x, _ in sweep.points], [dots])
-        drawn.append(markup.drawing(name, f"Mean accuracy of {display_name(sweep.method)} by {sweep.option}.", chart))
+        drawn.append(markup.drawing(name, f"Mean accuracy of {display_name(sweep.method)} by {option}.", chart))
     return markup.section("Options that were varied", f'<div class="grid free">{"".join(drawn)}</div>' if drawn else "")
 
 

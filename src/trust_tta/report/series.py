@@ -34,6 +34,7 @@ class Sweep:
     method: str
     option: str
     points: tuple[tuple[Any, float], ...]
+    labels: tuple[str, ...]  # of the line at each point
 
     @property
     def numeric(self) -> bool:
@@ -46,6 +47,7 @@ class BatchSizes:
 
     title: str
     dataset: str
+    domains: int  # that each point is the mean of
     curves: tuple[Curve, ...]
 
 
@@ -152,6 +154,16 @@ def sequence(group: Group, value: Callable[[Cell], float | None]) -> list[Curve]
     return curves
 
 
+def relative(curves: Sequence[Curve]) -> tuple[Look, list[Curve]] | None:
+    """Curves over the same places less the first baseline there is, and that baseline; as `gains` does for dots."""
+    base = next((c for method in ("bn", "source") for c in curves if c.look.method == method), None)
+    if base is None:
+        return None
+    kept = [c for c in curves if c is not base and c.look.method != "source"]
+    pairs = [(c, zip(c.points, base.points, strict=True)) for c in kept]
+    return base.look, [Curve(c.look, tuple((x, y - z) for (x, y), (_, z) in both)) for c, both in pairs]
+
+
 def sweeps(group: Group) -> list[Sweep]:
     """For each method, each option that alone tells some of its lines apart."""
     reached = means(group)
@@ -164,8 +176,12 @@ def sweeps(group: Group) -> list[Sweep]:
         for name, chosen in values.items():
             rest = str(sorted((n, str(v)) for n, v in values.items() if n != name))
             found[row.method, name, rest][row.label] = (chosen, reached[row.label])
-    kept = [(m, n, list(points.values())) for (m, n, _), points in found.items() if len(points) > 1]
-    return [Sweep(m, n, tuple(sorted(p, key=_sweep_order))) for m, n, p in kept]
+    kept = [
+        (m, n, sorted(points.items(), key=lambda item: _sweep_order(item[1])))
+        for (m, n, _), points in found.items()
+        if len(points) > 1
+    ]
+    return [Sweep(m, n, tuple(p for _, p in items), tuple(label for label, _ in items)) for m, n, items in kept]
 
 
 def batch_size_curves(groups: Sequence[Group]) -> list[BatchSizes]:
@@ -182,7 +198,7 @@ def batch_size_curves(groups: Sequence[Group]) -> list[BatchSizes]:
         look = {label: found_look for group in members for label, found_look in looks(group).items()}
         curves = tuple(Curve(look[label], tuple(sorted(p))) for label, p in points.items() if len(p) > 1)
         if curves:
-            found.append(BatchSizes(title, members[0].dataset, curves))
+            found.append(BatchSizes(title, members[0].dataset, len(members[0].domains), curves))
     return found
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from trust_tta.report import budget
+from trust_tta.report.budget import Duel
 from trust_tta.report.groups import Group
 from trust_tta.report.palette import display_name, domain_name
 from trust_tta.report.series import Cost, costs, means, row_cells
 from trust_tta.results import Aggregate, Table, format_percent
-
-SAME_BUDGET = 0.02  # two numbers of updates a batch within two percent count as equal
 
 
 def summarise(group: Group) -> list[str]:
@@ -27,7 +27,7 @@ def summarise(group: Group) -> list[str]:
         *_where(group, table, reached),
         *_trust(group, reached),
         *_cost(group, reached),
-        *_equal_updates(costs(group)),
+        *at_equal_cost(group),
         *_gaps(group),
     ]
 
@@ -60,9 +60,25 @@ def _lead(group: Group, table: Table, reached: dict[str, float]) -> str:
     leader = max(reached, key=lambda label: reached[label])
     entry = table.means[table.rows.index(leader)]
     over = "on its only domain" if len(group.domains) == 1 else f"averaged over {len(group.domains)} domains"
-    verb = "leads with" if len(reached) > 1 else "reaches"
     score = f"{format_percent(entry.mean)} % accuracy"
-    return f"On {group.title}, {display_name(leader)} {verb} {score} {over} {_interval(entry)}."
+    first = _level_with(leader, reached)
+    on = f"On {group.dataset} ({group.title.removeprefix(f'{group.dataset}, ')})"
+    if len(first) > 1:
+        where = over.replace("its", "the")
+        return f"{on}, {_some(first)} share the lead with {score} {where}."
+    verb = "leads with" if len(reached) > 1 else "reaches"
+    return f"{on}, {display_name(leader)} {verb} {score} {over} {_interval(entry)}."
+
+
+def _level_with(leader: str, reached: dict[str, float]) -> list[str]:
+    """Those whose mean is the leader's, as shown."""
+    return [label for label in reached if format_percent(reached[label]) == format_percent(reached[leader])]
+
+
+def _some(labels: Sequence[str]) -> str:
+    """Names, the first four of many."""
+    names = [display_name(label) for label in labels]
+    return _join(names) if len(names) <= 5 else _join([*names[:4], f"{len(names) - 4} more"])
 
 
 def _interval(entry: Aggregate) -> str:
@@ -74,20 +90,21 @@ def _interval(entry: Aggregate) -> str:
 
 def _margin(group: Group, reached: dict[str, float]) -> list[str]:
     """The distance to the second, to the source and to batch statistics."""
-    order = sorted(reached, key=lambda label: -reached[label])
-    leader, others = order[0], order[1:]
+    leader, *others = sorted(reached, key=lambda label: -reached[label])
+    level = _level_with(leader, reached)
+    others = [label for label in others if label not in level]
     if not others:
         return []
     difference, half = paired_difference(group, leader, others[0])
     verdict = ""
     if half is not None:
         doubt = ", so these seeds do not tell the two apart" if abs(difference) <= half else ""
-        verdict = f" (± {format_percent(half)} seed by seed{doubt})"
-    above = f"{format_percent(difference)} points above" if format_percent(difference) != "0.0" else "level with"
-    parts = [f"{above} {display_name(others[0])}, the second{verdict}"]
+        verdict = f", ± {format_percent(half)} seed by seed{doubt}"
+    place = "the second" if len(level) == 1 else "the next"
+    parts = [f"{format_percent(difference)} points above {display_name(others[0])} ({place}{verdict})"]
     for method in ("bn", "source"):
         row = group.row(method)
-        if row is not None and row.label in reached and row.label not in (leader, others[0]):
+        if row is not None and row.label in reached and row.label not in (*level, others[0]):
             parts.append(f"{format_percent(reached[leader] - reached[row.label])} above {display_name(row.label)}")
     return [f"That is {_join(parts)}."]
 
@@ -106,12 +123,14 @@ def _where(group: Group, table: Table, reached: dict[str, float]) -> list[str]:
         if gap > 0 and format_percent(found[best]) != format_percent(found[leader]):
             beaten.append((gap, f"{display_name(best)} on {domain_name(domain)} (by {format_percent(gap)})"))
     total = len(table.columns)
+    who = "it" if len(_level_with(leader, reached)) == 1 else display_name(leader)
     if not beaten:
-        return [f"No other method beats it on any of the {total} domains."]
+        return [f"No other method beats {who} on any of the {total} domains."]
     named = [text for _, text in sorted(beaten, key=lambda pair: -pair[0])[:3]]
     verb = "is" if len(beaten) == 1 else "are"
     more = f", and on {len(beaten) - 3} more" if len(beaten) > 3 else ""
-    return [f"It is best on {total - len(beaten)} of {total} domains; ahead of it {verb} {_join(named)}{more}."]
+    where = f"{total - len(beaten)} of {total} domains"
+    return [f"{who[0].upper() + who[1:]} is best on {where}; ahead of it {verb} {_join(named)}{more}."]
 
 
 def _trust(group: Group, reached: dict[str, float]) -> list[str]:
@@ -123,17 +142,17 @@ def _trust(group: Group, reached: dict[str, float]) -> list[str]:
     best = max(trusts, key=lambda label: reached[label])
     leader = max(reached, key=lambda label: reached[label])
     sentences = []
-    if leader not in trusts:
+    if best not in _level_with(leader, reached):
         behind = format_percent(reached[leader] - reached[best])
-        place = "level with" if behind == "0.0" else f"{behind} points behind"
-        sentences.append(f"TRUST does not win here: {display_name(best)} is {place} {display_name(leader)}.")
+        sentences.append(
+            f"TRUST does not win here: {display_name(best)} is {behind} points behind {display_name(leader)}."
+        )
     if naive is not None and naive.label in reached and leader != naive.label:
         gain = reached[best] - reached[naive.label]
-        word = "gains" if gain >= 0 else "loses"
-        sentences.append(
-            f"{display_name(best)} {word} {format_percent(abs(gain))} points on {display_name(naive.label)}, "
-            "which adapts in the default order alone."
-        )
+        points = format_percent(abs(gain))
+        change = f"{'gains' if gain >= 0 else 'loses'} {points} points on" if points != "0.0" else "is level with"
+        adapts = "which adapts in the default order alone"
+        sentences.append(f"{display_name(best)} {change} {display_name(naive.label)}, {adapts}.")
     return sentences
 
 
@@ -153,22 +172,52 @@ def _cost(group: Group, reached: dict[str, float]) -> list[str]:
     return [f"{text}."]
 
 
-def _equal_updates(found: Sequence[Cost]) -> list[str]:
-    """TRUST beside the best other method that makes as many updates, at each number of updates that both have."""
-    pairs: dict[str, tuple[Cost, Cost]] = {}
-    for trust in (cost for cost in found if cost.row.method == "trust" and cost.updates > 0):
-        near = [c for c in found if c.row.method != "trust" and abs(c.updates / trust.updates - 1) <= SAME_BUDGET]
-        level = _short(trust.updates)
-        if near and (level not in pairs or trust.accuracy > pairs[level][0].accuracy):
-            pairs[level] = trust, max(near, key=lambda cost: cost.accuracy)
-    if len(pairs) == 1:
-        ((level, both),) = pairs.items()
-        said = [f"{display_name(c.row.label)} has {format_percent(c.accuracy)} %" for c in both]
-        return [f"At equal updates ({level} a batch), {_join(said)}."]
-    levels = [
-        f"{level} ({format_percent(a.accuracy)} and {format_percent(b.accuracy)} %)" for level, (a, b) in pairs.items()
+def at_equal_cost(group: Group) -> list[str]:
+    """Who is ahead when TRUST and the best other method make as many updates, and when the other takes no more time."""
+    found = costs(group)
+    updates, time = budget.equal_updates(found), budget.equal_time(found)
+    sentences = []
+    if updates:
+        last = updates[-1]
+        sentences.append(f"At equal updates ({_short(last.trust.updates)} a batch) {_verdict(group, last)}.")
+    if len(updates) > 1:
+        ahead = [_short(d.trust.updates) for d in updates if d.gain > 0 and not d.level]
+        behind = [_short(d.trust.updates) for d in updates if d.gain < 0 and not d.level]
+        level = [_short(d.trust.updates) for d in updates if d.level]
+        parts = [f"{word} at {_join(n)}" for word, n in (("ahead", ahead), ("behind", behind), ("level", level)) if n]
+        sentences.append(f"Of the numbers of updates a batch that both have, TRUST is {', '.join(parts)}.")
+    if time:
+        best = max(time, key=lambda duel: duel.trust.accuracy)
+        spent = f"{_short(best.trust.milliseconds or 0.0)} ms an image"
+        sentences.append(f"In no more time than {_named(best.trust)} takes ({spent}), {_verdict(group, best)}.")
+    return sentences
+
+
+def not_compared(group: Group) -> list[str]:
+    """What to run where TRUST has no counterpart that makes as many updates."""
+    found = costs(group)
+    most = max((c.updates for c in found if c.row.method == "trust"), default=0.0)
+    if budget.equal_updates(found) or most == 0 or all(c.row.method == "trust" for c in found):
+        return []
+    return [
+        f"No other method makes as many updates a batch as TRUST ({_short(most)}), so none is compared with it at "
+        f"equal updates; trust_naive with steps = {most:.0f} would be."
     ]
-    return [f"TRUST and the best other method at equal updates a batch: {_join(levels)}."] if levels else []
+
+
+def _verdict(group: Group, duel: Duel) -> str:
+    """ "TRUST is ahead with 80.0 %, TRUST naive has 79.0 %"."""
+    first, second = (duel.trust, duel.other) if duel.gain >= 0 else (duel.other, duel.trust)
+    if duel.level:
+        return f"{_named(duel.trust)} and {_named(duel.other)} are level at {format_percent(duel.trust.accuracy)} %"
+    half = paired_difference(group, first.row.label, second.row.label)[1]
+    doubt = ", though these seeds do not tell the two apart" if half is not None and abs(duel.gain) <= half else ""
+    scores = [f"{format_percent(c.accuracy)} %" for c in (first, second)]
+    return f"{_named(first)} is ahead with {scores[0]}, {_named(second)} has {scores[1]}{doubt}"
+
+
+def _named(cost: Cost) -> str:
+    return display_name(cost.row.label)
 
 
 def _gaps(group: Group) -> list[str]:

@@ -91,7 +91,7 @@ def line(x1: float, y1: float, x2: float, y2: float, role: str) -> str:
     return element("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "class": role})
 
 
-def path(points: Sequence[tuple[float, float]], role: str) -> str:
+def path(points: Sequence[tuple[float, float]], role: str, *, hint: str = "") -> str:
     """A polyline; a point that is not a number lifts the pen."""
     steps: list[str] = []
     pen = "M"
@@ -101,7 +101,8 @@ def path(points: Sequence[tuple[float, float]], role: str) -> str:
             pen = "L"
         else:
             pen = "M"
-    return element("path", {"d": "".join(steps), "class": role}) if steps else ""
+    told = [element("title", {}, escape(hint))] if hint else []
+    return element("path", {"d": "".join(steps), "class": role}, *told) if steps else ""
 
 
 def chart(

@@ -6,12 +6,13 @@ import json
 import math
 from dataclasses import fields, is_dataclass
 from functools import cache
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from trust_tta.errors import DataError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: pictures and class names in stores, the confidence before the update
+LATER = MappingProxyType({"later": True})  # metadata of a field that records of an earlier version do not have
 
 Record = TypeVar("Record")
 
@@ -83,7 +84,7 @@ def decode(kind: Any, data: Any, *, where: str) -> Any:
 
 def _decode_record(kind: Any, data: Any, where: str) -> Any:
     hints = _hints(kind)
-    if not isinstance(data, dict) or data.keys() != hints.keys():
+    if not isinstance(data, dict) or data.keys() | _later(kind) != hints.keys():
         found = sorted(data) if isinstance(data, dict) else type(data).__name__
         raise DataError(f"{where} has the fields {found}, expected {sorted(hints)}; the record was changed")
     return kind(**{name: decode(hints[name], data[name], where=f"{where}.{name}") for name in data})
@@ -93,6 +94,11 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
 def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in fields(kind)}
+
+
+@cache
+def _later(kind: Any) -> frozenset[str]:
+    return frozenset(f.name for f in fields(kind) if "later" in f.metadata)
 
 
 def _name(kind: Any) -> str:

@@ -6,11 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.results.codec import canonical_json, encode
+from trust_tta.results.codec import LATER, canonical_json, encode
 
 BINS = 15
 
@@ -95,8 +95,9 @@ class SamplePrediction:
     index: int  # in the data set
     label: int
     before: int | None
-    after: int
-    confidence: float
+    after: int  # -1 where the output held a NaN; so too before
+    confidence: float  # in `after`
+    confidence_before: float | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,16 @@ APPLICATION_ID = 0x54727354  # "TrsT", at byte 68 of the file
 BUSY_SECONDS = 60.0
 
 _MAGIC = b"SQLite format 3\x00"
+# Pictures belong to a stream, not to a cell: all methods that met the stream share them.
+_PICTURES = """
+CREATE TABLE pictures (
+    fingerprint TEXT NOT NULL,
+    place INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    PRIMARY KEY (fingerprint, place)
+) WITHOUT ROWID;
+CREATE TABLE classes (dataset TEXT PRIMARY KEY, names TEXT NOT NULL) WITHOUT ROWID;
+"""
 _TABLES = f"""
 PRAGMA application_id = {APPLICATION_ID};
 CREATE TABLE store (schema_version INTEGER NOT NULL);
@@ -34,6 +44,7 @@ CREATE TABLE cells (
     CHECK ((status = 'running') = (token IS NOT NULL AND claimant IS NOT NULL AND expires IS NOT NULL)),
     CHECK (status != 'failed' OR message IS NOT NULL)
 ) WITHOUT ROWID;
+{_PICTURES}
 """
 
 
@@ -52,7 +63,7 @@ def create_file(path: Path) -> None:
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open an existing store; a file that is none, is damaged or is newer is refused and left as it was."""
+    """Open an existing store, an older one made new; one that is none, damaged or newer is refused and left alone."""
     _check_header(path)
     connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
     try:
@@ -60,6 +71,8 @@ def open_file(path: Path) -> sqlite3.Connection:
         (version,) = connection.execute("SELECT schema_version FROM store").fetchone() or (None,)
         check_schema(version, what=f"the results store '{path}'")
         (health,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if health == "ok":
+            _upgrade(connection)
     except sqlite3.DatabaseError as error:
         connection.close()
         raise unusable(path, error) from error
@@ -70,6 +83,23 @@ def open_file(path: Path) -> sqlite3.Connection:
         connection.close()
         raise damaged(path, health)
     return connection
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Bring a store of version 1, which has no pictures, to the present version, unless another process has."""
+    query = "SELECT schema_version FROM store"
+    if connection.execute(query).fetchone() == (SCHEMA_VERSION,):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if connection.execute(query).fetchone() == (1,):
+            for statement in filter(str.strip, _PICTURES.split(";")):
+                connection.execute(statement)
+            connection.execute("UPDATE store SET schema_version = ?", [SCHEMA_VERSION])
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 def unusable(path: Path, error: sqlite3.DatabaseError) -> DataError | StateError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,6 +124,27 @@ class ResultStore:
         row = (key.digest, to_json(key), to_json(bare), _pack(result.course), to_json(facts))
         with self._transaction() as connection:
             return connection.execute(_FINISH, row).rowcount == 1
+
+    def keep_pictures(self, key: CellKey, pictures: Mapping[int, bytes], *, class_names: Sequence[str] = ()) -> None:
+        """Keep encoded pictures of images of the key's stream, by index, once for all cells of that stream."""
+        rows = [(key.fingerprint, index, content) for index, content in pictures.items()]
+        with self._transaction() as connection:
+            connection.executemany("INSERT INTO pictures VALUES (?, ?, ?) ON CONFLICT DO NOTHING", rows)
+            if class_names:
+                names = json.dumps(list(class_names))
+                connection.execute("INSERT INTO classes VALUES (?, ?) ON CONFLICT DO NOTHING", [key.dataset, names])
+
+    def pictures(self) -> dict[tuple[str, int], bytes]:
+        """The kept pictures by the fingerprint of their stream and their index in the data set."""
+        with self._reading() as connection:
+            rows = connection.execute("SELECT fingerprint, place, content FROM pictures").fetchall()
+        return {(fingerprint, place): content for fingerprint, place, content in rows}
+
+    def class_names(self) -> dict[str, tuple[str, ...]]:
+        """The names of the classes of each data set of which pictures were kept."""
+        with self._reading() as connection:
+            rows = connection.execute("SELECT dataset, names FROM classes").fetchall()
+        return {dataset: tuple(json.loads(names)) for dataset, names in rows}
 
     def fail(self, key: CellKey, message: str) -> None:
         """Record that a cell ended in an error; a cell another process holds or has finished stays as it is."""

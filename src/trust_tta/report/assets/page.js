@@ -14,6 +14,9 @@
     remember(root.dataset.theme);
   });
 
+  // Pictures: each is stored once, however often it is shown.
+  for (const image of all("img[data-p]")) image.src = data.pictures[image.dataset.p];
+
   // Groups: one at a time.
   const menu = document.getElementById("group");
   const groups = all("section.group");
@@ -111,7 +114,8 @@
     tip.style.top = `${above > 4 ? above : box.bottom + 6}px`;
   };
   const hideTip = () => { tip.hidden = true; };
-  const runsOf = (cell) => cell.dataset.r.split(",").map((i) => {
+  const sources = (cell) => cell.matches(".theirs, .gap:not([data-r])") ? "" : cell.dataset.r ?? cell.parentElement.dataset.r ?? "";
+  const runsOf = (cell) => sources(cell).split(",").map((i) => {
     const run = Object.fromEntries(data.header.map((name, k) => [name, data.runs[i][k]]));
     run.options = data.options[run.options];
     return run;
@@ -147,9 +151,11 @@
   const trace = document.getElementById("trace");
   const make = (name, text) => { const item = document.createElement(name); item.textContent = text; return item; };
   const openTrace = (cell) => {
-    if (!cell.dataset.r) return;
+    if (!sources(cell)) return;
     hideTip();
-    document.getElementById("trace-title").textContent = cell.dataset.tip.split("\n")[0];
+    const told = cell.dataset.tip ? cell.dataset.tip.split("\n")[0] : "";
+    const heads = [cell.parentElement.cells[0], cell.closest("table").tHead.rows[0].cells[cell.cellIndex]];
+    document.getElementById("trace-title").textContent = told || heads.map((head) => head.textContent).join(": ");
     document.getElementById("trace-body").replaceChildren(...runsOf(cell).map((run) => {
       const box = make("div", "");
       box.className = "run";
@@ -168,7 +174,10 @@
     }));
     trace.showModal();
   };
-  document.addEventListener("click", (event) => { const cell = told(event.target); if (cell) openTrace(cell); });
+  document.addEventListener("click", (event) => {
+    const cell = event.target instanceof Element ? event.target.closest("figure.table td") : null;
+    if (cell) openTrace(cell);
+  });
   trace.addEventListener("click", (event) => { if (event.target === trace) trace.close(); });
 
   // Saving: figures as SVG with the colours they have now, tables as CSV and LaTeX as they stand now.

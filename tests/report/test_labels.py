@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.report.samples import make_cell
+from trust_tta.report.groups import make_groups
+from trust_tta.report.labels import row_labels
+
+
+def labels_of(*variants: dict[str, object]) -> list[str]:
+    keys = [make_cell("trust", "fog", options=json.dumps(options)).key for options in variants]
+    return [row_labels(keys)(key) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("variants", "expected"),
+    [
+        ([{"k": 6, "lr": 1.0}], ["trust"]),
+        ([{"k": 2, "lr": 1.0}, {"k": 6, "lr": 1.0}], ["trust (k=2)", "trust (k=6)"]),
+        (
+            [{"k": 6, "m": "mean"}, {"k": 2, "m": "mean"}, {"k": 6, "m": "slerp"}],
+            ["trust", "trust (k=2)", "trust (m=slerp)"],
+        ),
+        ([{"k": 6, "a": 1}, {"k": 6, "a": 2}, {"a": 1}], ["trust (k=6)", "trust (a=2, k=6)", "trust"]),
+    ],
+    ids=["alone", "a pair", "around a common setting", "an option not all have"],
+)
+def test_what_most_lines_share_goes_without_saying(variants: list[dict[str, object]], expected: list[str]) -> None:
+    assert labels_of(*variants) == expected
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), min_size=1, max_size=8))
+def test_different_options_never_share_a_label(variants: list[dict[str, object]]) -> None:
+    labels = labels_of(*variants)
+    assert len(set(labels)) == len({json.dumps(options, sort_keys=True) for options in variants})
+
+
+def test_the_common_line_comes_first_with_the_method_s_own_marker() -> None:
+    options = [{"k": 6, "m": "mean"}, {"k": 2, "m": "mean"}, {"k": 6, "m": "entropy"}]
+    (group,) = make_groups([make_cell("trust", "fog", options=json.dumps(o)) for o in options])
+    assert [(row.label, row.variant) for row in group.rows] == [
+        ("trust", 0),
+        ("trust (k=2)", 1),
+        ("trust (m=entropy)", 2),
+    ]
