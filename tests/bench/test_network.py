@@ -83,7 +83,7 @@ def test_other_classes_than_the_data_has_are_refused(tmp_path: Path) -> None:
     dataset = DataSource(DataConfig(dataset="sample")).clean()
     checkpoint = find_checkpoint(config, domain="clean")
     with pytest.raises(ConfigError, match="tells 7 classes apart and sample has 10"):
-        load_network(config, checkpoint, dataset=dataset, device=torch.device("cpu"))
+        load_network(checkpoint, dataset=dataset, device=torch.device("cpu"))
 
 
 def test_what_is_left_to_do_depends_on_how_images_lie_on_disk() -> None:

@@ -144,3 +144,59 @@ def test_a_broken_option_is_refused(text: str) -> None:
 def test_a_broken_list_of_numbers_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="is not a list of whole numbers"):
         numbers("1,x")
+
+
+SMALL = """
+[small]
+methods = ["tent"]
+data = {{ dataset = "sample", domains = ["fog"], limit = 32 }}
+store = "{folder}/small.sqlite"
+"""
+
+
+def test_the_small_scale_runs_into_its_own_store(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with config.open("a", encoding="utf-8") as file:
+        file.write(SMALL.format(folder=tmp_path))
+    assert main(["bench", str(config), "--small"]) == 0
+    assert f"results are in {tmp_path}/small.sqlite" in capsys.readouterr().out
+    assert not (tmp_path / "results.sqlite").exists()
+    with ResultStore(tmp_path / "small.sqlite", create=False) as store:
+        (cell,) = store.results()
+    assert (cell.key.experiment, cell.key.method, cell.key.domain) == ("tiny-small", "tent", "fog")
+
+
+def test_parts_run_one_after_the_other_and_one_that_cannot_does_not_stop_them(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = config.read_text(encoding="utf-8")
+    head = "\n".join(line for line in text.splitlines() if not line.startswith("data."))
+    parts = [
+        f'{{ dataset = "cifar10-c", root = "{tmp_path}/nothing" }}',
+        '{ dataset = "sample", domains = ["snow"], limit = 32 }',
+    ]
+    config.write_text(head + "".join(f"\n[[parts]]\ndata = {part}" for part in parts), encoding="utf-8")
+    assert main(["bench", str(config), "--methods", "source"]) == 1
+    out, err = capsys.readouterr()
+    assert out.index("part 1 of 2: cifar10-c") < out.index("part 2 of 2: sample") < out.index("source  snow")
+    assert len(err.splitlines()) == 1
+    assert "cifar10-c was not run:" in err
+    assert main(["bench", str(config), "--methods", "source", "--dataset", "sample"]) == 0
+    assert "part 1" not in capsys.readouterr().out
+    assert main(["bench", str(config), "--dataset", "cifar10-c"]) == 2
+
+
+def test_a_committed_configuration_runs_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the shipped network, with fewer images than it names; the page of its store is written from it."""
+    monkeypatch.chdir(tmp_path)
+    path = Path(__file__).parents[2] / "configs" / "paper" / "two_orders.toml"
+    flags = ["--small", "--limit", "16", "--batch-size", "8", "--seeds", "0", "--domains", "contrast"]
+    assert main(["bench", str(path), *flags]) == 0
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert "trust, 2 orders" in rows
+    assert main(["report", "runs/two_orders-small.sqlite", "--quiet"]) == 0
+    page = (tmp_path / "runs" / "two_orders-small.html").read_text(encoding="utf-8")
+    assert "two_orders-small" in page

@@ -17,7 +17,7 @@ from trust_tta.cli.rank import heat_map
 from trust_tta.data.transforms import find_preset
 from trust_tta.models.factory import create_model
 from trust_tta.orders import ScanOrder
-from trust_tta.report.analyses import EntropyByOrder, read_analyses
+from trust_tta.results.analyses import EntropyByOrder, read_analyses
 
 
 def test_orders_by_entropy(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +53,7 @@ def _entropy(folder: Path, domain: str) -> float:
 
 def test_the_heat_map_shows_low_and_high() -> None:
     domains = {"fog": {"abcd": 0.0, "badc": 1.0}, "snow": {"abcd": 0.4, "badc": 0.6}}
-    ranking = Ranking("x", 5, 10, "", domains, {"abcd": 0.2, "badc": 0.8})
+    ranking = Ranking("x", 5, 10, domains, {"abcd": 0.2, "badc": 0.8})
     assert heat_map(ranking, 1, shades=".:+#").splitlines()[2:] == [
         f"* abcd  0.200  {'#' * 8:<30}  .:",
         f"  badc  0.800  {'#' * 30}  #+",
@@ -63,3 +63,15 @@ def test_the_heat_map_shows_low_and_high() -> None:
 def test_an_impossible_k_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rank", str(config), "--k", "25"]) == 2
     assert "there are 24 orders" in capsys.readouterr().err
+
+
+def test_a_folder_gets_a_record_for_each_domain(config: Path, tmp_path: Path) -> None:
+    assert main(["rank", str(config), "--k", "2", "--json", str(tmp_path / "mean.json"), "--limit", "20"]) == 0
+    assert main(["rank", str(config), "--k", "2", "--json", str(tmp_path / "each"), "--limit", "20"]) == 0
+    (mean,), each = read_analyses([tmp_path / "mean.json"]), read_analyses([tmp_path / "each"])
+    assert sorted(path.name for path in (tmp_path / "each").iterdir()) == ["orders-contrast.json", "orders-fog.json"]
+    by_order = [dict(zip(r.orders, r.entropy, strict=True)) for r in (mean, *each) if isinstance(r, EntropyByOrder)]
+    assert [record.title for record in each] == ["contrast", "fog"]
+    for order, value in by_order[0].items():
+        assert value == pytest.approx((by_order[1][order] + by_order[2][order]) / 2)
+    assert by_order[1]["abcd"] == pytest.approx(_entropy(tmp_path, "contrast"), rel=1e-5)

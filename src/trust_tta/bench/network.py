@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ class Checkpoint:
 
     file: Path
     variant: str
+    overrides: Mapping[str, Any]  # fields in which the network differs from the variant
     num_classes: int | None
     preprocessing: Preprocessing
     digest: str
@@ -51,21 +53,26 @@ def find_checkpoint(config: ModelConfig, *, domain: str) -> Checkpoint:
     classes = config.num_classes or (known.num_classes if known else _whole(metadata.get("num_classes")))
     stated = _stated_preprocessing(known, metadata, file)
     return Checkpoint(
-        file, variant, classes, _choose(config.preprocessing, stated, variant, file), checkpoint_digest(file)
+        file=file,
+        variant=variant,
+        overrides={**_stated_overrides(metadata, file), **config.overrides},
+        num_classes=classes,
+        preprocessing=_choose(config.preprocessing, stated, variant, file),
+        digest=checkpoint_digest(file),
     )
 
 
-def load_network(config: ModelConfig, checkpoint: Checkpoint, *, dataset: Dataset, device: torch.device) -> VMamba:
+def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.device) -> VMamba:
     """The network in evaluation mode; one with other classes than the data set is refused."""
     classes = len(dataset.class_names)
-    outputs = int(checkpoint.num_classes or config.overrides.get("num_classes") or classes)
+    outputs = int(checkpoint.num_classes or checkpoint.overrides.get("num_classes") or classes)
     fits = outputs >= classes if dataset.name in _BARE_LABELS else outputs == classes
     if not fits:
         raise ConfigError(
             f"'{checkpoint.file}' tells {outputs} classes apart and {dataset.name} has {classes}; "
             "give a checkpoint that was trained or fine-tuned on these classes"
         )
-    overrides = {name: value for name, value in config.overrides.items() if name != "num_classes"}
+    overrides = {name: value for name, value in checkpoint.overrides.items() if name != "num_classes"}
     model = create_model(checkpoint.variant, num_classes=outputs, checkpoint=checkpoint.file, **overrides)
     return model.to(device)
 
@@ -109,6 +116,17 @@ def _stated_preprocessing(known: Pretrained | None, metadata: Mapping[str, str],
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"the preprocessing stated in '{file}' cannot be read ({error!r}); give model.preprocessing"
+        ) from error
+
+
+def _stated_overrides(metadata: Mapping[str, str], file: Path) -> dict[str, Any]:
+    """How the network differs from its variant, as `train --set` wrote it; tuples become lists in JSON."""
+    try:
+        stated = json.loads(metadata.get("overrides", "{}"))
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"the overrides stated in '{file}' cannot be read ({error!r}); give model.overrides"
         ) from error
 
 

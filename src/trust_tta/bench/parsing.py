@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from trust_tta.bench.aliases import merge, translate
 from trust_tta.bench.config import (
     ARRAY,
     CLEAN,
@@ -21,6 +20,7 @@ from trust_tta.bench.config import (
     StreamPlan,
 )
 from trust_tta.bench.fields import Fields
+from trust_tta.bench.scales import PARTS, change, full_scale, pick_parts, small_scale
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
 from trust_tta.data.settings import parse_setting
 from trust_tta.data.specs import find_domain, find_spec
@@ -32,26 +32,67 @@ from trust_tta.models.variants import VARIANTS
 from trust_tta.results.codec import canonical_json
 
 
-def read_config(path: Path | None, changes: Mapping[str, Any] | None = None) -> RunConfig:
-    """The experiment of a TOML file (None: of `changes` alone), with the `changes` of the command line made to it."""
-    content: dict[str, Any] = {}
-    if path is not None:
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(
-                f"the configuration '{path}' cannot be read ({error.strerror}); give a TOML file"
-            ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the configuration '{path}' is not TOML: {error}") from error
-    name = "experiment" if path is None else path.stem
-    return parse_config(_change(translate(content), changes or {}), name=name, origin=str(path or "the command line"))
+def read_config(path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False) -> RunConfig:
+    """The only experiment of a TOML file (None: of `changes` alone), with the `changes` of the command line."""
+    parts = read_parts(path, changes, small=small)
+    if len(parts) > 1:
+        names = ", ".join(part.data.dataset for part in parts)
+        raise ConfigError(f"{path} has {len(parts)} parts ({names}); choose one with --dataset")
+    return parts[0]
+
+
+def read_parts(
+    path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False
+) -> tuple[RunConfig, ...]:
+    """The experiments of a TOML file, one for each of its parts, or the one of its small scale.
+
+    Of several parts, a data set among the `changes` picks its own. The small scale is checked even if not chosen.
+    """
+    content, changes = {} if path is None else _load(path), changes or {}
+    mistakes: list[str] = []
+    name, origin = ("experiment", "the command line") if path is None else (path.stem, str(path))
+    little = small_scale(content, name=name, mistakes=mistakes)
+    chosen = full_scale(content, mistakes)
+    if small:
+        if little is None and not mistakes:
+            raise ConfigError(f"{origin} has no section [small]; leave out --small, or write one")
+        chosen = [little] if little is not None else []
+    elif PARTS in content and "dataset" in changes.get("data", {}):
+        chosen = pick_parts(chosen, changes["data"]["dataset"])
+    configs = tuple(_parse(tables.where, change(tables.content, changes), name, mistakes) for tables in chosen)
+    if little is not None and not small:
+        _parse(little.where, little.content, name, mistakes)
+    _refuse(mistakes, origin)
+    return configs
 
 
 def parse_config(content: Mapping[str, Any], *, name: str, origin: str) -> RunConfig:
     """The experiment that nested tables describe; all mistakes in one ConfigError."""
     mistakes: list[str] = []
-    top = Fields(content, mistakes)
+    config = _parse("", content, name, mistakes)
+    _refuse(mistakes, origin)
+    return config
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the configuration '{path}' cannot be read ({error.strerror}); give a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration '{path}' is not TOML: {error}") from error
+
+
+def _refuse(mistakes: list[str], origin: str) -> None:
+    if mistakes:
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        raise ConfigError(f"{origin} has {count}: {'; '.join(mistakes)}")
+
+
+def _parse(where: str, content: Mapping[str, Any], name: str, mistakes: list[str]) -> RunConfig:
+    """One experiment; its mistakes are noted behind `where` it is, those of a section shared by several only once."""
+    found: list[str] = []
+    top = Fields(content, found)
     experiment = top.text("experiment", name)
     config = RunConfig(
         experiment=experiment,
@@ -66,11 +107,10 @@ def parse_config(content: Mapping[str, Any], *, name: str, origin: str) -> RunCo
         keep_samples=top.whole("keep_samples", 0),
         confusion=top.flag("confusion", False),
     )
-    _check_together(config, mistakes)
+    _check_together(config, found)
     top.close()
-    if mistakes:
-        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise ConfigError(f"{origin} has {count}: {'; '.join(mistakes)}")
+    told = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in mistakes}
+    mistakes += [f"{where}{mistake}" for mistake in found if mistake not in told]
     return config
 
 
@@ -214,24 +254,3 @@ def _method(top: Fields, number: int, entry: Any, shared: Mapping[str, Any]) -> 
         return None
     wanted = {name: value for name, value in shared.items() if name in valid}
     return MethodConfig(name=name, label=str(values.get("label", "")), options={**wanted, **options})
-
-
-def _change(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with the changes of a command line: `methods` picks among those given, `method_options` sets."""
-    rest = {name: value for name, value in changes.items() if name not in ("methods", "method_options")}
-    merged = merge(content, rest)
-    entries = merged.get("methods", [])
-    tables = [{"name": e} if isinstance(e, str) else e for e in (entries if isinstance(entries, list) else [entries])]
-    if "methods" in changes:
-        tables = _pick(tables, changes["methods"])
-    for method, option, value in changes.get("method_options", ()):
-        if method not in [table.get("name") for table in tables]:
-            raise ConfigError(f"the option {method}.{option} is for a method that is not run; add it to --methods")
-        tables = [{**table, option: value} if table.get("name") == method else table for table in tables]
-    merged["methods"] = tables
-    return merged
-
-
-def _pick(tables: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The tables with these names, in this order; a name without a table stands for the method's defaults."""
-    return [table for name in names for table in ([t for t in tables if t.get("name") == name] or [{"name": name}])]

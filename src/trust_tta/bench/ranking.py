@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.environment import choose_device
-from trust_tta.bench.network import load_network
-from trust_tta.bench.plan import make_plan
-from trust_tta.bench.sources import DataSource, prepare
+from trust_tta.bench.opened import Opened
 from trust_tta.data.streams import Domain
 from trust_tta.methods.ranking import rank_orders
+from trust_tta.results.analyses import EntropyByOrder
 
 
 @dataclass(frozen=True)
@@ -24,42 +22,44 @@ class Ranking:
     dataset: str
     severity: int | None
     images: int
-    checkpoint: str
     domains: dict[str, dict[str, float]]
     mean: dict[str, float]
+
+    @property
+    def title(self) -> str:
+        level = f" at severity {self.severity}" if self.severity else ""
+        return f"{self.dataset}{level}, {self.images} images"
 
     def best(self, k: int) -> list[str]:
         """The `k` orders of lowest mean entropy."""
         return list(self.mean)[:k]
 
+    def mean_record(self, k: int, *, title: str) -> EntropyByOrder:
+        """The mean over the domains."""
+        return EntropyByOrder(title=title, orders=tuple(self.mean), entropy=tuple(self.mean.values()), k=k)
+
+    def domain_records(self, k: int) -> dict[str, EntropyByOrder]:
+        """A record for each domain, by its name."""
+        return {
+            domain: EntropyByOrder(title=domain, orders=tuple(values), entropy=tuple(values.values()), k=k)
+            for domain, values in self.domains.items()
+        }
+
 
 def rank_domains(config: RunConfig, *, start: Callable[[int], None], beat: Callable[[], None]) -> Ranking:
     """Rank the orders on each domain; `start` hears the number of batches, `beat` each one."""
-    source = DataSource(config.data)
-    plan = make_plan(config, source)
-    device = choose_device(config.device)
-    batch_size, seed = config.stream.batch_sizes[0], config.stream.seeds[0]
-    stream = source.stream(config.stream, batch_size=batch_size, seed=seed, workers=0)
-    domains = [prepare(domain, plan.preprocessing[domain.dataset.domain]) for domain in stream]
-    start(sum(len(domain.batches) for domain in domains))
+    opened = Opened(config)
+    start(sum(len(domain.batches) for domain in opened.domains))
     found: dict[str, dict[str, float]] = {}
-    model, loaded = None, ""
-    for domain in domains:
-        checkpoint = plan.checkpoints[domain.dataset.domain]
-        if model is None or loaded != checkpoint.digest:
-            model, loaded = (
-                load_network(config.model, checkpoint, dataset=domain.dataset, device=device),
-                checkpoint.digest,
-            )
-        ranked = rank_orders(model, _images(domain, device, beat))
+    for domain in opened.domains:
+        ranked = rank_orders(opened.network(domain), _images(domain, opened.device, beat))
         found[domain.name] = {str(order): value for order, value in ranked}
     means = {order: sum(by[order] for by in found.values()) / len(found) for order in next(iter(found.values()))}
-    first = domains[0].dataset
+    first = opened.domains[0].dataset
     return Ranking(
         dataset=first.name,
         severity=first.severity,
-        images=sum(domain.batches.images for domain in domains),
-        checkpoint=loaded,
+        images=sum(domain.batches.images for domain in opened.domains),
         domains=found,
         mean=dict(sorted(means.items(), key=lambda pair: (pair[1], pair[0]))),
     )

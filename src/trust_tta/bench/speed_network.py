@@ -60,6 +60,7 @@ def network_jobs(model: VMamba, *, backend: str, dtype: str, batch: int, size: i
     """Everything that is compared at one batch size; a batch of one cannot be split among orders."""
     works: list[tuple[str, int | None, Maker]] = [
         ("forward", None, _forward),
+        ("forward by the method 'source'", None, _source),
         ("forward and backward", None, _forward_and_backward),
         ("Tent", None, _method("tent")),
         ("TRUST naive", 1, _method("trust_naive")),
@@ -162,6 +163,12 @@ def _forward(model: VMamba, images: Tensor) -> Iterator[Work]:
         return logits
 
     yield work
+
+
+def _source(model: VMamba, images: Tensor) -> Iterator[Work]:
+    """As the methods do it: on a GPU a recorded pass."""
+    method = create_method("source", model)
+    yield lambda: method(images)
 
 
 def _forward_and_backward(model: VMamba, images: Tensor) -> Iterator[Work]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli.common import add_run_arguments, changes, names, option, wait_politely
-from trust_tta.errors import ConfigError, TrustError
+from trust_tta.errors import CheckpointError, ConfigError, DataError, TrustError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,8 @@ EXAMPLES = """\
   trust-tta bench configs/cifar10c_online.toml --root ~/data
   trust-tta bench configs/cifar10c_online.toml --methods source,tent,trust --seeds 0,1,2 --option trust.k=4
   trust-tta bench --checkpoint net.pth --model vmamba_nano --dataset sample --domains fog,snow --methods bn,trust
+  trust-tta bench configs/paper/table1.toml --small     the same experiment on the shipped network and images
+  trust-tta bench configs/paper/table1.toml --dataset imagenet-c   one part of a configuration that has several
   trust-tta bench configs/demo.toml --list              what would be run, and what is done already
   trust-tta bench configs/demo.toml --export demo.csv   run what is missing, then write one row a cell"""
 
@@ -31,6 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--option", type=option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help="may be repeated"
     )
+    parser.add_argument("--small", action="store_true", help="run what the section [small] of the configuration says")
     parser.add_argument("--clean-after", action="store_true", help="measure clean accuracy after each domain")
     parser.add_argument("--keep-samples", type=int, metavar="N", help="keep the predictions of N images of each domain")
     parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed before")
@@ -40,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     wait_politely()
-    from trust_tta.bench.parsing import read_config
+    from trust_tta.bench.parsing import read_parts
 
     if arguments.export and Path(arguments.export).suffix not in (".csv", ".parquet"):
         raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
@@ -51,16 +54,40 @@ def run(arguments: Namespace) -> None:
         changed["clean_after"] = True
     if arguments.keep_samples is not None:
         changed["keep_samples"] = arguments.keep_samples
-    config = read_config(Path(arguments.config) if arguments.config else None, changed)
+    parts = read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
     if arguments.list:
-        list_cells(config)
+        for config in parts:
+            list_cells(config)
         return
-    cells, failed = run_cells(config, retry=arguments.retry_failed)
-    print_results(config, cells)
+    cells, problems = run_parts(parts, retry=arguments.retry_failed)
     if arguments.export:
         export(cells, Path(arguments.export))
-    if failed:
-        raise TrustError(f"{failed} cells failed, for the reasons above; mend them and run with --retry-failed")
+    if problems:
+        raise TrustError("; ".join(problems))
+
+
+def run_parts(parts: Sequence[RunConfig], *, retry: bool = False) -> tuple[list[Cell], list[str]]:
+    """Run experiments one after the other, with their tables; all finished cells, and a line for each that failed.
+
+    Of several, one that cannot be run (its data or network is missing) does not keep the others from running.
+    """
+    cells: list[Cell] = []
+    problems: list[str] = []
+    for number, config in enumerate(parts, start=1):
+        if len(parts) > 1:
+            print(f"part {number} of {len(parts)}: {config.data.dataset}")
+        try:
+            found, failed = run_cells(config, retry=retry)
+        except (CheckpointError, ConfigError, DataError) as error:
+            if len(parts) == 1:
+                raise
+            problems.append(f"{config.data.dataset} was not run: {error}")
+            continue
+        print_results(config, found)
+        cells += found
+        if failed:
+            problems.append(f"{failed} cells failed, for the reasons above; mend them and run with --retry-failed")
+    return cells, problems
 
 
 def run_cells(config: RunConfig, *, retry: bool = False) -> tuple[list[Cell], int]:

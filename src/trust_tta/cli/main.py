@@ -18,7 +18,9 @@ from trust_tta._version import __version__
 from trust_tta.errors import CheckpointError, ConfigError, DataError, ShapeError, TrustError
 
 # To add a command: write trust_tta/cli/<name>.py with the four members of `Command`, and name it here.
-COMMANDS = ("demo", "bench", "rank", "corrupt", "data", "train", "finetune", "report", "speed", "doctor")
+COMMANDS = (
+    "demo", "bench", "rank", "analyse", "paper", "corrupt", "data", "train", "finetune", "report", "speed", "doctor",
+)  # fmt: skip
 
 MISUSES = (CheckpointError, ConfigError, DataError, ShapeError)
 

@@ -1,0 +1,216 @@
+"""Analyses that are no cells: the loss around adapted networks, how far they lie apart, and the memory of K orders."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.opened import Opened
+from trust_tta.bench.speed_network import take_orders
+from trust_tta.data.streams import Domain
+from trust_tta.errors import BackendError, ConfigError, DataError
+from trust_tta.methods import merging
+from trust_tta.methods.registry import create_method
+from trust_tta.methods.trust import Trust, choose_orders
+from trust_tta.orders import ScanOrder
+from trust_tta.results.analyses import LossSurface, MemoryByK, SurfacePoint, WeightNorms
+
+MEMORY_COUNTS = (1, 2, 4, 6, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """The plane through three sets of weights: an origin and two directions of length one at right angles."""
+
+    origin: list[Tensor]
+    right: list[Tensor]
+    up: list[Tensor]
+    corners: tuple[tuple[float, float], ...]  # of the three sets
+
+    def at(self, x: float, y: float) -> list[Tensor]:
+        """The weights at a point, computed in float64."""
+        parts = zip(self.origin, self.right, self.up, strict=True)
+        return [(origin.double() + x * right + y * up).to(origin) for origin, right, up in parts]
+
+
+@dataclass(frozen=True, eq=False)
+class Adapted:
+    """A method, the weights that each of its orders gave on the last batch, and all batches of the domain."""
+
+    method: Trust
+    weights: list[list[Tensor]]
+    batches: list[tuple[Tensor, Tensor]]
+
+    def loss(self, weights: Sequence[Tensor]) -> float:
+        """The cross-entropy of the true labels over all images, in the order of evaluation, with these weights."""
+        self.method.load_snapshot(weights)
+        total = 0.0
+        with torch.no_grad():
+            for images, labels in self.batches:
+                logits = self.method.model(images, order=self.method.evaluate_order)
+                total += float(F.cross_entropy(logits.double(), labels, reduction="sum"))
+        return total / sum(len(labels) for _, labels in self.batches)
+
+
+def adapt_under_orders(opened: Opened, domain: Domain, orders: Sequence[ScanOrder]) -> Adapted:
+    """Adapt to the domain online as TRUST does, and stop on the last batch before the weights are averaged."""
+    options = {**trust_options(opened.config), "orders": [str(order) for order in orders]}
+    method = cast(Trust, create_method("trust", opened.network(domain), **options))
+    batches = opened.images(domain)
+    for images, _ in batches[:-1]:
+        method(images)
+    weights, _ = method.forward_and_adapt(batches[-1][0])
+    if len(weights) != len(orders):
+        raise DataError(f"an update on {domain.name} was not finite, so not every order has weights; lower the lr")
+    return Adapted(method, [[tensor.clone() for tensor in each] for each in weights], batches)
+
+
+def trust_options(config: RunConfig) -> dict[str, Any]:
+    """The options of the experiment's first TRUST, or none."""
+    return next((dict(method.options) for method in config.methods if method.name == "trust"), {})
+
+
+def trust_orders(config: RunConfig) -> list[ScanOrder]:
+    options = trust_options(config)
+    return choose_orders(options.get("orders"), options.get("k", 6))
+
+
+def loss_surface(
+    opened: Opened, domain: Domain, *, points: int, start: Callable[[int], None], beat: Callable[[], None]
+) -> LossSurface:
+    """The loss on `points` x `points` places around the networks of the first three orders and their mean."""
+    orders = trust_orders(opened.config)[:3]
+    if len(orders) < 3:
+        raise ConfigError(f"a plane goes through three networks and TRUST has {len(orders)} orders here; give k=3")
+    start(points * points)
+    adapted = adapt_under_orders(opened, domain, orders)
+    try:
+        plane = span_plane(adapted.weights)
+        x, y = _grid(plane.corners, points)
+        loss = []
+        for height in y:
+            line = []
+            for across in x:
+                line.append(adapted.loss(plane.at(across, height)))
+                beat()
+            loss.append(tuple(line))
+        networks = tuple(
+            SurfacePoint(name=str(order), x=place[0], y=place[1], loss=adapted.loss(weights))
+            for order, place, weights in zip(orders, plane.corners, adapted.weights, strict=True)
+        )
+        centre = [math.fsum(place[i] for place in plane.corners) / 3 for i in (0, 1)]
+        mean_loss = adapted.loss(merging.mean(adapted.weights))
+    finally:
+        adapted.method.reset()
+    return LossSurface(
+        title=_title(domain),
+        x=x,
+        y=y,
+        loss=tuple(loss),
+        adapted=networks,
+        mean=SurfacePoint(name="mean", x=centre[0], y=centre[1], loss=mean_loss),
+    )
+
+
+def span_plane(weights: Sequence[Sequence[Tensor]]) -> Plane:
+    """The plane through three sets of weights; distances on it are those between the weights."""
+    origin, second, third = ([tensor.double() for tensor in each] for each in weights)
+    right = [b - a for a, b in zip(origin, second, strict=True)]
+    width = _norm(right)
+    right = [tensor / width for tensor in right] if width else right
+    slope = [c - a for a, c in zip(origin, third, strict=True)]
+    along = _dot(slope, right)
+    up = [tensor - along * r for tensor, r in zip(slope, right, strict=True)]
+    height = _norm(up)
+    if not width or height < 1e-9 * max(1.0, _norm(slope)):
+        raise DataError("the three adapted networks lie on a line, so there is no plane through them; raise the lr")
+    up = [tensor / height for tensor in up]
+    return Plane(list(weights[0]), right, up, ((0.0, 0.0), (width, 0.0), (along, height)))
+
+
+def weight_norms(opened: Opened, domain: Domain) -> dict[str, WeightNorms]:
+    """Norms over orders of the SS2D tensors, the weights and the biases apart."""
+    adapted = adapt_under_orders(opened, domain, trust_orders(opened.config))
+    roles = opened.network(domain).parameter_roles()
+    adapted.method.reset()
+    rows: dict[str, list[tuple[str, float, float]]] = {"weights": [], "biases": []}
+    for name, *tensors in zip(adapted.method.adapted, *adapted.weights, strict=True):
+        if roles[name].kind in ("scan", "projection"):
+            stacked = torch.stack(tensors).double().flatten(1)
+            deviation = float(stacked.std(0).mean()) if len(tensors) > 1 else 0.0
+            row = name, float(stacked.norm(dim=1).mean()), deviation
+            rows["biases" if name.endswith("bias") else "weights"].append(row)
+    return {
+        kind: WeightNorms(title=_title(domain, f"SS2D {kind}"), names=names, mean=mean, deviation=deviation)
+        for kind, listed in rows.items()
+        if listed
+        for names, mean, deviation in [tuple(zip(*listed, strict=True))]
+    }
+
+
+def memory_by_k(opened: Opened, domain: Domain, *, counts: Sequence[int] = MEMORY_COUNTS) -> MemoryByK:
+    """Peak memory of one batch with K orders side by side, beside one forward pass of the network."""
+    device = opened.device
+    if device.type != "cuda":
+        raise BackendError(
+            f"peak memory needs a CUDA device and this run is on '{device}'; run it where there is a GPU"
+        )
+    model, images = opened.network(domain), opened.images(domain)[0][0]
+    options = {**trust_options(opened.config), "mode": "parallel"}
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(images)
+
+    def adapt(k: int) -> None:
+        method = create_method("trust", model, **{**options, "orders": take_orders(k)})
+        method(images)
+        method.reset()
+
+    return MemoryByK(
+        title=_title(domain, f"batch {len(images)}", "parallel mode"),
+        k=tuple(counts),
+        peak=tuple(_peak(lambda k=k: adapt(k), device) for k in counts),  # type: ignore[misc]
+        baseline=_peak(forward, device),
+    )
+
+
+def _peak(work: Callable[[], None], device: torch.device) -> int:
+    """The most bytes that tensors took; a first run lets kernels be compiled and caches be filled."""
+    work()
+    gc.collect()  # a method's network refers to itself, so its tensors outlive it otherwise
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device)
+
+
+def _grid(corners: Sequence[tuple[float, float]], points: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Places on a square twice as wide as what the corners need, about their middle."""
+    columns = list(zip(*corners, strict=True))
+    middles = [(min(column) + max(column)) / 2 for column in columns]
+    reach = max(max(column) - min(column) for column in columns)
+    steps = [2 * i / (points - 1) - 1 for i in range(points)]
+    x, y = (tuple(middle + reach * step for step in steps) for middle in middles)
+    return x, y
+
+
+def _title(domain: Domain, *more: str) -> str:
+    return ", ".join((domain.dataset.name, domain.name, *more))
+
+
+def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    return math.fsum(float((x * y).sum()) for x, y in zip(a, b, strict=True))
+
+
+def _norm(a: Sequence[Tensor]) -> float:
+    return math.sqrt(_dot(a, a))

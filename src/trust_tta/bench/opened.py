@@ -1,0 +1,38 @@
+"""The domains and networks of an experiment, opened outside of a sweep."""
+
+from __future__ import annotations
+
+import torch
+
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.environment import choose_device
+from trust_tta.bench.network import load_network
+from trust_tta.bench.plan import make_plan
+from trust_tta.bench.sources import DataSource, prepare
+from trust_tta.data.streams import Domain
+from trust_tta.models.vmamba import VMamba
+
+
+class Opened:
+    """The stream of the first batch size and seed, as network input; a network is loaded when it is asked for."""
+
+    def __init__(self, config: RunConfig) -> None:
+        source = DataSource(config.data)
+        self.config, self.device, self.plan = config, choose_device(config.device), make_plan(config, source)
+        stream = source.stream(
+            config.stream, batch_size=config.stream.batch_sizes[0], seed=config.stream.seeds[0], workers=0
+        )
+        self.domains = [prepare(domain, self.plan.preprocessing[domain.dataset.domain]) for domain in stream]
+        self._network: tuple[str, VMamba] | None = None
+
+    def network(self, domain: Domain) -> VMamba:
+        """The network of this domain; the one before is let go where it is another."""
+        checkpoint = self.plan.checkpoints[domain.dataset.domain]
+        if self._network is None or self._network[0] != checkpoint.digest:
+            model = load_network(checkpoint, dataset=domain.dataset, device=self.device)
+            self._network = checkpoint.digest, model
+        return self._network[1]
+
+    def images(self, domain: Domain) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """All batches of the domain on the device: images (n, c, h, w) and labels (n,)."""
+        return [(batch.images.to(self.device), batch.labels.to(self.device)) for batch in domain.batches]

@@ -1,0 +1,130 @@
+"""`trust-tta analyse`: what the paper shows beside accuracies, as records that `trust-tta report` draws."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trust_tta.cli.common import add_run_arguments, changes, option, wait_politely
+from trust_tta.cli.progress import Advance, progress
+from trust_tta.cli.rank import DEFAULT_LIMIT, print_ranking, rank
+from trust_tta.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.bench.opened import Opened
+    from trust_tta.data.streams import Domain
+    from trust_tta.results.analyses import Analysis
+
+KINDS = ("surface", "norms", "memory", "orders")
+HELP = "the loss around adapted networks, norms of their weights, memory of K orders, entropy of the 24 orders"
+EXAMPLES = """\
+  trust-tta analyse surface configs/paper/table1.toml --small --out runs/analyses
+  trust-tta analyse surface configs/paper/table1.toml --small --option trust.mode=parallel --out runs/analyses
+  trust-tta analyse norms configs/paper/table1.toml --dataset cifar10-c --domains fog --out runs/analyses
+  trust-tta analyse orders configs/paper/table2.toml --out runs/analyses      a row for each data set
+  trust-tta report runs/table1-small.sqlite --analyses runs/analyses          draws them"""
+
+POINTS = 11  # of a loss surface, each way
+ORDERS = 6
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("kind", choices=KINDS, help="surface, norms and memory look at the first domain, orders at all")
+    add_run_arguments(parser)
+    parser.add_argument("--small", action="store_true", help="what the section [small] of the configuration says")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the records, KIND-DOMAIN.json")
+    parser.add_argument(
+        "--option", type=option, action="append", default=[], metavar="trust.OPTION=VALUE", help="of TRUST; repeatable"
+    )
+    parser.add_argument("--points", type=int, default=POINTS, metavar="N", help=f"of a surface, each way ({POINTS})")
+
+
+def run(arguments: Namespace) -> None:
+    wait_politely()
+    from trust_tta.bench.parsing import read_parts
+
+    if arguments.points < 2:
+        raise ConfigError(f"--points {arguments.points} make no surface; give 2 or more")
+    changed = changes(arguments) | {"method_options": arguments.option}
+    if not arguments.config:
+        changed["methods"] = ["trust"]
+    parts = read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
+    analyse(arguments.kind, parts, Path(arguments.out), points=arguments.points, every=arguments.domains is not None)
+
+
+def analyse(
+    kind: str, parts: Sequence[RunConfig], out: Path, *, points: int = POINTS, every: bool = False
+) -> list[Path]:
+    """Write the records of one kind and print them; `every` domain, or the first that there is."""
+    from trust_tta.results.analyses import write_analysis
+
+    written = []
+    for config in parts:
+        found = _orders(config, several=len(parts) > 1) if kind == "orders" else _look(kind, config, points, every)
+        for name, record in found:
+            dataset = f"{config.data.dataset}-" if len(parts) > 1 and kind != "orders" else ""
+            written.append(out / f"{kind}-{dataset}{name}.json")
+            write_analysis(record, written[-1])
+    print(f"{len(written)} records are in {out}")
+    return written
+
+
+def _orders(config: RunConfig, *, several: bool) -> Iterator[tuple[str, Analysis]]:
+    """A record for each domain, or, where there are several data sets, one for each of these."""
+    ranking = rank(config)
+    print_ranking(ranking, ORDERS)
+    if several:
+        yield ranking.dataset, ranking.mean_record(ORDERS, title=ranking.dataset)
+    else:
+        yield from ranking.domain_records(ORDERS).items()
+
+
+def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tuple[str, Analysis]]:
+    from trust_tta.bench import analyses
+    from trust_tta.bench.opened import Opened
+
+    if config.data.limit is None:
+        config = replace(config, data=replace(config.data, limit=DEFAULT_LIMIT))
+    opened = Opened(config)
+    for domain in opened.domains if every else opened.domains[:1]:
+        if kind == "surface":
+            yield domain.name, _surface(opened, domain, points)
+        elif kind == "norms":
+            for which, norms in analyses.weight_norms(opened, domain).items():
+                means = zip(norms.names, norms.mean, norms.deviation, strict=True)
+                print(f"norms over orders: {norms.title}\n  {'tensor':<44} mean norm  deviation")
+                for name, mean, deviation in means:
+                    print(f"  {name:<44} {mean:9.4f}  {deviation:9.2e}")
+                yield f"{which}-{domain.name}", norms
+        else:
+            memory = analyses.memory_by_k(opened, domain)
+            print(f"peak memory: {memory.title}\n  forward alone  {memory.baseline / 2**20:9.1f} MiB")
+            for k, peak in zip(memory.k, memory.peak, strict=True):
+                print(f"  K = {k:<10} {peak / 2**20:9.1f} MiB  {peak / memory.peak[0]:5.2f} x one order")
+            yield domain.name, memory
+
+
+def _surface(opened: Opened, domain: Domain, points: int) -> Analysis:
+    from trust_tta.bench.analyses import loss_surface
+
+    with ExitStack() as stack:
+        bar: list[Advance] = []
+        record = loss_surface(
+            opened,
+            domain,
+            points=points,
+            start=lambda total: bar.append(stack.enter_context(progress(total, "points"))),
+            beat=lambda: bar[0](),
+        )
+    print(f"loss on a plane: {record.title}\n  {'network':<8}        x        y     loss")
+    for point in (*record.adapted, record.mean):
+        print(f"  {point.name:<8} {point.x:8.4f} {point.y:8.4f} {point.loss:8.4f}")
+    lowest = min(value for line in record.loss for value in line)
+    print(f"  the lowest of {points} x {points} points is {lowest:.4f}")
+    return record

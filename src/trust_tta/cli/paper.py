@@ -1,0 +1,190 @@
+"""`trust-tta paper`: every table and figure of the TRUST paper, listed or run one after the other."""
+
+from __future__ import annotations
+
+import re
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trust_tta.cli.common import wait_politely
+from trust_tta.errors import BackendError, CheckpointError, ConfigError, DataError, TrustError
+
+HELP = "list the tables and figures of the TRUST paper, or run them and write a report of each"
+EXAMPLES = """\
+  trust-tta paper                               what there is, and what it needs
+  trust-tta paper --run --small                 all of it on the shipped network and images, in minutes on a CPU
+  trust-tta paper --run table1 batch_size       two of them at full scale, with your data and networks"""
+
+FOLDER = "configs/paper"
+_HEADER = re.compile(r"# (?P<place>[^:\n]+): (?P<about>[^\n]+)\n# (?P<needs>Needs [^\n]+)\n")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A figure that is no benchmark: what `trust-tta analyse` makes of the network and data of a configuration."""
+
+    place: str
+    about: str
+    kind: str
+    dataset: str | None = None  # of the configuration's parts; None: all
+
+
+ANALYSES: dict[str, tuple[Analysis, ...]] = {
+    "table1": (
+        Analysis(
+            "Figure 2", "loss on the plane through three adapted networks and their mean", "surface", "imagenet-c"
+        ),
+        Analysis("Figure 9", "peak memory of the parallel mode by the number of orders", "memory", "imagenet-c"),
+        Analysis("Figures 12 and 13", "norms of adapted weights and biases over orders", "norms", "cifar10-c"),
+    ),
+    "standard": (Analysis("Figure 11", "mean entropy of the 24 orders", "orders"),),
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A configuration of the paper, with what its first two lines say."""
+
+    path: Path
+    place: str
+    about: str
+    needs: str
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def analyses(self) -> tuple[Analysis, ...]:
+        return ANALYSES.get(self.name, ())
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="run these, or all if none is named")
+    parser.add_argument("--small", action="store_true", help="on the shipped network and images")
+    parser.add_argument("--root", default="data", metavar="DIR", help="folder that holds the data sets (default: data)")
+    parser.add_argument("--configs", default=FOLDER, metavar="DIR", help=f"their configurations (default: {FOLDER})")
+    parser.add_argument("--markdown", action="store_true", help="list them as the table of docs/paper.md")
+
+
+def run(arguments: Namespace) -> None:
+    items = read_items(Path(arguments.configs))
+    if arguments.run is None:
+        print(markdown(items) if arguments.markdown else listing(items), end="")
+        return
+    wait_politely()
+    chosen = _choose(items, arguments.run)
+    problems: list[str] = []
+    seconds: dict[str, float] = {}
+    for item in chosen:
+        print(f"\n{item.name}: {item.place}, {item.about}")
+        begun = time.perf_counter()
+        found = run_item(item, small=arguments.small, root=arguments.root)
+        problems += [f"{item.name}: {problem}" for problem in found]
+        seconds[item.name] = time.perf_counter() - begun
+    print("\n".join(["", *(f"{name:<24} {taken:7.0f} s" for name, taken in seconds.items())]))
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise TrustError(f"not all could be done ({len(problems)} problems), for the reasons above")
+
+
+def run_item(item: Item, *, small: bool, root: str) -> list[str]:
+    """Run a configuration and its analyses, and write the page; what could not be done, a line each."""
+    from trust_tta.bench.parsing import read_parts
+    from trust_tta.cli.bench import run_parts
+    from trust_tta.report.page import write_page
+    from trust_tta.results.analyses import read_analyses
+
+    try:
+        parts = read_parts(item.path, {"data": {"root": root}}, small=small)
+        cells, problems = run_parts(parts)
+    except (CheckpointError, ConfigError, DataError) as error:
+        return [str(error)]
+    store = Path(parts[0].store)
+    records = store.with_name(f"{store.stem}-analyses")
+    for analysis in item.analyses:
+        problems += _analyse(item, analysis, records, small=small, root=root)
+    if cells:
+        page = store.with_suffix(".html")
+        write_page(
+            store,
+            page,
+            title=f"{item.place}: {item.about}",
+            analyses=read_analyses([records] if records.is_dir() else []),
+        )
+        print(f"report: {page}")
+    return problems
+
+
+def _analyse(item: Item, analysis: Analysis, out: Path, *, small: bool, root: str) -> list[str]:
+    from trust_tta.bench.parsing import read_parts
+    from trust_tta.cli.analyse import analyse
+
+    data = {"root": root} | ({"dataset": analysis.dataset} if analysis.dataset and not small else {})
+    try:
+        analyse(analysis.kind, read_parts(item.path, {"data": data}, small=small), out)
+    except BackendError as error:
+        print(f"{analysis.place} is left out: {error}")
+    except (CheckpointError, ConfigError, DataError) as error:
+        return [f"{analysis.place}: {error}"]
+    return []
+
+
+def read_items(folder: Path) -> list[Item]:
+    """The configurations of a folder in the paper's order: tables, figures, then what is not in it."""
+    items = []
+    for path in sorted(folder.glob("*.toml")):
+        header = _HEADER.match(path.read_text(encoding="utf-8"))
+        if header is None:
+            raise ConfigError(f"'{path}' does not begin with '# PLACE: ABOUT' and '# Needs ...'; write these two lines")
+        items.append(Item(path, **header.groupdict()))
+    if not items:
+        raise ConfigError(f"no configurations in '{folder}'; run this in a clone of trust-tta, or give --configs")
+    return sorted(items, key=lambda item: _rank(item.place))
+
+
+def listing(items: Sequence[Item]) -> str:
+    """A paragraph for each item."""
+    lines = []
+    for item in items:
+        lines += [f"{item.name:<20} {item.place}: {item.about}", f"{'':<20} {item.needs}"]
+        lines += [f"{'':<20} with {analysis.place}: {analysis.about}" for analysis in item.analyses]
+    return "\n".join(lines) + "\n"
+
+
+def markdown(items: Sequence[Item]) -> str:
+    """The table of docs/paper.md."""
+    rows = []
+    for item in items:
+        command = f"trust-tta bench {FOLDER}/{item.path.name}"
+        rows.append((item.place, item.about, f"{command} --small", command, item.needs))
+        for analysis in item.analyses:
+            command = f"trust-tta analyse {analysis.kind} {FOLDER}/{item.path.name}"
+            out = f"--out runs/{item.name}-analyses"
+            part = f" --dataset {analysis.dataset}" if analysis.dataset else ""
+            small, full = f"{command} --small {out}", f"{command}{part} {out}"
+            rows.append((analysis.place, analysis.about, small, full, f"As {item.name}"))
+    rows.sort(key=lambda row: _rank(row[0]))
+    lines = ["| place | what | at small scale | at full scale | full scale needs |", "| --- | --- | --- | --- | --- |"]
+    for place, about, small, full, needs in rows:
+        lines.append(f"| {place} | {about} | `{small}` | `{full}` | {needs.removeprefix('Needs ')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _choose(items: Sequence[Item], names: Sequence[str]) -> list[Item]:
+    known = {item.name: item for item in items}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(f"there is no {', '.join(unknown)}; choose among {', '.join(known)}")
+    return [known[name] for name in names] if names else list(items)
+
+
+def _rank(place: str) -> tuple[int, int]:
+    kinds = ("Table", "Figure")
+    kind = next((i for i, word in enumerate(kinds) if place.startswith(word)), len(kinds))
+    number = re.search(r"\d+", place)
+    return kind, int(number.group()) if number and kind < len(kinds) else 0

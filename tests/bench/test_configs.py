@@ -1,0 +1,57 @@
+"""The committed configurations, at both of their scales."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trust_tta.bench.config import SAMPLE
+from trust_tta.bench.parsing import read_config, read_parts
+from trust_tta.bench.plan import make_plan
+from trust_tta.bench.sources import DataSource
+from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
+from trust_tta.data.specs import find_spec
+from trust_tta.methods.trust import choose_orders
+
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = sorted(FOLDER.rglob("*.toml"))
+PAPER = [path for path in CONFIGS if path.parent.name == "paper"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_full_scale_is_read(path: Path) -> None:
+    parts = read_parts(path)
+    assert {part.experiment for part in parts} == {path.stem}
+    for part in parts:
+        assert part.data.dataset == SAMPLE or find_spec(part.data.dataset).domains
+        for method in part.methods:
+            options = method.all_options()
+            if "orders" in options:
+                assert choose_orders(options["orders"], 1)
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_the_small_scale_is_the_same_experiment_on_shipped_images(path: Path) -> None:
+    full, small = read_parts(path), read_config(path, small=True)
+    assert (small.experiment, small.store) == (f"{path.stem}-small", f"runs/{path.stem}-small.sqlite")
+    assert small.data.dataset == SAMPLE
+    assert set(small.data.domains or ()) <= set(ALL_CORRUPTIONS)
+    assert small.model.checkpoint == "vmamba_nano_cifar10"
+    assert {part.stream.setting for part in full} == {small.stream.setting}
+    assert {method.name for method in small.methods} <= {method.name for method in full[0].methods}
+    assert (small.clean_after, small.keep_samples) == (full[0].clean_after, full[0].keep_samples)
+    plan = make_plan(small, DataSource(small.data))
+    assert min(min(chain.batches) for chain in plan.chains) >= 2
+    assert len(plan.keys) == len({key.digest for key in plan.keys})
+
+
+def test_the_settings_of_the_paper() -> None:
+    """Adam with 1e-4, batches of 128, severity 5, reset at each corruption."""
+    for path in PAPER:
+        for part in read_parts(path):
+            assert max(part.stream.batch_sizes) == 128
+            assert part.data.severity == 5
+            rates = [method.all_options().get("lr", 1e-4) for method in part.methods]
+            assert set(rates) == {1e-4}
+            assert part.stream.setting == {"standard": "standard", "stability": "continual"}.get(path.stem, "online")
