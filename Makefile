@@ -36,5 +36,13 @@ types: $(VENV)/dev
 demo: $(VENV)/base
 	$(BIN)/trust-tta demo
 
+$(VENV)/docs: $(VENV)/base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+# The variable silences a notice of the theme that docs/decisions.md speaks of.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

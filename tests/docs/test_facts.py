@@ -1,0 +1,52 @@
+"""Tables and headings of the documents that repeat what the code knows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.pages import DOCS, sections, table_rows
+from trust_tta.bench.config import DataConfig
+from trust_tta.cli.main import COMMANDS
+from trust_tta.data.settings import SETTINGS, parse_setting
+from trust_tta.data.specs import DATASETS
+from trust_tta.methods.registry import list_methods
+from trust_tta.models.pretrained import PRETRAINED
+
+
+def test_every_command_has_a_section_with_an_example() -> None:
+    written = sections(DOCS / "commands.md")
+    assert list(written) == list(COMMANDS)
+    for name, text in written.items():
+        assert re.search(rf"^(\w+=\S+ )?trust-tta {name}\b", text, re.MULTILINE), name
+
+
+def test_known_checkpoints() -> None:
+    rows = table_rows(sections(DOCS / "checkpoints.md")["A published VMamba"])
+    written = {row[0].strip("`"): (row[1].strip("`"), float(row[2].split()[0])) for row in rows}
+    assert written == {known.name: (known.variant, known.accuracy) for known in PRETRAINED.values()}
+
+
+def test_what_a_network_must_have_is_said_of_every_method() -> None:
+    rows = table_rows(sections(DOCS / "checkpoints.md")["Your own network"])
+    named = re.findall(r"`(\w+)`", " ".join(row[0] for row in rows))
+    assert set(named) == set(list_methods()) - {"trust_naive", "ensemble", "repetition", "augmentation"}
+
+
+def test_settings_and_their_other_names() -> None:
+    rows = table_rows(sections(DOCS / "protocol.md")["Settings"])
+    assert [row[0].strip("`") for row in rows] == list(SETTINGS)
+    for row in rows:
+        for alias in re.findall(r"`(\w+)`", row[1]):
+            assert parse_setting(alias) == parse_setting(row[0].strip("`"))
+
+
+def test_layouts() -> None:
+    rows = table_rows(sections(DOCS / "adding_a_dataset.md")["4. A data set with a name"])
+    assert {row[0].strip("`") for row in rows} == {spec.layout for spec in DATASETS}
+
+
+@pytest.mark.parametrize("name", ["sample", "array", "folder", "folder-c"])
+def test_data_sets_that_the_pages_use_exist(name: str) -> None:
+    assert DataConfig(dataset=name).corrupts or name in {spec.name for spec in DATASETS}

@@ -1,0 +1,87 @@
+"""What the pages say of each method is what the code does: options, defaults, costs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import DOCS, sections, table_rows
+from tests.methods.networks import LEARNERS, batches, make, run, vmamba
+from trust_tta.methods.registry import list_methods, method_options
+
+PAGES = (DOCS / "methods.md", DOCS / "trust.md")
+SECTIONS = {name: text for page in PAGES for name, text in sections(page).items()}
+S, K, P = 2, 3, 4
+
+# What keeps ETA and SAR from leaving out images or returning to the source.
+OPEN = {"eta": {"margin": 10.0, "d_margin": 2.0}, "sar": {"margin": 10.0, "reset_threshold": 0}}
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_every_method_has_its_section(name: str) -> None:
+    text = SECTIONS[name]
+    assert "**Fails**" in text
+    assert name in ("source", "trust_naive") or "**Cite**" in text
+    assert name in ("source", "repetition") or "$$" in text
+
+
+def test_no_section_is_left_over_from_a_method_that_is_gone() -> None:
+    lower = {name for name in SECTIONS if re.fullmatch(r"[a-z_]+", name)}
+    assert lower == set(list_methods())
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_options_and_defaults_are_those_of_the_code(name: str) -> None:
+    options = method_options(name)
+    if not options:
+        assert "options" in SECTIONS[name].lower()
+        return
+    rows = table_rows(SECTIONS[name])
+    written = {option.strip("`"): ast.literal_eval(default.strip("`")) for option, default, _ in rows}
+    assert list(written.items()) == list(options.items())
+
+
+COSTS = {row[0].strip("`"): row[1:4] for row in table_rows(sections(DOCS / "methods.md")["What a batch costs"])}
+
+
+def test_every_method_has_its_cost() -> None:
+    assert list(COSTS) == list_methods()
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_a_batch_costs_what_is_written(name: str) -> None:
+    options: dict[str, Any] = dict(OPEN.get(name, {}))
+    if name in LEARNERS:
+        options["steps"] = S
+    if name in ("trust", "ensemble", "repetition", "augmentation"):
+        options["k"] = K
+    if name == "foa":
+        options["population"] = P
+    method = make(name, vmamba(), **options)
+    run(method, batches(2))
+    counters = method.counters
+    expected = [2 * evaluate(text) for text in COSTS[name]]
+    assert [counters.forwards, counters.backwards, counters.updates] == expected
+
+
+def evaluate(text: str) -> int:
+    """A sum of products of S, K, P and numbers."""
+    assert re.fullmatch(r"[SKP0-9 +*()]+", text)
+    return int(eval(text, {"S": S, "K": K, "P": P}))
+
+
+def test_the_parallel_mode_costs_what_is_written() -> None:
+    """One forward and one backward pass for all orders together when split, and the prediction."""
+    method = make("trust", vmamba(), k=K, mode="parallel", parallel="split")
+    run(method, batches(1))
+    assert (method.counters.forwards, method.counters.backwards, method.counters.updates) == (2, 1, K)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_citations_are_links_to_abstracts(page: Path) -> None:
+    links = re.findall(r"\(https://arxiv\.org/([^)]*)\)", page.read_text(encoding="utf-8"))
+    assert all(re.fullmatch(r"abs/\d{4}\.\d{5}", link) for link in links)
