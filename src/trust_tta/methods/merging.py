@@ -1,6 +1,6 @@
 """Merging adapted weights: pure functions from K snapshots (lists of tensors) to one.
 
-Means are taken of the differences to the first snapshot: equal weights then stay as they are, to the bit.
+Means move by differences, from the first snapshot on: equal weights then stay as they are, to the bit.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trust_tta.methods.state import clone
+
 Snapshot = Sequence[Tensor]
 
 
 def mean(snapshots: Sequence[Snapshot]) -> list[Tensor]:
     """The plain mean: the paper's merge."""
     first, *rest = [list(snapshot) for snapshot in snapshots]
-    total = [torch.zeros_like(weight) for weight in first]
-    for snapshot in rest:  # the elementwise kernels take all weights at once
-        torch._foreach_add_(total, torch._foreach_sub(snapshot, first))
-    torch._foreach_div_(total, len(snapshots))
-    torch._foreach_add_(total, first)
-    return total
+    mean: list[Tensor] = clone(first)
+    for count, snapshot in enumerate(rest, start=2):  # the elementwise kernels take all weights at once
+        torch._foreach_lerp_(mean, snapshot, 1 / count)
+    return mean
 
 
 def weighted(snapshots: Sequence[Snapshot], weights: Tensor) -> list[Tensor]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -123,16 +123,15 @@ class Recording:
         # Other threads may use the device meanwhile.
         settings: dict[str, Any] = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
         self.forward = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward, **settings):
+        with own_workspaces(), torch.cuda.graph(self.forward, **settings):
             logits = call()
         self.backward: torch.cuda.CUDAGraph | None = None
         self.gradients: list[Tensor | None] = []
         if leaves:
             self.backward = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.backward, **settings):
+            with own_workspaces(), torch.cuda.graph(self.backward, **settings):
                 self.gradients = self._differentiate(logits, leaves)
         self.logits: Tensor = logits.detach()
-        torch._C._cuda_clearCublasWorkspaces()  # kept for each stream that ever was, 32 MiB and more
 
     def _differentiate(self, logits: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
         return list(torch.autograd.grad(logits, leaves, self.dlogits, allow_unused=True))
@@ -148,6 +147,16 @@ class Recording:
         self.dlogits.copy_(dlogits)
         self.backward.replay()  # type: ignore[union-attr]
         return self.gradients
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Let cuBLAS take its workspaces from the recording's memory, and give them back: else every stream keeps some."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class _Replay(torch.autograd.Function):
