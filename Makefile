@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: test test-slow test-gpu demo lint types docs clean
+.PHONY: test test-slow test-gpu demo paper lint types docs clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ types: $(VENV)/dev
 demo: $(VENV)/base
 	$(BIN)/trust-tta demo
 
+# Every table and figure of the paper at small scale, each with its page, in runs/.
+paper: $(VENV)/base
+	$(BIN)/trust-tta paper --run --small
+
 $(VENV)/docs: $(VENV)/base
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
@@ -45,4 +49,4 @@ docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,256 @@
+"""Write docs/performance.md from the records in docs/results: python benchmarks/performance_page.py"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from trust_tta.atomic import replacing
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "results"
+WORKS = (
+    "forward",
+    "forward by the method 'source'",
+    "Tent",
+    "TRUST naive",
+    "TRUST K=6 sequential",
+    "TRUST K=6 parallel replicate",
+    "TRUST K=6 parallel split",
+)
+SEQUENTIAL, REPLICATE, SPLIT = WORKS[4:]
+
+
+class Speeds:
+    """The rows of one record of `trust-tta speed`."""
+
+    def __init__(self, name: str) -> None:
+        self.record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+    def row(self, work: str, dtype: str = "float32", batch: int = 128) -> dict[str, Any] | None:
+        found = [
+            r
+            for r in self.record["rows"]
+            if (r["part"], r["work"], r["dtype"], r["batch"]) == ("network", work, dtype, batch)
+            and r["backend"] != "reference"
+            and not r["failed"]
+        ]
+        return found[0] if found else None
+
+    def ms(self, work: str, dtype: str = "float32", batch: int = 128) -> str:
+        row = self.row(work, dtype, batch)
+        return f"{row['median_ms']:.3g}" if row else "–"
+
+    def gib(self, work: str, dtype: str = "float32", batch: int = 128) -> str:
+        row = self.row(work, dtype, batch)
+        return f"{row['peak_bytes'] / 2**30:.3g}" if row else "–"
+
+
+def main() -> None:
+    text = page(
+        final=Speeds("speed_h200.json"),
+        fused=Speeds("speed_h200_fused.json"),
+        recorded=Speeds("speed_h200_recorded.json"),
+        cpu=Speeds("speed_cpu.json"),
+        plain=profile("profile_h200_plain.txt"),
+        authors=json.loads((RESULTS / "authors_h200.json").read_text(encoding="utf-8")),
+    )
+    with replacing(DOCS / "performance.md") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def profile(name: str) -> dict[str, dict[str, str]]:
+    """host, wall and device milliseconds of each piece of work in a profile."""
+    pattern = r"== (.+): host ([\d.]+) wall ([\d.]+) gpu busy ([\d.]+) ms, (\d+) kernels"
+    lines = (RESULTS / name).read_text(encoding="utf-8")
+    return {
+        work: {"host": host, "wall": wall, "gpu": gpu, "kernels": kernels}
+        for work, host, wall, gpu, kernels in re.findall(pattern, lines)
+    }
+
+
+def page(
+    *,
+    final: Speeds,
+    fused: Speeds,
+    recorded: Speeds,
+    cpu: Speeds,
+    plain: dict[str, dict[str, str]],
+    authors: dict[str, Any],
+) -> str:
+    sections = (
+        HEAD,
+        "## On one H200",
+        network_table(final, authors),
+        memory_line(final),
+        scan_table(final),
+        "## What each step bought",
+        steps_table(final, fused, recorded, plain),
+        FAILED,
+        "## On a CPU",
+        cpu_lines(cpu),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+HEAD = """# Performance
+
+*Written by `python benchmarks/performance_page.py` from the records in [results](results/README.md), which
+`trust-tta speed --out FILE` wrote. Run it on your machine: it measures everything side by side and prints this table.*
+
+A step is: adapt on the batch, merge, predict the batch again. The network is VMamba-T (s1l8, batch norm) at 224 pixels
+with random weights; float32 is float32, without TF32; bf16 is autocast. Times are medians in milliseconds of the whole
+step as a caller sees it; memory is the peak of allocated tensors, the memory of recorded passes included."""
+
+
+def network_table(final: Speeds, authors: dict[str, Any]) -> str:
+    lines = [
+        "| work | batch | authors' code, float32 | float32 | bf16 | authors' GiB | GiB, float32 / bf16 |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for batch in (128, 1):
+        for work in WORKS:
+            if final.row(work, batch=batch) is None:
+                continue
+            ms, gib = (authors[kind][str(batch)].get(work, "–") for kind in ("ms", "GiB"))
+            memory = f"{final.gib(work, batch=batch)} / {final.gib(work, 'bf16', batch)}"
+            lines.append(
+                f"| {work} | {batch} | {ms} | {final.ms(work, batch=batch)} | "
+                f"{final.ms(work, 'bf16', batch)} | {gib} | {memory} |"
+            )
+    return "\n".join(lines)
+
+
+def memory_line(final: Speeds) -> str:
+    naive = final.row("TRUST naive", batch=1)
+    rows = [r for r in final.record["rows"] if r["part"] == "orders" and r["peak_bytes"] and naive]
+    ratios = ", ".join(f"K={r['k']} {r['peak_bytes'] / naive['peak_bytes']:.2f}" for r in rows if naive)
+    return f"Peak memory of the parallel mode at batch 1 over that of one order, TRUST naive: {ratios}."
+
+
+def scan_table(final: Speeds) -> str:
+    lines = [
+        "The scan alone, batch 128, and its ratio to the time in which a copy moves the bytes that it must move:",
+        "",
+        "| channels x length | dtype | forward | ratio | as four scans | backward | ratio | as four scans |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    rows = [r for r in final.record["rows"] if r["part"] == "scan" and r["backend"] == "triton" and not r["failed"]]
+    for forward, backward in zip(rows[::2], rows[1::2], strict=True):
+        cells = [f"{forward['channels']} x {forward['size']}", forward["dtype"]]
+        for row in (forward, backward):
+            cells += [f"{row['median_ms']:.3g}", f"{row['floor_ratio']:.2f}", f"{row['unfused_ratio']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    note = (
+        "\nThe floor is that of the scan as it is used here: two sequences, each read both ways. *As four scans*: over "
+        "the bytes that four separate scans would have to move, as other implementations do."
+    )
+    return "\n".join(lines) + "\n" + note
+
+
+def steps_table(final: Speeds, fused: Speeds, recorded: Speeds, plain: dict[str, dict[str, str]]) -> str:
+    naive16, naive1 = plain["trust_naive bf16=True"], plain["naive b1"]
+    rows = [
+        (
+            "SiLU, layout, both projections and the scan as one operator; the sum of the directions and its norm as "
+            "another",
+            "forward, float32",
+            f"{plain['forward fp32']['wall']}",
+            fused.ms("forward"),
+            "the norm and the two layouts at the speed of a copy: 2 ms less",
+        ),
+        (
+            "sequences and step sizes made again in the backward instead of kept",
+            "TRUST K=6, float32, GiB",
+            "–",
+            fused.gib(SEQUENTIAL),
+            "six of seventeen kept maps a block less: a third",
+        ),
+        (
+            "passes recorded as CUDA graphs, from the second of a shape on",
+            "TRUST naive, bf16",
+            naive16["wall"],
+            recorded.ms("TRUST naive", "bf16"),
+            f"down to the device's own time, {naive16['gpu']} ms",
+        ),
+        (
+            "the same",
+            "TRUST naive, float32, batch 1",
+            naive1["wall"],
+            recorded.ms("TRUST naive", batch=1),
+            f"the device's own time is {naive1['gpu']} ms for {naive1['kernels']} kernels",
+        ),
+        (
+            "orders one after the other from the same weights in the parallel mode, instead of one pass with copies of "
+            "every adapted layer",
+            "TRUST K=6 parallel replicate, float32, GiB",
+            fused.gib(REPLICATE),
+            recorded.gib(REPLICATE),
+            "the memory of one order",
+        ),
+        ("the same", "its time", fused.ms(REPLICATE), recorded.ms(REPLICATE), "unchanged"),
+        (
+            "the same",
+            "TRUST K=6 parallel split, float32",
+            fused.ms(SPLIT),
+            recorded.ms(SPLIT),
+            "small batches recorded",
+        ),
+        (
+            "updates that the host does not wait for: the device itself skips one that is not finite; gradients not "
+            "copied",
+            "TRUST K=6, float32, batch 1",
+            recorded.ms(SEQUENTIAL, batch=1),
+            final.ms(SEQUENTIAL, batch=1),
+            "the device's own time, about 45 ms",
+        ),
+        ("the same", "TRUST K=6, bf16", recorded.ms(SEQUENTIAL, "bf16"), final.ms(SEQUENTIAL, "bf16"), "about 290 ms"),
+        (
+            "the network's tensors looked up once",
+            "forward by the method 'source', bf16",
+            recorded.ms("forward by the method 'source'", "bf16"),
+            final.ms("forward by the method 'source'", "bf16"),
+            "a millisecond less",
+        ),
+    ]
+    head = ["| change | measured on | before | after | predicted |", "| --- | --- | --- | --- | --- |"]
+    hosts = ", ".join(speeds.ms("forward", batch=1) for speeds in (fused, recorded, final))
+    note = (
+        f"The runs were made on hosts of different speed: a plain forward pass at batch 1, which is the host's time "
+        f"alone, took {plain['forward fp32 b1']['wall']} ms in the first and {hosts} ms in the others. Where the host "
+        "decides, a part of the gain is the host's."
+    )
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)]) + f"\n\n{note}"
+
+
+FAILED = """What did not help, or failed:
+
+- One pass for all K orders, with the weights stacked under `vmap`: six times the memory, and it failed in float32.
+- One pass for all K orders, each part of the batch routed to its own copy of every adapted layer: right, but no faster
+  than one after the other at any size, and K times the activations.
+- `torch.compile` for the elementwise rest of training: slower at the sizes of the shipped network, and half a minute to
+  compile; the networks do compile whole, if you want it.
+- Recording over the parameters' own autograd leaves: a leaf that an earlier pass keeps alive belongs to another stream
+  and breaks the recording. Recordings have leaves of their own over the same memory.
+- On a CPU, a fused channel-last scan with vectors over the channels: better for some maps, much worse for others.
+
+Not done: an image at float32 spends half of its forward pass in products that run at the device's float32 rate; the
+four strided convolutions of stem and downsampling reach about half of that rate. A split batch is bound by the host."""
+
+
+def cpu_lines(cpu: Speeds) -> str:
+    record = cpu.record
+    ratios = "\n".join(
+        f"- {ratio:.1f} x: {work}" for work, ratio in record["over_reference"].items() if "network" in work
+    )
+    grown = ", ".join(f"{name}^{value:.2f}" for name, value in record["exponents"].items() if value is not None)
+    return (
+        f"`vmamba_nano` at 32 pixels, {record['facts']['threads']} threads. How many times as fast as the same code "
+        f"with the reference scan:\n\n{ratios}\n\nThe time of a step grows as {grown} (fitted; 1 is linear)."
+    )
+
+
+if __name__ == "__main__":
+    main()
