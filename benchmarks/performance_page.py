@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from trust_tta.atomic import replacing
 
@@ -21,6 +21,8 @@ WORKS = (
     "TRUST K=6 parallel split",
 )
 SEQUENTIAL, REPLICATE, SPLIT = WORKS[4:]
+
+Step: TypeAlias = tuple[str, str, str, str, str]  # change, measured on, before, after, predicted
 
 
 class Speeds:
@@ -150,9 +152,9 @@ def scan_table(final: Speeds) -> str:
     return "\n".join(lines) + "\n" + note
 
 
-def steps_table(final: Speeds, fused: Speeds, recorded: Speeds, plain: dict[str, dict[str, str]]) -> str:
+def first_steps(fused: Speeds, recorded: Speeds, plain: dict[str, dict[str, str]]) -> list[Step]:
     naive16, naive1 = plain["trust_naive bf16=True"], plain["naive b1"]
-    rows = [
+    return [
         (
             "SiLU, layout, both projections and the scan as one operator; the sum of the directions and its norm as "
             "another",
@@ -182,6 +184,11 @@ def steps_table(final: Speeds, fused: Speeds, recorded: Speeds, plain: dict[str,
             recorded.ms("TRUST naive", batch=1),
             f"the device's own time is {naive1['gpu']} ms for {naive1['kernels']} kernels",
         ),
+    ]
+
+
+def later_steps(final: Speeds, fused: Speeds, recorded: Speeds) -> list[Step]:
+    return [
         (
             "orders one after the other from the same weights in the parallel mode, instead of one pass with copies of "
             "every adapted layer",
@@ -215,6 +222,10 @@ def steps_table(final: Speeds, fused: Speeds, recorded: Speeds, plain: dict[str,
             "a millisecond less",
         ),
     ]
+
+
+def steps_table(final: Speeds, fused: Speeds, recorded: Speeds, plain: dict[str, dict[str, str]]) -> str:
+    rows = first_steps(fused, recorded, plain) + later_steps(final, fused, recorded)
     head = ["| change | measured on | before | after | predicted |", "| --- | --- | --- | --- | --- |"]
     hosts = ", ".join(speeds.ms("forward", batch=1) for speeds in (fused, recorded, final))
     note = (

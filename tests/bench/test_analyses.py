@@ -169,10 +169,15 @@ def test_memory_needs_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_every_further_order_takes_the_same_memory() -> None:
+def test_a_further_order_takes_the_memory_of_its_weights_alone() -> None:
     path = Path(__file__).parents[2] / "configs" / "paper" / "table1.toml"
     place = Opened(read_config(path, {"device": "cuda"}, small=True))
-    found = memory_by_k(place, place.domains[0], counts=(1, 2, 4))
-    one, two, four = found.peak
-    assert found.baseline < one < two
-    assert (four - two) / 2 == pytest.approx(two - one, rel=0.05)
+    domain = place.domains[0]
+    found = memory_by_k(place, domain, counts=(2, 4, 8))
+    model = place.network(domain)
+    roles = model.parameter_roles()
+    weights = sum(p.nbytes for name, p in model.named_parameters() if roles[name].kind != "other")
+    two, four, eight = found.peak
+    assert found.baseline < two
+    assert eight - four < 8 * weights  # four more sets of weights and their like, no more activations
+    assert four - two < 8 * weights

@@ -57,6 +57,74 @@ def test_parallel_is_independent_copies_merged_after_the_batch(parallel: str, st
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
+def refuse_one(method: Method, *, place: int, part: str) -> None:
+    """Make the loss, or only the gradient, of the learning pass at `place` not a number."""
+    plain, passes = method.predict, 0
+
+    def predict(images: Tensor, **options: Any) -> Tensor:
+        nonlocal passes
+        logits = plain(images, **options)
+        passes += logits.requires_grad
+        if not logits.requires_grad or passes != place:
+            return logits
+        if part == "loss":
+            return logits * float("nan")
+        logits.register_hook(lambda gradient: gradient * float("nan"))
+        return logits
+
+    method.predict = predict  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("part", ["loss", "gradient"])
+@pytest.mark.parametrize("mode", ["sequential", "parallel"])
+def test_a_refused_order_is_as_if_it_had_not_been_there(mode: str, part: str) -> None:
+    orders = sorted(ORDERS)
+    method = make("trust", vmamba().double(), orders=orders, mode=mode)
+    assert isinstance(method, Trust)
+    without = make("trust", vmamba().double(), orders=[orders[0], orders[2]], mode=mode)
+    refuse_one(method, place=2, part=part)
+    for images in batches(3):
+        wanted = without(images.double())
+        if method.counters.batches > 0:  # the order takes part again: go on without it by leaving it out
+            method.orders = [method.orders[0], method.orders[-1]]
+        torch.testing.assert_close(method(images.double()), wanted, rtol=1e-9, atol=1e-9)
+    assert method.counters.skipped == 1
+    assert method.counters.updates == without.counters.updates
+
+
+def test_an_order_of_several_steps_counts_if_one_of_them_was_made() -> None:
+    images = batches(1)[0].double()
+    method = make("trust", vmamba().double(), orders=["abcd", "bcda"], mode="parallel", steps=2)
+    refuse_one(method, place=4, part="loss")  # the second step of the second order
+    method(images)
+    assert (method.counters.updates, method.counters.skipped) == (3, 1)
+    ends = []
+    for order, steps in (("abcd", 2), ("bcda", 1)):
+        single = make("trust", vmamba().double(), orders=[order], steps=steps)
+        single(images)
+        ends.append(single.snapshot())
+    for merged, a, b in zip(method.snapshot(), *ends, strict=True):
+        torch.testing.assert_close(merged, (a + b) / 2, rtol=1e-9, atol=1e-12)
+
+
+def test_entropy_weights_belong_to_their_orders() -> None:
+    images = batches(1)[0].double()
+    method = make("trust", vmamba().double(), orders=ORDERS, mode="parallel", merge="entropy")
+    method(images)
+    judge = make("bn", vmamba().double())
+    ends, weights_of = [], []
+    for order in ORDERS:
+        single = make("trust", vmamba().double(), orders=[order])
+        single(images)
+        ends.append(single.snapshot())
+        p = judge.predict(images, order=ScanOrder(order)).detach().softmax(1)
+        weights_of.append(float(1 / -(p * p.log()).sum(1).mean()))
+    assert len(set(weights_of)) == len(ORDERS)  # little, but more than the tolerance below lets pass
+    for merged, *parts in zip(method.snapshot(), *ends, strict=True):
+        wanted = sum(w * part for w, part in zip(weights_of, parts, strict=True)) / sum(weights_of)
+        torch.testing.assert_close(merged, wanted, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("parallel", ["replicate", "split"])
 @pytest.mark.parametrize("order", ["abcd", "bcda"])
 def test_parallel_of_one_order_agrees_with_sequential(parallel: str, order: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trust_tta.scan import core
 from trust_tta.scan.selective_scan import join_norm, scan_map
@@ -91,6 +92,14 @@ def test_opcheck(dtype: torch.dtype) -> None:
     for learning in (True, False):
         inputs = [torch.ones_like(normal), *kept, weight.detach(), bias.detach()]
         torch.library.opcheck(core.join_norm_backward, (*inputs, learning, False))
+
+
+def test_shapes_can_be_worked_out_without_values() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        case = [mode.from_tensor(t) for t in make_case((2, 5, 7, 9))]
+        y = scan_map(*case)
+        assert y.shape == (2, 2, 5, 63)
+        assert join_norm(y, 7, 9, torch.ones(5), torch.ones(5), 1e-5).shape == (2, 5, 7, 9)
 
 
 def test_a_gpu_keeps_neither_sequences_nor_steps() -> None:

@@ -6,19 +6,20 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError, StateError, TrustError
+from trust_tta.errors import ConfigError, StateError, TrustError
+from trust_tta.methods.checks import check_images
 from trust_tta.methods.modes import check_count, check_number, fresh_casts
-from trust_tta.methods.parameters import has_batch_norm, share, use_batch_statistics
+from trust_tta.methods.parameters import share, use_batch_statistics
 from trust_tta.methods.recording import Recorder
 from trust_tta.methods.state import all_finite, clone, like, load_optimizer
 from trust_tta.orders import ScanOrder
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 @dataclass
@@ -89,7 +90,7 @@ class Method(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Adapt on the batch and predict it; on an error the state is as it was."""
-        self._check(images)
+        check_images(images, self.model, batch_statistics=self.batch_statistics)
         with torch.inference_mode(False), torch.enable_grad(), fresh_casts(images), self._all_or_nothing():
             images = images.clone() if images.is_inference() else images.detach()
             if self.episodic:
@@ -163,11 +164,18 @@ class Method(nn.Module):
 
     # What subclasses build on
 
-    def predict(self, images: Tensor, *, order: ScanOrder | None = None) -> Tensor:
-        """One counted forward pass, in the given order or the network's own."""
+    def predict(self, images: Tensor, *, order: ScanOrder | None = None, recorded: bool = True) -> Tensor:
+        """One counted forward pass, in the given order or the network's own; not `recorded` where chance is in it."""
         self.counters.forwards += 1
-        slots: Callable[[ScanOrder | None, int], Tensor] | None = getattr(self.model, "slots", None)
-        return self.call(images, slots and slots(order, len(images)))
+        choose: Callable[[ScanOrder | None, int], Tensor] | None = getattr(self.model, "slots", None)
+        if choose is None:
+            if order is not None:
+                raise ConfigError(
+                    f"{type(self.model).__name__} has no traversal orders, and order={order} was asked for"
+                )
+            return self.call(images)
+        slots = choose(order, len(images))
+        return self.call(images, slots) if recorded else self.call.plain(images, slots)
 
     def update(self, loss: Tensor, *, step: Callable[[], object] | None = None) -> bool:
         """Descend `loss`; a loss or gradient that is not finite is skipped and counted, and False returned."""
@@ -180,15 +188,22 @@ class Method(nn.Module):
         return True
 
     def descend(self, loss: Tensor) -> Tensor:
-        """As `update`, but the device alone knows what became of it, so that the host runs ahead; `settle` counts."""
+        """As `update`, but where the device itself can refuse, the host does not wait for it; `settle` counts."""
         gradients = torch.autograd.grad(loss, list(self.adapted.values()), allow_unused=True)
         self.counters.backwards += 1
         finite = all_finite([loss, *(g for g in gradients if g is not None)])
+        optimizer = cast(torch.optim.Optimizer, self.optimizer)  # there is something to adapt
+        fused = bool(optimizer.param_groups[0].get("fused"))
+        if not fused and not bool(finite):
+            return finite
         with self._at_parameters(gradients):
-            # A fused optimiser leaves everything as it is where this is 1.
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[union-attr]
-            self.optimizer.step()  # type: ignore[union-attr]
-            del self.optimizer.found_inf  # type: ignore[union-attr]
+            if fused:
+                optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            try:
+                optimizer.step()
+            finally:
+                if fused:
+                    del optimizer.found_inf  # type: ignore[attr-defined]
         return finite
 
     def settle(self, finite: Sequence[Tensor]) -> list[bool]:
@@ -203,9 +218,11 @@ class Method(nn.Module):
         parameters = list(self.adapted.values())
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = like(parameter, gradient)
-        yield
-        for parameter in parameters:
-            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.grad = None
 
     def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...] | None:
         """One counted backward pass; None, counted as skipped, where the loss or a gradient is not finite."""
@@ -263,26 +280,8 @@ class Method(nn.Module):
             return None
         parameters = list(self.adapted.values())
         if self.optimizer_name == "adam":
-            return torch.optim.Adam(parameters, lr=self.lr, fused=True)
+            # Fused on a CPU, PyTorch reads memory as it lies, whatever the strides of moments and weights.
+            return torch.optim.Adam(parameters, lr=self.lr, fused=parameters[0].is_cuda)
         if self.optimizer_name == "sgd":
-            return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9, fused=True)
+            return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9)
         raise ConfigError(f"unknown optimizer {self.optimizer_name!r}; choose 'adam' or 'sgd'")
-
-    def _check(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
-            given = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
-            raise ShapeError(f"images are {given}; give a float tensor of shape (n, channels, h, w)")
-        if images.numel() == 0:
-            raise ShapeError(f"the batch is empty (shape {tuple(images.shape)}); give at least one image")
-        first = next(self.model.parameters(), images)
-        if (images.dtype, images.device) != (first.dtype, first.device):
-            raise ShapeError(
-                f"images are {images.dtype} on {images.device} and the network is {first.dtype} on {first.device}; "
-                "give both the same dtype and device"
-            )
-        if images.shape[0] == 1 and self.batch_statistics and has_batch_norm(self.model):
-            raise ShapeError(
-                "a batch of one image has no batch statistics; give more images or set batch_statistics=False"
-            )
-        if not bool(images.isfinite().all()):
-            raise ShapeError("the images hold values that are not finite; drop or repair them before adapting")

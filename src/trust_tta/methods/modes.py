@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +53,15 @@ def stochastic_depth_on(model: nn.Module, enabled: bool, *, seed: int) -> Iterat
         switch(False)
 
 
-def fresh_casts(images: Tensor) -> AbstractContextManager[Any]:
+@contextmanager
+def fresh_casts(images: Tensor) -> Iterator[None]:
     """Autocast as it is around us, but without its cache: weights cast before an update must not serve after it."""
     device = images.device.type
     if not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, torch.get_autocast_dtype(device), cache_enabled=False)
+        yield
+        return
+    try:
+        with torch.autocast(device, torch.get_autocast_dtype(device), cache_enabled=False):
+            yield
+    finally:
+        torch.clear_autocast_cache()  # the caller's network has the same weights

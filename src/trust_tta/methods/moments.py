@@ -33,20 +33,27 @@ def load(optimizer: Optimizer | None, saved: list[Tensor]) -> None:
 
 
 class Mean:
-    """The mean of what several optimisers remember, gathered one by one."""
+    """The weighted mean of what an optimiser remembers at several moments."""
 
     def __init__(self) -> None:
         self.total: list[Tensor] = []
-        self.count = 0
+        self.weight: Tensor | None = None
 
-    def add(self, optimizer: Optimizer | None) -> None:
-        if self.count == 0:
-            self.total = save(optimizer)
-        elif self.total:
-            torch._foreach_add_(self.total, read(optimizer))
-        self.count += 1
+    def add(self, optimizer: Optimizer | None, weight: Tensor) -> None:
+        """Add what it remembers now, with a weight () on the device."""
+        present = read(optimizer)
+        if not present:
+            return
+        weight = weight.to(present[0].dtype)
+        part = torch._foreach_mul(present, weight)
+        if self.weight is None:
+            self.total, self.weight = list(part), weight
+        else:
+            torch._foreach_add_(self.total, part)
+            self.weight = self.weight + weight
 
     def value(self) -> list[Tensor]:
-        if self.total:
-            torch._foreach_div_(self.total, self.count)
+        """The mean; none where nothing was added. Not a number where all weights are zero."""
+        if self.weight is not None:
+            torch._foreach_div_(self.total, self.weight)
         return self.total

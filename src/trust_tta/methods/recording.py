@@ -7,6 +7,7 @@ them; a recorded pass is asked for as one. The traversal order is data, so one r
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
@@ -17,19 +18,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-MOST_RECORDINGS = 8  # each keeps the memory of a pass; more shapes than that are no stream of batches
+MOST_RECORDINGS = 8  # each keeps the memory of a pass
+MOST_MET = 64  # kinds of batches that are remembered to have come once
+
+_one_at_a_time = threading.Lock()  # CUDA forbids to wait for a device while a pass on it is being recorded
 
 
 class Recorder:
     """Calls a network; from the second batch of a kind on, on a CUDA device, by replaying a recorded pass.
 
     Only networks whose order is a tensor are recorded: of others it is not known that a pass is the same each time.
-    Gradients of a recorded pass stay valid until the next pass.
+    Gradients of a recorded pass stay valid until the next pass. What is changed in the network later shows where it is
+    in the values of its parameters and buffers; new modules, hooks or settings do not.
     """
 
     def __init__(self, network: nn.Module, parameters: Sequence[Tensor]) -> None:
         self.network, self.parameters = network, list(parameters)
-        self.recordings: dict[Hashable, Recording | None] = {}  # None: met once
+        self.recordings: dict[Hashable, Recording] = {}
+        self.met: set[Hashable] = set()
         self.failed = False  # a recording that broke off leaves the device in doubt: there is no second try
         self.tensors: list[Tensor] = []  # the network's, looked up once: walking through its modules takes long
         self.addresses: list[int] = []
@@ -38,18 +44,19 @@ class Recorder:
 
     def __call__(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
         """Logits of images (n, ...) in the order of `slots` (4,) or (n, 4)."""
-        if slots is None:
-            logits: Tensor = self.network(images)
-            return logits
-        recording = self._recording(images, slots)
-        if recording is None or (self.unfinished is not None and self.unfinished() is not None):
-            logits = self.network(images, order=slots)
-        elif recording.backward is None:
-            logits = recording.replay(images, slots)
-        else:
-            token = Token()
-            self.unfinished = weakref.ref(token)
-            logits = _Replay.apply(recording, token, images, slots, *self.parameters)  # type: ignore[no-untyped-call]
+        recording = None if slots is None else self._recording(images, slots)
+        if slots is None or recording is None or (self.unfinished is not None and self.unfinished() is not None):
+            return self.plain(images, slots)
+        if recording.backward is None:
+            return recording.replay(images, slots)
+        token = Token()
+        self.unfinished = weakref.ref(token)
+        logits: Tensor = _Replay.apply(recording, token, images, slots, *self.parameters)  # type: ignore[no-untyped-call]
+        return logits
+
+    def plain(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
+        """The same without a recording."""
+        logits: Tensor = self.network(images) if slots is None else self.network(images, order=slots)
         return logits
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
@@ -63,18 +70,19 @@ class Recorder:
         low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         learning = torch.is_grad_enabled() and len(self.parameters) > 0
         key = (images.shape, images.dtype, slots.shape, learning, low)
-        if key not in self.recordings:  # the first of a kind compiles kernels, which cannot be recorded
-            if len(self.recordings) < MOST_RECORDINGS:
-                self.recordings[key] = None
-            return None
-        if self.recordings[key] is None:
+        if key in self.recordings:
+            return self.recordings[key]
+        if key not in self.met:  # the first of a kind compiles kernels, which cannot be recorded
+            if len(self.met) < MOST_MET:
+                self.met.add(key)
+        elif len(self.recordings) < MOST_RECORDINGS:
             try:
                 self.recordings[key] = self._record(images, slots, learning, low)
-            except RuntimeError as error:
-                self.failed = True
-                problem = str(error).splitlines()[0]
+            except Exception as error:  # whatever it was, a plain pass will show it or do without
+                self.failed, self.recordings = True, {}
+                problem = (str(error).splitlines() or [""])[0]
                 warnings.warn(f"passes are not recorded as CUDA graphs and stay slow ({problem})", stacklevel=2)
-        return self.recordings[key]
+        return self.recordings.get(key)
 
     def _record(self, images: Tensor, slots: Tensor, learning: bool, low: torch.dtype | None) -> Recording:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
@@ -82,14 +90,16 @@ class Recorder:
         cast: AbstractContextManager[Any] = nullcontext()
         if low is not None:
             cast = torch.autocast("cuda", low, cache_enabled=False)
-        with cast, torch.set_grad_enabled(learning):
+        # A recording that breaks off can leave its stream in place.
+        back = torch.cuda.stream(torch.cuda.current_stream(images.device))
+        with _one_at_a_time, back, cast, torch.set_grad_enabled(learning):
             return Recording(self.network, images, slots, self.parameters if learning else (), self.pool)
 
     def _forget_if_moved(self) -> None:
         self.tensors = self.tensors or list(self.network.parameters())
         addresses = [t.data_ptr() for t in self.tensors]
         if addresses != self.addresses:
-            self.recordings, self.addresses = {}, addresses
+            self.recordings, self.met, self.addresses = {}, set(), addresses
 
 
 class Token:
@@ -120,7 +130,7 @@ class Recording:
             if leaves:
                 self._differentiate(logits, leaves)
         torch.cuda.current_stream(images.device).wait_stream(stream)
-        # Other threads may use the device meanwhile.
+        # Work that other threads start meanwhile does not break the recording, unless it waits for the device.
         settings: dict[str, Any] = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
         self.forward = torch.cuda.CUDAGraph()
         with own_workspaces(), torch.cuda.graph(self.forward, **settings):

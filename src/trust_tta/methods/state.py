@@ -54,5 +54,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     if [s.keys() | {"params"} for s in settings] != [g.keys() for g in state["param_groups"]]:
         raise StateError("this state was made with another optimizer; create the method with the same one")
     optimizer.load_state_dict(clone(state))
+    for parameter, remembered in optimizer.state.items():
+        for name, value in remembered.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                remembered[name] = like(parameter, value)
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         group.update(own)

@@ -94,15 +94,15 @@ class Trust(Method):
         finite = self.descend(pseudo_label_loss(logits, labels))
         return End(self.snapshot(), entropy(logits.detach()).mean(), finite)
 
-    def accepted(self, ends: list[End]) -> tuple[list[list[Tensor]], list[Tensor]]:
-        """The weights and entropies of the updates that were made, not of those that were refused."""
+    def accepted(self, ends: list[End], *, moved: Sequence[bool] = ()) -> tuple[list[list[Tensor]], list[Tensor]]:
+        """The weights and entropies of the updates that were made, and of those whose weights had `moved` before."""
         made = self.settle([end.finite for end in ends])
-        kept = [end for end, fits in zip(ends, made, strict=True) if fits]
+        kept = [end for end, *fits in zip(ends, made, moved or made, strict=True) if any(fits)]
         return [end.theta for end in kept], [end.entropy for end in kept]
 
     def adapting_forward(self, images: Tensor, order: ScanOrder) -> Tensor:
         with stochastic_depth_on(self.model, self.stochastic_depth, seed=self.counters.forwards):
-            logits = self.predict(images, order=order)
+            logits = self.predict(images, order=order, recorded=not self.stochastic_depth)
         unchanged = self.parallel or order == self.orders[0]
         whole = not (self.stochastic_depth or (self.parallel and self.split))
         if self.logits_before is None and unchanged and whole and order == self.evaluate_order:
@@ -132,16 +132,17 @@ class Trust(Method):
         before = replace(self.counters)
         start, start_moments = self.snapshot(), moments.save(self.optimizer)
         ends: list[End] = []
+        moved: list[bool] = []
         total = moments.Mean()
         for order, part in zip(self.orders, parts, strict=True):
             self.load_snapshot(start)
             moments.load(self.optimizer, start_moments)
-            for _ in range(self.steps - 1):
-                self.accepted([self.adapt_under(order, part)])
+            earlier = [self.settle([self.adapt_under(order, part).finite]) for _ in range(self.steps - 1)]
+            moved.append([True] in earlier)
             ends.append(self.adapt_under(order, part))
-            total.add(self.optimizer)
+            total.add(self.optimizer, ends[-1].finite | moved[-1])
         self.load_snapshot(start)
-        thetas, entropies = self.accepted(ends)
+        thetas, entropies = self.accepted(ends, moved=moved)
         moments.load(self.optimizer, total.value() if thetas else start_moments)
         if self.split:  # counted in passes over the whole batch
             share = len(self.orders)

@@ -77,7 +77,7 @@ def scan_map(
 
     chosen = choose_backend(x, backend)
     if chosen != "reference":
-        call = core.run_scan_map if _is_bare() else core.scan_map
+        call = core.run_scan_map if _is_bare(x) else core.scan_map
         y: Tensor = call(x, project, widen, A, D, bias, chosen == "triton")[0]
         return y
     u = layout.spread_reference(F.silu(x))
@@ -100,14 +100,14 @@ def join_norm(
     if chosen == "reference":
         x = layout.join_reference(y, height, width).permute(0, 2, 3, 1)
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2)
-    call = core.run_join_norm if _is_bare() else core.join_norm
+    call = core.run_join_norm if _is_bare(y) else core.join_norm
     normal: Tensor = call(y, height, width, weight, bias, eps, chosen == "triton")[0]
     return normal.permute(0, 3, 1, 2)
 
 
-def _is_bare() -> bool:
-    """Whether nothing is differentiated or compiled."""
-    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+def _is_bare(x: Tensor) -> bool:
+    """Whether nothing is differentiated, compiled or only pretended."""
+    return type(x) is Tensor and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def choose_backend(u: Tensor, backend: str = "auto") -> str:
