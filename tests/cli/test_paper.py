@@ -11,10 +11,11 @@ import pytest
 from tests.bench.tiny import write_checkpoint
 from trust_tta.bench.parsing import read_parts
 from trust_tta.cli import paper
+from trust_tta.cli.analyse import surface_points
 from trust_tta.cli.main import build_parser, main
 from trust_tta.report.published import load_published
 from trust_tta.results import ResultStore
-from trust_tta.results.analyses import read_analyses
+from trust_tta.results.analyses import LossSurface, read_analyses
 
 ROOT = Path(__file__).parents[2]
 ITEMS = paper.read_items(ROOT / paper.FOLDER)
@@ -136,3 +137,12 @@ def test_a_configuration_without_its_two_lines_is_refused(folder: Path, capsys: 
     (folder / "bare.toml").write_text("methods = []\n", encoding="utf-8")
     assert main(["paper", "--configs", str(folder)]) == 2
     assert "does not begin with '# PLACE: ABOUT'" in capsys.readouterr().err
+
+
+def test_a_small_surface_is_coarser(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["analyse", "surface", str(folder / "standard.toml"), "--small", "--out", str(out)]) == 0
+    (record,) = read_analyses([out])
+    assert isinstance(record, LossSurface)
+    assert (len(record.x), len(record.y)) == (7, 7)
+    assert surface_points(small=False) == 11

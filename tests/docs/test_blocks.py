@@ -137,13 +137,21 @@ def test_toml_parses(block: Block) -> None:
     assert tomllib.loads(block.code)
 
 
-def test_the_configuration_of_the_protocol_is_one(tmp_path: Path) -> None:
-    from trust_tta.bench.parsing import read_config
+def test_the_configurations_of_the_protocol_are_some(tmp_path: Path) -> None:
+    from trust_tta.bench.parsing import read_config, read_parts
 
-    (block,) = blocks(DOCS / "protocol.md", "toml")
+    whole, parted = blocks(DOCS / "protocol.md", "toml")
     path = tmp_path / "mine.toml"
-    path.write_text(block.code, encoding="utf-8")
+    path.write_text(whole.code, encoding="utf-8")
     assert read_config(path, {}).experiment == "mine"
+    path.write_text(parted.code, encoding="utf-8")
+    parts = read_parts(path, {}, small=False)
+    assert [(part.data.dataset, part.store) for part in parts] == [
+        ("cifar10-c", "runs/mine.sqlite"),
+        ("cifar100-c", "runs/mine.sqlite"),
+    ]
+    (small,) = read_parts(path, {}, small=True)
+    assert (small.experiment, small.store, small.data.limit) == ("mine-small", "runs/mine-small.sqlite", 96)
 
 
 def test_blocks_are_found_wherever_they_stand(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +24,7 @@ from trust_tta.report.analyses import (
 from trust_tta.report.analysis_charts import analyses_part, heat_map, loss_surface, memory_by_k, weight_norms
 from trust_tta.results import to_json
 
+SVG = "{http://www.w3.org/2000/svg}"
 ENTROPY = EntropyByOrder(title="pacs", orders=("abcd", "badc", "dbca"), entropy=(0.6, 0.75, 0.7), k=2)
 SURFACE = LossSurface(
     title="noise",
@@ -83,3 +87,37 @@ def test_charts_are_drawings_and_the_lowest_are_framed() -> None:
     assert part.count("<figure") == 4
     assert "<i>" not in part
     assert analyses_part([]) == ""
+
+
+@pytest.mark.parametrize("x", [(0.0, 0.5, 1.0), (0.0, 1.0, 3.0), (2.0,)], ids=["even", "uneven", "one column"])
+def test_cells_of_the_surface_lie_about_their_grid_values(x: tuple[float, ...]) -> None:
+    record = replace(SURFACE, x=x, loss=((0.5,) * len(x), (0.7,) * len(x)))
+    drawn = ElementTree.fromstring(loss_surface(record))
+    boxes = [{k: float(box.attrib[k]) for k in ("x", "y", "width", "height")} for box in drawn.iter(f"{SVG}rect")]
+    across, up = _ticks(drawn)
+    assert len(boxes) == 2 * len(x)
+    for i, value in enumerate(record.y):
+        for j, wanted in enumerate(x):
+            box = boxes[i * len(x) + j]
+            assert box["x"] < across(wanted) < box["x"] + box["width"]
+            assert box["y"] < up(value) < box["y"] + box["height"]
+            assert box["y"] + box["height"] / 2 == pytest.approx(up(value), abs=0.02)
+            if len(x) < 3 or x[1] == 0.5:
+                assert box["x"] + box["width"] / 2 == pytest.approx(across(wanted), abs=0.02)
+    row = boxes[: len(x)]
+    for one, other in pairwise(row):
+        assert one["x"] + one["width"] == pytest.approx(other["x"], abs=0.02)
+    assert (row[0]["x"], row[-1]["x"] + row[-1]["width"]) == pytest.approx((46, 548), abs=0.02)
+
+
+def _ticks(drawn: ElementTree.Element) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Where the axes say that a number is, from the places of their ticks."""
+    texts = [text for text in drawn.iter(f"{SVG}text") if text.get("class") == "tick"]
+    across = [(float(t.text or ""), float(t.attrib["x"])) for t in texts if t.get("text-anchor") == "middle"]
+    up = [(float(t.text or ""), float(t.attrib["y"]) - 4) for t in texts if t.get("text-anchor") == "end"]
+
+    def line(ticks: list[tuple[float, float]]) -> Callable[[float], float]:
+        (a, start), (b, end) = ticks[0], ticks[-1]
+        return lambda value: start + (value - a) / (b - a) * (end - start)
+
+    return line(across), line(up)

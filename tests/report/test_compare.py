@@ -133,3 +133,74 @@ def test_curves_say_how_many_domains_they_are_the_mean_of() -> None:
     (pair,) = compare_sweeps(make_groups(cells), PUBLISHED)
     assert pair.domains == 2
     assert "mean of 2 domains" in sweep_comparisons(make_groups(cells), PUBLISHED)
+
+
+LOW = '{"k": 6, "orders": null}'
+HIGH = '{"k": 6, "orders": ["cadb", "bdac", "cdba", "bcad", "cbda", "cdab"]}'
+
+
+def entropy_cells(experiment: str, *options: str) -> list[Cell]:
+    accuracies = dict(zip(options, (0.8, 0.5, 0.4), strict=False))
+    return [
+        *(make_cell("bn", d, accuracy=0.6, experiment=experiment) for d in CORRUPTIONS),
+        *(
+            make_cell("trust", d, accuracy=a, options=o, experiment=experiment)
+            for o, a in accuracies.items()
+            for d in CORRUPTIONS
+        ),
+    ]
+
+
+@pytest.mark.parametrize("experiment", ["high_entropy_orders", "high_entropy_orders-small"])
+def test_the_orders_of_highest_entropy_stand_beside_table_6(experiment: str) -> None:
+    found = {c.item.place: c for c in compare(group_of(*entropy_cells(experiment, LOW, HIGH)), PUBLISHED)}
+    ours = {row.label: (row.mean.ours, row.mean.published) for row in found["Table 6"].rows}
+    assert ours == {
+        "Source only": pytest.approx((0.6, 0.659)),
+        "TRUST (top-k high entropy)": pytest.approx((0.5, 0.534)),
+        "TRUST (top-k low entropy)": pytest.approx((0.8, 0.775)),
+    }
+    assert [row.mean.ours for row in found["Table 1"].rows if row.label == "TRUST"] == [pytest.approx(0.8)]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "options"),
+    [
+        ("mine", (LOW, HIGH)),
+        ("high_entropy_orders", (LOW, '{"k": 6, "orders": ["cadb", "bdac"]}')),
+        ("high_entropy_orders", (LOW, HIGH, '{"k": 6, "orders": ["dcab", "cdab", "dcba", "cdba", "bcad", "bdac"]}')),
+    ],
+    ids=["another experiment", "two orders", "which of two"],
+)
+def test_other_orders_do_not_stand_beside_table_6(experiment: str, options: tuple[str, ...]) -> None:
+    found = compare(group_of(*entropy_cells(experiment, *options)), PUBLISHED)
+    assert all("high" not in row.label for comparison in found for row in comparison.rows)
+
+
+def test_eight_orders_stand_beside_figure_5() -> None:
+    eight = ["abcd", "abdc", "adcb", "bacd", "badc", "dbca", "acbd", "dcba"]
+    options = [json.dumps({"k": k, "orders": o}) for k, o in ((2, None), (6, None), (8, eight))]
+    (pair,) = compare_sweeps(make_groups([make_cell("trust", "fog", options=o) for o in options]), PUBLISHED)
+    assert (pair.item.place, [p.name for p in pair.pairs]) == ("Figure 5", ["2", "6", "8"])
+    assert pair.pairs[2].published == pytest.approx(0.776)
+
+
+@pytest.mark.parametrize(
+    ("rest", "setting", "severity"),
+    [({"merge": "slerp"}, "online", 5), ({"steps": 2}, "online", 5), ({}, "standard", 5), ({}, "online", 3)],
+    ids=["merge", "steps", "setting", "severity"],
+)
+def test_curves_under_other_conditions_do_not_stand_beside_the_papers(
+    rest: dict[str, object], setting: str, severity: int
+) -> None:
+    cells = [
+        make_cell("trust", "fog", options=json.dumps({"k": k, **rest}), setting=setting, severity=severity)
+        for k in (2, 6)
+    ]
+    sizes = [
+        make_cell(
+            "trust", "fog", options=json.dumps({"k": 6, **rest}), setting=setting, severity=severity, batch_size=b
+        )
+        for b in (16, 64)
+    ]
+    assert compare_sweeps(make_groups([*cells, *sizes]), PUBLISHED) == []

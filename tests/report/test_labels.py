@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.report.samples import make_cell
 from trust_tta.report.groups import make_groups
 from trust_tta.report.labels import row_labels
+from trust_tta.report.palette import short_name
 
 
 def labels_of(*variants: dict[str, object]) -> list[str]:
@@ -47,3 +48,18 @@ def test_the_common_line_comes_first_with_the_method_s_own_marker() -> None:
         ("trust (k=2)", 1),
         ("trust (m=entropy)", 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("label", "short"),
+    [
+        ("trust (k=2)", "TRUST (k=2)"),
+        ("trust (evaluate_order=badc)", "TRUST (badc)"),
+        ("trust (orders=['abcd', 'badc', 'dcba'])", "TRUST (3 orders)"),
+        ("trust (stochastic_depth=True)", "TRUST (stochasti…"),
+        ("trust (stochastic_depth=False)", "TRUST (stochasti…"),
+    ],
+    ids=["short", "long", "a list", "on", "off"],
+)
+def test_names_in_charts_are_short_and_say_something(label: str, short: str) -> None:
+    assert short_name(label, 17) == short

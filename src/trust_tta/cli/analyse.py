@@ -30,7 +30,7 @@ EXAMPLES = """\
   trust-tta analyse orders configs/paper/table2.toml --out runs/analyses      a row for each data set
   trust-tta report runs/table1-small.sqlite --analyses runs/analyses          draws them"""
 
-POINTS = 11  # of a loss surface, each way
+POINTS, SMALL_POINTS = 11, 7  # of a loss surface, each way
 ORDERS = 6
 
 
@@ -42,20 +42,27 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--option", type=option, action="append", default=[], metavar="trust.OPTION=VALUE", help="of TRUST; repeatable"
     )
-    parser.add_argument("--points", type=int, default=POINTS, metavar="N", help=f"of a surface, each way ({POINTS})")
+    said = f"of a surface, each way (default: {POINTS}, small {SMALL_POINTS})"
+    parser.add_argument("--points", type=int, metavar="N", help=said)
 
 
 def run(arguments: Namespace) -> None:
     wait_politely()
     from trust_tta.bench.parsing import read_parts
 
-    if arguments.points < 2:
+    points = surface_points(small=arguments.small) if arguments.points is None else arguments.points
+    if points < 2:
         raise ConfigError(f"--points {arguments.points} make no surface; give 2 or more")
     changed = changes(arguments) | {"method_options": arguments.option}
     if not arguments.config:
         changed["methods"] = ["trust"]
     parts = read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
-    analyse(arguments.kind, parts, Path(arguments.out), points=arguments.points, every=arguments.domains is not None)
+    analyse(arguments.kind, parts, Path(arguments.out), points=points, every=arguments.domains is not None)
+
+
+def surface_points(*, small: bool) -> int:
+    """How fine a loss surface is, each way, if nothing is said."""
+    return SMALL_POINTS if small else POINTS
 
 
 def analyse(

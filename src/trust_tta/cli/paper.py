@@ -122,11 +122,12 @@ def run_item(item: Item, *, small: bool, root: str) -> list[str]:
 
 def _analyse(item: Item, analysis: Analysis, out: Path, *, small: bool, root: str) -> list[str]:
     from trust_tta.bench.parsing import read_parts
-    from trust_tta.cli.analyse import analyse
+    from trust_tta.cli.analyse import analyse, surface_points
 
     data = {"root": root} | ({"dataset": analysis.dataset} if analysis.dataset and not small else {})
     try:
-        analyse(analysis.kind, read_parts(item.path, {"data": data}, small=small), out)
+        parts = read_parts(item.path, {"data": data}, small=small)
+        analyse(analysis.kind, parts, out, points=surface_points(small=small))
     except BackendError as error:
         print(f"{analysis.place} is left out: {error}")
     except (CheckpointError, ConfigError, DataError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 
 from trust_tta.report import charts, markup, svg
 from trust_tta.report.analyses import (
@@ -54,20 +55,20 @@ def heat_map(title: str, maps: Sequence[EntropyByOrder]) -> str:
 
 
 def loss_surface(record: LossSurface) -> str:
-    """Loss on the plane as shades, the adapted networks as triangles, their mean as a cross."""
+    """Loss on the plane as shades, the adapted networks as triangles, their mean as a star."""
     width, height, left, top = float(svg.WIDTH), 420.0, 46.0, 12.0
     right, bottom = width - 12, height - 42
-    x = _axis(record.x, left, right)
-    y = _axis(record.y, bottom, top)
+    columns, rows = _edges(record.x), _edges(record.y)
+    x, y = _axis(columns, left, right), _axis(rows, bottom, top)
     finite = [v for line in record.loss for v in line if math.isfinite(v)] or [0.0]
     low, high = min(finite), max(finite)
-    cell_w, cell_h = (right - left) / len(record.x), (bottom - top) / len(record.y)
     parts = []
     for i, line in enumerate(record.loss):
         for j, v in enumerate(line):
             share = (v - low) / ((high - low) or 1) if math.isfinite(v) else 1.0
-            box: dict[str, object] = {"x": left + j * cell_w, "y": bottom - (i + 1) * cell_h}
-            box |= {"width": cell_w, "height": cell_h, "class": "heat flat", "fill-opacity": 0.9 - 0.85 * share}
+            box: dict[str, object] = {"x": x(columns[j]), "y": y(rows[i + 1])}
+            box |= {"width": x(columns[j + 1]) - x(columns[j]), "height": y(rows[i]) - y(rows[i + 1])}
+            box |= {"class": "heat flat", "fill-opacity": 0.9 - 0.85 * share}
             parts.append(svg.element("rect", box, svg.element("title", {}, f"{v:.4f}")))
     for point in record.adapted:
         parts.append(svg.marker("trust_naive", 3, x(point.x), y(point.y), size=7, hint=point.name))
@@ -124,7 +125,13 @@ def _small(record: Analysis) -> str:
     return escape(record.title)
 
 
-def _axis(values: Sequence[float], start: float, end: float) -> svg.Scale:
-    low, high = min(values), max(values)
+def _edges(values: Sequence[float]) -> list[float]:
+    """The borders of cells about ascending grid values: half way between neighbours, and as far beyond the ends."""
+    steps = [b - a for a, b in pairwise(values)] or [1.0]
+    return [values[0] - steps[0] / 2, *((a + b) / 2 for a, b in pairwise(values)), values[-1] + steps[-1] / 2]
+
+
+def _axis(edges: Sequence[float], start: float, end: float) -> svg.Scale:
+    low, high = edges[0], edges[-1]
     high = high if high > low else low + 1.0
-    return svg.Scale(low, high, start, end, svg.round_ticks(low, high, 4))
+    return svg.Scale(low, high, start, end, svg.round_ticks(low, high, 6))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trust_tta.orders import PAPER_ORDERS
+from trust_tta.report.acting import acting_options
 from trust_tta.report.groups import Group, Row
 from trust_tta.report.published import Item, Published, PublishedRow
 from trust_tta.report.series import batch_size_curves, sweeps
@@ -16,6 +16,8 @@ from trust_tta.results.ordering import CORRUPTIONS
 
 # The shipped pictures are CIFAR-10's, corrupted as CIFAR-10-C was.
 STAND_INS = {"sample": "cifar10-c"}
+# The published orders are of the paper's network: here they are those that the experiment lists for its own.
+HIGHEST = "highest"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,16 @@ class SweepPair:
     pairs: tuple[Pair, ...]
 
 
+@dataclass(frozen=True)
+class _Curve:
+    """Mean accuracy over the values of an option, and one of its lines."""
+
+    dataset: str
+    domains: int
+    row: Row
+    points: Mapping[Any, float]
+
+
 def compare(group: Group, published: Published) -> list[Comparison]:
     """Every published accuracy that this group has a counterpart of."""
     kept: list[Comparison] = []
@@ -77,23 +89,17 @@ def compare(group: Group, published: Published) -> list[Comparison]:
 
 def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepPair]:
     """Published curves over an option or the batch size beside ours."""
-    ours: list[tuple[str, int, str, str, dict[Any, float]]] = []
-    for group in groups:
-        kept = [s for s in sweeps(group) if _hashable(s.points)]
-        ours += [(group.dataset, len(group.domains), s.method, s.option, dict(s.points)) for s in kept]
-    for family in batch_size_curves(groups):
-        curves = [(c.look.method, "batch_size", dict(c.points)) for c in family.curves]
-        ours += [(family.dataset, family.domains, *curve) for curve in curves]
     found = []
-    for dataset, domains, method, option, points in ours:
-        for item in published.items:
-            if item.columns != option or item.measure != "accuracy" or item.dataset != published_name(dataset):
-                continue
-            for row in (row for row in item.rows if row.method == method):
-                both = [(n, v) for n, v in zip(item.names, row.values, strict=True) if n in points]
-                if both:
-                    pairs = tuple(Pair(str(n), v / 100, points[n]) for n, v in both)
-                    found.append(SweepPair(item, dataset, method, option, domains, pairs))
+    for item in published.items:
+        fitting = [group for group in groups if _same_data(group, item)]
+        curves = _over_batch_size(fitting) if item.columns == "batch_size" else _over_option(fitting, item.columns)
+        for curve in curves:
+            for wanted in item.rows:
+                both = [(n, v) for n, v in zip(item.names, wanted.values, strict=True) if n in curve.points]
+                if both and _is_row(curve.row, wanted, published, free=item.columns):
+                    pairs = tuple(Pair(str(n), v / 100, curve.points[n]) for n, v in both)
+                    method, option = curve.row.method, item.columns
+                    found.append(SweepPair(item, curve.dataset, method, option, curve.domains, pairs))
     return found
 
 
@@ -104,11 +110,9 @@ def published_name(dataset: str) -> str:
 
 def match_row(group: Group, wanted: PublishedRow, published: Published) -> Row | None:
     """Our line with the method and options of a published one; options that the paper does not name are free."""
-    usual = published.settings.get(wanted.method, {})
-    for row in group.rows:
-        if row.method == wanted.method and _same_options(json.loads(row.options), usual, wanted.options):
-            return row
-    return None
+    fits = [row for row in group.rows if _is_row(row, wanted, published)]
+    doubtful = wanted.options.get("orders") == HIGHEST and len(fits) > 1
+    return fits[0] if fits and not doubtful else None
 
 
 def _identity(row: ComparedRow) -> str:
@@ -116,10 +120,35 @@ def _identity(row: ComparedRow) -> str:
 
 
 def _fits(group: Group, item: Item) -> bool:
-    name = published_name(group.dataset)
-    about = item.dataset == name if item.columns == "domain" else item.columns == "dataset" and name in item.names
+    if item.columns == "domain":
+        return _same_data(group, item)
+    about = item.columns == "dataset" and published_name(group.dataset) in item.names
+    return about and _same_conditions(group, item)
+
+
+def _same_data(group: Group, item: Item) -> bool:
+    return item.dataset == published_name(group.dataset) and _same_conditions(group, item)
+
+
+def _same_conditions(group: Group, item: Item) -> bool:
     severity = group.severity in (None, 5)
-    return about and severity and item.setting == group.setting and item.measure == "accuracy"
+    experiment = item.experiment in (None, group.experiment, group.experiment.removesuffix("-small"))
+    return severity and experiment and item.setting == group.setting and item.measure == "accuracy"
+
+
+def _over_option(groups: Sequence[Group], option: str) -> list[_Curve]:
+    found = []
+    for group in groups:
+        rows = {row.label: row for row in group.rows}
+        kept = [s for s in sweeps(group) if s.option == option and _hashable(s.points)]
+        found += [_Curve(group.dataset, len(group.domains), rows[s.labels[0]], dict(s.points)) for s in kept]
+    return found
+
+
+def _over_batch_size(groups: Sequence[Group]) -> list[_Curve]:
+    rows = {row.label: row for group in groups for row in group.rows}
+    families = batch_size_curves(groups)
+    return [_Curve(f.dataset, f.domains, rows[c.look.label], dict(c.points)) for f in families for c in f.curves]
 
 
 def _compare(group: Group, item: Item, published: Published) -> Comparison | None:
@@ -170,14 +199,24 @@ def _average(values: Iterable[float]) -> float:
     return math.fsum(numbers) / len(numbers)
 
 
+def _is_row(row: Row, wanted: PublishedRow, published: Published, *, free: str = "") -> bool:
+    """Whether a line of ours has the method and options of a published one; the option `free` may be any."""
+    options = {n: v for n, v in acting_options(json.loads(row.options)).items() if n != free}
+    usual = published.settings.get(wanted.method, {})
+    return row.method == wanted.method and _same_options(options, usual, wanted.options)
+
+
 def _same_options(ours: Mapping[str, Any], usual: Mapping[str, Any], named: Mapping[str, Any]) -> bool:
     """What the published row names must be ours; what it leaves at its usual value may not be another here."""
-    paper = [str(order) for order in PAPER_ORDERS]
-    if "orders" not in named and ours.get("orders") not in (None, paper, str(paper)):
+    if "orders" not in named and ours.get("orders") is not None:
         return False
-    if any(ours.get(name) != value for name, value in named.items()):
+    if any(not _is_named(ours.get(name), value) for name, value in named.items()):
         return False
     return all(name in named or ours.get(name, value) == value for name, value in usual.items())
+
+
+def _is_named(ours: object, value: object) -> bool:
+    return isinstance(ours, list) if value == HIGHEST else ours == value
 
 
 def _hashable(points: Sequence[tuple[Any, float]]) -> bool:

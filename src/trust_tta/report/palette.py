@@ -89,9 +89,9 @@ def display_name(label: str) -> str:
 
 
 def short_name(label: str, most: int = 18) -> str:
-    """A display name for a chart: where it is too long without the names of its options, and then cut."""
-    text = display_name(label)
-    text = text if len(text) <= most else re.sub(r"\w+=", "", text)
+    """A display name for a chart: lists by their length, where too long without the names of options, and then cut."""
+    text = re.sub(r"(\w+)=\[([^]]+)\]", lambda found: f"{found[2].count(',') + 1} {found[1]}", display_name(label))
+    text = text if len(text) <= most else re.sub(r"\w+=(?!True|False)", "", text.replace("=True", ""))
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -40,6 +40,7 @@ class Item:
     measure: str = "accuracy"
     dataset: str | None = None
     setting: str = "online"
+    experiment: str | None = None  # the only one of ours that it is compared with; None: any
     note: str = ""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trust_tta.report.acting import acting_options
 from trust_tta.report.charts import Curve, Dots, Look, Point
 from trust_tta.report.groups import Group, Row
 from trust_tta.results import Cell, Reliability
@@ -165,17 +166,19 @@ def relative(curves: Sequence[Curve]) -> tuple[Look, list[Curve]] | None:
 
 
 def sweeps(group: Group) -> list[Sweep]:
-    """For each method, each option that alone tells some of its lines apart."""
+    """For each method, each option that alone tells some of its lines apart; of lines alike the first."""
     reached = means(group)
     found: dict[tuple[str, str, str], dict[str, tuple[Any, float]]] = defaultdict(dict)
-    options = {cell.key.options: cell.key.option_values for cell in group.cells}
+    options = {cell.key.options: acting_options(cell.key.option_values) for cell in group.cells}
     for row in group.rows:
         values = options.get(row.options)
         if row.label not in reached or values is None:
             continue
         for name, chosen in values.items():
             rest = str(sorted((n, str(v)) for n, v in values.items() if n != name))
-            found[row.method, name, rest][row.label] = (chosen, reached[row.label])
+            points = found[row.method, name, rest]
+            if chosen not in [x for x, _ in points.values()]:
+                points[row.label] = (chosen, reached[row.label])
     kept = [
         (m, n, sorted(points.items(), key=lambda item: _sweep_order(item[1])))
         for (m, n, _), points in found.items()
