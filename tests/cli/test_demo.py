@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.results.samples import cell
 from trust_tta.bench.demo import CORRUPTIONS, METHODS
 from trust_tta.cli.main import main
 from trust_tta.cli.printing import verdict
-from trust_tta.results import Aggregate, ResultStore, Table
+from trust_tta.results import Cell, ResultStore
 
 
 def test_the_demo_ends_with_a_table_a_page_and_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,23 +33,32 @@ def test_impossible_amounts_are_refused(capsys: pytest.CaptureFixture[str], argu
     assert "give 1 or more seeds and 2 to 2000 images" in capsys.readouterr().err
 
 
-def accuracies(means: dict[str, tuple[float, float | None]]) -> Table:
-    entries = tuple(Aggregate(mean, std, n=3) for mean, std in means.values())
-    return Table("accuracy", tuple(means), ("fog",), tuple((entry,) for entry in entries), entries)
+def cells(accuracies: dict[str, tuple[float, ...]]) -> list[Cell]:
+    """Two domains, the second five points easier, and one seed for each accuracy."""
+    return [
+        cell(method, domain, accuracy + extra, seed=seed)
+        for method, found in accuracies.items()
+        for seed, accuracy in enumerate(found)
+        for domain, extra in (("fog", -0.025), ("snow", 0.025))
+    ]
 
 
 @pytest.mark.parametrize(
-    ("means", "text"),
+    ("accuracies", "text"),
     [
-        ({"bn": (0.7, 0.01), "trust": (0.75, 0.02)}, "trust leads with 75.0 % mean accuracy, +5.0 over bn."),
         (
-            {"bn": (0.74, 0.03), "trust": (0.73, 0.01)},
-            "bn leads with 74.0 % mean accuracy, +1.0 over trust; that is not more than the spread over seeds (3.0).",
+            {"bn": (0.6, 0.7, 0.8), "trust": (0.61, 0.72, 0.83)},
+            "trust leads with 72.0 % mean accuracy, +2.0 over bn; it is ahead in all 3 seeds (+1.0, +2.0, +3.0).",
         ),
-        ({"bn": (0.7, None), "tent": (0.6, None)}, "bn leads with 70.0 % mean accuracy, +10.0 over tent."),
-        ({"bn": (0.7, None)}, "Fewer than two methods have complete results; there is no one to lead."),
+        (
+            {"bn": (0.7, 0.7, 0.79), "trust": (0.71, 0.71, 0.71)},
+            "bn leads with 73.0 % mean accuracy, +2.0 over trust; it is ahead in 1 of 3 seeds (-1.0, -1.0, +8.0), "
+            "which do not tell the two apart.",
+        ),
+        ({"bn": (0.7,), "tent": (0.6,)}, "bn leads with 70.0 % mean accuracy, +10.0 over tent."),
+        ({"bn": (0.7,)}, "Fewer than two methods have complete results; there is no one to lead."),
     ],
-    ids=["clear", "within the spread", "one seed", "alone"],
+    ids=["clear", "one seed decides", "one seed", "alone"],
 )
-def test_whoever_leads_is_named(means: dict[str, tuple[float, float | None]], text: str) -> None:
-    assert verdict(accuracies(means)) == text
+def test_whoever_leads_is_named(accuracies: dict[str, tuple[float, ...]], text: str) -> None:
+    assert verdict(cells(accuracies), lambda key: key.method) == text

@@ -27,7 +27,6 @@ def run(arguments: Namespace) -> None:
     from trust_tta.cli.bench import labels_of, print_results, run_cells
     from trust_tta.cli.printing import verdict
     from trust_tta.report.page import write_page
-    from trust_tta.results import table
 
     out, images = Path(arguments.out), arguments.images or IMAGES
     if arguments.seeds < 1 or not 2 <= images <= 2000:
@@ -42,4 +41,4 @@ def run(arguments: Namespace) -> None:
     print(f"the report is {page.resolve()}")
     if failed:
         raise TrustError(f"{failed} cells failed, for the reasons above")
-    print(verdict(table(cells, rows=labels_of(config, cells))))
+    print(verdict(cells, labels_of(config, cells)))

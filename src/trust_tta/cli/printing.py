@@ -58,20 +58,29 @@ def cost_table(cells: Sequence[Cell], accuracies: Table, label: Labelling) -> La
     return Layout((*header, "forwards/batch", "backwards/batch", "updates/batch", "ms/image"), tuple(lines))
 
 
-def verdict(accuracies: Table) -> str:
-    """Who leads, by how much over the next, and whether that is more than the seeds differ."""
-    ranked = sorted(
-        ((mean, row) for row, mean in zip(accuracies.rows, accuracies.means, strict=True) if mean.mean is not None),
-        key=lambda pair: -(pair[0].mean or 0.0),
-    )
+def verdict(cells: Sequence[Cell], label: Labelling) -> str:
+    """Who leads, by how much over the next, and in how many of the seeds, which share their images."""
+    means = _means(cells, label)
+    ranked = sorted(means, key=lambda row: -means[row])
     if len(ranked) < 2:
         return "Fewer than two methods have complete results; there is no one to lead."
-    (best, leader), (second, follower) = ranked[:2]
-    lead = (best.mean or 0.0) - (second.mean or 0.0)
-    text = f"{leader} leads with {format_percent(best.mean)} % mean accuracy, {format_gain(lead)} over {follower}"
-    if best.std is not None and second.std is not None and lead <= max(best.std, second.std):
-        return f"{text}; that is not more than the spread over seeds ({format_percent(max(best.std, second.std))})."
-    return f"{text}."
+    leader, follower = ranked[:2]
+    lead = format_gain(means[leader] - means[follower])
+    text = f"{leader} leads with {format_percent(means[leader])} % mean accuracy, {lead} over {follower}"
+    seeds = [_means(group, label) for group in split(cells, ("seed",)).values()]
+    gains = [found[leader] - found[follower] for found in seeds if leader in found and follower in found]
+    if len(gains) < 2:
+        return f"{text}."
+    ahead, listed = sum(gain > 0 for gain in gains), ", ".join(map(format_gain, gains))
+    if ahead == len(gains):
+        return f"{text}; it is ahead in all {ahead} seeds ({listed})."
+    return f"{text}; it is ahead in {ahead} of {len(gains)} seeds ({listed}), which do not tell the two apart."
+
+
+def _means(cells: Sequence[Cell], label: Labelling) -> dict[str, float]:
+    """The mean accuracy of every row that has all domains."""
+    found = table(cells, rows=label)
+    return {row: mean.mean for row, mean in zip(found.rows, found.means, strict=True) if mean.mean is not None}
 
 
 def _costs(cells: Sequence[Cell]) -> tuple[str, ...]:
