@@ -10,19 +10,18 @@ from xml.etree import ElementTree
 import pytest
 
 from trust_tta.errors import DataError
-from trust_tta.report.analyses import (
+from trust_tta.report.analyses import aligned, lowest
+from trust_tta.report.analysis_charts import analyses_part, heat_map, loss_surface, memory_by_k, weight_norms
+from trust_tta.results import to_json
+from trust_tta.results.analyses import (
     Analysis,
     EntropyByOrder,
     LossSurface,
     MemoryByK,
     SurfacePoint,
     WeightNorms,
-    aligned,
-    lowest,
     read_analyses,
 )
-from trust_tta.report.analysis_charts import analyses_part, heat_map, loss_surface, memory_by_k, weight_norms
-from trust_tta.results import to_json
 
 SVG = "{http://www.w3.org/2000/svg}"
 ENTROPY = EntropyByOrder(title="pacs", orders=("abcd", "badc", "dbca"), entropy=(0.6, 0.75, 0.7), k=2)

@@ -157,7 +157,7 @@ def weight_norms(opened: Opened, domain: Domain) -> dict[str, WeightNorms]:
 
 
 def memory_by_k(opened: Opened, domain: Domain, *, counts: Sequence[int] = MEMORY_COUNTS) -> MemoryByK:
-    """Peak memory of one batch with K orders side by side, beside one forward pass of the network."""
+    """Peak memory of one batch with K orders in the parallel mode, beside one forward pass of the network."""
     device = opened.device
     if device.type != "cuda":
         raise BackendError(

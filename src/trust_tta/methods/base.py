@@ -189,9 +189,7 @@ class Method(nn.Module):
 
     def descend(self, loss: Tensor) -> Tensor:
         """As `update`, but where the device itself can refuse, the host does not wait for it; `settle` counts."""
-        gradients = torch.autograd.grad(loss, list(self.adapted.values()), allow_unused=True)
-        self.counters.backwards += 1
-        finite = all_finite([loss, *(g for g in gradients if g is not None)])
+        gradients, finite = self._differentiate(loss)
         optimizer = cast(torch.optim.Optimizer, self.optimizer)  # there is something to adapt
         fused = bool(optimizer.param_groups[0].get("fused"))
         if not fused and not bool(finite):
@@ -226,13 +224,17 @@ class Method(nn.Module):
 
     def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...] | None:
         """One counted backward pass; None, counted as skipped, where the loss or a gradient is not finite."""
-        gradients = torch.autograd.grad(loss, list(self.adapted.values()), allow_unused=True)
-        self.counters.backwards += 1
-        present = [g for g in gradients if g is not None]
-        if not bool(all_finite([loss, *present])):
+        gradients, finite = self._differentiate(loss)
+        if not bool(finite):
             self.counters.skipped += 1
             return None
         return gradients
+
+    def _differentiate(self, loss: Tensor) -> tuple[tuple[Tensor | None, ...], Tensor]:
+        """One counted backward pass; whether loss and gradients are finite is for the device to know."""
+        gradients = torch.autograd.grad(loss, list(self.adapted.values()), allow_unused=True)
+        self.counters.backwards += 1
+        return gradients, all_finite([loss, *(g for g in gradients if g is not None)])
 
     def snapshot(self) -> list[Tensor]:
         """A copy of the adapted weights, in the order of `adapted`."""

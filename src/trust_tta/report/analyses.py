@@ -1,31 +1,11 @@
-"""What the drawings of analyses share; the records themselves live in trust_tta.results.analyses."""
+"""What both drawings of the entropy of orders share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from trust_tta.results.analyses import (
-    Analysis,
-    EntropyByOrder,
-    LossSurface,
-    MemoryByK,
-    SurfacePoint,
-    WeightNorms,
-    read_analyses,
-)
-
-__all__ = [
-    "Analysis",
-    "EntropyByOrder",
-    "LossSurface",
-    "MemoryByK",
-    "SurfacePoint",
-    "WeightNorms",
-    "aligned",
-    "lowest",
-    "read_analyses",
-]
+from trust_tta.results.analyses import EntropyByOrder
 
 
 def aligned(maps: Sequence[EntropyByOrder]) -> tuple[tuple[str, ...], list[tuple[float, ...]]]:

@@ -8,15 +8,8 @@ from html import escape
 from itertools import pairwise
 
 from trust_tta.report import charts, markup, svg
-from trust_tta.report.analyses import (
-    Analysis,
-    EntropyByOrder,
-    LossSurface,
-    MemoryByK,
-    WeightNorms,
-    aligned,
-    lowest,
-)
+from trust_tta.report.analyses import aligned, lowest
+from trust_tta.results.analyses import Analysis, EntropyByOrder, LossSurface, MemoryByK, WeightNorms
 
 
 def analyses_part(records: Sequence[Analysis]) -> str:

@@ -6,16 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from trust_tta.report.analyses import (
-    Analysis,
-    EntropyByOrder,
-    LossSurface,
-    MemoryByK,
-    WeightNorms,
-    aligned,
-    lowest,
-)
+from trust_tta.report.analyses import aligned, lowest
 from trust_tta.report.palette import STYLES
+from trust_tta.results.analyses import Analysis, EntropyByOrder, LossSurface, MemoryByK, WeightNorms
 
 Axes: TypeAlias = Any  # of matplotlib
 Draw: TypeAlias = Callable[[Axes], None]

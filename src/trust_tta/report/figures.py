@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
 from trust_tta.report import analysis_figures, series
-from trust_tta.report.analyses import Analysis
 from trust_tta.report.charts import Curve, Dots, Look, off_scale
 from trust_tta.report.groups import Group, read_contents
 from trust_tta.report.palette import MARKERS, display_name, domain_name, style_of
+from trust_tta.results.analyses import Analysis
 
 Axes: TypeAlias = Any  # of matplotlib
 Draw: TypeAlias = Callable[[Axes], None]

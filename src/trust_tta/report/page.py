@@ -14,12 +14,12 @@ from trust_tta._version import __version__
 from trust_tta.atomic import replacing
 from trust_tta.report import beside, charts, markup, pictures, sections, series
 from trust_tta.report.accuracy import accuracy_table
-from trust_tta.report.analyses import Analysis
 from trust_tta.report.analysis_charts import analyses_part
 from trust_tta.report.groups import Contents, Group, read_contents
 from trust_tta.report.palette import palette_css
 from trust_tta.report.published import load_published
 from trust_tta.results import Cell, CellKey, Facts
+from trust_tta.results.analyses import Analysis
 from trust_tta.results.select import VALUES
 
 _FACTS = tuple(f.name for f in fields(Facts) if f.name not in ("started", "finished"))

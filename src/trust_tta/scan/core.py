@@ -27,8 +27,8 @@ def run_scan_map(
     """
     u = layout.spread(x, silu=True, triton=triton)
     parts = (project @ u).unflatten(2, (2, -1))
-    delta = widen @ _steps(parts, widen)
-    inputs = _as_groups(u, delta, parts, A, D, bias)
+    delta = widen @ steps_of(parts, widen)
+    inputs = as_groups(u, delta, parts, A, D, bias)
     if triton:
         from trust_tta.scan import triton_scan
 
@@ -77,10 +77,10 @@ def scan_map_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, project, widen, A, D and bias; those of project and widen are empty unless `learning`."""
     h, w = x.shape[2:]
-    steps = _steps(parts, widen)
+    steps = steps_of(parts, widen)
     if triton:
         u, delta = layout.spread(x, silu=True, triton=True), widen @ steps
-    inputs = _as_groups(u, delta, parts, A, D, bias)
+    inputs = as_groups(u, delta, parts, A, D, bias)
     dy = dy.reshape(inputs[0].shape)
     if triton:
         from trust_tta.scan import triton_scan
@@ -131,11 +131,12 @@ def _(
     return dx, dproject, dwiden, dA, dD, dbias
 
 
-def _steps(parts: Tensor, widen: Tensor) -> Tensor:
+def steps_of(parts: Tensor, widen: Tensor) -> Tensor:
+    """The steps (b, 2, 2, r, l) before they are widened to all channels."""
     return parts[:, :, :, : widen.shape[-1]]
 
 
-def _as_groups(
+def as_groups(
     u: Tensor, delta: Tensor, parts: Tensor, A: Tensor, D: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The scan's inputs; where each image has its own weights, each is a group of its own in a batch of one."""

@@ -82,12 +82,8 @@ def scan_map(
         return y
     u = layout.spread_reference(F.silu(x))
     parts = (project @ u).unflatten(2, (2, -1))
-    dt, B, C = parts.split((widen.shape[-1], A.shape[-1], A.shape[-1]), dim=3)
-    delta = widen @ dt
-    if A.dim() == 5:  # each image has its own weights: a group of its own
-        u, delta, B, C = (t.flatten(0, 1)[None] for t in (u, delta, B, C))
-        A, D, bias = (t.flatten(0, 1) for t in (A, D, bias))
-    return scan_reference(u, delta, A, B, C, D, bias, True).view(len(x), 2, x.shape[1], -1)
+    delta = widen @ core.steps_of(parts, widen)
+    return scan_reference(*core.as_groups(u, delta, parts, A, D, bias), True).view_as(u)
 
 
 def join_norm(
