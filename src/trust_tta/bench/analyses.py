@@ -30,15 +30,14 @@ MEMORY_COUNTS = (1, 2, 4, 6, 8)
 class Plane:
     """The plane through three sets of weights: an origin and two directions of length one at right angles."""
 
-    origin: list[Tensor]
-    right: list[Tensor]
-    up: list[Tensor]
+    origin: Tensor
+    right: Tensor
+    up: Tensor
     corners: tuple[tuple[float, float], ...]  # of the three sets
 
-    def at(self, x: float, y: float) -> list[Tensor]:
+    def at(self, x: float, y: float) -> Tensor:
         """The weights at a point, computed in float64."""
-        parts = zip(self.origin, self.right, self.up, strict=True)
-        return [(origin.double() + x * right + y * up).to(origin) for origin, right, up in parts]
+        return (self.origin.double() + x * self.right + y * self.up).to(self.origin)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +45,10 @@ class Adapted:
     """A method, the weights that each of its orders gave on the last batch, and all batches of the domain."""
 
     method: Trust
-    weights: list[list[Tensor]]
+    weights: list[Tensor]  # snapshots
     batches: list[tuple[Tensor, Tensor]]
 
-    def loss(self, weights: Sequence[Tensor]) -> float:
+    def loss(self, weights: Tensor) -> float:
         """The cross-entropy of the true labels over all images, in the order of evaluation, with these weights."""
         self.method.load_snapshot(weights)
         total = 0.0
@@ -70,7 +69,7 @@ def adapt_under_orders(opened: Opened, domain: Domain, orders: Sequence[ScanOrde
     weights, _ = method.forward_and_adapt(batches[-1][0])
     if len(weights) != len(orders):
         raise DataError(f"an update on {domain.name} was not finite, so not every order has weights; lower the lr")
-    return Adapted(method, [[tensor.clone() for tensor in each] for each in weights], batches)
+    return Adapted(method, weights, batches)
 
 
 def trust_options(config: RunConfig) -> dict[str, Any]:
@@ -120,29 +119,30 @@ def loss_surface(
     )
 
 
-def span_plane(weights: Sequence[Sequence[Tensor]]) -> Plane:
-    """The plane through three sets of weights; distances on it are those between the weights."""
-    origin, second, third = ([tensor.double() for tensor in each] for each in weights)
-    right = [b - a for a, b in zip(origin, second, strict=True)]
-    width = _norm(right)
-    right = [tensor / width for tensor in right] if width else right
-    slope = [c - a for a, c in zip(origin, third, strict=True)]
-    along = _dot(slope, right)
-    up = [tensor - along * r for tensor, r in zip(slope, right, strict=True)]
-    height = _norm(up)
-    if not width or height < 1e-9 * max(1.0, _norm(slope)):
+def span_plane(weights: Sequence[Tensor]) -> Plane:
+    """The plane through three snapshots (n,); distances on it are those between the weights."""
+    origin, second, third = (each.double() for each in weights)
+    right = second - origin
+    width = float(right.norm())
+    right = right / width if width else right
+    slope = third - origin
+    along = float(slope @ right)
+    up = slope - along * right
+    height = float(up.norm())
+    if not width or height < 1e-9 * max(1.0, float(slope.norm())):
         raise DataError("the three adapted networks lie on a line, so there is no plane through them; raise the lr")
-    up = [tensor / height for tensor in up]
-    return Plane(list(weights[0]), right, up, ((0.0, 0.0), (width, 0.0), (along, height)))
+    return Plane(weights[0], right, up / height, ((0.0, 0.0), (width, 0.0), (along, height)))
 
 
 def weight_norms(opened: Opened, domain: Domain) -> dict[str, WeightNorms]:
     """Norms over orders of the SS2D tensors, the weights and the biases apart."""
     adapted = adapt_under_orders(opened, domain, trust_orders(opened.config))
     roles = opened.network(domain).parameter_roles()
+    layers = [adapted.method.layers(weights) for weights in adapted.weights]
     adapted.method.reset()
     rows: dict[str, list[tuple[str, float, float]]] = {"weights": [], "biases": []}
-    for name, *tensors in zip(adapted.method.adapted, *adapted.weights, strict=True):
+    for name in layers[0]:
+        tensors = [each[name] for each in layers]
         if roles[name].kind in ("scan", "projection"):
             stacked = torch.stack(tensors).double().flatten(1)
             deviation = float(stacked.std(0).mean()) if len(tensors) > 1 else 0.0
@@ -206,11 +206,3 @@ def _grid(corners: Sequence[tuple[float, float]], points: int) -> tuple[tuple[fl
 
 def _title(domain: Domain, *more: str) -> str:
     return ", ".join((domain.dataset.name, domain.name, *more))
-
-
-def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    return math.fsum(float((x * y).sum()) for x, y in zip(a, b, strict=True))
-
-
-def _norm(a: Sequence[Tensor]) -> float:
-    return math.sqrt(_dot(a, a))

@@ -6,20 +6,21 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, StateError, TrustError
 from trust_tta.methods.checks import check_images
+from trust_tta.methods.flat import Flat
 from trust_tta.methods.modes import check_count, check_number, fresh_casts
 from trust_tta.methods.parameters import share, use_batch_statistics
 from trust_tta.methods.recording import Recorder
-from trust_tta.methods.state import all_finite, clone, like, load_optimizer
+from trust_tta.methods.state import clone, load_optimizer
 from trust_tta.orders import ScanOrder
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Method(nn.Module):
         parameters = dict(self.model.named_parameters())
         self.adapted = {name: parameters[name] for name in adapted}
         self.source = {name: p.detach().clone() for name, p in self.adapted.items()}
+        self.flat = Flat(list(self.adapted.values())) if self.adapted else None
         self.call = Recorder(self.model, list(self.adapted.values()))
         self.counters = Counters()
         self.logits_before: Tensor | None = None
@@ -126,6 +128,16 @@ class Method(nn.Module):
             twin._caller[0].get_parameter(name).data = parameter.data
         return twin
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Method:
+        """As every module, when it is moved to another device or dtype; the vectors and the optimiser come along."""
+        state = self._state_beside_weights()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.adapted:
+            self.flat = Flat(list(self.adapted.values()))
+            self.optimizer = self._make_optimizer()
+        self._take_beside_weights(state)
+        return self
+
     def train(self, mode: bool = True) -> Method:
         """Methods choose the modes of their network themselves; nothing changes."""
         return self
@@ -136,9 +148,7 @@ class Method(nn.Module):
             "format": STATE_FORMAT,
             "method": self.name,
             "adapted": clone(self.adapted),
-            "optimizer": clone(self.optimizer.state_dict()) if self.optimizer else None,
-            "extra": clone(self.extra_state()),
-            "counters": asdict(self.counters),
+            **self._state_beside_weights(),
         }
 
     @torch.inference_mode(False)
@@ -177,31 +187,29 @@ class Method(nn.Module):
         slots = choose(order, len(images))
         return self.call(images, slots) if recorded else self.call.plain(images, slots)
 
-    def update(self, loss: Tensor, *, step: Callable[[], object] | None = None) -> bool:
-        """Descend `loss`; a loss or gradient that is not finite is skipped and counted, and False returned."""
-        gradients = self.gradients(loss)
-        if gradients is None:
-            return False
-        with self._at_parameters(gradients):
-            (step or self.optimizer.step)()  # type: ignore[union-attr]
-        self.counters.updates += 1
-        return True
+    def update(self, loss: Tensor, *, start: Tensor | None = None) -> bool:
+        """Descend `loss`; a loss or gradient that is not finite is skipped and counted, and False returned.
 
-    def descend(self, loss: Tensor) -> Tensor:
-        """As `update`, but where the device itself can refuse, the host does not wait for it; `settle` counts."""
-        gradients, finite = self._differentiate(loss)
-        optimizer = cast(torch.optim.Optimizer, self.optimizer)  # there is something to adapt
-        fused = bool(optimizer.param_groups[0].get("fused"))
-        if not fused and not bool(finite):
-            return finite
-        with self._at_parameters(gradients):
-            if fused:
-                optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            try:
-                optimizer.step()
-            finally:
-                if fused:
-                    del optimizer.found_inf  # type: ignore[attr-defined]
+        With `start`, a snapshot, the step is taken from there, wherever the weights are now.
+        """
+        return self.settle([self.descend(loss, start=start)])[0]
+
+    def descend(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
+        """As `update`, but nobody waits for the device, which itself leaves out a step; `settle` counts."""
+        flat, optimizer = self._adapting()
+        finite = self._differentiate(loss)
+        if start is None:
+            flat.gather()
+        else:
+            flat.weights.copy_(start)
+        flat.weights.grad = flat.gradient
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            flat.weights.grad = None
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        flat.scatter()
         return finite
 
     def settle(self, finite: Sequence[Tensor]) -> list[bool]:
@@ -211,51 +219,51 @@ class Method(nn.Module):
         self.counters.skipped += len(made) - sum(made)
         return made
 
-    @contextmanager
-    def _at_parameters(self, gradients: Sequence[Tensor | None]) -> Iterator[None]:
-        parameters = list(self.adapted.values())
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = like(parameter, gradient)
-        try:
-            yield
-        finally:
-            for parameter in parameters:
-                parameter.grad = None
+    def gradient(self, loss: Tensor) -> Tensor | None:
+        """One counted backward pass; the gradient (n,) in the order of a snapshot, until the next pass.
 
-    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...] | None:
-        """One counted backward pass; None, counted as skipped, where the loss or a gradient is not finite."""
-        gradients, finite = self._differentiate(loss)
-        if not bool(finite):
+        None, counted as skipped, where it or the loss is not finite.
+        """
+        if not bool(self._differentiate(loss)):
             self.counters.skipped += 1
             return None
-        return gradients
+        return self._adapting()[0].gradient
 
-    def _differentiate(self, loss: Tensor) -> tuple[tuple[Tensor | None, ...], Tensor]:
-        """One counted backward pass; whether loss and gradients are finite is for the device to know."""
-        gradients = torch.autograd.grad(loss, list(self.adapted.values()), allow_unused=True)
+    def _differentiate(self, loss: Tensor) -> Tensor:
+        """One counted backward pass; whether loss and gradient are finite is for the device to know."""
+        flat, _ = self._adapting()
+        flat.gather_gradients(torch.autograd.grad(loss, flat.tensors, allow_unused=True))
         self.counters.backwards += 1
-        return gradients, all_finite([loss, *(g for g in gradients if g is not None)])
+        largest: Tensor = torch.linalg.vector_norm(flat.gradient, float("inf"))
+        return (largest + loss.detach()).isfinite()
 
-    def snapshot(self) -> list[Tensor]:
-        """A copy of the adapted weights, in the order of `adapted`."""
-        weights: list[Tensor] = clone(list(self.adapted.values()))
-        return weights
+    def snapshot(self) -> Tensor:
+        """A copy of all adapted weights as one vector (n,)."""
+        return self._adapting()[0].read()
 
-    def load_snapshot(self, weights: Sequence[Tensor]) -> None:
-        if self.adapted:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self.adapted.values()), list(weights))
+    def load_snapshot(self, weights: Tensor) -> None:
+        self._adapting()[0].write(weights)
+
+    def layers(self, snapshot: Tensor) -> dict[str, Tensor]:
+        """The weights of a snapshot (n,) by their names."""
+        return dict(zip(self.adapted, self._adapting()[0].layers(snapshot), strict=True))
+
+    def _adapting(self) -> tuple[Flat, torch.optim.Optimizer]:
+        if self.flat is None or self.optimizer is None:
+            raise ConfigError(f"'{self.name}' adapts no weights, so that it has none to read, change or differentiate")
+        return self.flat, self.optimizer
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Undo everything when what is inside does not come to its end."""
-        state, logits_before = self.state_dict(), self.logits_before
+        weights = self.flat.read() if self.flat else None
+        state, logits_before = self._state_beside_weights(), self.logits_before
         try:
             yield
         except BaseException:
-            self._take(state)
-            for parameter in self.adapted.values():
-                parameter.grad = None
+            if weights is not None:
+                self.load_snapshot(weights)
+            self._take_beside_weights(state)
             self.logits_before = logits_before
             raise
 
@@ -264,13 +272,25 @@ class Method(nn.Module):
         if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in self.adapted.items()}:
             raise StateError(f"this state adapts other parameters than this '{self.name}'; was the network another?")
         self._set_weights(saved)
+        self._take_beside_weights(state)
+
+    def _state_beside_weights(self) -> dict[str, Any]:
+        return {
+            "optimizer": clone(self.optimizer.state_dict()) if self.optimizer else None,
+            "extra": clone(self.extra_state()),
+            "counters": asdict(self.counters),
+        }
+
+    def _take_beside_weights(self, state: Mapping[str, Any]) -> None:
         if self.optimizer:
             load_optimizer(self.optimizer, state["optimizer"])
         self.load_extra_state(clone(state["extra"]))
         self.counters = Counters(**{f.name: state["counters"][f.name] for f in fields(Counters)})
 
-    def _set_weights(self, weights: dict[str, Tensor]) -> None:
-        self.load_snapshot([weights[n].to(p) for n, p in self.adapted.items()])
+    def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        if self.adapted:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.adapted.values()), [weights[n].to(p) for n, p in self.adapted.items()])
 
     def _restore_source(self) -> None:
         self._set_weights(self.source)
@@ -278,12 +298,11 @@ class Method(nn.Module):
         self.load_extra_state({})
 
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
-        if not self.adapted:
+        if self.flat is None:
             return None
-        parameters = list(self.adapted.values())
+        # Fused ones leave out a step on the device's own word.
         if self.optimizer_name == "adam":
-            # Fused on a CPU, PyTorch reads memory as it lies, whatever the strides of moments and weights.
-            return torch.optim.Adam(parameters, lr=self.lr, fused=parameters[0].is_cuda)
+            return torch.optim.Adam([self.flat.weights], lr=self.lr, fused=True)
         if self.optimizer_name == "sgd":
-            return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9)
+            return torch.optim.SGD([self.flat.weights], lr=self.lr, momentum=0.9, fused=True)
         raise ConfigError(f"unknown optimizer {self.optimizer_name!r}; choose 'adam' or 'sgd'")

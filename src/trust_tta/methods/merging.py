@@ -1,6 +1,6 @@
-"""Merging adapted weights: pure functions from K snapshots (lists of tensors) to one.
+"""Merging adapted weights: pure functions from K tensors of one shape to one.
 
-Means move by differences, from the first snapshot on: equal weights then stay as they are, to the bit.
+Means move by differences, from the first tensor on: equal weights then stay as they are, to the bit.
 """
 
 from __future__ import annotations
@@ -10,34 +10,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trust_tta.methods.state import clone
 
-Snapshot = Sequence[Tensor]
-
-
-def mean(snapshots: Sequence[Snapshot]) -> list[Tensor]:
+def mean(thetas: Sequence[Tensor]) -> Tensor:
     """The plain mean: the paper's merge."""
-    first, *rest = [list(snapshot) for snapshot in snapshots]
-    mean: list[Tensor] = clone(first)
-    for count, snapshot in enumerate(rest, start=2):  # the elementwise kernels take all weights at once
-        torch._foreach_lerp_(mean, snapshot, 1 / count)
+    first, *rest = thetas
+    mean = first.clone()
+    for count, theta in enumerate(rest, start=2):
+        mean.lerp_(theta, 1 / count)
     return mean
 
 
-def weighted(snapshots: Sequence[Snapshot], weights: Tensor) -> list[Tensor]:
+def weighted(thetas: Sequence[Tensor], weights: Tensor) -> Tensor:
     """The mean with weights (K,) that sum to one."""
-    return [
-        first + torch.tensordot(weights.to(first), torch.stack((first, *rest)) - first, 1)
-        for first, *rest in zip(*snapshots, strict=True)
-    ]
+    first = thetas[0]
+    moved: Tensor = torch.tensordot(weights.to(first), torch.stack(list(thetas)) - first, 1)
+    return first + moved
 
 
-def slerp(snapshots: Sequence[Snapshot], weights: Tensor) -> list[Tensor]:
-    """Spherical interpolation, taken in one snapshot after the other by its share of the weight so far."""
-    merged, total = list(snapshots[0]), weights[0]
-    for snapshot, weight in zip(snapshots[1:], weights[1:], strict=True):
+def slerp(thetas: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Spherical interpolation, taken in one tensor after the other by its share of the weight so far."""
+    merged, total = thetas[0], weights[0]
+    for theta, weight in zip(thetas[1:], weights[1:], strict=True):
         total = total + weight
-        merged = [_slerp(a, b, weight / total) for a, b in zip(merged, snapshot, strict=True)]
+        merged = _slerp(merged, theta, weight / total)
     return merged
 
 

@@ -74,36 +74,23 @@ class Sar(Method):
     def sharpness_aware_update(self, images: Tensor, logits: Tensor) -> float | None:
         """The second loss, or None where no sample was reliable or the update was refused."""
         first, reliable = self.reliable_entropies(logits)
-        gradients = self.gradients(first.mean()) if len(first) else None
-        if gradients is None:
+        gradient = self.gradient(first.mean()) if len(first) else None
+        if gradient is None:
             return None
         start = self.snapshot()
-        self.climb(gradients)
+        self.load_snapshot(start + gradient * (self.rho / (gradient.norm() + 1e-12)))
         second, _ = self.reliable_entropies(self.predict(images)[reliable])
-
-        def step() -> None:
+        if not len(second):
             self.load_snapshot(start)
-            self.optimizer.step()  # type: ignore[union-attr]
-
+            return None
         loss = second.mean()
-        if len(second) and self.update(loss, step=step):
-            return loss.item()
-        self.load_snapshot(start)
-        return None
+        return loss.item() if self.update(loss, start=start) else None
 
     def reliable_entropies(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The entropies below the margin, (m,), and which of the samples they are, (n,)."""
         entropies = entropy(logits)
         reliable = entropies.detach() < self.margin * math.log(logits.shape[1])
         return entropies[reliable], reliable
-
-    def climb(self, gradients: tuple[Tensor | None, ...]) -> None:
-        """Move the weights a distance `rho` along the gradient."""
-        pairs = [(p, g) for p, g in zip(self.adapted.values(), gradients, strict=True) if g is not None]
-        norm = torch.stack([g.norm() for _, g in pairs]).norm()
-        with torch.no_grad():
-            for parameter, gradient in pairs:
-                parameter.add_(gradient * (self.rho / (norm + 1e-12)))
 
     def follow(self, loss: float) -> None:
         """Move the mean loss; when it says that the predictions have collapsed, start from the source again."""

@@ -25,7 +25,7 @@ from trust_tta.orders import PAPER_ORDERS, OrderLike, ScanOrder
 class End(NamedTuple):
     """Where a step under one order ends: the weights, the mean entropy of its predictions, whether it was made."""
 
-    theta: list[Tensor]
+    theta: Tensor
     entropy: Tensor
     finite: Tensor
 
@@ -79,7 +79,7 @@ class Trust(Method):
         with torch.no_grad():
             return self.predict(images, order=self.evaluate_order)
 
-    def forward_and_adapt(self, images: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
+    def forward_and_adapt(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Algorithm 2: the weights after each order, and the entropy of its predictions."""
         if self.parallel:
             return self.adapt_side_by_side(images)
@@ -94,7 +94,7 @@ class Trust(Method):
         finite = self.descend(pseudo_label_loss(logits, labels))
         return End(self.snapshot(), entropy(logits.detach()).mean(), finite)
 
-    def accepted(self, ends: list[End], *, moved: Sequence[bool] = ()) -> tuple[list[list[Tensor]], list[Tensor]]:
+    def accepted(self, ends: list[End], *, moved: Sequence[bool] = ()) -> tuple[list[Tensor], list[Tensor]]:
         """The weights and entropies of the updates that were made, and of those whose weights had `moved` before."""
         made = self.settle([end.finite for end in ends])
         kept = [end for end, *fits in zip(ends, made, moved or made, strict=True) if any(fits)]
@@ -116,13 +116,16 @@ class Trust(Method):
         with torch.no_grad():
             return self.predict(images, order=order).argmax(1)
 
-    def average(self, thetas: list[list[Tensor]], entropies: list[Tensor]) -> list[Tensor]:
+    def average(self, thetas: list[Tensor], entropies: list[Tensor]) -> Tensor:
         if self.merge == "mean":
             return merging.mean(thetas)
         weights = merging.inverse_entropy_weights(torch.stack(entropies))
-        return merging.weighted(thetas, weights) if self.merge == "entropy" else merging.slerp(thetas, weights)
+        if self.merge == "entropy":
+            return merging.weighted(thetas, weights)
+        layers = zip(*(self.layers(theta).values() for theta in thetas), strict=True)
+        return torch.cat([merging.slerp(layer, weights).flatten() for layer in layers])  # each has a sphere of its own
 
-    def adapt_side_by_side(self, images: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
+    def adapt_side_by_side(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """The parallel mode: every order starts from the same weights and moments; the moments are averaged here.
 
         The K adaptations do not depend on each other. One after the other they take as long on one device as side by
