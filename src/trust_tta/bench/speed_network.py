@@ -99,12 +99,13 @@ def reference_jobs(model: VMamba, *, batch: int, size: int, whole_step: bool, li
 def order_jobs(
     model: VMamba, counts: Sequence[int], *, backend: str, dtype: str, batch: int, size: int, limits: Limits
 ) -> list[Job]:
-    """The parallel mode with K orders: what they cost in memory over one."""
+    """The parallel mode with K orders: what they cost in memory over one, TRUST naive."""
     jobs = []
+    place: dict[str, Any] = {"backend": backend, "dtype": dtype, "batch": batch, "size": size, "limits": limits}
     for k in counts:
-        maker = _method("trust", orders=take_orders(k), mode="parallel")
-        place: dict[str, Any] = {"backend": backend, "dtype": dtype, "batch": batch, "size": size, "limits": limits}
-        jobs.append(_job(model, "orders", f"TRUST K={k} parallel replicate", maker, k=k, **place))
+        parallel = f"TRUST K={k} parallel replicate", _method("trust", orders=take_orders(k), mode="parallel")
+        work, maker = parallel if k > 1 else ("TRUST naive", _method("trust_naive"))
+        jobs.append(_job(model, "orders", work, maker, k=k, **place))
     return jobs
 
 

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.models.convolution import StridedConv2d
+
 
 class Linear2d(nn.Linear):
     """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in)."""
@@ -85,7 +87,7 @@ def make_stem(channels: int, dim: int, patch: int, *, overlapping: bool, norm: s
         make_norm(norm, dim // 2),
         nn.Identity(),
         nn.GELU(),
-        nn.Conv2d(dim // 2, dim, stride + 1, stride=stride, padding=1),
+        StridedConv2d(dim // 2, dim, stride + 1, stride=stride, padding=1),
         nn.Identity(),
         make_norm(norm, dim),
     )
@@ -95,5 +97,5 @@ def make_downsample(dim: int, out_dim: int, *, merging: bool, norm: str) -> nn.M
     """From one stage to the next, at half the resolution."""
     if merging:
         return PatchMerging(dim, out_dim, norm)
-    conv = nn.Conv2d(dim, out_dim, 3, stride=2, padding=1)
+    conv = StridedConv2d(dim, out_dim, 3, stride=2, padding=1)
     return nn.Sequential(nn.Identity(), conv, nn.Identity(), make_norm(norm, out_dim))
