@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trust_tta.errors import StateError
 from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.modes import check_count
-from trust_tta.methods.state import load_optimizer
+from trust_tta.methods.optimizers import load_optimizer
 from trust_tta.methods.trust import Trust
 from trust_tta.orders import DEFAULT_ORDER, OrderLike
 

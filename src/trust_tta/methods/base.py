@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, ClassVar
 
 import torch
@@ -13,26 +13,16 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, StateError, TrustError
 from trust_tta.methods.checks import check_images
+from trust_tta.methods.counters import Counters
 from trust_tta.methods.flat import Flat
 from trust_tta.methods.modes import check_count, check_number, fresh_casts
+from trust_tta.methods.optimizers import load_optimizer, make_optimizer
 from trust_tta.methods.parameters import share, use_batch_statistics
 from trust_tta.methods.recording import Recorder
-from trust_tta.methods.state import clone, load_optimizer
+from trust_tta.methods.state import clone
 from trust_tta.orders import ScanOrder
 
 STATE_FORMAT = 3
-
-
-@dataclass
-class Counters:
-    """What a method has done since it was made or reset."""
-
-    batches: int = 0
-    forwards: int = 0
-    backwards: int = 0
-    updates: int = 0
-    skipped: int = 0  # updates refused because the loss or a gradient was not finite
-    recoveries: int = 0  # returns to the source that the method itself decided on
 
 
 class Method(nn.Module):
@@ -300,9 +290,4 @@ class Method(nn.Module):
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         if self.flat is None:
             return None
-        # Fused ones leave out a step on the device's own word.
-        if self.optimizer_name == "adam":
-            return torch.optim.Adam([self.flat.weights], lr=self.lr, fused=True)
-        if self.optimizer_name == "sgd":
-            return torch.optim.SGD([self.flat.weights], lr=self.lr, momentum=0.9, fused=True)
-        raise ConfigError(f"unknown optimizer {self.optimizer_name!r}; choose 'adam' or 'sgd'")
+        return make_optimizer(self.optimizer_name, self.flat.weights, lr=self.lr)

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trust_tta.errors import StateError
-
 
 def clone(tree: Any) -> Any:
     """A copy of nested dicts and lists that shares no tensor with the original."""
@@ -33,13 +31,3 @@ def _with_empty_tensors(
     if isinstance(tree, list):
         return [_with_empty_tensors(value, groups) for value in tree]
     return tree
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take back moments and step counts; the settings stay those of `optimizer`."""
-    settings = [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
-    if [s.keys() | {"params"} for s in settings] != [g.keys() for g in state["param_groups"]]:
-        raise StateError("this state was made with another optimizer; create the method with the same one")
-    optimizer.load_state_dict(clone(state))
-    for group, own in zip(optimizer.param_groups, settings, strict=True):
-        group.update(own)

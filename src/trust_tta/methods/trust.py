@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods import merging, moments
+from trust_tta.methods import merging, optimizers
 from trust_tta.methods.base import Method
 from trust_tta.methods.losses import entropy, pseudo_label_loss
 from trust_tta.methods.modes import choose, stochastic_depth_on
@@ -133,20 +133,20 @@ class Trust(Method):
         """
         parts = self.parts(images) if self.split else images.expand(len(self.orders), *images.shape)
         before = replace(self.counters)
-        start, start_moments = self.snapshot(), moments.save(self.optimizer)
+        start, start_moments = self.snapshot(), optimizers.save(self.optimizer)
         ends: list[End] = []
         moved: list[bool] = []
-        total = moments.Mean()
+        total = optimizers.Mean()
         for order, part in zip(self.orders, parts, strict=True):
             self.load_snapshot(start)
-            moments.load(self.optimizer, start_moments)
+            optimizers.load(self.optimizer, start_moments)
             earlier = [self.settle([self.adapt_under(order, part).finite]) for _ in range(self.steps - 1)]
             moved.append([True] in earlier)
             ends.append(self.adapt_under(order, part))
             total.add(self.optimizer, ends[-1].finite | moved[-1])
         self.load_snapshot(start)
         thetas, entropies = self.accepted(ends, moved=moved)
-        moments.load(self.optimizer, total.value() if thetas else start_moments)
+        optimizers.load(self.optimizer, total.value() if thetas else start_moments)
         if self.split:  # counted in passes over the whole batch
             share = len(self.orders)
             self.counters.forwards = before.forwards + (self.counters.forwards - before.forwards) // share
