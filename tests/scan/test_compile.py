@@ -1,10 +1,11 @@
-"""Every Triton kernel compiles to machine code for a Hopper GPU, on a machine that has none."""
+"""Every Triton kernel that a block of VMamba-T launches compiles to machine code for a Hopper GPU, without one."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -13,57 +14,83 @@ import sys
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from trust_tta.scan import triton_backward, triton_forward, triton_layout, triton_scan
+from trust_tta.scan import triton_backward, triton_forward, triton_groups, triton_layout, triton_map, triton_products
 
-def build(kernel, kinds, constants, warps):
-    names = [n for n in kernel.arg_names if n not in constants]
-    signature = {n: kinds(n) for n in names} | dict.fromkeys(constants, "constexpr")
-    places = {(kernel.arg_names.index(n),): v for n, v in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=places)
-    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": True})
-    print(kernel.__name__, len(made.asm["cubin"]))
+KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
+OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")
 
-name, length = sys.argv[1], int(sys.argv[2])
-dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
-channels, state, side = 96, 1, 7 if length == 49 else 56
+class Compiled:
+    "In place of a kernel: a launch compiles it for what it is launched with."
 
-def scan_kind(n):
-    if n == "groups":
-        return "i32"
-    wide = n in ("p_A", "p_D", "p_bias", "p_states", "p_adjoints", "p_dA", "p_dB", "p_dC", "p_dD", "p_dbias")
-    return "*fp32" if wide else "*" + name
+    def __init__(self, kernel):
+        self.kernel = kernel
 
-delta, A = torch.empty(1, 2, 2, channels, length, device="meta"), torch.empty(2, 2, channels, state, device="meta")
-B = torch.empty(1, 2, 2, state, length, device="meta")
-sizes = triton_scan.choose_tiling(channels, length, dtype)
-for kernel, tile in ((triton_forward.forward_kernel, sizes.forward), (triton_backward.backward_kernel, sizes.backward)):
-    constants = triton_scan._constants(delta, A, B, A, A, True, tile, sizes.spacing)
-    options = {"num_warps", "maxnreg", "enable_fp_fusion"}
-    build(kernel, scan_kind, {n: v for n, v in constants.items() if n not in options}, tile.warps)
+    def __getitem__(self, grid):
+        assert all(0 < size < 2**31 for size in grid) and all(size < 2**16 for size in grid[1:])
+        return self.launch
 
-def map_kind(n):
-    if n == "eps":
-        return "fp32"
-    if n[:2] in ("s_", "t_"):
-        return "i32"
-    return "*fp32" if n in ("mean", "scale", "weight", "bias") else "*" + name
+    def launch(self, *values, **named):
+        options = {n: named.pop(n) for n in OPTIONS if named.get(n) is not None}
+        named.pop("maxnreg", None)
+        arguments = dict(zip(self.kernel.arg_names, values)) | named
+        constant = {p.name for p in self.kernel.params if p.is_constexpr}
+        kinds = {n: "constexpr" if n in constant else self.kind(v) for n, v in arguments.items()}
+        places = {n: (i,) for i, n in enumerate(self.kernel.arg_names)}
+        aligned = {places[n]: [["tt.divisibility", 16]] for n, kind in kinds.items() if kind[0] == "*"}
+        values = {places[n]: arguments[n] for n in constant}
+        source = ASTSource(fn=self.kernel, signature=kinds, constexprs=values, attrs=aligned)
+        made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        print(self.kernel.__name__, len(made.asm["cubin"]))
 
-block, few, warps = triton_layout._tile_sizes(torch.empty(1, dtype=dtype), side, side)
-place = {"CHANNELS": channels, "HEIGHT": side, "WIDTH": side, "BLOCK_C": few, "BLOCK_S": block}
-build(triton_layout.norm_kernel, map_kind, place, warps)
-for flag in (True, False):
-    build(triton_layout.spread_kernel, map_kind, place | {"SILU": flag}, warps)
-    build(triton_layout.join_kernel, map_kind, place | {"SLOPE": flag}, warps)
+    def kind(self, value):
+        return KINDS[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
+
+for module in (triton_backward, triton_forward, triton_groups, triton_layout, triton_products):
+    for name in [n for n in vars(module) if n.endswith("_kernel")]:
+        setattr(module, name, Compiled(getattr(module, name)))
+
+dtype, batch = getattr(torch, sys.argv[1]), int(sys.argv[2])
+c, side, rank = (int(n) for n in sys.argv[3:6])
+shapes = ((4, rank + 2, c), (4, c, rank), (4, c), (4 * c, 1), (4 * c,))
+with torch.device("meta"):
+    x = torch.empty(batch, c, side, side, dtype=dtype)
+    slots = torch.empty((batch, 4) if sys.argv[6] == "own" else 4, dtype=torch.int64)
+    y, parts, states, _, _, taken = triton_map.forward(x, slots, tuple(torch.empty(s) for s in shapes))
+    weight = torch.empty(c)
+    triton_layout.join_and_normalise(y, side, side, weight, weight, 1e-5)
+    print("backward")
+    triton_layout.spread(x, silu=False)
+    triton_map.backward(torch.empty_like(y), x, slots, taken, parts, states, True, True)
 """
 
+FORWARD = Counter(["take_kernel", "spread_kernel", "forward_kernel", "norm_kernel"])
+BACKWARD = Counter(["spread_kernel", "spread_kernel", "backward_kernel", "rows_kernel", "join_kernel", "give_kernel"])
+STAGES = {"first": (96, 56, 6), "second": (192, 28, 12), "third": (384, 14, 24), "last": (768, 7, 48)}
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("length", [3136, 49])
-def test_kernels_compile(dtype: str, length: int) -> None:
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "batch", "order"),
+    [
+        ("first", "bfloat16", 128, "shared"),
+        ("last", "bfloat16", 1, "own"),
+        ("third", "float32", 128, "shared"),
+        *(pytest.param(stage, "bfloat16", 128, "shared", marks=pytest.mark.slow) for stage in STAGES),
+        *(pytest.param(stage, "float32", 128, "own", marks=pytest.mark.slow) for stage in STAGES),
+        *(pytest.param(stage, "float16", 1, "shared", marks=pytest.mark.slow) for stage in STAGES),
+    ],
+)
+def test_kernels_of_a_block_compile(stage: str, dtype: str, batch: int, order: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", SCRIPT, dtype, str(length)]
+    command = [sys.executable, "-c", SCRIPT, dtype, str(batch), *(str(n) for n in STAGES[stage]), order]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
-    sizes = [int(line.split()[1]) for line in run.stdout.splitlines()]
-    assert len(sizes) == 7
-    assert all(size > 1000 for size in sizes)
+    found = []
+    for lines in run.stdout.split("backward\n"):
+        kernels = [line.split() for line in lines.splitlines()]
+        assert all(int(size) > 1000 for _, size in kernels)
+        found.append(Counter(name for name, _ in kernels))
+    half = dtype != "float32"
+    assert found == [
+        FORWARD + Counter(multiply_kernel=2 * half),
+        BACKWARD + Counter(multiply_kernel=3 * half, correlate_kernel=2 * half),
+    ]

@@ -19,8 +19,7 @@ class SS2D(nn.Module):
         self, dim: int, *, inner: int, d_state: int, dt_rank: int, conv_size: int, conv_bias: bool, gate: bool
     ) -> None:
         super().__init__()
-        self.dt_rank, self.d_state, self.gate = dt_rank, d_state, gate
-        self.backend = "auto"
+        self.gate, self.backend = gate, "auto"
         self.in_proj = Linear2d(dim, 2 * inner if gate else inner, bias=False)
         self.conv2d = nn.Conv2d(inner, inner, conv_size, padding=conv_size // 2, groups=inner, bias=conv_bias)
         self.x_proj_weight = nn.Parameter(torch.empty(4, dt_rank + 2 * d_state, inner))
@@ -41,7 +40,7 @@ class SS2D(nn.Module):
             nn.init.uniform_(self.dt_projs_weight, -(rank**-0.5), rank**-0.5)
             steps = torch.exp(torch.rand(4, inner) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
             self.dt_projs_bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
-            self.A_logs.copy_(torch.log(torch.arange(1.0, self.d_state + 1)).expand_as(self.A_logs))
+            self.A_logs.copy_(torch.log(torch.arange(1.0, self.A_logs.shape[1] + 1)).expand_as(self.A_logs))
             self.Ds.fill_(1)
 
     def forward(self, x: Tensor, slots: Tensor) -> Tensor:
@@ -59,25 +58,7 @@ class SS2D(nn.Module):
         `slots` (4,) or (b, 4) names the parameter group that reads the rows forwards, the rows backwards,
         the columns forwards and the columns backwards: an order moves parameters, never pixels.
         """
-        c, h, w = x.shape[1:]
-        # (2, 2, ...) is (rows or columns, forwards or backwards); one more axis in front if each image has its order
-        pairs = (*slots.shape[:-1], 2, 2)
-        r, n = self.dt_rank, self.d_state
-        project = _take(self.x_proj_weight, slots).reshape(*pairs[:-1], 2 * (r + 2 * n), c)
-        widen = _take(self.dt_projs_weight, slots).view(*pairs, c, r)
-        A = _take(-torch.exp(_widen(self.A_logs)).view(4, c, n), slots).view(*pairs, c, n)
-        D = _take(_widen(self.Ds).view(4, c), slots).view(*pairs, c)
-        bias = _take(_widen(self.dt_projs_bias), slots).view(*pairs, c)
-        y = scan_map(x, project.to(x.dtype), widen.to(x.dtype), A, D, bias, backend=self.backend)
+        parameters = (self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
+        y = scan_map(x, slots, *parameters, backend=self.backend)
         norm = self.out_norm
-        return join_norm(y, h, w, norm.weight, norm.bias, norm.eps, backend=self.backend)
-
-
-def _widen(weight: Tensor) -> Tensor:
-    """At least float32: the recurrence multiplies rounding errors along the whole sequence."""
-    return weight.to(torch.promote_types(weight.dtype, torch.float32))
-
-
-def _take(groups: Tensor, slots: Tensor) -> Tensor:
-    """The groups (4, ...) at `slots`; selecting differentiates faster than indexing, which may meet a group twice."""
-    return groups.index_select(0, slots) if slots.dim() == 1 else groups[slots]
+        return join_norm(y, x.shape[2], x.shape[3], norm.weight, norm.bias, norm.eps, backend=self.backend)

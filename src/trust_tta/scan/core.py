@@ -1,8 +1,6 @@
 """The heart of SS2D as two torch.library operators: the scans of a map, and the norm of their sum.
 
 Called bare where nothing is differentiated or compiled: the operators' own overhead is most of a small batch's time.
-On a GPU nothing that is large is kept for the backward if it can be made again: the two sequences and the four step
-sizes would take six maps a block, and the map they come from is there anyway. On a CPU time is what counts: kept.
 """
 
 from __future__ import annotations
@@ -12,32 +10,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trust_tta.scan import layout
+from trust_tta.scan import groups, layout
 
 
 def run_scan_map(
-    x: Tensor, project: Tensor, widen: Tensor, A: Tensor, D: Tensor, bias: Tensor, triton: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Scan SiLU(x), x (b, c, h, w), along rows and columns, both ways.
+    x: Tensor,
+    slots: Tensor,
+    x_proj_weight: Tensor,
+    dt_projs_weight: Tensor,
+    dt_projs_bias: Tensor,
+    A_logs: Tensor,
+    Ds: Tensor,
+    triton: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Scan SiLU(x), x (b, c, h, w), along rows and columns, both ways, by the groups that `slots` names in each place.
 
-    project (.., 2, 2(r+2n), c) makes steps, B and C of each position, widen (.., 2, 2, c, r) the steps of each channel;
-    A (.., 2, 2, c, n), D and bias (.., 2, 2, c). The leading axis is b where each image has its own weights, or absent.
-    Returns y (b, 2, c, h*w), and for the backward: steps with B and C (b, 2, 2, r+2n, l), the states of the scan, and
-    on a CPU the sequences (b, 2, c, l) and all steps (b, 2, 2, c, l).
+    Returns y (b, 2, c, h*w), and for the backward: steps with B and C (b, 2, 2, r+2n, l), the states of the scan, on a
+    CPU the sequences (b, 2, c, l) and all steps (b, 2, 2, c, l), and the five of `groups.take`.
     """
-    u = layout.spread(x, silu=True, triton=triton)
-    parts = (project @ u).unflatten(2, (2, -1))
-    delta = widen @ steps_of(parts, widen)
-    inputs = as_groups(u, delta, parts, A, D, bias)
+    parameters = (x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds)
     if triton:
-        from trust_tta.scan import triton_scan
+        from trust_tta.scan import triton_map
 
-        y, states = triton_scan.forward(*inputs, True)
-        return y.view_as(u), parts, states, u.new_empty(0), u.new_empty(0)
-    from trust_tta.scan import cpu
+        *results, taken = triton_map.forward(x, slots, parameters)
+    else:
+        from trust_tta.scan import cpu_map
 
-    y = cpu.forward(*inputs, True)
-    return y.view_as(u), parts, u.new_empty(0, dtype=torch.float32), u, delta
+        *results, taken = cpu_map.forward(x, slots, parameters)
+    return *results, *taken  # type: ignore[return-value]
 
 
 scan_map = torch.library.custom_op("trust_tta::scan_map", run_scan_map, mutates_args=())
@@ -45,125 +45,100 @@ scan_map = torch.library.custom_op("trust_tta::scan_map", run_scan_map, mutates_
 
 @scan_map.register_fake
 def _(
-    x: Tensor, project: Tensor, widen: Tensor, A: Tensor, D: Tensor, bias: Tensor, triton: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor,
+    slots: Tensor,
+    x_proj_weight: Tensor,
+    dt_projs_weight: Tensor,
+    dt_projs_bias: Tensor,
+    A_logs: Tensor,
+    Ds: Tensor,
+    triton: bool,
+) -> tuple[Tensor, ...]:
     b, c, h, w = x.shape
     y = x.new_empty((b, 2, c, h * w))
-    parts = x.new_empty((b, 2, 2, project.shape[-2] // 2, h * w))
+    parts = x.new_empty((b, 2, 2, x_proj_weight.shape[1], h * w))
+    taken = groups.take(x.dtype, slots, x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds)
     if not triton:
-        return y, parts, x.new_empty(0, dtype=torch.float32), torch.empty_like(y), x.new_empty((b, 2, 2, c, h * w))
+        states = x.new_empty(0, dtype=torch.float32)
+        return y, parts, states, torch.empty_like(y), x.new_empty((b, 2, 2, c, h * w)), *taken
     from trust_tta.scan.triton_scan import states_shape
 
-    images, groups = (1, 2 * b) if A.dim() == 5 else (b, 2)
-    states = x.new_empty(states_shape(images, groups, 2, c, h * w, A.shape[-1]), dtype=torch.float32)
-    return y, parts, states, x.new_empty(0), x.new_empty(0)
+    images, pairs = (b, 2) if slots.dim() == 1 else (1, 2 * b)
+    states = x.new_empty(states_shape(images, pairs, 2, c, h * w, A_logs.shape[1]), dtype=torch.float32)
+    return y, parts, states, x.new_empty(0), x.new_empty(0), *taken
 
 
 @torch.library.custom_op("trust_tta::scan_map_backward", mutates_args=())
 def scan_map_backward(
     dy: Tensor,
     x: Tensor,
+    slots: Tensor,
+    parts: Tensor,
+    states: Tensor,
+    u: Tensor,
+    delta: Tensor,
     project: Tensor,
     widen: Tensor,
     A: Tensor,
     D: Tensor,
     bias: Tensor,
-    parts: Tensor,
-    states: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    learning: bool,
+    learn_products: bool,
+    learn_scan: bool,
     triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, project, widen, A, D and bias; those of project and widen are empty unless `learning`."""
-    h, w = x.shape[2:]
-    steps = steps_of(parts, widen)
-    if triton:
-        u, delta = layout.spread(x, silu=True, triton=True), widen @ steps
-    inputs = as_groups(u, delta, parts, A, D, bias)
-    dy = dy.reshape(inputs[0].shape)
-    if triton:
-        from trust_tta.scan import triton_scan
+    """Gradients of x and, in A's dtype, of the five parameters.
 
-        gradients: Any = triton_scan.backward(dy, *inputs, True, states)
+    Those of x_proj_weight and dt_projs_weight are empty unless `learn_products`, the others unless `learn_scan`.
+    """
+    taken = (project, widen, A, D, bias)
+    if triton:
+        from trust_tta.scan import triton_map
+
+        dx, five = triton_map.backward(dy, x, slots, taken, parts, states, learn_products, learn_scan)
     else:
-        from trust_tta.scan import cpu
+        from trust_tta.scan import cpu_map
 
-        gradients = cpu.backward(dy, *inputs, True)
-    du, ddelta, dA, dB, dC, dD, dbias = gradients
-    du, ddelta = du.view_as(u), ddelta.view_as(delta)
-    dB, dC = (t.view(*parts.shape[:3], -1, h * w) for t in (dB, dC))
-    dparts = torch.cat((widen.mT @ ddelta, dB, dC), 3).flatten(2, 3)
-    du += project.mT @ dparts
-    dx = layout.join(du, h, w, silu_of=x, triton=triton)
-    dproject, dwiden = x.new_empty(0), x.new_empty(0)
-    if learning:
-        dproject, dwiden = _sum_to(dparts @ u.mT, project), _sum_to(ddelta @ steps.mT, widen)
-    return (
-        dx,
-        dproject,
-        dwiden,
-        dA.view_as(A).to(A.dtype),
-        dD.view_as(D).to(D.dtype),
-        dbias.view_as(bias).to(bias.dtype),
-    )
+        dx, five = cpu_map.backward(dy, x, slots, taken, parts, u, delta, learn_products, learn_scan)
+    return dx, *five
 
 
 @scan_map_backward.register_fake
 def _(
     dy: Tensor,
     x: Tensor,
+    slots: Tensor,
+    parts: Tensor,
+    states: Tensor,
+    u: Tensor,
+    delta: Tensor,
     project: Tensor,
     widen: Tensor,
     A: Tensor,
     D: Tensor,
     bias: Tensor,
-    parts: Tensor,
-    states: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    learning: bool,
+    learn_products: bool,
+    learn_scan: bool,
     triton: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     dx = x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).permute(0, 3, 1, 2)
-    dproject, dwiden = (t.new_empty(t.shape if learning else 0) for t in (project, widen))
-    dA, dD, dbias = (t.new_empty(t.shape) for t in (A, D, bias))
-    return dx, dproject, dwiden, dA, dD, dbias
-
-
-def steps_of(parts: Tensor, widen: Tensor) -> Tensor:
-    """The steps (b, 2, 2, r, l) before they are widened to all channels."""
-    return parts[:, :, :, : widen.shape[-1]]
-
-
-def as_groups(
-    u: Tensor, delta: Tensor, parts: Tensor, A: Tensor, D: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The scan's inputs; where each image has its own weights, each is a group of its own in a batch of one."""
-    n = A.shape[-1]
-    B, C = parts[:, :, :, -2 * n : -n], parts[:, :, :, -n:]
-    if A.dim() == 4:
-        return u, delta, A, B, C, D, bias
-    u, delta, B, C = (t.flatten(0, 1)[None] for t in (u, delta, B, C))
-    A, D, bias = (t.flatten(0, 1) for t in (A, D, bias))
-    return u, delta, A, B, C, D, bias
-
-
-def _sum_to(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The sum over the images (b, ..) where they share the weight."""
-    return gradient if gradient.shape == weight.shape else gradient.sum(0)
+    wanted = (learn_products, learn_products, learn_scan, learn_scan, learn_scan)
+    shapes = groups.parameter_shapes(project, widen, A)
+    return dx, *(A.new_empty(shape if w else 0) for shape, w in zip(shapes, wanted, strict=True))
 
 
 def _save_map(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.triton = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.triton = inputs[-1]
+    ctx.save_for_backward(*inputs[:2], *output[1:])
     ctx.mark_non_differentiable(*output[1:])
+    # Else PyTorch would fill a zero gradient for each output that has none.
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate_map(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    learning = any(ctx.needs_input_grad[1:3])
-    dx, dproject, dwiden, *rest = scan_map_backward(dy, *ctx.saved_tensors, learning, ctx.triton)
-    return (dx, dproject if learning else None, dwiden if learning else None, *rest, None)
+    wanted = ctx.needs_input_grad[2:7]
+    learning = any(wanted[:2]), any(wanted[2:])
+    dx, *five = scan_map_backward(dy, *ctx.saved_tensors, *learning, ctx.triton)
+    return (dx, None, *(gradient if w else None for gradient, w in zip(five, wanted, strict=True)), None)
 
 
 scan_map.register_autograd(_differentiate_map, setup_context=_save_map)
@@ -196,10 +171,10 @@ def join_norm_backward(
     dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, learning: bool, triton: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of y (b, 2, c, h*w), weight and bias (c,); the last two are empty unless `learning`."""
-    # On a GPU PyTorch has this for weights of the map's dtype only.
-    factors = [t.to(x.dtype) if triton else t for t in (weight, bias)]
+    # On a GPU PyTorch has this for weights of the map's dtype only; the bias it asks for, but does not read.
+    factor = weight.to(x.dtype) if triton else weight
     dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        dnorm.contiguous(), x, x.shape[-1:], mean, scale, *factors, [True, learning, learning]
+        dnorm.contiguous(), x, x.shape[-1:], mean, scale, factor, factor, [True, learning, learning]
     )
     dy = layout.spread(dx.permute(0, 3, 1, 2), silu=False, triton=triton)
     if not learning:
@@ -220,6 +195,8 @@ def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     _, _, _, weight, bias, _, ctx.triton = inputs
     ctx.save_for_backward(*output[1:], weight, bias)
     ctx.mark_non_differentiable(*output[1:])
+    # Else PyTorch would fill a zero gradient for each output that has none.
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate_norm(ctx: Any, dnorm: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:

@@ -112,6 +112,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     *tensors, ctx.delta_softplus, ctx.triton = inputs
     ctx.save_for_backward(*tensors, output[1])
     ctx.mark_non_differentiable(output[1])
+    # Else PyTorch would fill a zero gradient for each output that has none.
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:

@@ -70,20 +70,33 @@ def grouped_scan(
 
 
 def scan_map(
-    x: Tensor, project: Tensor, widen: Tensor, A: Tensor, D: Tensor, bias: Tensor, *, backend: str = "auto"
+    x: Tensor,
+    slots: Tensor,
+    x_proj_weight: Tensor,
+    dt_projs_weight: Tensor,
+    dt_projs_bias: Tensor,
+    A_logs: Tensor,
+    Ds: Tensor,
+    *,
+    backend: str = "auto",
 ) -> Tensor:
-    """SiLU of the map x (b, c, h, w) scanned along rows and columns, both ways, (b, 2, c, h*w); see `core.scan_map`."""
-    from trust_tta.scan import core, layout
+    """SiLU of the map x (b, c, h, w) scanned along rows and columns, both ways, (b, 2, c, h*w).
 
+    `slots` (4,) or (b, 4) names the group of parameters in each of the four places; see `groups`.
+    """
+    from trust_tta.scan import core, groups, layout
+
+    parameters = (x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds)
     chosen = choose_backend(x, backend)
     if chosen != "reference":
         call = core.run_scan_map if _is_bare(x) else core.scan_map
-        y: Tensor = call(x, project, widen, A, D, bias, chosen == "triton")[0]
+        y: Tensor = call(x, slots, *parameters, chosen == "triton")[0]
         return y
+    project, widen, A, D, bias = groups.take(x.dtype, slots, *parameters)
     u = layout.spread_reference(F.silu(x))
     parts = (project @ u).unflatten(2, (2, -1))
-    delta = widen @ core.steps_of(parts, widen)
-    return scan_reference(*core.as_groups(u, delta, parts, A, D, bias), True).view_as(u)
+    delta = widen @ groups.steps_of(parts, widen)
+    return scan_reference(*groups.scan_inputs(u, delta, parts, A, D, bias), True).view_as(u)
 
 
 def join_norm(

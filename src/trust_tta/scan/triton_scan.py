@@ -132,6 +132,41 @@ def backward(
     sizes: Tiling | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return the gradients of u, delta, A, B, C, D and delta_bias, the last two None where the input is None."""
+    inputs = (dy, u, delta, A, B, C, D, delta_bias)
+    du, ddelta, rows, sums = differentiate(*inputs, delta_softplus, states, sizes=sizes)
+    groups, directions, channels, state = A.shape
+    weights = directions * channels * state
+    dD, dbias = sums[:, :, weights : weights + channels], sums[:, :, weights + channels :]
+    return (
+        du,
+        ddelta,
+        sums[:, :, :weights].sum(0).view(A.shape).to(A.dtype),
+        rows[:, :, :, :, 0].sum(3).to(B.dtype),
+        rows[:, :, :, :, 1].sum(3).to(C.dtype),
+        None if D is None else dD.sum(0)[:, None].repeat(1, directions, 1).to(D.dtype),
+        None if delta_bias is None else dbias.sum(0).view(groups, directions, channels).to(delta_bias.dtype),
+    )
+
+
+def differentiate(
+    dy: Tensor,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    states: Tensor,
+    *,
+    sizes: Tiling | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return du, ddelta, and parts in float32 whose sums are the other gradients; summed in a fixed order, runs repeat.
+
+    Those of B and C (b, g, m, blocks of channels, 2, n, l), to be summed over the blocks; and (b, g, ..), over the
+    batch: dA (m, c, n), dD (c,), which is that of each direction, and dbias (m, c).
+    """
     require("triton", extra="triton")
     from trust_tta.scan.triton_backward import backward_kernel
 
@@ -140,30 +175,34 @@ def backward(
     sizes = sizes or choose_tiling(channels, length, u.dtype)
     tile = sizes.backward
     blocks, chunks = _blocks(channels, tile.channels), _blocks(length, tile.positions)
-    dy, u, delta, weights = dy.contiguous(), u.contiguous(), delta.contiguous(), _weight(A)
-    rows_B, rows_C = _alike(B, C)
+    dy, u, delta, A = dy.contiguous(), u.contiguous(), delta.contiguous(), _weight(A)
+    B, C = _alike(B, C)
     du, ddelta = torch.empty_like(u), torch.empty_like(delta)
-    # Each program writes its own part of these; the sums over parts below have a fixed order.
-    dA = weights.new_empty((batch, *A.shape))
-    dB, dC = weights.new_empty((2, batch, groups, directions, blocks, state, length))
-    dD = weights.new_empty((batch, groups, channels))
-    dbias = weights.new_empty((batch, groups, directions, channels))
-    adjoints = weights.new_empty((batch, groups, chunks - 1, state, channels) if directions == 2 else 0)
+    rows = A.new_empty((batch, groups, directions, blocks, 2, state, length))
+    sums = A.new_empty((batch, groups, channels * (directions * state + 1 + directions)))
+    adjoints = A.new_empty((batch, groups, chunks - 1, state, channels) if directions == 2 else 0)
     with torch.cuda.device_of(u):
         backward_kernel[(batch * groups * blocks,)](
-            dy, u, delta, weights, rows_B, rows_C, _weight_or(D, weights), _weight_or(delta_bias, weights), states,
-            adjoints, du, ddelta, dA, dB, dC, dD, dbias, groups,
-            **_constants(delta, weights, rows_B, D, delta_bias, delta_softplus, tile, sizes.spacing),
+            dy, u, delta, A, B, C, _weight_or(D, A), _weight_or(delta_bias, A), states, adjoints, du, ddelta, rows,
+            sums, groups,
+            **_constants(delta, A, B, D, delta_bias, delta_softplus, tile, sizes.spacing),
         )  # fmt: skip
-    return (
-        du,
-        ddelta,
-        dA.sum(0).to(A.dtype),
-        dB.sum(3).to(B.dtype),
-        dC.sum(3).to(C.dtype),
-        None if D is None else dD.sum(0)[:, None].repeat(1, directions, 1).to(D.dtype),
-        None if delta_bias is None else dbias.sum(0).to(delta_bias.dtype),
-    )
+    return du, ddelta, rows, sums
+
+
+def sum_rows(rows: Tensor, dparts: Tensor) -> None:
+    """Write the sums of the parts of dB and dC (.., blocks, 2, n, l) to the last 2n rows of dparts (.., r+2n, l)."""
+    from trust_tta.scan.triton_backward import rows_kernel
+
+    *_, blocks, _, state, length = rows.shape
+    count, block = 2 * state, min(128, _power_of_two(length))
+    places = dparts.numel() // (dparts.shape[-2] * length)
+    with torch.cuda.device_of(rows):
+        rows_kernel[(places * count * _blocks(length, block),)](
+            rows, dparts,
+            BLOCKS=blocks, COUNT=count, ROWS=dparts.shape[-2], LENGTH=length, BLOCK_P=16, BLOCK_L=block,
+            enable_fp_fusion=True,
+        )  # fmt: skip
 
 
 def _weight(tensor: Tensor) -> Tensor:

@@ -1,0 +1,158 @@
+"""Products of maps with a small weight, and with each other over all positions, in half precision on a CUDA device.
+
+All are bound by memory, so each number of a large map is moved once. In float32, without tensor cores, they are bound
+by their arithmetic and left to PyTorch.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 132  # fill a large GPU once
+
+
+def multiply(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
+    """y (b, g, m, l) = weight (.., g, m, k) @ x (b, g, k, l), or y += that; x and y may be slices of rows."""
+    b, g, m, length = y.shape
+    k = x.shape[2]
+    if y.dtype == torch.float32:
+        weights = weight.expand(b, g, m, k).reshape(b * g, m, k)
+        y.view(b * g, m, length).baddbmm_(weights, x.reshape(b * g, k, length), beta=int(add))
+        return
+    block_m, block_k, block_l = choose_tile(m, k, length, b * g)
+    with torch.cuda.device_of(y):
+        multiply_kernel[(b * g * triton.cdiv(m, block_m) * triton.cdiv(length, block_l),)](
+            weight, x, y, ADD=add, GROUPS=g, ROWS=m, INNER=k, LENGTH=length,
+            STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
+            STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
+            STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1), STRIDE_YB=y.stride(0), STRIDE_YG=y.stride(1),
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(y), enable_fp_fusion=True,
+        )  # fmt: skip
+
+
+def correlate(y: Tensor, x: Tensor, *, own: bool) -> Tensor:
+    """Parts (p, g, m, k) whose sum is that of y (b, g, m, l) @ x (b, g, k, l) transposed; x may be a slice of rows.
+
+    Where images have weights of their own, each is a part.
+    """
+    b, g, m, length = y.shape
+    k = x.shape[2]
+    if y.dtype == torch.float32:
+        return y @ x.mT
+    block_m, block_k, block_l = _within(m, 128), _within(k, 64), _positions(length)
+    chunks, tiles = triton.cdiv(length, block_l), g * triton.cdiv(m, block_m) * triton.cdiv(k, block_k)
+    # A program's share is a run of chunks, of several images where the maps are small.
+    share = chunks if own else triton.cdiv(b * chunks, triton.cdiv(4 * PROGRAMS, tiles))
+    parts = y.new_empty((triton.cdiv(b * chunks, share), g, m, k), dtype=torch.float32)
+    with torch.cuda.device_of(y):
+        correlate_kernel[(len(parts) * tiles,)](
+            y, x, parts, b * chunks, share, GROUPS=g, ROWS=m, COLUMNS=k, LENGTH=length,
+            STRIDE_YB=y.stride(0), STRIDE_YG=y.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(y), enable_fp_fusion=True,
+        )  # fmt: skip
+    return parts
+
+
+def choose_tile(rows: int, inner: int, length: int, maps: int) -> tuple[int, int, int]:
+    """Rows, inner and positions of a tile: all rows where they are few, small tiles where there is little to do."""
+    positions = _positions(length)
+    if maps * triton.cdiv(rows, 64) * triton.cdiv(length, positions) < PROGRAMS:
+        return _within(rows, 32), _within(inner, 128), 32
+    return _within(rows, 64), _within(inner, 64), positions
+
+
+def _positions(length: int) -> int:
+    return 64 if length <= 64 else 128
+
+
+def _within(size: int, most: int) -> int:
+    """The least power of two that is not below `size`, of those that a tensor core takes, up to `most`."""
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+def _interpreted(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
+@triton.jit
+def dot(b_x, b_y, b_sum, WIDE: tl.constexpr):
+    """x @ y + sum in float32."""
+    if WIDE:
+        # Triton's interpreter would multiply the bits of bfloat16; the products are the same.
+        b_x, b_y = b_x.to(tl.float32), b_y.to(tl.float32)
+    return tl.dot(b_x, b_y, b_sum)
+
+
+@triton.jit
+def load_rows(p_x, o_m, o_l, ROWS: tl.constexpr, LENGTH: tl.constexpr):
+    """A tile of x (rows, positions), zero past its ends."""
+    mask = (o_m < ROWS)[:, None] & (o_l < LENGTH)[None, :]
+    return tl.load(p_x + o_m[:, None] * LENGTH + o_l[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def multiply_kernel(
+    p_w, p_x, p_y,
+    ADD: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr,
+    STRIDE_WB: tl.constexpr, STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr,
+    STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_YB: tl.constexpr, STRIDE_YG: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of y (rows, positions) of one image and group; tiles that read the same of x follow each other."""
+    M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
+    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    i = tl.program_id(0)
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    i_bg = (i // (M_BLOCKS * L_BLOCKS)).to(tl.int64)
+    i_b = i_bg // GROUPS
+    i_g = i_bg % GROUPS
+    p_w += i_b * STRIDE_WB + i_g * STRIDE_WG
+    p_x += i_b * STRIDE_XB + i_g * STRIDE_XG
+    p_y += i_b * STRIDE_YB + i_g * STRIDE_YG
+    o_m = i % M_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_l = i // M_BLOCKS % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
+    b_y = tl.zeros((BLOCK_M, BLOCK_L), dtype=tl.float32)
+    for i_k in range(0, INNER, BLOCK_K):
+        o_k = i_k + tl.arange(0, BLOCK_K)
+        o_w = o_m[:, None] * STRIDE_WM + o_k[None, :] * STRIDE_WK
+        b_w = tl.load(p_w + o_w, mask=(o_m < ROWS)[:, None] & (o_k < INNER)[None, :], other=0.0)
+        b_y = dot(b_w, load_rows(p_x, o_k, o_l, INNER, LENGTH), b_y, WIDE)
+    if ADD:
+        b_y += load_rows(p_y, o_m, o_l, ROWS, LENGTH).to(tl.float32)
+    o_y = o_m[:, None] * LENGTH + o_l[None, :]
+    tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=(o_m < ROWS)[:, None] & (o_l < LENGTH)[None, :])
+
+
+@triton.jit(do_not_specialize=["chunks", "share"])
+def correlate_kernel(
+    p_y, p_x, p_parts, chunks, share,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LENGTH: tl.constexpr, STRIDE_YB: tl.constexpr,
+    STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of a part (rows, columns) of one group: the sum over its share of all images' chunks of positions."""
+    M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
+    K_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_K - 1) // BLOCK_K
+    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    i = tl.program_id(0)
+    o_m = i % M_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_k = i // M_BLOCKS % K_BLOCKS * BLOCK_K + tl.arange(0, BLOCK_K)
+    i_g = i // (M_BLOCKS * K_BLOCKS) % GROUPS
+    i_part = i // (M_BLOCKS * K_BLOCKS * GROUPS)
+    i_first = i_part * share
+    b_sum = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
+    for i_step in range(tl.minimum(share, chunks - i_first)):
+        i_chunk = i_first + i_step
+        # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+        i_b = (i_chunk // L_BLOCKS).to(tl.int64)
+        o_l = i_chunk % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
+        b_y = load_rows(p_y + i_b * STRIDE_YB + i_g * STRIDE_YG, o_m, o_l, ROWS, LENGTH)
+        b_x = load_rows(p_x + i_b * STRIDE_XB + i_g * STRIDE_XG, o_k, o_l, COLUMNS, LENGTH)
+        b_sum = dot(b_y, tl.trans(b_x), b_sum, WIDE)
+    o_part = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * COLUMNS)
+    m_part = (o_m < ROWS)[:, None] & (o_k < COLUMNS)[None, :]
+    tl.store(p_parts + o_part + o_m[:, None] * COLUMNS + o_k[None, :], b_sum, mask=m_part)
