@@ -84,10 +84,12 @@ def short(runs: dict[str, Any]) -> str:
 HEAD = """# Results
 
 Records as the tools wrote them; each was made by the command beside it. The tables are written by
-`python benchmarks/results_page.py` and `python benchmarks/performance_page.py`.
+`python benchmarks/results_page.py`, `python benchmarks/results_tables.py` and `python benchmarks/performance_page.py`.
 
 | file | command | machine |
 | --- | --- | --- |
+| `cifar10c_*.md`, `cifar10c.csv` | `trust-tta bench configs/results/cifar10c.toml --processes 14` | one NVIDIA H200 |
+| `pacs96_*.md`, `pacs96.csv` | `trust-tta bench configs/results/pacs96.toml --processes 14` | one NVIDIA H200 |
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `speed_h200.json` | `trust-tta speed --out speed_h200.json` | one NVIDIA H200 |
 | `speed_h200_fused.json`, `speed_h200_recorded.json` | the same, at two earlier states of the code | one NVIDIA H200 |

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.bench.tiny import tiny_config
 from trust_tta.bench.config import DataConfig
@@ -67,8 +68,28 @@ def test_an_array_is_corrupted_like_the_sample(tmp_path: Path) -> None:
 
 
 def test_clean_images_of_a_set_that_has_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="pacs has no clean counterpart"):
-        DataSource(DataConfig(dataset="pacs", root=str(tmp_path))).clean()
+    with pytest.raises(ConfigError, match="folder has no clean counterpart"):
+        DataSource(DataConfig(dataset="folder", root=str(tmp_path))).clean()
+
+
+def test_the_clean_images_of_a_domain_that_was_left_out_are_those_of_the_others(tmp_path: Path) -> None:
+    sizes = {"art_painting": 2, "photo": 3, "sketch": 4}
+    for domain, count in sizes.items():
+        folder = tmp_path / "PACS" / domain / "dog"
+        folder.mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (8, 8), (count, number, 0)).save(folder / f"{number}.png")
+    source = DataSource(DataConfig(dataset="pacs", root=str(tmp_path)))
+    assert [len(source.clean(domain)) for domain in sizes] == [7, 6, 5]
+    assert {int(source.clean("photo").image(i)[0, 0, 0]) for i in range(6)} == {2, 4}
+    stream = source.clean_stream("sketch", batch_size=4, limit=3, workers=0)
+    assert (stream.dataset.domain, stream.batches.images) == ("clean", 3)
+
+    alone = DataSource(DataConfig(dataset="pacs", root=str(tmp_path / "alone")))
+    (tmp_path / "alone" / "PACS").mkdir(parents=True)
+    (tmp_path / "PACS" / "photo").rename(tmp_path / "alone" / "PACS" / "photo")
+    with pytest.raises(ConfigError, match="no domain of pacs but photo"):
+        alone.clean("photo")
 
 
 def test_a_missing_data_set_is_named(tmp_path: Path) -> None:

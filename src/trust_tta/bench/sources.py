@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trust_tta.bench.config import ARRAY, CLEAN, DataConfig, StreamPlan
 from trust_tta.data.arrays import open_images, open_labels
 from trust_tta.data.corruptions.apply import corrupt
-from trust_tta.data.dataset import Dataset, array_dataset
+from trust_tta.data.dataset import Dataset, array_dataset, join_datasets
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.reading import available_domains, open_dataset
@@ -26,6 +26,7 @@ _PROBE = 8  # images whose pixels stand for the code that makes all of them
 _CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(
     ("imagenet-c", "imagenet-sketch", "imagenet-v2", "imagenet-r"), "imagenet"
 )
+_LEFT_OUT = ("pacs",)  # a network for one of the domains was trained on the others
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,7 @@ class DataSource:
         self.config = config
         self.layout: Layout = "array-c" if config.corrupts else find_spec(config.dataset).layout
         self._opened: dict[tuple[str, int], Dataset] = {}
-        self._clean: Dataset | None = None
+        self._clean: dict[str | None, Dataset] = {}
 
     def domains(self) -> tuple[str, ...]:
         """The domains of the experiment, in order."""
@@ -86,11 +87,19 @@ class DataSource:
             self._opened[domain, severity] = open_dataset(config.dataset, config.root, domain=domain, severity=severity)
         return self._opened[domain, severity]
 
-    def clean(self) -> Dataset:
-        """The clean images that belong to the data."""
-        if self._clean is None:
-            self._clean = self._open_clean()
-        return self._clean
+    def clean(self, target: str | None = None) -> Dataset:
+        """The clean images that belong to the data; for a `target` that was left out, those of all other domains."""
+        left_out = target if self.config.dataset in _LEFT_OUT else None
+        if left_out not in self._clean:
+            self._clean[left_out] = self._open_clean() if left_out is None else self._open_others(left_out)
+        return self._clean[left_out]
+
+    def _open_others(self, target: str) -> Dataset:
+        config = self.config
+        others = [name for name in available_domains(config.dataset, config.root) if name != target]
+        if not others:
+            raise ConfigError(f"{config.root} has no domain of {config.dataset} but {target}; add the others")
+        return join_datasets([open_dataset(config.dataset, config.root, domain=name) for name in others], domain=CLEAN)
 
     def _open_clean(self) -> Dataset:
         config = self.config
@@ -121,10 +130,10 @@ class DataSource:
         )
         return list(stream_datasets(self._datasets(plan.setting, seed), config, workers=workers))
 
-    def clean_stream(self, *, batch_size: int, limit: int | None, workers: int) -> Domain:
+    def clean_stream(self, target: str | None = None, *, batch_size: int, limit: int | None, workers: int) -> Domain:
         """At most `limit` of the clean images, always the same ones in the same order."""
         config = StreamConfig(batch_size=batch_size, limit=limit)
-        (domain,) = stream_datasets([self.clean()], config, workers=workers)
+        (domain,) = stream_datasets([self.clean(target)], config, workers=workers)
         return domain
 
     def _datasets(self, setting: str, seed: int) -> Iterator[Dataset]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,24 +60,34 @@ def sweep(config: RunConfig, store: ResultStore, *, observer: Observer, retry: b
     """Run what is not finished, wait for what others run, and say how it ended; `retry` tries failed cells again."""
     source = DataSource(config.data)
     plan = make_plan(config, source)
-    digests = {key.digest for key in plan.keys}
     if retry:
-        store.retry_failed(lambda key: key.digest in digests)
+        retry_failed(plan, store)
     bench = Bench(config, source, plan, store, observer)
-    done, failed = _standing(store)
-    left = [chain for chain in plan.chains if not _is_settled(chain, done, failed)]
+    left = unsettled(plan.chains, store)
     if left:  # a checkpoint that does not fit or data that is missing is the user's mistake, not a cell's failure
         bench.check(left[0])
     store.plan(plan.keys)
     observer.start(tuple(key for chain in left for key in chain.keys), sum(sum(chain.batches) for chain in left))
-    while left:
-        held = [chain for chain in left if not bench.run(chain)]
-        done, failed = _standing(store)
-        left = [chain for chain in held if not _is_settled(chain, done, failed)]
-        if left and len(left) == len(held):
-            observer.waiting(sum(len(chain.keys) for chain in left))
-            time.sleep(POLL_SECONDS)
-    done, failed = _standing(store)
+    bench.run_all(left, wait=True)
+    return standing(plan, store)
+
+
+def retry_failed(plan: Plan, store: ResultStore) -> None:
+    """Make the failed cells of a plan free again."""
+    digests = {key.digest for key in plan.keys}
+    store.retry_failed(lambda key: key.digest in digests)
+
+
+def unsettled(chains: Iterable[Chain], store: ResultStore) -> list[Chain]:
+    """Those of the chains that are neither finished nor cut short by a failure."""
+    done, failed = _ended(store)
+    return [chain for chain in chains if not _is_settled(chain, done, failed)]
+
+
+def standing(plan: Plan, store: ResultStore) -> Outcome:
+    """How the cells of a plan stand."""
+    digests = {key.digest for key in plan.keys}
+    done, failed = _ended(store)
     return Outcome(plan.keys, len(done & digests), len(failed & digests))
 
 
@@ -98,8 +108,20 @@ class Bench:
         """Open what the cells need, so that an error comes before the first of them."""
         gathers = any(SOURCE_STATISTICS in method_options(method.name) for method in self.config.methods)
         if self.config.clean_after or gathers:
-            self.source.clean()
+            self.source.clean(self._open_domains(chain)[0].dataset.domain)
         self._open_network(chain)
+
+    def run_all(self, chains: Sequence[Chain], *, wait: bool) -> None:
+        """Run each chain that is free; with `wait`, go on until those that others hold are settled as well."""
+        left = list(chains)
+        while left:
+            held = [chain for chain in left if not self.run(chain)]
+            if not wait:
+                return
+            left = unsettled(held, self.store)
+            if left and len(left) == len(held):
+                self.observer.waiting(sum(len(chain.keys) for chain in left))
+                time.sleep(POLL_SECONDS)
 
     def run(self, chain: Chain) -> bool:
         """Run a chain where it is free; False where another process holds it. An error is recorded, not raised."""
@@ -157,9 +179,9 @@ class Bench:
 
     def _clean(self, chain: Chain, *, limit: int | None) -> Domain:
         """At most `limit` clean images, drawn once for all cells, as the chain's network takes them."""
-        domain = self.source.clean_stream(batch_size=chain.batch_size, limit=limit, workers=self.workers)
-        first = self._open_stream(chain.batch_size, chain.seed)[chain.places[0]]
-        return prepare(domain, self.plan.preprocessing[first.dataset.domain])
+        target = self._open_stream(chain.batch_size, chain.seed)[chain.places[0]].dataset.domain
+        domain = self.source.clean_stream(target, batch_size=chain.batch_size, limit=limit, workers=self.workers)
+        return prepare(domain, self.plan.preprocessing[target])
 
     def _open_domains(self, chain: Chain) -> list[Domain]:
         stream = self._open_stream(chain.batch_size, chain.seed)
@@ -195,13 +217,12 @@ def warm_up(model: VMamba, images: Tensor) -> None:
         torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
 
 
-def _standing(store: ResultStore) -> tuple[set[str], set[str]]:
+def _ended(store: ResultStore) -> tuple[set[str], set[str]]:
     """The digests of the finished and of the failed cells."""
     return {key.digest for key in store.keys("done")}, {key.digest for key in store.keys("failed")}
 
 
 def _is_settled(chain: Chain, done: set[str], failed: set[str]) -> bool:
-    """Whether a chain needs no more work: all is finished, or a failure cut it short."""
     digests = [key.digest for key in chain.keys]
     return all(digest in done for digest in digests) or any(digest in failed for digest in digests)
 

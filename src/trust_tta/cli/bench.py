@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trust_tta.bench.config import RunConfig
+    from trust_tta.bench.sweep import Outcome
     from trust_tta.cli.printing import Labelling
     from trust_tta.results import Cell
 
@@ -23,6 +24,7 @@ EXAMPLES = """\
   trust-tta bench --checkpoint net.pth --model vmamba_nano --dataset sample --domains fog,snow --methods bn,trust
   trust-tta bench configs/paper/table1.toml --small     the same experiment on the shipped network and images
   trust-tta bench configs/paper/table1.toml --dataset imagenet-c   one part of a configuration that has several
+  trust-tta bench configs/cifar10c_online.toml --device cuda --processes 8   a small network does not fill a GPU
   trust-tta bench configs/demo.toml --list              what would be run, and what is done already
   trust-tta bench configs/demo.toml --export demo.csv   run what is missing, then write one row a cell"""
 
@@ -36,6 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--small", action="store_true", help="run what the section [small] of the configuration says")
     parser.add_argument("--clean-after", action="store_true", help="measure clean accuracy after each domain")
     parser.add_argument("--keep-samples", type=int, metavar="N", help="keep the predictions of N images of each domain")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="share the cells among N (default 1)")
     parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed before")
     parser.add_argument("--list", action="store_true", help="show the cells and how they stand; run nothing")
     parser.add_argument("--export", metavar="FILE", help="write the cells to a .csv or .parquet file at the end")
@@ -47,6 +50,8 @@ def run(arguments: Namespace) -> None:
 
     if arguments.export and Path(arguments.export).suffix not in (".csv", ".parquet"):
         raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
+    if arguments.processes < 1:
+        raise ConfigError(f"--processes {arguments.processes}: give 1 or more")
     changed = changes(arguments) | {"method_options": arguments.option}
     if arguments.methods is not None:
         changed["methods"] = arguments.methods
@@ -59,23 +64,25 @@ def run(arguments: Namespace) -> None:
         for config in parts:
             list_cells(config)
         return
-    cells, problems = run_parts(parts, retry=arguments.retry_failed)
+    cells, problems = run_parts(parts, retry=arguments.retry_failed, processes=arguments.processes)
     if arguments.export:
         export(cells, Path(arguments.export))
     if problems:
         raise TrustError("; ".join(problems))
 
 
-def run_parts(parts: Sequence[RunConfig], *, retry: bool = False) -> tuple[list[Cell], list[str]]:
-    """Run experiments one after the other, with their tables; all finished cells, and a line for each that failed.
+def run_parts(parts: Sequence[RunConfig], *, retry: bool = False, processes: int = 1) -> tuple[list[Cell], list[str]]:
+    """Run experiments with their tables; all finished cells, and a line for each problem.
 
     Of several, one that cannot be run (its data or network is missing) does not keep the others from running.
     """
+    if processes > 1:
+        return _run_at_once(parts, retry=retry, processes=processes)
     cells: list[Cell] = []
     problems: list[str] = []
     for number, config in enumerate(parts, start=1):
         if len(parts) > 1:
-            print(f"part {number} of {len(parts)}: {config.data.dataset}")
+            print(f"part {number} of {len(parts)}: {config.data.dataset}, {config.stream.setting}")
         try:
             found, failed = run_cells(config, retry=retry)
         except (CheckpointError, ConfigError, DataError) as error:
@@ -85,9 +92,26 @@ def run_parts(parts: Sequence[RunConfig], *, retry: bool = False) -> tuple[list[
             continue
         print_results(config, found)
         cells += found
-        if failed:
-            problems.append(f"{failed} cells failed, for the reasons above; mend them and run with --retry-failed")
+        problems += _failures(failed)
     return cells, problems
+
+
+def _run_at_once(parts: Sequence[RunConfig], *, retry: bool, processes: int) -> tuple[list[Cell], list[str]]:
+    """The same in several processes; no part waits for the one before."""
+    from trust_tta.cli.shared import run_shared
+
+    cells: list[Cell] = []
+    outcomes, problems = run_shared(parts, processes=processes, retry=retry)
+    for config, outcome in outcomes:
+        found = finished_cells(config, outcome)
+        print_results(config, found)
+        cells += found
+        problems += _failures(outcome.failed)
+    return cells, problems
+
+
+def _failures(failed: int) -> list[str]:
+    return [f"{failed} cells failed, for the reasons above; mend them and run with --retry-failed"] if failed else []
 
 
 def run_cells(config: RunConfig, *, retry: bool = False) -> tuple[list[Cell], int]:
@@ -96,14 +120,22 @@ def run_cells(config: RunConfig, *, retry: bool = False) -> tuple[list[Cell], in
     from trust_tta.cli.lines import Lines
     from trust_tta.results import ResultStore
 
+    with ResultStore(config.store) as store, Lines(config, store.results(course=False)) as lines:
+        outcome = sweep(config, store, observer=lines, retry=retry)
+    return finished_cells(config, outcome), outcome.failed
+
+
+def finished_cells(config: RunConfig, outcome: Outcome) -> list[Cell]:
+    """The finished cells of an experiment; those that failed are printed with their reasons."""
+    from trust_tta.results import ResultStore
+
+    digests = {key.digest for key in outcome.keys}
     with ResultStore(config.store) as store:
-        baselines = store.results(course=False)
-        with Lines(config, baselines) as lines:
-            outcome = sweep(config, store, observer=lines, retry=retry)
-        digests = {key.digest for key in outcome.keys}
         for failure in store.failures(lambda key: key.digest in digests):
-            lines.show_failure(failure.key, failure.message)
-        return store.results(lambda key: key.digest in digests, course=False), outcome.failed
+            key = failure.key
+            where = f"{key.method} on {key.domain}, seed {key.seed}, batch {key.batch_size}"
+            print(f"failed: {where}: {failure.message}")
+        return store.results(lambda key: key.digest in digests, course=False)
 
 
 def print_results(config: RunConfig, cells: Sequence[Cell]) -> None:

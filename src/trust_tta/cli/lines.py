@@ -14,9 +14,10 @@ from trust_tta.results import Cell, CellKey, CellResult, format_gain, format_per
 
 
 class Lines(Observer):
-    """Prints cells as they finish: method, domain, seed, accuracy, gain over the baseline, seconds."""
+    """Prints cells as they finish: `place`, method, domain, seed, accuracy, gain over the baseline, seconds."""
 
-    def __init__(self, config: RunConfig, known: Iterable[Cell]) -> None:
+    def __init__(self, config: RunConfig, known: Iterable[Cell], *, place: str = "") -> None:
+        self.place = place
         self.baseline = find_baseline(method.name for method in config.methods)
         self.several = len(config.stream.batch_sizes) > 1
         self.width = max(len(method.name) for method in config.methods)
@@ -53,9 +54,6 @@ class Lines(Observer):
     def failed(self, key: CellKey, message: str) -> None:
         print(f"{self._name(key)}  failed", flush=True)
 
-    def show_failure(self, key: CellKey, message: str) -> None:
-        print(f"failed: {key.method} on {key.domain}, seed {key.seed}, batch {key.batch_size}: {message}")
-
     def waiting(self, cells: int) -> None:
         if not self._waits:
             print(f"waiting for cells that another process runs: {cells}", flush=True)
@@ -63,7 +61,7 @@ class Lines(Observer):
 
     def _name(self, key: CellKey) -> str:
         batch = f"  batch {key.batch_size}" if self.several else ""
-        return f"{key.method:<{self.width}}  {key.domain:<18}{batch}  seed {key.seed}"
+        return f"{self.place}{key.method:<{self.width}}  {key.domain:<18}{batch}  seed {key.seed}"
 
     def _note(self, key: CellKey, result: CellResult) -> None:
         if key.method == self.baseline:

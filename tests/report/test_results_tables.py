@@ -1,0 +1,102 @@
+"""The pages of docs/results that a store is turned into: every sentence follows the numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.results_tables import main
+
+from tests.report.samples import make_cell
+from trust_tta.bench.parsing import read_parts
+from trust_tta.bench.plan import key_options
+from trust_tta.results import Cell, ResultStore
+
+CONFIG = Path(__file__).parents[2] / "configs" / "results" / "cifar10c.toml"
+DOMAINS = ("fog", "snow", "contrast")
+TIMES = [("corrupt", 20.0, 16), ("bench", 480.0, 14), ("bench", 41.5, 14)]
+Accuracy = Callable[[str, str, int], float]
+
+
+def cells_of(setting: str, accuracy: Accuracy) -> list[Cell]:
+    """A cell for every method of the configuration, its accuracy by label, domain and seed."""
+    cells = []
+    for part in read_parts(CONFIG):
+        for method in part.methods if part.stream.setting == setting else ():
+            updates = 6 if (method.label or method.name) in ("trust", "trust_naive, 6 steps", "repetition") else 1
+            cells += [
+                make_cell(
+                    method.name,
+                    domain,
+                    seed=seed,
+                    accuracy=accuracy(method.label or method.name, domain, seed),
+                    options=json.dumps(key_options(method)),
+                    setting=setting,
+                    experiment="cifar10c",
+                    fingerprint=f"{domain} {seed}",
+                    work=(updates, 3, 4.0),
+                )
+                for domain in DOMAINS
+                for seed in part.stream.seeds
+            ]
+    return cells
+
+
+def pages(folder: Path, cells: list[Cell], *, absent: int = 0) -> dict[str, str]:
+    """What the script writes for these cells, the last `absent` of them only planned."""
+    with ResultStore(folder / "store.sqlite") as store:
+        store.plan([cell.key for cell in cells])
+        for cell in cells[: len(cells) - absent]:
+            store.finish(cell.key, cell.result, cell.facts)
+    times = [{"step": step, "seconds": seconds, "processes": n} for step, seconds, n in TIMES]
+    (folder / "times.json").write_text(json.dumps(times), encoding="utf-8")
+    main([str(CONFIG), str(folder / "store.sqlite"), str(folder / "times.json"), "--out", str(folder / "out")])
+    return {path.name: path.read_text(encoding="utf-8") for path in (folder / "out").iterdir()}
+
+
+def trust_wins_but_on_snow(label: str, domain: str, seed: int) -> float:
+    if label == "trust":
+        return 0.75 if domain == "snow" else 0.8 + seed / 100
+    if label == "trust_naive, 6 steps":
+        return 0.77 if domain == "snow" else 0.785
+    return 0.76 if label == "sar" else 0.6
+
+
+def test_the_sentences_follow_the_numbers(tmp_path: Path) -> None:
+    cells = cells_of("online", trust_wins_but_on_snow)
+    found = pages(tmp_path, cells)
+    assert set(found) == {"cifar10c_online.md", "cifar10c.csv"}
+    page = found["cifar10c_online.md"]
+    assert "**trust** leads with 78.33 %, +0.33 over trust_naive, 6 steps." in page
+    assert "- trust leads; it is first, alone or level, in 2 of 3 domains." in page
+    assert "In 1 of 3 domains with seed 0" in page
+    assert "| snow | 75.00 | trust_naive, 6 steps | 77.00 | -2.00 |" in page
+    assert "Of 9 pairs of domain and seed TRUST is ahead in 6, behind in 3 and level in 0." in page
+    assert "Mean over all: +1.00; by seed: +0.33, +1.00, +1.67." in page
+    assert "| contrast | +1.50 | +2.50 | +3.50 | +2.50 |" in page
+    assert "make 6 updates a batch, seed 0: repetition +18.33." in page
+    assert "| bench | 522 | 14 |" in page
+    assert "Not finished" not in page
+    rows = list(csv.DictReader(found["cifar10c.csv"].splitlines()))
+    assert len(rows) == len(cells) == 3 * (16 + 2 * 4)
+    assert {float(row["accuracy"]) for row in rows if row["method"] == "sar"} == {0.76}
+
+
+def test_the_winner_is_whoever_it_is_and_gaps_are_told(tmp_path: Path) -> None:
+    order = {"foa": 0.9, "augmentation": 0.8, "trust": 0.7}
+    cells = cells_of("standard", lambda label, domain, seed: order.get(label, 0.5))
+    page = pages(tmp_path, cells, absent=2)["cifar10c_standard.md"]
+    assert "**foa** leads with 90.00 %, +10.00 over augmentation." in page
+    assert "- trust is number 3 of 16, -20.00 to the first; it is first, alone or level, in 0 of 3 domains." in page
+    assert "In 3 of 3 domains with seed 0" in page
+    assert "**Not finished: 2 cells** (trust on contrast)." in page
+    assert "| domain | seed 0 | mean |" in page
+
+
+def test_a_line_without_every_domain_has_no_place(tmp_path: Path) -> None:
+    cells = cells_of("online", trust_wins_but_on_snow)
+    lame = [cell for cell in cells if cell.key.method == "lame" and cell.key.domain == "fog"]
+    page = pages(tmp_path, [cell for cell in cells if cell not in lame])["cifar10c_online.md"]
+    assert "- Without every domain with seed 0, and so without a place: lame." in page
