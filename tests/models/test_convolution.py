@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trust_tta.models.convolution import StridedConv2d, _Product, convolve
+from trust_tta.models.convolution import StridedConv2d, _Product, convolve, cut_patches
 
 CASES = {
     "stem": (2, 16, 12, 12, 24, 3, 2, 1),
@@ -68,6 +68,21 @@ def test_on_a_gpu_it_is_taken_in_full_precision_alone(precise: bool) -> None:
             assert not layer.as_product(x)
         exact = F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), 2, 1)  # type: ignore[union-attr]
         torch.testing.assert_close(layer(x).double(), exact, rtol=1e-4, atol=1e-4 if precise else 1e-2)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.usefixtures("nan_empty")
+def test_the_kernel_cuts_the_same_patches(case: tuple[int, ...], channels_last: bool) -> None:
+    pytest.importorskip("triton")
+    from trust_tta.models import triton_patches
+
+    b, c, h, w, _, size, stride, padding = case
+    x = torch.randn(b, c, h, w, generator=torch.Generator().manual_seed(0))
+    x = x.to("cuda" if torch.cuda.is_available() else "cpu")
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    ours = triton_patches.cut_patches(x, size, stride, padding)
+    assert torch.equal(ours, cut_patches(x, size, stride, padding))
 
 
 def test_nothing_is_read_outside_the_map() -> None:

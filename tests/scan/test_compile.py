@@ -1,4 +1,4 @@
-"""Every Triton kernel that a block of VMamba-T launches compiles to machine code for a Hopper GPU, without one."""
+"""Every Triton kernel of a block of VMamba-T and of the way to the next one compiles for a Hopper GPU, without one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import sys
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
+from trust_tta.models import triton_patches
 from trust_tta.scan import triton_backward, triton_forward, triton_groups, triton_layout, triton_map, triton_products
 
 KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
@@ -45,7 +46,7 @@ class Compiled:
     def kind(self, value):
         return KINDS[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
 
-for module in (triton_backward, triton_forward, triton_groups, triton_layout, triton_products):
+for module in (triton_backward, triton_forward, triton_groups, triton_layout, triton_patches, triton_products):
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         setattr(module, name, Compiled(getattr(module, name)))
 
@@ -56,6 +57,7 @@ with torch.device("meta"):
     x = torch.empty(batch, c, side, side, dtype=dtype)
     slots = torch.empty((batch, 4) if sys.argv[6] == "own" else 4, dtype=torch.int64)
     y, parts, states, _, _, taken = triton_map.forward(x, slots, tuple(torch.empty(s) for s in shapes))
+    triton_patches.cut_patches(torch.empty(batch, c, side, side), 3, 2, 1)
     weight = torch.empty(c)
     triton_layout.join_and_normalise(y, side, side, weight, weight, 1e-5)
     print("backward")
@@ -63,7 +65,7 @@ with torch.device("meta"):
     triton_map.backward(torch.empty_like(y), x, slots, taken, parts, states, True, True)
 """
 
-FORWARD = Counter(["take_kernel", "spread_kernel", "forward_kernel", "norm_kernel"])
+FORWARD = Counter(["take_kernel", "spread_kernel", "forward_kernel", "norm_kernel", "patches_kernel"])
 BACKWARD = Counter(["spread_kernel", "spread_kernel", "backward_kernel", "rows_kernel", "join_kernel", "give_kernel"])
 STAGES = {"first": (96, 56, 6), "second": (192, 28, 12), "third": (384, 14, 24), "last": (768, 7, 48)}
 

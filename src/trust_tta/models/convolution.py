@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.scan.selective_scan import HAS_TRITON
+
 LEAST_CHANNELS = 16  # below, the product is too thin
 
 
@@ -21,23 +23,28 @@ class StridedConv2d(nn.Conv2d):
         return y
 
     def as_product(self, x: Tensor) -> bool:
-        plain = x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+        plain = HAS_TRITON and x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
         return plain and x.shape[1] >= LEAST_CHANNELS and not torch.compiler.is_compiling() and not _rounds_to_tf32()
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     """As `F.conv2d`, x (b, c, h, w), weight (out, c, k, k); the result is channel-last in memory."""
-    size = weight.shape[2]
-    padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, padding, padding, padding, padding)).contiguous()
-    b, h, w, c = padded.shape
-    height, width = (h - size) // stride + 1, (w - size) // stride + 1
-    in_b, in_h, in_w, in_c = padded.stride()
-    patches = padded.as_strided(
-        (b, height, width, size, size, c), (in_b, stride * in_h, stride * in_w, in_h, in_w, in_c)
-    ).reshape(-1, size * size * c)
+    if x.is_cuda:
+        from trust_tta.models import triton_patches
+
+        patches = triton_patches.cut_patches(x, weight.shape[2], stride, padding)
+    else:
+        patches = cut_patches(x, weight.shape[2], stride, padding)
     matrix = weight.permute(0, 2, 3, 1).flatten(1).T
-    y = patches @ matrix if bias is None else torch.addmm(bias, patches, matrix)
-    return y.view(b, height, width, -1).permute(0, 3, 1, 2)
+    rows = patches.view(-1, len(matrix))
+    y = rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
+    return y.view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
+
+
+def cut_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    """What a kernel sees of x (b, c, h, w) at each of its places, (b, height, width, size, size, c)."""
+    padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, padding, padding, padding, padding))
+    return padded.unfold(1, size, stride).unfold(2, size, stride).permute(0, 1, 2, 4, 5, 3).contiguous()
 
 
 class _Product(torch.autograd.Function):
