@@ -11,6 +11,7 @@ from trust_tta.scan import groups
 pytest.importorskip("triton")
 
 from trust_tta.scan import triton_groups  # noqa: E402
+from trust_tta.scan.triton_scan import Parts  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ORDERS = {
@@ -69,9 +70,10 @@ def test_give_is_the_derivative_of_take(c: int, rank: int, state: int, order: st
     dproject, dwiden = (t.to(dtype) for t in parts[:2])
     # The scan has one gradient of D for both directions.
     dA, dD, dbias = parts[2], parts[3][:, :, :1].expand_as(parts[3]), parts[4]
-    sums = torch.cat((dA.flatten(2), dD[:, :, 0], dbias.flatten(2)), 2)
+    unused = torch.empty(0)
+    scan = Parts(A=dA, B=unused, C=unused, D=dD[:, :, 0].contiguous(), bias=dbias)
     project, widen, A, D, bias = (t.detach() for t in taken)
-    given = triton_groups.give(slots, (project, widen, A, D, bias), dproject, dwiden, sums)
+    given = triton_groups.give(slots, (project, widen, A, D, bias), dproject, dwiden, scan)
     exact = [t.float() if slots.dim() == 2 else t.float().sum(0) for t in (dproject, dwiden, dA, dD, dbias)]
     for got, wanted in zip(given, torch.autograd.grad(taken, leaves, exact), strict=True):
         assert got.dtype == torch.float32

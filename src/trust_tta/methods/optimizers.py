@@ -67,12 +67,12 @@ class Mean:
         if not present:
             return
         weight = weight.to(present[0].dtype)
-        part = torch._foreach_mul(present, weight)
         if self.weight is None:
-            self.total, self.weight = list(part), weight
-        else:
-            torch._foreach_add_(self.total, part)
-            self.weight = self.weight + weight
+            self.total, self.weight = [tensor * weight for tensor in present], weight
+            return
+        for total, tensor in zip(self.total, present, strict=True):  # nothing of their size beside them
+            total.addcmul_(tensor, weight)
+        self.weight = self.weight + weight
 
     def value(self) -> list[Tensor]:
         """The mean; none where nothing was added. Not a number where all weights are zero."""

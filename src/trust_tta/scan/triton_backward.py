@@ -97,8 +97,8 @@ def differentiate_direction(
 
 @triton.jit
 def backward_kernel(
-    p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_states, p_adjoints, p_du, p_ddelta, p_rows, p_sums,
-    groups,
+    p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_states, p_adjoints, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD,
+    p_dbias, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, HAS_D: tl.constexpr,
@@ -110,10 +110,8 @@ def backward_kernel(
     C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     ROWS: tl.constexpr = CHANNELS * LENGTH
     SAVED: tl.constexpr = SLOTS * STATE * CHANNELS
-    PARTIAL: tl.constexpr = C_BLOCKS * 2 * STATE * LENGTH
+    PARTIAL: tl.constexpr = C_BLOCKS * STATE * LENGTH
     WEIGHTS: tl.constexpr = CHANNELS * STATE
-    D_AT: tl.constexpr = DIRECTIONS * WEIGHTS
-    BIAS_AT: tl.constexpr = D_AT + CHANNELS
     # One state: its gradient is summed thread by thread until the end; several: chunk by chunk.
     DA_COLUMNS: tl.constexpr = BLOCK_L // 4 if STATE == 1 else BLOCK_N
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
@@ -135,9 +133,10 @@ def backward_kernel(
     p_bias += i_g * DIRECTIONS * CHANNELS
     p_B += i_b * STRIDE_B + i_g * STRIDE_G
     p_C += i_b * STRIDE_B + i_g * STRIDE_G
-    p_dB = p_rows + i_bg * DIRECTIONS * PARTIAL + i_cb * 2 * STATE * LENGTH
-    p_dC = p_dB + STATE * LENGTH
-    p_sums += i_bg * (BIAS_AT + DIRECTIONS * CHANNELS)
+    p_dB += i_bg * DIRECTIONS * PARTIAL + i_cb * STATE * LENGTH
+    p_dC += i_bg * DIRECTIONS * PARTIAL + i_cb * STATE * LENGTH
+    p_dA += i_bg * DIRECTIONS * WEIGHTS
+    p_dbias += i_bg * DIRECTIONS * CHANNELS
 
     b_D = tl.zeros((BLOCK_C,), dtype=tl.float32)
     b_bias0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
@@ -184,12 +183,12 @@ def backward_kernel(
             )  # fmt: skip
         store_block(p_du, b_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
 
-    store_weight(p_sums, b_dA0, o_c, m_c, STATE, BLOCK_N)
-    tl.store(p_sums + D_AT + o_c, tl.sum(b_dD, 1), mask=m_c)
-    tl.store(p_sums + BIAS_AT + o_c, tl.sum(b_dbias0, 1), mask=m_c)
+    store_weight(p_dA, b_dA0, o_c, m_c, STATE, BLOCK_N)
+    tl.store(p_dD + i_bg * CHANNELS + o_c, tl.sum(b_dD, 1), mask=m_c)
+    tl.store(p_dbias + o_c, tl.sum(b_dbias0, 1), mask=m_c)
     if DIRECTIONS == 2:
-        store_weight(p_sums + WEIGHTS, b_dA1, o_c, m_c, STATE, BLOCK_N)
-        tl.store(p_sums + BIAS_AT + CHANNELS + o_c, tl.sum(b_dbias1, 1), mask=m_c)
+        store_weight(p_dA + WEIGHTS, b_dA1, o_c, m_c, STATE, BLOCK_N)
+        tl.store(p_dbias + CHANNELS + o_c, tl.sum(b_dbias1, 1), mask=m_c)
 
 
 @triton.jit
@@ -204,23 +203,26 @@ def store_weight(p_dA, b_dA, o_c, m_c, STATE: tl.constexpr, BLOCK_N: tl.constexp
 
 @triton.jit
 def rows_kernel(
-    p_rows, p_dparts,
-    BLOCKS: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, LENGTH: tl.constexpr, BLOCK_P: tl.constexpr,
+    p_dB, p_dC, p_dparts,
+    BLOCKS: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr, LENGTH: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """The last COUNT of ROWS rows (positions,): sums of the rows (blocks, COUNT, positions) of a place."""
+    """One of the last 2 STATE of ROWS rows (positions,) of a place: the sum of its parts (blocks, STATE, positions)."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i = tl.program_id(0)
-    i_row = i // CHUNKS % COUNT
+    i_row = i // CHUNKS % (2 * STATE)
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
-    i_place = (i // (CHUNKS * COUNT)).to(tl.int64)
+    i_place = (i // (CHUNKS * 2 * STATE)).to(tl.int64)
     o_l = i % CHUNKS * BLOCK_L + tl.arange(0, BLOCK_L)
     m_l = o_l < LENGTH
-    p_rows += i_place * (BLOCKS * COUNT * LENGTH) + i_row * LENGTH
+    p_parts = p_dB
+    if i_row >= STATE:
+        p_parts = p_dC
+    p_parts += i_place * (BLOCKS * STATE * LENGTH) + i_row % STATE * LENGTH
     b_sum = tl.zeros((BLOCK_P, BLOCK_L), dtype=tl.float32)
     for i_first in range(0, BLOCKS, BLOCK_P):
         o_p = i_first + tl.arange(0, BLOCK_P)
         m_pl = (o_p < BLOCKS)[:, None] & m_l[None, :]
-        b_sum += tl.load(p_rows + o_p[:, None] * (COUNT * LENGTH) + o_l[None, :], mask=m_pl, other=0.0)
-    p_dparts += i_place * (ROWS * LENGTH) + (ROWS - COUNT + i_row) * LENGTH
+        b_sum += tl.load(p_parts + o_p[:, None] * (STATE * LENGTH) + o_l[None, :], mask=m_pl, other=0.0)
+    p_dparts += i_place * (ROWS * LENGTH) + (ROWS - 2 * STATE + i_row) * LENGTH
     tl.store(p_dparts + o_l, tl.sum(b_sum, 0).to(p_dparts.dtype.element_ty), mask=m_l)

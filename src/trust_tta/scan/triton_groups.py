@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.scan.groups import Five, parameter_shapes
+from trust_tta.scan.triton_scan import Parts
 
 COPIED = 1024  # numbers of a parameter that a program moves
 SUMMED = 64  # numbers of a gradient that a program sums,
@@ -40,27 +41,29 @@ def take(
     return project, widen, A, D, bias
 
 
-def give(slots: Tensor, taken: Five, dproject: Tensor | None, dwiden: Tensor | None, sums: Tensor | None) -> Five:
+def give(slots: Tensor, taken: Five, dproject: Tensor | None, dwiden: Tensor | None, scan: Parts | None) -> Five:
     """Gradients of the five parameters, those of the products or of the scan empty where there are no parts of them.
 
-    dproject (p, 2, 2(r+2n), c), dwiden (q, 4, c, r), and sums (b, 2, ..) as `triton_scan.differentiate` leaves them;
+    dproject (p, 2, 2(r+2n), c), dwiden (q, 4, c, r), and those of the scan as `triton_scan.differentiate` leaves them;
     p and q are any numbers of parts, or b where each image has its own order.
     """
     project, widen, A, _, _ = taken
     shapes = parameter_shapes(project, widen, A)
-    wanted = [dproject is not None] * 2 + [sums is not None] * 3
+    wanted = [dproject is not None] * 2 + [scan is not None] * 3
     outputs = tuple(A.new_empty(s if w else 0) for s, w in zip(shapes, wanted, strict=True))
     if not any(wanted):
         return outputs
     sizes = _sizes(shapes[0][1], *widen.shape[-2:], A.shape[-1])
     if dproject is None:
         sizes |= {"PROJECT": 0, "WIDEN": 0}
-    if sums is None:
+    if scan is None:
         sizes |= {"STATES": 0, "CHANNELS": 0}
-    parts = [A if t is None else t.contiguous() for t in (dproject, dwiden, sums)]
+    products = [A if t is None else t.contiguous() for t in (dproject, dwiden)]
+    sums = [A] * 3 if scan is None else [scan.A, scan.D, scan.bias]
+    images = sums[1].numel() // (2 * widen.shape[-2])
     with torch.cuda.device_of(A):
         give_kernel[(_count_blocks(sizes, SUMMED), 4)](
-            slots.contiguous(), *parts, A, *outputs, *(len(t) for t in parts),
+            slots.contiguous(), *products, *sums, A, *outputs, *(len(t) for t in products), images,
             **sizes, OWN=slots.dim() == 2, BLOCK_P=PARTS, BLOCK=SUMMED, enable_fp_fusion=True,
         )  # fmt: skip
     return outputs
@@ -141,16 +144,16 @@ def sum_named(
 
 @triton.jit(do_not_specialize=["projects", "widens", "images"])
 def give_kernel(
-    p_slots, p_dproject, p_dwiden, p_sums, p_A, p_x_proj, p_dt, p_dt_bias, p_A_logs, p_Ds, projects, widens, images,
+    p_slots, p_dproject, p_dwiden, p_dA, p_dD, p_dbias, p_A, p_x_proj, p_dt, p_dt_bias, p_A_logs, p_Ds, projects,
+    widens, images,
     PROJECT: tl.constexpr, WIDEN: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, OWN: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of the gradient of one group of one of the five parameters; sums as `triton_backward` leaves them."""
+    """A block of the gradient of one group of one of the five parameters."""
     WIDEN_AT: tl.constexpr = (PROJECT + BLOCK - 1) // BLOCK
     A_AT: tl.constexpr = WIDEN_AT + (WIDEN + BLOCK - 1) // BLOCK
     D_AT: tl.constexpr = A_AT + (STATES + BLOCK - 1) // BLOCK
     BIAS_AT: tl.constexpr = D_AT + (CHANNELS + BLOCK - 1) // BLOCK
-    RECORD: tl.constexpr = 2 * STATES + 3 * CHANNELS
     i = tl.program_id(0)
     i_group = tl.program_id(1)
     if i < WIDEN_AT:
@@ -167,19 +170,19 @@ def give_kernel(
         tl.store(p_dt + i_group * WIDEN + o, b_sum, mask=m)
     elif i < D_AT:
         o, m, b_sum = sum_named(
-            p_sums, p_A, p_slots, i_group, i - A_AT, images,
-            STATES, 2 * RECORD, RECORD, STATES, True, OWN, BLOCK_P, BLOCK,
+            p_dA, p_A, p_slots, i_group, i - A_AT, images,
+            STATES, 4 * STATES, 2 * STATES, STATES, True, OWN, BLOCK_P, BLOCK,
         )  # fmt: skip
         tl.store(p_A_logs + i_group * STATES + o, b_sum, mask=m)
     elif i < BIAS_AT:
         o, m, b_sum = sum_named(
-            p_sums + 2 * STATES, p_A, p_slots, i_group, i - D_AT, images,
-            CHANNELS, 2 * RECORD, RECORD, 0, False, OWN, BLOCK_P, BLOCK,
+            p_dD, p_A, p_slots, i_group, i - D_AT, images,
+            CHANNELS, 2 * CHANNELS, CHANNELS, 0, False, OWN, BLOCK_P, BLOCK,
         )  # fmt: skip
         tl.store(p_Ds + i_group * CHANNELS + o, b_sum, mask=m)
     else:
         o, m, b_sum = sum_named(
-            p_sums + 2 * STATES + CHANNELS, p_A, p_slots, i_group, i - BIAS_AT, images,
-            CHANNELS, 2 * RECORD, RECORD, CHANNELS, False, OWN, BLOCK_P, BLOCK,
+            p_dbias, p_A, p_slots, i_group, i - BIAS_AT, images,
+            CHANNELS, 4 * CHANNELS, 2 * CHANNELS, CHANNELS, False, OWN, BLOCK_P, BLOCK,
         )  # fmt: skip
         tl.store(p_dt_bias + i_group * CHANNELS + o, b_sum, mask=m)

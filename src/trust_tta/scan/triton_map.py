@@ -37,22 +37,22 @@ def backward(
 ) -> tuple[Tensor, Five]:
     """As `core.scan_map_backward`."""
     project, widen, A, D, bias = taken
-    b, _, h, w = x.shape
+    h, w = x.shape[2:]
     u = triton_layout.spread(x, silu=True)
     delta = _widened(widen, parts)
     inputs = scan_inputs(u, delta, parts, A, D, bias)
-    du, ddelta, rows, sums = triton_scan.differentiate(dy.reshape(inputs[0].shape), *inputs, True, states)
+    du, ddelta, waiting = triton_scan.differentiate(dy.reshape(inputs[0].shape), *inputs, True, states)
     du, ddelta = du.view_as(u), ddelta.view_as(delta)
     dparts = torch.empty_like(parts)
     multiply(widen.mT.flatten(-4, -3), ddelta.flatten(1, 2), steps_of(dparts, widen).flatten(1, 2))
-    triton_scan.sum_rows(rows, dparts)
+    triton_scan.sum_rows(waiting, dparts)
     multiply(project.mT, dparts.flatten(2, 3), du, add=True)
     dx = triton_layout.join(du, h, w, silu_of=x)
     dproject = dwiden = None
     if learn_products:
         dproject = correlate(dparts.flatten(2, 3), u, own=slots.dim() == 2)
         dwiden = correlate(ddelta.flatten(1, 2), steps_of(parts, widen).flatten(1, 2), own=slots.dim() == 2)
-    return dx, triton_groups.give(slots, taken, dproject, dwiden, sums.view(b, 2, -1) if learn_scan else None)
+    return dx, triton_groups.give(slots, taken, dproject, dwiden, waiting if learn_scan else None)
 
 
 def _widened(widen: Tensor, parts: Tensor) -> Tensor:

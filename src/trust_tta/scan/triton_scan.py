@@ -8,6 +8,7 @@ delta, ddelta (b, g, m, c, l); A, dA (g, m, c, n); B, C, dB, dC (b, g, m, n, l);
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -133,19 +134,30 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return the gradients of u, delta, A, B, C, D and delta_bias, the last two None where the input is None."""
     inputs = (dy, u, delta, A, B, C, D, delta_bias)
-    du, ddelta, rows, sums = differentiate(*inputs, delta_softplus, states, sizes=sizes)
-    groups, directions, channels, state = A.shape
-    weights = directions * channels * state
-    dD, dbias = sums[:, :, weights : weights + channels], sums[:, :, weights + channels :]
+    du, ddelta, parts = differentiate(*inputs, delta_softplus, states, sizes=sizes)
     return (
         du,
         ddelta,
-        sums[:, :, :weights].sum(0).view(A.shape).to(A.dtype),
-        rows[:, :, :, :, 0].sum(3).to(B.dtype),
-        rows[:, :, :, :, 1].sum(3).to(C.dtype),
-        None if D is None else dD.sum(0)[:, None].repeat(1, directions, 1).to(D.dtype),
-        None if delta_bias is None else dbias.sum(0).view(groups, directions, channels).to(delta_bias.dtype),
+        parts.A.sum(0).to(A.dtype),
+        parts.B.sum(3).to(B.dtype),
+        parts.C.sum(3).to(C.dtype),
+        None if D is None else parts.D.sum(0)[:, None].repeat(1, A.shape[1], 1).to(D.dtype),
+        None if delta_bias is None else parts.bias.sum(0).to(delta_bias.dtype),
     )
+
+
+class Parts(NamedTuple):
+    """Gradients in float32 that wait to be summed, in a fixed order so that runs repeat.
+
+    A (b, g, m, c, n), D (b, g, c), which is that of each direction, and bias (b, g, m, c) over the batch; B and C
+    (b, g, m, blocks of channels, n, l) over the blocks.
+    """
+
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
+    bias: Tensor
 
 
 def differentiate(
@@ -161,12 +173,8 @@ def differentiate(
     states: Tensor,
     *,
     sizes: Tiling | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return du, ddelta, and parts in float32 whose sums are the other gradients; summed in a fixed order, runs repeat.
-
-    Those of B and C (b, g, m, blocks of channels, 2, n, l), to be summed over the blocks; and (b, g, ..), over the
-    batch: dA (m, c, n), dD (c,), which is that of each direction, and dbias (m, c).
-    """
+) -> tuple[Tensor, Tensor, Parts]:
+    """Return du, ddelta, and the other gradients in parts."""
     require("triton", extra="triton")
     from trust_tta.scan.triton_backward import backward_kernel
 
@@ -178,29 +186,32 @@ def differentiate(
     dy, u, delta, A = dy.contiguous(), u.contiguous(), delta.contiguous(), _weight(A)
     B, C = _alike(B, C)
     du, ddelta = torch.empty_like(u), torch.empty_like(delta)
-    rows = A.new_empty((batch, groups, directions, blocks, 2, state, length))
-    sums = A.new_empty((batch, groups, channels * (directions * state + 1 + directions)))
+    # Each program writes its own part of these.
+    dA = A.new_empty((batch, *A.shape))
+    dB, dC = A.new_empty((2, batch, groups, directions, blocks, state, length))
+    dD = A.new_empty((batch, groups, channels))
+    dbias = A.new_empty((batch, groups, directions, channels))
     adjoints = A.new_empty((batch, groups, chunks - 1, state, channels) if directions == 2 else 0)
     with torch.cuda.device_of(u):
         backward_kernel[(batch * groups * blocks,)](
-            dy, u, delta, A, B, C, _weight_or(D, A), _weight_or(delta_bias, A), states, adjoints, du, ddelta, rows,
-            sums, groups,
+            dy, u, delta, A, B, C, _weight_or(D, A), _weight_or(delta_bias, A), states, adjoints, du, ddelta, dA, dB,
+            dC, dD, dbias, groups,
             **_constants(delta, A, B, D, delta_bias, delta_softplus, tile, sizes.spacing),
         )  # fmt: skip
-    return du, ddelta, rows, sums
+    return du, ddelta, Parts(dA, dB, dC, dD, dbias)
 
 
-def sum_rows(rows: Tensor, dparts: Tensor) -> None:
-    """Write the sums of the parts of dB and dC (.., blocks, 2, n, l) to the last 2n rows of dparts (.., r+2n, l)."""
+def sum_rows(parts: Parts, dparts: Tensor) -> None:
+    """Write the sums of the parts of B and C to the last 2n rows of dparts (.., r+2n, l)."""
     from trust_tta.scan.triton_backward import rows_kernel
 
-    *_, blocks, _, state, length = rows.shape
-    count, block = 2 * state, min(128, _power_of_two(length))
+    *_, blocks, state, length = parts.B.shape
+    block = min(128, _power_of_two(length))
     places = dparts.numel() // (dparts.shape[-2] * length)
-    with torch.cuda.device_of(rows):
-        rows_kernel[(places * count * _blocks(length, block),)](
-            rows, dparts,
-            BLOCKS=blocks, COUNT=count, ROWS=dparts.shape[-2], LENGTH=length, BLOCK_P=16, BLOCK_L=block,
+    with torch.cuda.device_of(dparts):
+        rows_kernel[(places * 2 * state * _blocks(length, block),)](
+            parts.B, parts.C, dparts,
+            BLOCKS=blocks, STATE=state, ROWS=dparts.shape[-2], LENGTH=length, BLOCK_P=16, BLOCK_L=block,
             enable_fp_fusion=True,
         )  # fmt: skip
 
