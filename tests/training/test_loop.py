@@ -181,7 +181,8 @@ def test_measuring_leaves_the_network_as_it_was() -> None:
 def test_recalibrated_statistics_are_those_of_the_inputs() -> None:
     images, model = noisy_pictures(20, seed=3), tiny_network()
     recalibrate(model, images, mean=(0.5,) * 3, std=(0.5,) * 3, batch_size=8)
-    inputs = torch.from_numpy(images[:16]).permute(0, 3, 1, 2) / 127.5 - 1
+    drawn = np.random.default_rng(0).permutation(20)[:16]
+    inputs = torch.from_numpy(images[drawn]).permute(0, 3, 1, 2) / 127.5 - 1
     maps = model.patch_embed[0](inputs).detach()
     norm = model.patch_embed[2]
     assert isinstance(norm, torch.nn.BatchNorm2d)
@@ -202,3 +203,20 @@ def test_accuracy_counts() -> None:
     wrong[:7] = (wrong[:7] + 1) % 3
     found = accuracy(FirstChannel(), images, wrong, mean=(0.5,) * 3, std=(0.5,) * 3, batch_size=8)
     assert found == pytest.approx(23 / 30)
+
+
+def test_recalibrated_statistics_do_not_depend_on_how_files_are_sorted() -> None:
+    """Dark images of one class first, bright ones of another after: no batch may be of one class alone."""
+    draw = np.random.default_rng(0)
+    dark, bright = (draw.integers(low, low + 60, (64, 4, 4, 3)).astype(np.uint8) for low in (0, 190))
+    images = np.concatenate([dark, bright])
+    torch.manual_seed(0)
+    first, second = torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), second)
+    recalibrate(model, images, mean=(0.5,) * 3, std=(0.5,) * 3, batch_size=16)
+    assert first.running_mean is not None
+    assert second.running_mean is not None
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2).double() / 255 * 2 - 1
+    whole = torch.nn.functional.batch_norm(pixels, None, None, training=True)
+    torch.testing.assert_close(first.running_mean.double(), pixels.mean((0, 2, 3)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(second.running_mean.double(), whole.relu().mean((0, 2, 3)), rtol=0.05, atol=0)

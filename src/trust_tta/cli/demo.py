@@ -14,6 +14,8 @@ EXAMPLES = """\
   trust-tta demo --images 64 --seeds 1 --out /tmp/demo   a quick look
   trust-tta demo                       again: finished cells are not run twice"""
 
+MOST_PROCESSES = 8  # each holds PyTorch and the network
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", default="demo", metavar="FOLDER", help="where results and report go (default: demo)")
@@ -23,8 +25,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     wait_politely()
+    import torch
+
     from trust_tta.bench.demo import CORRUPTIONS, IMAGES, METHODS, demo_config
-    from trust_tta.cli.bench import labels_of, print_results, run_cells
+    from trust_tta.bench.environment import choose_device
+    from trust_tta.cli.bench import labels_of, run_parts
     from trust_tta.cli.printing import verdict
     from trust_tta.report.page import write_page
 
@@ -34,11 +39,12 @@ def run(arguments: Namespace) -> None:
     config = demo_config(out, seeds=arguments.seeds, images=images)
     counts = f"{len(METHODS)} methods, {len(CORRUPTIONS)} corruptions, {arguments.seeds} seeds, {images} images each"
     print(f"{config.model.name} on CIFAR-10 test images: {counts}")
-    cells, failed = run_cells(config)
-    print_results(config, cells)
+    # So small a network leaves most of several cores idle, but not of one each.
+    processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
+    cells, problems = run_parts([config], processes=processes)
     page = out / "report.html"
     write_page(config.store, page)
     print(f"the report is {page.resolve()}")
-    if failed:
-        raise TrustError(f"{failed} cells failed, for the reasons above")
+    if problems:
+        raise TrustError("; ".join(problems))
     print(verdict(cells, labels_of(config, cells)))

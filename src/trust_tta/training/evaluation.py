@@ -44,7 +44,11 @@ def recalibrate(
     device: str | torch.device = "cpu",
     batch_size: int = 1000,
 ) -> None:
-    """Replace the running statistics of every BatchNorm by the mean over whole batches of `images` (n, h, w, 3)."""
+    """Replace the running statistics of every BatchNorm by the mean over whole batches of `images` (n, h, w, 3).
+
+    The batches are drawn: files come sorted by class, and a layer that normalises a batch of one class by that batch's
+    own statistics hides from the next layer what sets the class apart.
+    """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     model.eval()
@@ -53,7 +57,8 @@ def recalibrate(
         norm.momentum = None  # a plain mean over batches
         norm.train()
     whole = max(1, len(images) // batch_size) * batch_size  # a smaller last batch would weigh too much
-    for inputs in _batches(images[:whole], mean, std, torch.device(device), batch_size):
+    drawn = np.random.default_rng(0).permutation(len(images))[:whole]
+    for inputs in _batches(images, mean, std, torch.device(device), batch_size, drawn):
         model(inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
@@ -74,9 +79,15 @@ def check_images(images: NDArray[Any], labels: NDArray[Any], *, classes: int | N
 
 
 def _batches(
-    images: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float], device: torch.device, batch_size: int
+    images: NDArray[np.uint8],
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device,
+    batch_size: int,
+    order: NDArray[np.int64] | None = None,
 ) -> Iterator[Tensor]:
     scale, shift = channel_constants(mean, std, device)
-    for start in range(0, len(images), batch_size):
-        batch = torch.from_numpy(np.array(images[start : start + batch_size])).to(device)
+    places = np.arange(len(images)) if order is None else order
+    for start in range(0, len(places), batch_size):
+        batch = torch.from_numpy(images[places[start : start + batch_size]]).to(device)
         yield normalise(batch, scale, shift)
