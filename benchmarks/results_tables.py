@@ -165,9 +165,19 @@ def circumstances(race: Race) -> str:
         f"Network (sha256): {', '.join(networks)}. Device: {made[0]}, {made[1]}; PyTorch {made[2]}; commit {made[3]}.",
     ]
     if race.missing:
-        absent = sorted({f"{race.label(key)} on {key.domain}" for key in race.missing})
-        lines.append(f"**Not finished: {len(race.missing)} cells** ({', '.join(absent)}).")
+        lines.append(f"**Not finished: {len(race.missing)} cells** ({unfinished(race)}).")
     return "\n".join(lines)
+
+
+def unfinished(race: Race) -> str:
+    """What is missing, by method and seed."""
+    domains: dict[tuple[str, int], list[str]] = {}
+    for key in race.missing:
+        domains.setdefault((race.label(key), key.seed), []).append(key.domain)
+    return "; ".join(
+        f"{row} with seed {seed} on {'all' if len(names) == len(race.domains) else ', '.join(sorted(names))}"
+        for (row, seed), names in sorted(domains.items())
+    )
 
 
 def cost_table(race: Race) -> str:

@@ -91,7 +91,7 @@ def test_the_winner_is_whoever_it_is_and_gaps_are_told(tmp_path: Path) -> None:
     assert "**foa** leads with 90.00 %, +10.00 over augmentation." in page
     assert "- trust is number 3 of 16, -20.00 to the first; it is first, alone or level, in 0 of 3 domains." in page
     assert "In 3 of 3 domains with seed 0" in page
-    assert "**Not finished: 2 cells** (trust on contrast)." in page
+    assert "**Not finished: 2 cells** (trust with seed 1 on contrast; trust with seed 2 on contrast)." in page
     assert "| domain | seed 0 | mean |" in page
 
 
