@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.report.samples import make_cell
 from trust_tta.report.groups import make_groups
-from trust_tta.report.labels import row_labels
+from trust_tta.report.labels import row_labels, stated_methods
 from trust_tta.report.palette import short_name
 
 
@@ -32,6 +32,25 @@ def labels_of(*variants: dict[str, object]) -> list[str]:
 )
 def test_what_most_lines_share_goes_without_saying(variants: list[dict[str, object]], expected: list[str]) -> None:
     assert labels_of(*variants) == expected
+
+
+def test_the_line_that_was_run_as_it_comes_has_the_plain_name() -> None:
+    """Most lines are parallel, but only the sequential one is TRUST without any option stated."""
+    variants: list[dict[str, object]] = [
+        {"mode": m, "parallel": p} for m, p in (("seq", "rep"), ("par", "rep"), ("par", "split"))
+    ]
+    keys = [make_cell("trust", "fog", options=json.dumps(options)).key for options in variants]
+    stated = [("trust", {}), ("trust", variants[1]), ("trust", variants[2]), ("tent", variants[0])]
+    labels = [row_labels(keys, stated)(key) for key in keys]
+    assert labels == ["trust", "trust (mode=par)", "trust (mode=par, parallel=split)"]
+    assert [row_labels(keys, stated[1:2])(key) for key in keys] == labels_of(*variants)  # two lines are left
+
+
+@pytest.mark.parametrize("text", ["", "toml = 1", "[]", "{}", '{"methods": [{"name": "trust"}]}', '{"methods": 3}'])
+def test_a_configuration_of_another_kind_states_nothing(text: str) -> None:
+    assert stated_methods([text]) == []
+    stated = '{"methods": [{"name": "trust", "options": {"k": 2}}]}'
+    assert stated_methods([text, stated]) == [("trust", {"k": 2})]
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), min_size=1, max_size=8))

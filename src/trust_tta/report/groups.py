@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TypeAlias, cast
 
 from trust_tta.errors import ConfigError
-from trust_tta.report.labels import Labelling, row_labels
+from trust_tta.report.labels import Labelling, row_labels, stated_methods
 from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore, Table, table
 from trust_tta.results.ordering import rank
 
@@ -63,7 +63,7 @@ class Group:
     @cached_property
     def label(self) -> Labelling:
         """The row of each key."""
-        return row_labels(self.keys)
+        return row_labels(self.keys, stated_methods({cell.facts.config for cell in self.cells}))
 
     @cached_property
     def keys(self) -> tuple[CellKey, ...]:
