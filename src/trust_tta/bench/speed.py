@@ -165,8 +165,8 @@ def _measure(work: Work, device: torch.device, job: Job) -> tuple[list[float], i
         return repeat(work, wall_clock(device), job.limits), None
     torch.cuda.reset_peak_memory_stats(device)
     for _ in range(2):  # by the second time recorded passes have taken their memory, which replaying does not count
-        work()
-    torch.cuda.synchronize(device)
+        if wall_clock(device)(work) > job.limits.long:
+            break
     peak = torch.cuda.max_memory_allocated(device)
     warmed = replace(job.limits, warmups=max(0, job.limits.warmups - 2))
     if job.on_device:

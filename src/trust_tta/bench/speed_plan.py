@@ -74,7 +74,7 @@ def make_jobs(settings: Settings, model: VMamba, scan: Scan, *, device: torch.de
     ]
     brief = replace(limits, seconds=limits.seconds / 4)
     # Seconds a pass on a GPU: a few repeats tell the ratio.
-    reference = limits if device.type == "cpu" else replace(brief, warmups=1, least=min(2, limits.least))
+    reference = limits if device.type == "cpu" else replace(brief, warmups=1, least=min(2, limits.least), long=5.0)
     jobs += reference_jobs(model, batch=largest, size=size, whole_step=device.type == "cpu", limits=reference)
     if settings.memory:
         jobs += order_jobs(
