@@ -63,7 +63,7 @@ def quick(settings: Settings) -> Settings:
 
 
 def make_jobs(settings: Settings, model: VMamba, scan: Scan, *, device: torch.device, bandwidth: float) -> list[Job]:
-    """Networks, then the same with the reference scan, memory by orders, growth, the scan alone."""
+    """Networks, each beside the same with the reference scan; memory by orders, growth, the scan alone."""
     backend, limits, size = NATIVE[device.type], settings.limits, settings.size
     largest, smallest = max(settings.batches), min(settings.batches)
     jobs = [
@@ -75,7 +75,8 @@ def make_jobs(settings: Settings, model: VMamba, scan: Scan, *, device: torch.de
     brief = replace(limits, seconds=limits.seconds / 4)
     # Seconds a pass on a GPU: a few repeats tell the ratio.
     reference = limits if device.type == "cpu" else replace(brief, warmups=1, least=min(2, limits.least), long=5.0)
-    jobs += reference_jobs(model, batch=largest, size=size, whole_step=device.type == "cpu", limits=reference)
+    slow = reference_jobs(model, batch=largest, size=size, whole_step=device.type == "cpu", limits=reference)
+    jobs = [job for fast in jobs for job in (fast, *(s for s in slow if _is_twin(s.row, fast.row)))]
     if settings.memory:
         jobs += order_jobs(
             model, settings.orders, backend=backend, dtype="float32", batch=smallest, size=size, limits=brief
@@ -87,6 +88,11 @@ def make_jobs(settings: Settings, model: VMamba, scan: Scan, *, device: torch.de
         for name, dtype in [*((backend, d) for d in settings.dtypes), ("reference", "float32")]:
             jobs += scan_jobs(scan, shape, backend=name, dtype=dtype, device=device, bandwidth=bandwidth, limits=brief)
     return jobs
+
+
+def _is_twin(slow: Row, fast: Row) -> bool:
+    """Whether two rows differ in their backend alone: they are timed one after the other, as machines have moods."""
+    return replace(slow, backend=fast.backend) == fast
 
 
 def exponents(rows: Iterable[Row]) -> dict[str, float | None]:
