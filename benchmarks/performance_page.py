@@ -296,8 +296,8 @@ FAILED = """What did not help, or failed:
 - Patches cut out by PyTorch's own copies: a product over them was slower than cuDNN for two of the four strided
   convolutions and faster for two. One kernel cuts them now.
 - The partial sums of the scan's backward in one buffer: the kernel took a sixth longer in float32, so each has its own
-  again. The record `speed_h200.json` was made with the one buffer, and with a copy more of the moments while they are
-  averaged, which shows in the memory by the number of orders.
+  again. The record `speed_h200.json` was made with the one buffer, and while the weights after each order were kept
+  during the prediction, which shows in the memory by the number of orders.
 
 Not done: an image at float32 spends half of its forward pass in products that run at the device's float32 rate. A plain
 forward pass in half precision, without a method around it, is bound by the host; a method records it."""

@@ -73,11 +73,14 @@ class Trust(Method):
 
     def adapt(self, images: Tensor) -> Tensor:
         """Algorithm 1, for one batch."""
-        thetas, entropies = self.forward_and_adapt(images)
-        if thetas:
-            self.load_snapshot(self.average(thetas, entropies))
+        self.load_average(*self.forward_and_adapt(images))
         with torch.no_grad():
             return self.predict(images, order=self.evaluate_order)
+
+    def load_average(self, thetas: list[Tensor], entropies: list[Tensor]) -> None:
+        """Go on with the average; the K weights are let go of before the prediction takes its memory."""
+        if thetas:
+            self.load_snapshot(self.average(thetas, entropies))
 
     def forward_and_adapt(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Algorithm 2: the weights after each order, and the entropy of its predictions."""

@@ -41,15 +41,15 @@ def backward(
     dparts = torch.cat((widen.mT @ ddelta, dB, dC), 3).flatten(2, 3)
     du += project.mT @ dparts
     dx = layout.join(du, h, w, silu_of=x, triton=False)
-    dproject, dwiden, dsteps, dA_logs, dDs = (A.new_empty(0) for _ in range(5))
+    dproject, dwiden, ddt_bias, dA_logs, dDs = (A.new_empty(0) for _ in range(5))
     shapes = parameter_shapes(project, widen, A)
     if learn_products:
         dproject = give(slots, _sum_to(dparts @ u.mT, project), shapes[0], A.dtype)
         dwiden = give(slots, _sum_to(ddelta @ steps.mT, widen), shapes[1], A.dtype)
     if learn_scan:
         gradients = (dbias, dA.view_as(A) * A, dD)
-        dsteps, dA_logs, dDs = (give(slots, t, s, A.dtype) for t, s in zip(gradients, shapes[2:], strict=True))
-    return dx, (dproject, dwiden, dsteps, dA_logs, dDs)
+        ddt_bias, dA_logs, dDs = (give(slots, t, s, A.dtype) for t, s in zip(gradients, shapes[2:], strict=True))
+    return dx, (dproject, dwiden, ddt_bias, dA_logs, dDs)
 
 
 def _sum_to(gradient: Tensor, weight: Tensor) -> Tensor:
