@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,10 +24,15 @@ ORDERS = {
 }
 
 
-def make_parameters(c: int, rank: int, state: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def make_parameters(c: int, rank: int, state: int, dtype: torch.dtype = torch.float32) -> groups.Five:
     draw = torch.Generator().manual_seed(c + rank)
     shapes = ((4, rank + 2 * state, c), (4, c, rank), (4, c), (4 * c, state), (4 * c,))
-    return [torch.randn(shape, generator=draw).to(DEVICE, dtype) for shape in shapes]
+    return five(torch.randn(shape, generator=draw).to(DEVICE, dtype) for shape in shapes)
+
+
+def five(tensors: Iterable[Tensor]) -> groups.Five:
+    a, b, c, d, e = tensors
+    return a, b, c, d, e
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -35,8 +42,8 @@ def make_parameters(c: int, rank: int, state: int, dtype: torch.dtype = torch.fl
 def test_take_equals_indexing(c: int, rank: int, state: int, order: str, dtype: torch.dtype) -> None:
     slots = torch.tensor(ORDERS[order], device=DEVICE)
     parameters = make_parameters(c, rank, state)
-    taken = triton_groups.take(dtype, slots, *parameters)
-    for got, wanted in zip(taken, groups.take(dtype, slots, *parameters), strict=True):
+    taken = triton_groups.take(dtype, slots, parameters)
+    for got, wanted in zip(taken, groups.take(dtype, slots, parameters), strict=True):
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
         # Triton's interpreter cuts off what bfloat16 does not hold instead of rounding it.
         torch.testing.assert_close(got, wanted, rtol=2**-7 if got.dtype == torch.bfloat16 else 2e-6, atol=0)
@@ -46,8 +53,8 @@ def test_take_widens_parameters_of_half_precision() -> None:
     slots = torch.tensor([1, 0, 3, 2], device=DEVICE)
     parameters = make_parameters(7, 3, 2, torch.bfloat16)
     for got, wanted in zip(
-        triton_groups.take(torch.float32, slots, *parameters),
-        groups.take(torch.float32, slots, *parameters),
+        triton_groups.take(torch.float32, slots, parameters),
+        groups.take(torch.float32, slots, parameters),
         strict=True,
     ):
         assert got.dtype == torch.float32
@@ -63,8 +70,8 @@ def test_give_is_the_derivative_of_take(c: int, rank: int, state: int, order: st
     slots = torch.tensor(ORDERS[order], device=DEVICE)
     counts = [3] * 5 if slots.dim() == 2 else [5, 17, 19, 19, 19]
     draw = torch.Generator().manual_seed(7)
-    leaves = [t.requires_grad_() for t in make_parameters(c, rank, state)]
-    taken = groups.take(torch.float32, slots, *leaves)
+    leaves = five(t.requires_grad_() for t in make_parameters(c, rank, state))
+    taken = groups.take(torch.float32, slots, leaves)
     shapes = [(count, *t.shape[slots.dim() - 1 :]) for count, t in zip(counts, taken, strict=True)]
     parts = [torch.randn(s, generator=draw).to(DEVICE) for s in shapes]
     dproject, dwiden = (t.to(dtype) for t in parts[:2])
@@ -83,8 +90,8 @@ def test_give_is_the_derivative_of_take(c: int, rank: int, state: int, order: st
 @pytest.mark.parametrize("order", ORDERS)
 def test_plain_give_is_the_derivative_of_take(order: str) -> None:
     slots = torch.tensor(ORDERS[order])
-    leaves = [t.cpu().double().requires_grad_() for t in make_parameters(5, 3, 2)]
-    taken = groups.take(torch.float64, slots, *leaves)
+    leaves = five(t.cpu().double().requires_grad_() for t in make_parameters(5, 3, 2))
+    taken = groups.take(torch.float64, slots, leaves)
     draw = torch.Generator().manual_seed(8)
     gradients = [torch.randn(t.shape, generator=draw, dtype=torch.float64) for t in taken]
     dproject, dwiden, dA, dD, dbias = gradients

@@ -57,7 +57,7 @@ def _(
     b, c, h, w = x.shape
     y = x.new_empty((b, 2, c, h * w))
     parts = x.new_empty((b, 2, 2, x_proj_weight.shape[1], h * w))
-    taken = groups.take(x.dtype, slots, x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds)
+    taken = groups.take(x.dtype, slots, (x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds))
     if not triton:
         states = x.new_empty(0, dtype=torch.float32)
         return y, parts, states, torch.empty_like(y), x.new_empty((b, 2, 2, c, h * w)), *taken

@@ -11,7 +11,7 @@ from trust_tta.scan.groups import Five, give, parameter_shapes, scan_inputs, ste
 
 def forward(x: Tensor, slots: Tensor, parameters: Five) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Five]:
     """As `core.run_scan_map`: y, parts, no states, the sequences u, all steps, and what was taken."""
-    taken = project, widen, A, D, bias = take(x.dtype, slots, *parameters)
+    taken = project, widen, A, D, bias = take(x.dtype, slots, parameters)
     u = layout.spread(x, silu=True, triton=False)
     parts = (project @ u).unflatten(2, (2, -1))
     delta = widen @ steps_of(parts, widen)

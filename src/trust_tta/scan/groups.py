@@ -14,20 +14,14 @@ from torch import Tensor
 Five: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def take(
-    dtype: torch.dtype,
-    slots: Tensor,
-    x_proj_weight: Tensor,
-    dt_projs_weight: Tensor,
-    dt_projs_bias: Tensor,
-    A_logs: Tensor,
-    Ds: Tensor,
-) -> Five:
-    """Of (4, r+2n, c), (4, c, r), (4, c), (4c, n) and (4c,): project, widen, A = -exp(A_logs), D and bias.
+def take(dtype: torch.dtype, slots: Tensor, parameters: Five) -> Five:
+    """Of the parameters x_proj_weight (4, r+2n, c), dt_projs_weight (4, c, r), dt_projs_bias (4, c), A_logs (4c, n) and
+    Ds (4c,): project, widen, A = -exp(A_logs), D and bias.
 
     project (.., 2, 2(r+2n), c) and widen (.., 2, 2, c, r) in `dtype`, A (.., 2, 2, c, n), D and bias (.., 2, 2, c); the
     leading axis is b where each image has its own order, or absent.
     """
+    x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds = parameters
     rows, places, c = slots.flatten(), (*slots.shape[:-1], 2, 2), x_proj_weight.shape[-1]
     project = x_proj_weight.index_select(0, rows).to(dtype).view(*places[:-1], -1, c)
     widen = dt_projs_weight.index_select(0, rows).to(dtype).view(*places, c, -1)

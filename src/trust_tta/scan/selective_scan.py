@@ -92,7 +92,7 @@ def scan_map(
         call = core.run_scan_map if _is_bare(x) else core.scan_map
         y: Tensor = call(x, slots, *parameters, chosen == "triton")[0]
         return y
-    project, widen, A, D, bias = groups.take(x.dtype, slots, *parameters)
+    project, widen, A, D, bias = groups.take(x.dtype, slots, parameters)
     u = layout.spread_reference(F.silu(x))
     parts = (project @ u).unflatten(2, (2, -1))
     delta = widen @ groups.steps_of(parts, widen)

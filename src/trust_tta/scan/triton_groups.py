@@ -16,17 +16,9 @@ SUMMED = 64  # numbers of a gradient that a program sums,
 PARTS = 16  # over so many images at a time
 
 
-def take(
-    dtype: torch.dtype,
-    slots: Tensor,
-    x_proj_weight: Tensor,
-    dt_projs_weight: Tensor,
-    dt_projs_bias: Tensor,
-    A_logs: Tensor,
-    Ds: Tensor,
-) -> Five:
+def take(dtype: torch.dtype, slots: Tensor, parameters: Five) -> Five:
     """As `groups.take`."""
-    parameters = [t.contiguous() for t in (x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds)]
+    x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds = (t.contiguous() for t in parameters)
     (_, rows, c), rank, n = x_proj_weight.shape, dt_projs_weight.shape[2], A_logs.shape[1]
     places = (*slots.shape[:-1], 2, 2)
     project = x_proj_weight.new_empty((*places[:-1], 2 * rows, c), dtype=dtype)
@@ -36,7 +28,8 @@ def take(
     sizes = _sizes(rows, c, rank, n)
     with torch.cuda.device_of(slots):
         take_kernel[(slots.numel(), _count_blocks(sizes, COPIED))](
-            slots.contiguous(), *parameters, project, widen, A, D, bias, **sizes, BLOCK=COPIED, enable_fp_fusion=True,
+            slots.contiguous(), x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds, project, widen, A, D, bias,
+            **sizes, BLOCK=COPIED, enable_fp_fusion=True,
         )  # fmt: skip
     return project, widen, A, D, bias
 

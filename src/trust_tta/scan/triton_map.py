@@ -16,7 +16,7 @@ from trust_tta.scan.triton_products import correlate, multiply
 
 def forward(x: Tensor, slots: Tensor, parameters: Five) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Five]:
     """As `core.run_scan_map`: y, parts, the states, no sequences, no steps, and what was taken."""
-    taken = project, widen, A, D, bias = triton_groups.take(x.dtype, slots, *parameters)
+    taken = project, widen, A, D, bias = triton_groups.take(x.dtype, slots, parameters)
     u = triton_layout.spread(x, silu=True)
     parts = u.new_empty((len(x), 2, 2, project.shape[-2] // 2, u.shape[-1]))
     multiply(project, u, parts.flatten(2, 3))
