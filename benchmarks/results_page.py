@@ -62,7 +62,7 @@ def short() -> str:
         rows = [row for row in csv.DictReader(file) if (row["setting"], row["seed"]) == ("online", "0")]
     found: dict[str, list[dict[str, str]]] = {}
     for row in rows:
-        found.setdefault(name_of(row), []).append(row)
+        found.setdefault(row["label"], []).append(row)
     corruptions = max(map(len, found.values()))
     whole = {name: cells for name, cells in found.items() if len(cells) == corruptions}
     means = {name: 100 * mean(cells, "accuracy") for name, cells in whole.items()}
@@ -97,14 +97,6 @@ def short() -> str:
     )
 
 
-def name_of(row: dict[str, str]) -> str:
-    """The method with what sets it apart here."""
-    options = json.loads(row["options"])
-    if options.get("mode") == "parallel":
-        return f"{row['method']}, parallel {options['parallel']}"
-    return row["method"] if options.get("steps", 1) == 1 else f"{row['method']}, {options['steps']} steps"
-
-
 def mean(rows: list[dict[str, str]], column: str) -> float:
     return math.fsum(float(row[column]) for row in rows) / len(rows)
 
@@ -118,6 +110,7 @@ Records as the tools wrote them; each was made by the command beside it. The tab
 | --- | --- | --- |
 | [CIFAR-10-C](cifar10c_online.md), `cifar10c.csv` | `trust-tta bench configs/results/cifar10c.toml` | one NVIDIA H200 |
 | PACS [online](pacs96_online.md), [standard](pacs96_standard.md), `pacs96.csv` | the same, `pacs96.toml` | the same |
+| `*_times.json` | seconds of those commands, taken down by the script that ran them | the same |
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `speed_h200.json` | `trust-tta speed --out speed_h200.json` | one NVIDIA H200 |
 | `speed_h200_*.json` | the same, at earlier states of the code | one NVIDIA H200 |

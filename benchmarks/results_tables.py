@@ -1,8 +1,9 @@
 """Write the pages and the CSV of a results configuration from its store.
 
-python benchmarks/results_tables.py configs/results/cifar10c.toml runs/cifar10c.sqlite runs/cifar10c_times.json
-writes docs/results/cifar10c_online.md, cifar10c_standard.md and cifar10c.csv. The times are a list of
-{"step": ..., "seconds": ..., "processes": ...}; steps of one name, as of a run that was resumed, are added up.
+python benchmarks/results_tables.py configs/results/cifar10c.toml runs/cifar10c.sqlite
+writes docs/results/cifar10c_online.md, cifar10c_standard.md and cifar10c.csv. Where cifar10c_times.json is beside them,
+a list of {"step": ..., "seconds": ..., "processes": ...} that whoever ran the steps took down, the pages show it; steps
+of one name, as of a run that was resumed, are added up.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TRUST, SIX_STEPS = "trust", "trust_naive, 6 steps"
 SEED = 0  # the one that every method has
 COLUMNS = (
-    "dataset", "setting", "method", "options", "domain", "severity", "seed", "batch_size", "samples", "accuracy_before",
-    "accuracy", "nll", "ece", "brier", "entropy", "updates", "skipped_updates", "forwards", "backwards",
-    "seconds_median", "seconds_total",
+    "dataset", "setting", "label", "method", "options", "domain", "severity", "seed", "batch_size", "samples",
+    "accuracy_before", "accuracy", "nll", "ece", "brier", "entropy", "updates", "skipped_updates", "forwards",
+    "backwards", "seconds_median", "seconds_total",
 )  # fmt: skip
 MAKING = {
     "cifar10-c": (
@@ -91,7 +92,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG")
     parser.add_argument("store", type=Path, metavar="STORE")
-    parser.add_argument("times", type=Path, metavar="TIMES")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
     arguments = parser.parse_args(argv)
     with ResultStore(arguments.store, create=False) as store:
@@ -100,14 +100,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts = read_parts(arguments.config)
     methods = {(m.name, m.label): m for part in parts for m in part.methods}
     label = labels_of(replace(parts[0], methods=tuple(methods.values())), cells)
-    times = json.loads(arguments.times.read_text(encoding="utf-8"))
+    noted = arguments.out / f"{arguments.config.stem}_times.json"
+    times = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else []
     for (dataset, setting), found in split(cells, ("dataset", "setting")).items():
         race = Race(found, [key for key in missing if key.setting == setting], label)
         write(
             arguments.out / f"{arguments.config.stem}_{setting}.md",
             page(race, arguments.config, dataset, setting, times),
         )
-    write_cells(cells, arguments.out / f"{arguments.config.stem}.csv")
+    write_cells(cells, label, arguments.out / f"{arguments.config.stem}.csv")
 
 
 def write(path: Path, text: str) -> None:
@@ -116,12 +117,12 @@ def write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_cells(cells: Iterable[Cell], path: Path) -> None:
+def write_cells(cells: Iterable[Cell], label: Labelling, path: Path) -> None:
     """One row a cell, with what decides the numbers and the numbers; `bench --export` has every column."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(flat_row(cell) for cell in cells)
+        writer.writerows({**flat_row(cell), "label": label(cell.key)} for cell in cells)
 
 
 def page(race: Race, config: Path, dataset: str, setting: str, times: Sequence[Mapping[str, Any]]) -> str:
@@ -145,7 +146,7 @@ def commands(config: Path, dataset: str, times: Sequence[Mapping[str, Any]]) -> 
     lines = [
         *MAKING.get(dataset, ()),
         f"trust-tta bench configs/results/{config.name} --processes {processes}",
-        f"python benchmarks/results_tables.py configs/results/{config.name} runs/{stem}.sqlite runs/{stem}_times.json",
+        f"python benchmarks/results_tables.py configs/results/{config.name} runs/{stem}.sqlite",
     ]
     return "\n".join(["Written by the last of these commands; nothing here is typed.", "```sh", *lines, "```"])
 
@@ -268,6 +269,8 @@ def equal_updates(race: Race) -> str:
 
 
 def wall_time(times: Sequence[Mapping[str, Any]]) -> str:
+    if not times:
+        return "Nobody took it down."
     steps = dict.fromkeys(str(entry["step"]) for entry in times)
     rows = [["step", "seconds", "processes"]]
     for step in steps:

@@ -51,8 +51,9 @@ def pages(folder: Path, cells: list[Cell], *, absent: int = 0) -> dict[str, str]
         for cell in cells[: len(cells) - absent]:
             store.finish(cell.key, cell.result, cell.facts)
     times = [{"step": step, "seconds": seconds, "processes": n} for step, seconds, n in TIMES]
-    (folder / "times.json").write_text(json.dumps(times), encoding="utf-8")
-    main([str(CONFIG), str(folder / "store.sqlite"), str(folder / "times.json"), "--out", str(folder / "out")])
+    (folder / "out").mkdir()
+    (folder / "out" / "cifar10c_times.json").write_text(json.dumps(times), encoding="utf-8")
+    main([str(CONFIG), str(folder / "store.sqlite"), "--out", str(folder / "out")])
     return {path.name: path.read_text(encoding="utf-8") for path in (folder / "out").iterdir()}
 
 
@@ -67,7 +68,7 @@ def trust_wins_but_on_snow(label: str, domain: str, seed: int) -> float:
 def test_the_sentences_follow_the_numbers(tmp_path: Path) -> None:
     cells = cells_of("online", trust_wins_but_on_snow)
     found = pages(tmp_path, cells)
-    assert set(found) == {"cifar10c_online.md", "cifar10c.csv"}
+    assert set(found) == {"cifar10c_online.md", "cifar10c.csv", "cifar10c_times.json"}
     page = found["cifar10c_online.md"]
     assert "**trust** leads with 78.33 %, +0.33 over trust_naive, 6 steps." in page
     assert "- trust leads; it is first, alone or level, in 2 of 3 domains." in page
@@ -82,6 +83,7 @@ def test_the_sentences_follow_the_numbers(tmp_path: Path) -> None:
     rows = list(csv.DictReader(found["cifar10c.csv"].splitlines()))
     assert len(rows) == len(cells) == 3 * (16 + 2 * 4)
     assert {float(row["accuracy"]) for row in rows if row["method"] == "sar"} == {0.76}
+    assert {row["label"] for row in rows} >= {"trust", "trust_naive, 6 steps", "trust, parallel split"}
 
 
 def test_the_winner_is_whoever_it_is_and_gaps_are_told(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Ensemble(Trust):
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self.optimizers = [self._make_optimizer() for _ in self.orders]
-        self.weights = state.get("weights", [self._adapting()[0].vector(self.source.values()) for _ in self.orders])
+        self.weights = state.get("weights", [self._vector.vector(self.source.values()) for _ in self.orders])
         if len(self.weights) != len(self.orders):
             raise StateError(f"this state is of {len(self.weights)} orders; this ensemble has {len(self.orders)}")
         for optimizer, saved in zip(self.optimizers, state.get("optimizers", ()), strict=False):

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -186,7 +186,7 @@ class Method(nn.Module):
 
     def descend(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
         """As `update`, but nobody waits for the device, which itself leaves out a step; `settle` counts."""
-        flat, optimizer = self._adapting()
+        flat, optimizer = self._vector, cast(torch.optim.Optimizer, self.optimizer)
         finite = self._differentiate(loss)
         if start is None:
             flat.gather()
@@ -217,11 +217,11 @@ class Method(nn.Module):
         if not bool(self._differentiate(loss)):
             self.counters.skipped += 1
             return None
-        return self._adapting()[0].gradient
+        return self._vector.gradient
 
     def _differentiate(self, loss: Tensor) -> Tensor:
         """One counted backward pass; whether loss and gradient are finite is for the device to know."""
-        flat, _ = self._adapting()
+        flat = self._vector
         flat.gather_gradients(torch.autograd.grad(loss, flat.tensors, allow_unused=True))
         self.counters.backwards += 1
         largest: Tensor = torch.linalg.vector_norm(flat.gradient, float("inf"))
@@ -229,19 +229,20 @@ class Method(nn.Module):
 
     def snapshot(self) -> Tensor:
         """A copy of all adapted weights as one vector (n,)."""
-        return self._adapting()[0].read()
+        return self._vector.read()
 
     def load_snapshot(self, weights: Tensor) -> None:
-        self._adapting()[0].write(weights)
+        self._vector.write(weights)
 
     def layers(self, snapshot: Tensor) -> dict[str, Tensor]:
         """The weights of a snapshot (n,) by their names."""
-        return dict(zip(self.adapted, self._adapting()[0].layers(snapshot), strict=True))
+        return dict(zip(self.adapted, self._vector.layers(snapshot), strict=True))
 
-    def _adapting(self) -> tuple[Flat, torch.optim.Optimizer]:
-        if self.flat is None or self.optimizer is None:
+    @property
+    def _vector(self) -> Flat:
+        if self.flat is None:
             raise ConfigError(f"'{self.name}' adapts no weights, so that it has none to read, change or differentiate")
-        return self.flat, self.optimizer
+        return self.flat
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
