@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.training.samples import SHORT, coloured_pictures, flat, noisy_pictures, tiny_network
+from trust_tta import recording
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError
 from trust_tta.models.vmamba import VMamba
 from trust_tta.training.evaluation import accuracy, recalibrate
@@ -49,6 +50,27 @@ def test_killed_and_resumed_equals_undisturbed_bit_for_bit(tmp_path: Path) -> No
     assert (resumed.first_epoch, undisturbed.first_epoch) == (2, 0)
     assert losses(resumed) == losses(undisturbed)
     assert_same(killed, whole)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_stopped_and_resumed_equals_undisturbed_and_unrecorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(record: EpochRecord) -> None:
+        if record.epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped.pt", device="cuda", progress=stop)
+    resumed, result = run(tmp_path / "stopped.pt", device="cuda")
+    assert result.first_epoch == 2
+    undisturbed, _ = run(device="cuda")
+    monkeypatch.setattr(recording, "MOST_RECORDINGS", 0)
+    plain, _ = run(device="cuda")
+    for name, value in plain.state_dict().items():
+        for other in (resumed, undisturbed):
+            found, wanted = other.state_dict()[name].float(), value.float()
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()), msg=name)
 
 
 def test_a_finished_run_is_read_back_without_training(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from trust_tta.methods.flat import Flat
 from trust_tta.methods.modes import check_count, check_number, fresh_casts
 from trust_tta.methods.optimizers import load_optimizer, make_optimizer
 from trust_tta.methods.parameters import share, use_batch_statistics
-from trust_tta.methods.recording import Recorder
 from trust_tta.methods.state import clone
 from trust_tta.orders import ScanOrder
+from trust_tta.recording import Recorder
 
 STATE_FORMAT = 3
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError
 from trust_tta.models.layers import StochasticDepth
 from trust_tta.models.vmamba import VMamba
+from trust_tta.recording import Recorder
 from trust_tta.training import augment
 from trust_tta.training.checkpointing import identify, load_state, save_state
 from trust_tta.training.ema import copy_buffers, decay_at, update_average
@@ -55,7 +56,7 @@ Progress: TypeAlias = Callable[[EpochRecord], None]
 
 @dataclass
 class _Run:
-    """What changes while training; `network` is the model, compiled or not."""
+    """What changes while training; `network` calls the model, compiled or recorded."""
 
     model: VMamba
     average: VMamba
@@ -173,9 +174,15 @@ def _load(
 def _start(model: VMamba, recipe: TrainRecipe, device: torch.device) -> _Run:
     set_drop_path(model, recipe.drop_path)
     model.to(device)
-    network = torch.compile(model) if recipe.compile else model
+    network = torch.compile(model) if recipe.compile else _recorded(model)
     average = copy.deepcopy(model).requires_grad_(False)
     return _Run(model, average, network, make_optimiser(model, recipe, device))
+
+
+def _recorded(model: VMamba) -> Callable[[Tensor], Tensor]:
+    """On a CUDA device the host takes longer to ask for a small network's kernels than the device to run them."""
+    call = Recorder(model, list(model.parameters()))
+    return lambda inputs: call(inputs, model.slots(None, len(inputs)))
 
 
 def _snapshot(run: _Run) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trust_tta import recording
 from trust_tta.errors import ConfigError
-from trust_tta.methods import recording
-from trust_tta.methods.recording import Recorder
 from trust_tta.methods.registry import create_method
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
 from trust_tta.orders import ScanOrder
+from trust_tta.recording import Recorder
 
 TINY = VMambaConfig(depths=(1, 2), dims=(16, 32), num_classes=5, norm="batch", drop_path=0.0)
 
@@ -159,6 +159,29 @@ def test_chance_is_not_recorded() -> None:
     for images in batches(3):
         method(images)
     assert [r.backward for r in method.call.recordings.values()] == [None]  # passes without gradients alone
+
+
+@pytest.mark.gpu
+def test_a_network_in_training_draws_and_moves_as_without_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stochastic depth and running statistics: the passes that a recording takes itself must leave no trace."""
+    found = []
+    for most in (0, 8):
+        monkeypatch.setattr(recording, "MOST_RECORDINGS", most)
+        torch.manual_seed(0)
+        model = VMamba(replace(TINY, drop_path=0.5)).cuda().train()
+        call = Recorder(model, list(model.parameters()))
+        torch.manual_seed(1)
+        logits = []
+        for images in batches(5):
+            logits.append(call(images, model.slots(None, 8)))
+            logits[-1].square().sum().backward()
+        assert len(call.recordings) == min(most, 1)
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        statistics = [b.flatten().float() for b in model.buffers()]
+        drawn = torch.rand(9, device="cuda")
+        found.append([torch.cat(parts).detach() for parts in (logits, gradients, statistics, [drawn])])
+    for plain, recorded in zip(*found, strict=True):
+        torch.testing.assert_close(recorded, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
 
 
 @pytest.mark.gpu

@@ -29,7 +29,8 @@ class Recorder:
 
     Only networks whose order is a tensor are recorded: of others it is not known that a pass is the same each time.
     Gradients of a recorded pass stay valid until the next pass. What is changed in the network later shows where it is
-    in the values of its parameters and buffers; new modules, hooks or settings do not.
+    in the values of its parameters and buffers; new modules, hooks or settings do not. A replayed pass draws the random
+    numbers and moves the running statistics that a plain one would.
     """
 
     def __init__(self, network: nn.Module, parameters: Sequence[Tensor]) -> None:
@@ -92,7 +93,8 @@ class Recorder:
             cast = torch.autocast("cuda", low, cache_enabled=False)
         # A recording that breaks off can leave its stream in place.
         back = torch.cuda.stream(torch.cuda.current_stream(images.device))
-        with _one_at_a_time, back, cast, torch.set_grad_enabled(learning):
+        untouched = kept_state(self.network, images.device)
+        with _one_at_a_time, back, cast, torch.set_grad_enabled(learning), untouched:
             return Recording(self.network, images, slots, self.parameters if learning else (), self.pool)
 
     def _forget_if_moved(self) -> None:
@@ -157,6 +159,16 @@ class Recording:
         self.dlogits.copy_(dlogits)
         self.backward.replay()  # type: ignore[union-attr]
         return self.gradients
+
+
+@contextmanager
+def kept_state(network: nn.Module, device: torch.device) -> Iterator[None]:
+    """Leave the device's random state and the network's running statistics as they are: passes inside do not count."""
+    before = [buffer.clone() for buffer in network.buffers()]
+    with torch.random.fork_rng(devices=[device]):
+        yield
+    for buffer, value in zip(network.buffers(), before, strict=True):
+        buffer.copy_(value)
 
 
 @contextmanager
