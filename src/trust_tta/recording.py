@@ -164,11 +164,12 @@ class Recording:
 @contextmanager
 def kept_state(network: nn.Module, device: torch.device) -> Iterator[None]:
     """Leave the device's random state and the network's running statistics as they are: passes inside do not count."""
-    before = [buffer.clone() for buffer in network.buffers()]
+    before = [(buffer, buffer.clone()) for buffer in network.buffers()]
     with torch.random.fork_rng(devices=[device]):
         yield
-    for buffer, value in zip(network.buffers(), before, strict=True):
-        buffer.copy_(value)
+    for buffer, value in before:
+        if not torch.equal(buffer, value):  # a pass that waits for its backward may need the others untouched
+            buffer.copy_(value)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trust_tta.scan.sizes import ceil_div
+
 
 def cut_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
     """As `convolution.cut_patches`."""
@@ -16,7 +18,7 @@ def cut_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
     height, width = ((n + 2 * padding - size) // stride + 1 for n in (h, w))
     patches = x.new_empty((b, height, width, size, size, c))
     with torch.cuda.device_of(x):
-        patches_kernel[(b * height, triton.cdiv(width * size * size * c, 2048))](
+        patches_kernel[(b * height, ceil_div(width * size * size * c, 2048))](
             x, patches, CHANNELS=c, HEIGHT=h, WIDTH=w, OUT_HEIGHT=height, OUT_WIDTH=width, SIZE=size, STRIDE=stride,
             PADDING=padding, BLOCK=2048, enable_fp_fusion=True,
         )  # fmt: skip

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.scan.groups import Five, parameter_shapes
+from trust_tta.scan.sizes import ceil_div
 from trust_tta.scan.triton_scan import Parts
 
 COPIED = 1024  # numbers of a parameter that a program moves
@@ -68,7 +69,7 @@ def _sizes(rows: int, channels: int, rank: int, state: int) -> dict[str, int]:
 
 
 def _count_blocks(sizes: dict[str, int], block: int) -> int:
-    counts = [triton.cdiv(size, block) for size in (*sizes.values(), sizes["CHANNELS"])]
+    counts = [ceil_div(size, block) for size in (*sizes.values(), sizes["CHANNELS"])]
     return sum(counts)
 
 

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trust_tta.scan.sizes import ceil_div
+
 
 def spread(x: Tensor, *, silu: bool) -> Tensor:
     """x (b, c, h, w), or SiLU of it, -> (b, 2, c, h*w)."""
@@ -40,7 +42,7 @@ def join_and_normalise(
     mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
     batch, _, count, _ = y.shape
     side, channels, warps = _tile_sizes(y, height, width)
-    grid = (triton.cdiv(height, side) * triton.cdiv(width, side), batch)
+    grid = (ceil_div(height, side) * ceil_div(width, side), batch)
     with torch.cuda.device_of(y):
         norm_kernel[grid](
             y, x, normal, mean, scale, weight.contiguous(), bias.contiguous(), eps,
@@ -66,7 +68,7 @@ def _launch(
 ) -> None:
     side, channels, warps = _tile_sizes(u, height, width)
     batch, _, count, _ = u.shape
-    grid = (triton.cdiv(height, side) * triton.cdiv(width, side), triton.cdiv(count, channels), batch)
+    grid = (ceil_div(height, side) * ceil_div(width, side), ceil_div(count, channels), batch)
     kernel[grid](
         *tensors, *strides, CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side, num_warps=warps,
         enable_fp_fusion=True, **flag,

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trust_tta.scan.sizes import ceil_div, power_of_two
+
 PROGRAMS = 132  # fill a large GPU once
 
 
@@ -25,7 +27,7 @@ def multiply(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None
         return
     block_m, block_k, block_l = choose_tile(m, k, length, b * g)
     with torch.cuda.device_of(y):
-        multiply_kernel[(b * g * triton.cdiv(m, block_m) * triton.cdiv(length, block_l),)](
+        multiply_kernel[(b * g * ceil_div(m, block_m) * ceil_div(length, block_l),)](
             weight, x, y, ADD=add, GROUPS=g, ROWS=m, INNER=k, LENGTH=length,
             STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
@@ -44,10 +46,10 @@ def correlate(y: Tensor, x: Tensor, *, own: bool) -> Tensor:
     if y.dtype == torch.float32:
         return y @ x.mT
     block_m, block_k, block_l = _within(m, 128), _within(k, 64), _positions(length)
-    chunks, tiles = triton.cdiv(length, block_l), g * triton.cdiv(m, block_m) * triton.cdiv(k, block_k)
+    chunks, tiles = ceil_div(length, block_l), g * ceil_div(m, block_m) * ceil_div(k, block_k)
     # A program's share is a run of chunks, of several images where the maps are small.
-    share = chunks if own else triton.cdiv(b * chunks, triton.cdiv(4 * PROGRAMS, tiles))
-    parts = y.new_empty((triton.cdiv(b * chunks, share), g, m, k), dtype=torch.float32)
+    share = chunks if own else ceil_div(b * chunks, ceil_div(4 * PROGRAMS, tiles))
+    parts = y.new_empty((ceil_div(b * chunks, share), g, m, k), dtype=torch.float32)
     with torch.cuda.device_of(y):
         correlate_kernel[(len(parts) * tiles,)](
             y, x, parts, b * chunks, share, GROUPS=g, ROWS=m, COLUMNS=k, LENGTH=length,
@@ -60,7 +62,7 @@ def correlate(y: Tensor, x: Tensor, *, own: bool) -> Tensor:
 def choose_tile(rows: int, inner: int, length: int, maps: int) -> tuple[int, int, int]:
     """Rows, inner and positions of a tile: all rows where they are few, small tiles where there is little to do."""
     positions = _positions(length)
-    if maps * triton.cdiv(rows, 64) * triton.cdiv(length, positions) < PROGRAMS:
+    if maps * ceil_div(rows, 64) * ceil_div(length, positions) < PROGRAMS:
         return _within(rows, 32), _within(inner, 128), 32
     return _within(rows, 64), _within(inner, 64), positions
 
@@ -71,7 +73,7 @@ def _positions(length: int) -> int:
 
 def _within(size: int, most: int) -> int:
     """The least power of two that is not below `size`, of those that a tensor core takes, up to `most`."""
-    return min(most, max(16, triton.next_power_of_2(size)))
+    return min(most, max(16, power_of_two(size)))
 
 
 def _interpreted(x: Tensor) -> bool:

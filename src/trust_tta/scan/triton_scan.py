@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trust_tta.optional import require
+from trust_tta.scan.sizes import ceil_div, power_of_two
 
 SPACING = 128  # positions between saved states in long rows
 
@@ -63,14 +64,9 @@ def tiling(channels: int, length: int, *, forward: Tile, backward: Tile) -> Tili
 def _fit(tile: Tile, channels: int, length: int) -> Tile:
     return replace(
         tile,
-        channels=min(tile.channels, _power_of_two(channels)),
-        positions=min(tile.positions, max(16, _power_of_two(length))),
+        channels=min(tile.channels, power_of_two(channels)),
+        positions=min(tile.positions, max(16, power_of_two(length))),
     )
-
-
-def _power_of_two(size: int) -> int:
-    """The least power of two that is not below `size`."""
-    return 1 << (size - 1).bit_length()
 
 
 def states_shape(
@@ -78,11 +74,7 @@ def states_shape(
 ) -> tuple[int, int, int, int, int, int]:
     """The shape (b, g, m, slots, n, c) of the states that `forward` saves."""
     spacing = choose_tiling(channels, length, torch.float32).spacing
-    return (batch, groups, directions, _blocks(length, spacing) - 1, state, channels)
-
-
-def _blocks(size: int, block: int) -> int:
-    return -(-size // block)
+    return (batch, groups, directions, ceil_div(length, spacing) - 1, state, channels)
 
 
 def forward(
@@ -107,9 +99,9 @@ def forward(
     u, delta, A = u.contiguous(), delta.contiguous(), _weight(A)
     B, C = _alike(B, C)
     y = torch.empty_like(u)
-    slots = _blocks(length, sizes.spacing) - 1
+    slots = ceil_div(length, sizes.spacing) - 1
     states = u.new_empty((batch, groups, directions, slots, state, channels), dtype=torch.float32)
-    programs = batch * groups * _blocks(channels, sizes.forward.channels)
+    programs = batch * groups * ceil_div(channels, sizes.forward.channels)
     with torch.cuda.device_of(u):
         forward_kernel[(programs,)](
             u, delta, A, B, C, _weight_or(D, A), _weight_or(delta_bias, A), y, states, groups,
@@ -182,7 +174,7 @@ def differentiate(
     state = A.shape[-1]
     sizes = sizes or choose_tiling(channels, length, u.dtype)
     tile = sizes.backward
-    blocks, chunks = _blocks(channels, tile.channels), _blocks(length, tile.positions)
+    blocks, chunks = ceil_div(channels, tile.channels), ceil_div(length, tile.positions)
     dy, u, delta, A = dy.contiguous(), u.contiguous(), delta.contiguous(), _weight(A)
     B, C = _alike(B, C)
     du, ddelta = torch.empty_like(u), torch.empty_like(delta)
@@ -206,10 +198,10 @@ def sum_rows(parts: Parts, dparts: Tensor) -> None:
     from trust_tta.scan.triton_backward import rows_kernel
 
     *_, blocks, state, length = parts.B.shape
-    block = min(128, _power_of_two(length))
+    block = min(128, power_of_two(length))
     places = dparts.numel() // (dparts.shape[-2] * length)
     with torch.cuda.device_of(dparts):
-        rows_kernel[(places * 2 * state * _blocks(length, block),)](
+        rows_kernel[(places * 2 * state * ceil_div(length, block),)](
             parts.B, parts.C, dparts,
             BLOCKS=blocks, STATE=state, ROWS=dparts.shape[-2], LENGTH=length, BLOCK_P=16, BLOCK_L=block,
             enable_fp_fusion=True,
@@ -256,7 +248,7 @@ def _constants(
         "SPACING": spacing,
         "BLOCK_C": tile.channels,
         "BLOCK_L": tile.positions,
-        "BLOCK_N": _power_of_two(state),
+        "BLOCK_N": power_of_two(state),
         "HAS_D": D is not None,
         "HAS_BIAS": delta_bias is not None,
         "SOFTPLUS": delta_softplus,
