@@ -89,7 +89,7 @@ def page(
         "## On one H200",
         network_table(final, authors),
         memory_line(final),
-        scan_table(waitless),
+        scan_table(final),
         "## What each step bought",
         steps_table(final, fused, recorded, waitless, plain),
         FAILED,
@@ -149,8 +149,7 @@ def scan_table(final: Speeds) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     note = (
         "\nThe floor is that of the scan as it is used here: two sequences, each read both ways. *As four scans*: over "
-        "the bytes that four separate scans would have to move, as other implementations do. The rows are of "
-        "`speed_h200_waitless.json`; the kernels are the same ones today."
+        "the bytes that four separate scans would have to move, as other implementations do."
     )
     return "\n".join(lines) + "\n" + note
 
@@ -295,9 +294,8 @@ FAILED = """What did not help, or failed:
 - On a CPU, a fused channel-last scan with vectors over the channels: better for some maps, much worse for others.
 - Patches cut out by PyTorch's own copies: a product over them was slower than cuDNN for two of the four strided
   convolutions and faster for two. One kernel cuts them now.
-- The partial sums of the scan's backward in one buffer: the kernel took a sixth longer in float32, so each has its own
-  again. The record `speed_h200.json` was made with the one buffer, and while the weights after each order were kept
-  during the prediction, which shows in the memory by the number of orders.
+- The partial sums of the scan's backward in one buffer: the kernel took a quarter longer in float32, so each has its
+  own again.
 
 Not done: an image at float32 spends half of its forward pass in products that run at the device's float32 rate. A plain
 forward pass in half precision, without a method around it, is bound by the host; a method records it."""

@@ -2,8 +2,8 @@
 
 python benchmarks/results_tables.py configs/results/cifar10c.toml runs/cifar10c.sqlite
 writes docs/results/cifar10c_online.md, cifar10c_standard.md and cifar10c.csv. Where cifar10c_times.json is beside them,
-a list of {"step": ..., "seconds": ..., "processes": ...} that whoever ran the steps took down, the pages show it; steps
-of one name, as of a run that was resumed, are added up.
+a list of {"step": ..., "seconds": ..., "processes": ...} that whoever ran the steps took down, with "beside" for what
+else the device did meanwhile, the pages show it; steps of one name, as of a run that was resumed, are added up.
 """
 
 from __future__ import annotations
@@ -272,11 +272,13 @@ def wall_time(times: Sequence[Mapping[str, Any]]) -> str:
     if not times:
         return "Nobody took it down."
     steps = dict.fromkeys(str(entry["step"]) for entry in times)
-    rows = [["step", "seconds", "processes"]]
+    rows = [["step", "seconds", "processes", "beside"]]
     for step in steps:
         entries = [entry for entry in times if entry["step"] == step]
         processes = sorted({int(entry["processes"]) for entry in entries})
-        rows.append([step, f"{sum(entry['seconds'] for entry in entries):.0f}", ", ".join(map(str, processes))])
+        beside = dict.fromkeys(entry["beside"] for entry in entries if "beside" in entry)
+        seconds = sum(entry["seconds"] for entry in entries)
+        rows.append([step, f"{seconds:.0f}", ", ".join(map(str, processes)), ", ".join(beside) or "–"])
     note = "The cells of a run share the device, so times of single cells in the CSV are not those of a quiet machine."
     return f"{note}\n\n{markdown(rows)}"
 
