@@ -1,6 +1,6 @@
 """Pack CIFAR's arrays into small lossless parts that travel to a machine in several goes.
 
-Example: python benchmarks/pack_images.py --data data/cifar10 --out data/packed --parts 4
+Example: python -m benchmarks.pack_images --data data/cifar10 --out data/packed --parts 4
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-
-from trust_tta.training.packing import pack, unpack
+from benchmarks.packing import pack, unpack
 
 
 def main() -> None:

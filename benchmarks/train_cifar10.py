@@ -1,7 +1,7 @@
 """Train a small VMamba on CIFAR-10 and write it as fp16 safetensors with the course of the training.
 
 Needs torch, numpy, safetensors (and triton on a GPU) and the package on the path:
-    PYTHONPATH=src python benchmarks/train_cifar10.py --data data/cifar10 --out runs/nano --minutes 7
+    PYTHONPATH=src python -m benchmarks.train_cifar10 --data data/cifar10 --out runs/nano --minutes 7
 `--data` holds {train,test}_{images,labels}.npy, or the parts that pack_images.py wrote.
 The averaged weights are exported, with running statistics taken anew on the training images: decided before any
 test image is seen. Run again, it goes on from the last whole epoch.
@@ -10,27 +10,32 @@ test image is seen. Run again, it goes on from the last whole epoch.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.packing import unpack
 from numpy.typing import NDArray
 
 from trust_tta.atomic import replacing
+from trust_tta.data.dataset import array_dataset
 from trust_tta.data.files import hash_pixels
+from trust_tta.data.specs import find_spec
 from trust_tta.errors import TrustError
 from trust_tta.models.checkpoint import checkpoint_digest
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.training.data import TrainingData
 from trust_tta.training.evaluation import accuracy, recalibrate
-from trust_tta.training.export import export_model, make_metadata
-from trust_tta.training.loop import EpochRecord, TrainResult, measure_epoch, train
-from trust_tta.training.packing import unpack
+from trust_tta.training.export import export_model
+from trust_tta.training.loop import EpochRecord, TrainResult, train
+from trust_tta.training.outputs import Origin
 from trust_tta.training.recipe import TrainRecipe
 
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -101,12 +106,22 @@ def choose_epochs(
     if plan.is_file():
         epochs = int(json.loads(plan.read_text())["epochs"])
     else:
-        seconds = measure_epoch(model, *pictures, recipe, device=options.device)
+        seconds = measure_epoch(model, pictures, recipe, options.device)
         left = 60 * options.minutes - RESERVE - (time.perf_counter() - begun)
         epochs = max(2, int(left / (1.08 * seconds + 0.5)))  # room for evaluations, checkpoints and slower spells
         print(f"{seconds:.2f} s an epoch without evaluation: {epochs} epochs in the {left:.0f} s left", flush=True)
         write_json(plan, {"epochs": epochs})
     return replace(recipe, epochs=epochs, warmup_epochs=min(recipe.warmup_epochs, epochs / 4))
+
+
+def measure_epoch(model: VMamba, pictures: Arrays, recipe: TrainRecipe, device: str, *, steps: int = 20) -> float:
+    """Seconds of an epoch, from the second of two short ones on a copy of the network; the first fills caches."""
+    images, labels = pictures
+    size = min(recipe.batch_size, len(images))
+    few = images[: steps * size]
+    harmless = replace(recipe, epochs=2, warmup_epochs=0, plain_share=0, lr=1e-6)
+    result = train(copy.deepcopy(model), few, labels[: len(few)], harmless, device=device)
+    return result.history[1].seconds * (len(images) // size) / (len(few) // size)
 
 
 def score(model: VMamba, data: Arrays, recipe: TrainRecipe, device: str) -> float:
@@ -139,14 +154,7 @@ def finish(
     scores["averaged_weights_new_statistics"] = score(result.average, test, recipe, options.device)
     path = options.out / "model.safetensors"
     digest = hash_pixels(pictures[0])
-    facts: dict[str, Any] = {
-        "variant": options.model,
-        "num_classes": 10,
-        "size": pictures[0].shape[1],
-        "recipe": recipe,
-    }
-    best = scores["averaged_weights_new_statistics"]
-    metadata = make_metadata(**facts, accuracy=best, data="CIFAR-10 train", data_sha256=digest)
+    metadata = describe(options.model, pictures, recipe, digest).metadata(scores["averaged_weights_new_statistics"])
     export_model(result.average, path, metadata=metadata)
     shipped = create_model(options.model, num_classes=10, checkpoint=path).to(options.device)
     shipped.set_scan_backend(options.backend)
@@ -165,6 +173,20 @@ def finish(
     }
     write_json(options.out / "train.json", course)
     print(*(f"{name}: {100 * value:.2f} %" for name, value in scores.items()), f"{seconds:.0f} s", sep="\n")
+
+
+def describe(variant: str, pictures: Arrays, recipe: TrainRecipe, digest: str) -> Origin:
+    spec, size = find_spec("cifar10"), pictures[0].shape[1]
+    dataset = array_dataset(*pictures, spec.class_names, name=spec.name, domain="train")
+    chosen = np.arange(len(dataset), dtype=np.int64)
+    return Origin(
+        variant=variant,
+        overrides={},
+        data=TrainingData(spec, dataset, chosen, chosen[:0], "test"),
+        hashes={"train": digest},
+        preprocessing=Preprocessing(size=size, resize=None, crop=False, mean=recipe.mean, std=recipe.std),
+        recipe=asdict(recipe),
+    )
 
 
 def write_json(path: Path, content: object) -> None:

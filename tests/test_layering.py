@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "trust_tta"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-LEAVES = {"_version", "atomic", "errors", "optional", "orders", "recording", "roles"}
+LEAVES = {"_version", "atomic", "errors", "optional", "orders", "preprocessing", "recording", "roles"}
 ROOMS: dict[str, set[str]] = {
     "scan": set(),
     "models": {"scan"},
@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "cli": {"scan", "models", "data", "methods", "results", "bench", "report", "training"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = ("errors", "optional", "orders", "roles", "results", "report")
+WITHOUT_TORCH = ("errors", "optional", "orders", "preprocessing", "roles", "results", "report")
 KERNELS = ("cpu_kernels.py", "triton_forward.py", "triton_backward.py")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,9 +15,15 @@ from trust_tta.bench.config import DataConfig, ModelConfig
 from trust_tta.bench.environment import choose_device
 from trust_tta.bench.network import Checkpoint, find_checkpoint, fit_to_layout, load_network
 from trust_tta.bench.sources import DataSource
-from trust_tta.data.transforms import Preprocessing, find_preset
+from trust_tta.data.dataset import array_dataset
+from trust_tta.data.specs import find_spec
+from trust_tta.data.transforms import PRESETS, find_preset
 from trust_tta.errors import CheckpointError, ConfigError
 from trust_tta.models.factory import create_model
+from trust_tta.models.pretrained import PRETRAINED, locate
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.training.data import TrainingData
+from trust_tta.training.outputs import Origin
 
 
 def find(path: Path, **options: object) -> Checkpoint:
@@ -39,6 +46,35 @@ def test_a_file_that_describes_itself_needs_no_words(described: Path) -> None:
     found = find(described)
     assert (found.variant, found.num_classes) == ("vmamba_nano", 10)
     assert found.preprocessing == Preprocessing(48, None, False, (0.5, 0.4, 0.3), (0.2, 0.21, 0.22))
+
+
+def test_a_file_that_is_silent_on_the_crop_cuts_what_it_scales(tmp_path: Path) -> None:
+    stated = json.dumps({"size": 48, "resize": 56, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.21, 0.22]})
+    path = write_described(tmp_path / "net.safetensors", variant="vmamba_nano", preprocessing=stated)
+    assert find(path).preprocessing == Preprocessing(48, 56, True, (0.5, 0.4, 0.3), (0.2, 0.21, 0.22))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_preprocessing_of_training_is_that_of_bench(tmp_path: Path, name: str) -> None:
+    images, labels = np.zeros((3, 8, 8, 3), np.uint8), np.arange(3)
+    dataset = array_dataset(images, labels, ("a", "b", "c"), name="ours", domain="day")
+    origin = Origin(
+        variant="vmamba_nano",
+        overrides={},
+        data=TrainingData(find_spec("folder"), dataset, labels, labels, "validation"),
+        hashes={"all": "ab"},
+        preprocessing=find_preset(name),
+        recipe={},
+    )
+    path = write_described(tmp_path / "net.safetensors", **origin.metadata(0.5))
+    assert find(path).preprocessing == find_preset(name)
+
+
+def test_the_shipped_network_sees_whole_images_by_name_and_by_file() -> None:
+    file = locate(PRETRAINED["vmamba_nano_cifar10"])
+    wanted = Preprocessing(32, None, False, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    for source in (Path("vmamba_nano_cifar10"), file):
+        assert find(source).preprocessing == wanted
 
 
 def test_a_contradicting_preprocessing_is_refused(described: Path) -> None:

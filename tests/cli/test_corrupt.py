@@ -43,7 +43,7 @@ def test_a_folder_becomes_folders(tmp_path: Path) -> None:
         (["--corruptions", "rain"], "unknown corruption 'rain'"),
         (["--severities", "6"], "severity 6 does not exist"),
         (["--workers", "0"], "workers 0 is not possible"),
-        (["--labels", "nothing.npy"], "nothing.npy cannot be read"),
+        (["--labels", "nothing.npy"], "nothing.npy is missing"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -55,7 +55,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments:
 
 def test_an_input_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["corrupt", str(tmp_path / "x.npy"), str(tmp_path / "out")]) == 2
-    assert "cannot be read as a .npy array" in capsys.readouterr().err
+    assert "x.npy is missing; put it there" in capsys.readouterr().err
 
 
 def test_a_size_is_a_number_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

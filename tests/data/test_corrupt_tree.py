@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 from tests.data.pictures import make_pictures
-from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder, list_images, read_image
+from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder, cut_image, list_tree
 from trust_tta.data.corruptions import corrupt
+from trust_tta.data.images import IMAGE_SUFFIXES, read_image
+from trust_tta.data.reading import open_dataset
 from trust_tta.errors import ConfigError, DataError
 
 
@@ -151,7 +153,7 @@ def test_broken_record_is_refused(tmp_path: Path) -> None:
     [
         ({"labels": np.zeros(4, np.int64)}, r"labels have .*\(4,\); give 2 whole numbers"),
         ({"labels": np.zeros(2)}, "labels have dtype float64"),
-        ({"source": "missing.npy"}, r"missing\.npy cannot be read"),
+        ({"source": "missing.npy"}, r"missing\.npy is missing"),
         ({"source": np.zeros((0, 8, 8, 3), np.uint8)}, "no images"),
         ({"source": np.zeros((2, 8, 8), np.uint8)}, r"\(n, h, w, 3\)"),
     ],
@@ -195,9 +197,9 @@ def test_folder_keeps_classes_and_names(tmp_path: Path) -> None:
     expected = {f"{c}/{s}/{name}" for c in ("contrast", "frost") for s in (1, 5) for name in SIZES}
     assert set(contents(tmp_path / "out")) == expected | {"corrupt.json"}
     for index, name in enumerate(sorted(SIZES)):
-        clean = read_image(source / name, size=32)[None]
+        clean = cut_image(read_image(source / name), 32)[None]
         for corruption in ("contrast", "frost"):
-            saved = read_image(tmp_path / "out" / corruption / "5" / name, size=None)
+            saved = read_image(tmp_path / "out" / corruption / "5" / name)
             made = corrupt(clean, corruption, 5, seed=2, first_index=index)[0]
             if name.endswith("JPEG"):
                 assert np.abs(saved.astype(np.int64) - made).mean() < 8
@@ -209,14 +211,41 @@ def test_whole_images_keep_their_size(tmp_path: Path) -> None:
     source = save_images(tmp_path / "in", SIZES)
     corrupt_folder(source, tmp_path / "out", corruptions=["fog"], size=None)
     for name, (height, width) in SIZES.items():
-        assert read_image(tmp_path / "out" / "fog" / "5" / name, size=None).shape == (height, width, 3)
+        assert read_image(tmp_path / "out" / "fog" / "5" / name).shape == (height, width, 3)
+
+
+def test_every_image_that_the_reader_counts_is_corrupted(tmp_path: Path) -> None:
+    source = save_images(tmp_path / "in", {f"cat/{suffix[1:]}{suffix}": (20, 24) for suffix in IMAGE_SUFFIXES})
+    save_images(tmp_path / "elsewhere", {"a.png": (20, 20)})
+    (source / "dog").symlink_to(tmp_path / "elsewhere")
+    (source / "cat" / "back").symlink_to(source)
+    clean = open_dataset("folder", source)
+    assert len(clean) == len(IMAGE_SUFFIXES) + 1
+    corrupt_folder(source, tmp_path / "out", corruptions=["contrast"], size=None)
+    made = open_dataset("folder", tmp_path / "out" / "contrast" / "5")
+    assert made.labels.tolist() == clean.labels.tolist()
+    names = sorted(str(path.relative_to(source)) for path in source.glob("*/*.*"))
+    for index, name in enumerate(names):
+        if not name.endswith(("jpg", "jpeg")):
+            expected = corrupt(read_image(source / name)[None], "contrast", 5, first_index=index)[0]
+            target = name + ".png" * name.endswith("gif")
+            assert np.array_equal(read_image(tmp_path / "out" / "contrast" / "5" / target), expected), name
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    source = save_images(tmp_path / "in", {"cat/a.gif": (20, 20), "cat/a.gif.png": (20, 20)})
+    with pytest.raises(
+        DataError, match=r"cat/a\.gif, to be written as cat/a\.gif\.png, which is there too; rename one"
+    ):
+        corrupt_folder(source, tmp_path / "out", corruptions=["contrast"])
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("height", "width"), [(100, 160), (160, 100), (57, 57), (20, 90)])
 def test_crop_is_the_middle_of_the_scaled_image(tmp_path: Path, height: int, width: int) -> None:
     across = np.linspace(0, 255, width).astype(np.uint8)
     Image.fromarray(np.broadcast_to(across[:, None], (height, width, 3))).save(tmp_path / "a.png")
-    cut = read_image(tmp_path / "a.png", size=56).astype(np.float64)
+    cut = cut_image(read_image(tmp_path / "a.png"), 56).astype(np.float64)
     assert cut.shape == (56, 56, 3)
     assert cut.mean() == pytest.approx(127.5, abs=2.5)
     scaled_width = 64 * width / min(height, width)
@@ -269,7 +298,7 @@ def test_changed_folder_is_refused(tmp_path: Path) -> None:
 def test_unreadable_image_is_named(tmp_path: Path, workers: int) -> None:
     source = save_images(tmp_path / "in", {"cat/a.png": (40, 40)})
     (source / "cat" / "b.jpg").write_bytes(b"\xff\xd8 cut short")
-    with pytest.raises(DataError, match=r"b\.jpg cannot be read as an image") as caught:
+    with pytest.raises(DataError, match=r"b\.jpg cannot be read") as caught:
         corrupt_folder(source, tmp_path / "out", corruptions=["contrast"], workers=workers)
     assert "\n" not in str(caught.value)
 
@@ -277,7 +306,7 @@ def test_unreadable_image_is_named(tmp_path: Path, workers: int) -> None:
 def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no images"):
-        list_images(tmp_path / "empty")
+        list_tree(tmp_path / "empty")
     with pytest.raises(DataError, match="is not a folder"):
         corrupt_folder(tmp_path / "nowhere", tmp_path / "out")
     source = save_images(tmp_path / "in", {"cat/a.png": (20, 20)})

@@ -12,7 +12,6 @@ from tests.data.trees import thumbnails
 from trust_tta.data.embedded import (
     SAMPLE_FOLDER,
     SAMPLE_SHA256,
-    first_of_each_class,
     load_sample,
     read_sheets,
     write_sheets,
@@ -50,11 +49,6 @@ def test_sheets_give_back_every_pixel(tmp_path: Path, count: int, side: int) -> 
     assert (read_images == images).all()
     assert (read_labels == labels).all()
     assert (read_indices == indices).all()
-
-
-def test_first_of_each_class() -> None:
-    labels = np.array([2, 0, 0, 1, 0, 2, 1, 1, 2])
-    assert first_of_each_class(labels, 2).tolist() == [0, 1, 2, 3, 5, 6]
 
 
 def test_broken_sheets_are_reported(tmp_path: Path) -> None:

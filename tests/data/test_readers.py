@@ -183,6 +183,15 @@ def test_imagenet_v2_reads_folders_as_numbers(tmp_path: Path, folder: str, names
     assert dataset.labels.tolist() == list(np.repeat(expected, 2))
 
 
+def test_a_part_of_imagenet_v2_does_not_pass_for_another(tmp_path: Path) -> None:
+    folder = tmp_path / "imagenetv2-top-images-format-val"
+    class_tree(folder, ("1", "10"), suffix=".jpeg")
+    assert available_domains("imagenet-v2", folder) == ("top-images",)
+    assert open_dataset("imagenet-v2", folder, domain="top-images").labels.tolist() == [1, 1, 10, 10]
+    with pytest.raises(DataError):
+        open_dataset("imagenet-v2", folder, domain="matched-frequency")
+
+
 @pytest.mark.parametrize("folder", ["PACS", "pacs/kfold", "PACS/PACS", "pacs_data", "."])
 def test_pacs_layouts(tmp_path: Path, folder: str) -> None:
     for domain in ("art_painting", "cartoon", "photo", "sketch"):

@@ -14,8 +14,8 @@ from tests.data.trees import class_tree, corrupted_arrays, thumbnails
 from trust_tta.data.dataset import Dataset, array_dataset
 from trust_tta.data.loading import Batches
 from trust_tta.data.reading import open_dataset
-from trust_tta.data.settings import SETTINGS, Setting, parse_setting
-from trust_tta.data.streams import StreamConfig, correlated_order, open_stream, stream_datasets
+from trust_tta.data.settings import GRADUAL_SEVERITIES, SETTINGS, Setting, parse_setting
+from trust_tta.data.streams import StreamConfig, correlated_order, stream_datasets
 from trust_tta.data.transforms import PRESETS
 from trust_tta.errors import ConfigError, DataError
 
@@ -210,7 +210,12 @@ def test_correlated_batches_hold_few_classes() -> None:
 @pytest.mark.parametrize("setting", ["gradual", "online+gradual"])
 def test_gradual_severities(tmp_path: Path, setting: str) -> None:
     corrupted_arrays(tmp_path / "CIFAR-10-C", ["fog", "snow"], images=11)
-    domains = list(open_stream("cifar10-c", tmp_path, StreamConfig(setting, batch_size=4), workers=0))
+    datasets = [
+        open_dataset("cifar10-c", tmp_path, domain=domain, severity=severity)
+        for domain in ("snow", "fog")
+        for severity in GRADUAL_SEVERITIES
+    ]
+    domains = list(stream_datasets(datasets, StreamConfig(setting, batch_size=4), workers=0))
     path = [1, 2, 3, 4, 5, 4, 3, 2, 1]
     assert [domain.dataset.severity for domain in domains] == 2 * path
     assert [int(next(iter(domain.batches)).images[0, 0, 0, 0]) for domain in domains] == 2 * path
@@ -221,21 +226,16 @@ def test_gradual_severities(tmp_path: Path, setting: str) -> None:
     assert [domain.reset_before for domain in domains] == [True, *[False] * 8, again, *[False] * 8]
 
 
-def test_open_stream_takes_domains_and_preprocessing(tmp_path: Path) -> None:
-    corrupted_arrays(tmp_path, ["fog", "snow", "frost"], images=11)
+def test_a_stream_takes_a_preprocessing() -> None:
     config = StreamConfig(batch_size=4, limit=7)
-    chosen = open_stream(
-        "cifar10-c", tmp_path, config, domains=["frost", "fog"], severity=2, preprocessing=PRESETS["cifar32"]
-    )
-    domains = list(chosen)
-    assert [domain.name for domain in domains] == ["frost", "fog"]
-    assert [tuple(batch.images.shape) for batch in domains[0].batches] == [(4, 3, 32, 32), (3, 3, 32, 32)]
-    assert domains[0].dataset.severity == 2
+    (first, *_) = stream_datasets(_datasets(11), config, preprocessing=PRESETS["cifar32"], workers=0)
+    assert [tuple(batch.images.shape) for batch in first.batches] == [(4, 3, 32, 32), (3, 3, 32, 32)]
 
 
 def test_streams_are_opened_as_they_are_reached(tmp_path: Path) -> None:
     corrupted_arrays(tmp_path, ["fog", "snow"], images=11)
-    stream = open_stream("cifar10-c", tmp_path, StreamConfig(), domains=["fog", "frost"], workers=0)
+    datasets = (open_dataset("cifar10-c", tmp_path, domain=domain) for domain in ("fog", "frost"))
+    stream = stream_datasets(datasets, StreamConfig(), workers=0)
     assert next(stream).name == "fog"
     with pytest.raises(DataError, match=r"frost\.npy is missing"):
         next(stream)
@@ -272,14 +272,9 @@ def test_settings_that_make_no_sense(text: str) -> None:
         StreamConfig(text)
 
 
-def test_mistakes(tmp_path: Path) -> None:
+def test_mistakes() -> None:
     for wrong in ({"batch_size": 0}, {"limit": 0}, {"seed": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             StreamConfig(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="gamma is nan"):
         StreamConfig(gamma=float("nan"))
-    class_tree(tmp_path, ["a"])
-    with pytest.raises(ConfigError, match="folder has no severities"):
-        open_stream("folder", tmp_path, StreamConfig("gradual"))
-    with pytest.raises(ConfigError, match="no domain of folder to stream"):
-        open_stream("folder", tmp_path, StreamConfig(), domains=[])

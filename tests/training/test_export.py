@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.training.samples import tiny_network
+from tests.training.samples import coloured_pictures, tiny_network
+from trust_tta.data.dataset import array_dataset
+from trust_tta.data.specs import find_spec
 from trust_tta.errors import CheckpointError
 from trust_tta.models.checkpoint import load_checkpoint, read_metadata
-from trust_tta.training.export import export_model, make_metadata
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.training.data import TrainingData
+from trust_tta.training.export import export_model
+from trust_tta.training.outputs import Origin
 from trust_tta.training.recipe import TrainRecipe
 
 
@@ -55,14 +61,28 @@ def test_a_weight_beyond_fp16_is_refused_and_the_old_file_stays(tmp_path: Path) 
 
 def test_the_description_comes_back(tmp_path: Path) -> None:
     path, recipe = tmp_path / "model.safetensors", TrainRecipe(epochs=7, mean=(0.1, 0.2, 0.3))
-    metadata = make_metadata(
-        variant="vmamba_nano", num_classes=3, size=32, recipe=recipe, accuracy=0.93456, data="ours", data_sha256="ab"
+    images, labels = coloured_pictures(9)
+    dataset = array_dataset(images, labels, ("red", "green", "blue"), name="ours", domain="day")
+    origin = Origin(
+        variant="vmamba_nano",
+        overrides={"depths": (1, 1)},
+        data=TrainingData(find_spec("folder"), dataset, labels, labels, "validation"),
+        hashes={"learnt from": "ab", "held out": "cd"},
+        preprocessing=Preprocessing(size=32, resize=None, crop=True, mean=recipe.mean, std=recipe.std),
+        recipe=asdict(recipe),
     )
-    export_model(tiny_network(), path, metadata=metadata)
+    export_model(tiny_network(), path, metadata=origin.metadata(0.93456))
     found = read_metadata(path)
-    assert found.items() >= metadata.items()
-    assert found["accuracy"] == "0.9346"
-    assert json.loads(found["preprocessing"]) == {"size": 32, "mean": [0.1, 0.2, 0.3], "std": list(recipe.std)}
+    assert found.items() >= {"variant": "vmamba_nano", "num_classes": "3", "accuracy": "0.9346"}.items()
+    assert found.items() >= {"data": "ours (day)", "data_sha256": "ab", "overrides": '{"depths": [1, 1]}'}.items()
+    assert json.loads(found["preprocessing"]) == {
+        "size": 32,
+        "resize": None,
+        "crop": True,
+        "mean": [0.1, 0.2, 0.3],
+        "std": list(recipe.std),
+        "interpolation": "bicubic",
+    }
     assert TrainRecipe().override(json.loads(found["recipe"])) == recipe
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.packing import decode, encode, pack, unpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.training.samples import noisy_pictures
 from trust_tta.errors import DataError
-from trust_tta.training.packing import decode, encode, pack, unpack
 
 
 def smooth_pictures(n: int) -> NDArray[np.uint8]:

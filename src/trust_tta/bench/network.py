@@ -14,12 +14,13 @@ import torch
 from trust_tta.bench.config import ARRAY, ModelConfig
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.specs import Layout
-from trust_tta.data.transforms import Preprocessing, find_preset
+from trust_tta.data.transforms import find_preset
 from trust_tta.errors import CheckpointError, ConfigError
 from trust_tta.models.checkpoint import checkpoint_digest, read_metadata
 from trust_tta.models.factory import create_model
 from trust_tta.models.pretrained import PRETRAINED, Pretrained, locate
 from trust_tta.models.vmamba import VMamba
+from trust_tta.preprocessing import Preprocessing
 
 _BARE_LABELS = (ARRAY, "array-c")  # numbers without names, of which not all need occur
 _TOLERANCE = 2e-3  # of a mean or deviation: how far published figures of one data set lie apart
@@ -103,16 +104,13 @@ def _close(one: Preprocessing, other: Preprocessing) -> bool:
 
 
 def _stated_preprocessing(known: Pretrained | None, metadata: Mapping[str, str], file: Path) -> Preprocessing | None:
-    """What the checkpoint says of itself; a network that never saw a cut image is shown whole ones."""
+    """What is known of the checkpoint by its name, or what the file says of itself."""
     if known is not None:
-        own = known.preprocessing
-        return _make(own.size, own.resize, own.mean, own.std, own.interpolation)
+        return known.preprocessing
     if "preprocessing" not in metadata:
         return None
     try:
-        stated = json.loads(metadata["preprocessing"])
-        mean, std = tuple(map(float, stated["mean"])), tuple(map(float, stated["std"]))
-        return _make(int(stated["size"]), stated.get("resize"), mean, std, stated.get("interpolation", "bicubic"))
+        return Preprocessing.from_json(metadata["preprocessing"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"the preprocessing stated in '{file}' cannot be read ({error!r}); give model.preprocessing"
@@ -128,20 +126,6 @@ def _stated_overrides(metadata: Mapping[str, str], file: Path) -> dict[str, Any]
         raise CheckpointError(
             f"the overrides stated in '{file}' cannot be read ({error!r}); give model.overrides"
         ) from error
-
-
-def _make(
-    size: int, resize: int | None, mean: tuple[float, ...], std: tuple[float, ...], interpolation: str
-) -> Preprocessing:
-    (r, g, b), (x, y, z) = mean, std
-    return Preprocessing(
-        size=size,
-        resize=resize,
-        crop=resize is not None,
-        mean=(r, g, b),
-        std=(x, y, z),
-        interpolation=interpolation,
-    )
 
 
 def _whole(text: str | None) -> int | None:

@@ -44,7 +44,7 @@ def open_array(path: Path) -> NDArray[Any]:
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; put it there or fetch the data set again") from error
     except Exception as error:  # a broken header raises whatever its parser stumbles over
-        raise DataError(f"{path} is not a whole .npy file: {error}; fetch it again") from error
+        raise DataError(f"{path} is not a whole .npy file: {error}; make or fetch it again") from error
     if not isinstance(array, np.ndarray):
         raise DataError(f"{path} is an archive of arrays; it must be a .npy file with one array")
     return array

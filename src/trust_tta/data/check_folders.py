@@ -10,12 +10,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from trust_tta.data.dataset import read_image
 from trust_tta.data.download import Progress
 from trust_tta.data.findings import Finding, Level
-from trust_tta.data.folders import list_images
 from trust_tta.data.imagenet import rendition_mask
-from trust_tta.data.locate import class_label, is_image, subfolders
+from trust_tta.data.images import is_image, list_images, read_image
+from trust_tta.data.locate import class_label, subfolders
 from trust_tta.data.specs import DatasetSpec
 
 _THREADS = 4

@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from trust_tta.data.arrays import open_array
 from trust_tta.data.corruptions.apply import check_images, check_request, corrupt_batch, cut_batches
 from trust_tta.data.corruptions.parallel import check_workers, map_in_order, worker_pool
 from trust_tta.data.corruptions.record import Record, claim_folder, write_bytes
 from trust_tta.data.corruptions.table import CORRUPTIONS, check_corruption, check_severity, choose_table
 from trust_tta.data.files import hash_listing, hash_pixels, write_npy, writing
+from trust_tta.data.images import IMAGE_SUFFIXES, list_images, read_image
+from trust_tta.data.locate import subfolders
 from trust_tta.errors import ConfigError, DataError
 
 Progress: TypeAlias = Callable[[int, int], None]  # images done, images in all
 PathLike: TypeAlias = str | os.PathLike[str]
 
-IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp")
 _JPEG_QUALITY = 85  # as ImageNet-C was saved
 _SHORT_SIDE = 256 / 224  # as ImageNet-C was cut: 224 pixels out of a short side of 256
 
@@ -46,7 +48,7 @@ def corrupt_array(
     With labels (n,), `labels.npy` repeats them for each severity. Finished files of an earlier run with the same
     input and options are kept; any number of workers gives the same bytes. Returns the files.
     """
-    images = source if isinstance(source, np.ndarray) else _load_array(Path(source))
+    images = source if isinstance(source, np.ndarray) else open_array(Path(source))
     check_images(images)
     if len(images) == 0:
         raise DataError("the array holds no images; give at least one, shape (n, h, w, 3)")
@@ -80,7 +82,7 @@ def corrupt_folder(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write `<corruption>/<severity>/<class>/<name>` for every image below `source`.
+    """Write `<corruption>/<severity>/<class>/<name>` for every image below `source`; `x.gif` becomes `x.gif.png`.
 
     size: scale the short side to size * 256 / 224 and cut the middle, as ImageNet-C was made; None keeps images
     whole. JPEGs are saved at quality 85, as ImageNet-C was; other formats without loss. Finished images of an earlier
@@ -92,7 +94,7 @@ def corrupt_folder(
         raise ConfigError(f"size {size} is not possible; give a side in pixels from 1 on, or None to keep images whole")
     if table is not None:
         choose_table(table, height=1, width=1)
-    names = list_images(root)
+    names = list_tree(root)
     if out.resolve().is_relative_to(root.resolve()):
         raise ConfigError(f"the output {out} lies inside the input {root}; give a folder outside it")
     folders = [out / corruption / str(severity) for corruption in corruptions for severity in severities]
@@ -110,17 +112,32 @@ def corrupt_folder(
     return folders
 
 
-def list_images(root: Path) -> list[str]:
+def list_tree(root: Path) -> list[str]:
     """The images below `root` as sorted relative names with forward slashes; hidden ones are left out."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give a folder of class folders with images, or a .npy file")
     names = sorted(
-        path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES
+        (folder / name).relative_to(root).as_posix() for folder in _folders(root) for name in list_images(folder)
     )
-    names = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
     if not names:
         raise DataError(f"{root} holds no images; images end in {' '.join(IMAGE_SUFFIXES)}")
+    taken = set(names)
+    if twice := next((name for name in names if output_name(name) != name and output_name(name) in taken), None):
+        raise DataError(f"{root} holds {twice}, to be written as {output_name(twice)}, which is there too; rename one")
     return names
+
+
+def output_name(name: str) -> str:
+    """What an image is called once corrupted: as before, but a GIF, which has only 256 colours, becomes a PNG."""
+    return f"{name}.png" if name.lower().endswith(".gif") else name
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """`root` and the folders below it; a link that leads back up is not followed."""
+    yield root
+    for child in subfolders(root):
+        if not root.resolve().is_relative_to(child.resolve()):
+            yield from _folders(child)
 
 
 def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: int, workers: int) -> tuple[int, ...]:
@@ -151,31 +168,21 @@ def _reporter(progress: Progress | None, *, total: int) -> Callable[[int], None]
     return report
 
 
-def _load_array(path: Path) -> NDArray[Any]:
-    try:
-        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read as a .npy array: {error}; give a file made by numpy.save") from error
-    if not isinstance(loaded, np.ndarray):
-        raise DataError(f"{path} is an archive of arrays; give a .npy file that holds one array")
-    return loaded
-
-
 def _write_labels(path: Path, labels: PathLike | NDArray[Any], *, count: int, severities: tuple[int, ...]) -> None:
-    values = labels if isinstance(labels, np.ndarray) else _load_array(Path(labels))
+    values = labels if isinstance(labels, np.ndarray) else open_array(Path(labels))
     if values.shape != (count,) or values.dtype.kind not in "iu":
         raise DataError(f"labels have dtype {values.dtype} and shape {values.shape}; give {count} whole numbers")
     repeated = np.tile(values.astype(np.int64), len(severities))
     if not path.exists():
         write_npy(path, repeated)
-    elif not np.array_equal(_load_array(path), repeated):
+    elif not np.array_equal(open_array(path), repeated):
         raise DataError(f"{path} holds other labels than those given; give another output folder or the same labels")
 
 
 def _is_complete(path: Path, shape: tuple[int, ...]) -> bool:
     """Whether a whole uint8 array of this shape is there; a damaged one is made again."""
     try:
-        found = _load_array(path)
+        found = open_array(path)
     except DataError:
         return False
     return found.shape == shape and found.dtype == np.uint8
@@ -228,10 +235,11 @@ class _ImageTask:
 
 def _corrupt_file(task: _ImageTask) -> int:
     """Write what is missing of one image; returns how many versions of it are there now."""
-    targets = {severity: task.out / task.corruption / str(severity) / task.name for severity in task.severities}
+    place, name = task.out / task.corruption, output_name(task.name)
+    targets = {severity: place / str(severity) / name for severity in task.severities}
     missing = {severity: path for severity, path in targets.items() if not path.exists()}
     if missing:
-        image = read_image(task.root / task.name, size=task.size)[None]
+        image = cut_image(read_image(task.root / task.name), task.size)[None]
         table = choose_table(task.table, height=image.shape[1], width=image.shape[2])
     for severity, path in missing.items():
         (batch,) = cut_batches(image, task.corruption, severity, seed=task.seed, table=table, first_index=task.index)
@@ -239,21 +247,16 @@ def _corrupt_file(task: _ImageTask) -> int:
     return len(targets)
 
 
-def read_image(path: Path, *, size: int | None) -> NDArray[np.uint8]:
-    """An image as uint8 (h, w, 3), cut to size x size where a size is given."""
-    try:
-        with Image.open(path) as file:
-            image = file.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}; repair or remove it") from error
-    if size is not None:
-        short = round(size * _SHORT_SIDE)
-        width, height = image.size
-        wanted = (short, short * height // width) if width <= height else (short * width // height, short)
-        image = image.resize(wanted, Image.Resampling.BILINEAR)
-        left, top = round((image.width - size) / 2), round((image.height - size) / 2)
-        image = image.crop((left, top, left + size, top + size))
-    return np.asarray(image)
+def cut_image(image: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
+    """The middle of an image (h, w, 3), scaled as ImageNet-C was and cut to size x size; without a size, all of it."""
+    if size is None:
+        return image
+    height, width = image.shape[:2]
+    short = round(size * _SHORT_SIDE)
+    wanted = (short, short * height // width) if width <= height else (short * width // height, short)
+    scaled = Image.fromarray(image).resize(wanted, Image.Resampling.BILINEAR)
+    left, top = round((scaled.width - size) / 2), round((scaled.height - size) / 2)
+    return np.asarray(scaled.crop((left, top, left + size, top + size)))
 
 
 def encode_image(image: NDArray[np.uint8], suffix: str) -> bytes:

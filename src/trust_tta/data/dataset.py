@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from trust_tta.data.files import hash_listing, hash_pixels, hash_texts
+from trust_tta.data.images import read_image
 from trust_tta.errors import DataError
 
 
@@ -153,14 +152,3 @@ def join_datasets(datasets: Sequence[Dataset], *, domain: str) -> Dataset:
         severity=first.severity if len(severities) == 1 else None,
         class_mask=first.class_mask,
     )
-
-
-def read_image(path: Path | str) -> NDArray[np.uint8]:
-    """Decode one image file to RGB, uint8 (h, w, 3)."""
-    try:
-        with Image.open(path) as image:
-            return np.array(image.convert("RGB"), dtype=np.uint8)
-    except Exception as error:  # decoders raise whatever they stumble over
-        raise DataError(
-            f"the image {os.fspath(path)} cannot be read: {error}; replace it or run `trust-tta data check`"
-        ) from error

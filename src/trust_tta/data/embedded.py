@@ -32,11 +32,6 @@ def load_sample() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return images, labels
 
 
-def first_of_each_class(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The indices of the first `count` images of each class, ascending."""
-    return np.sort(np.concatenate([np.flatnonzero(labels == label)[:count] for label in np.unique(labels)]))
-
-
 def write_sheets(
     images: NDArray[np.uint8],
     labels: NDArray[np.int64],

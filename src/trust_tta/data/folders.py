@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,8 @@ from numpy.typing import NDArray
 
 from trust_tta.data.dataset import Dataset, FileImages
 from trust_tta.data.imagenet import rendition_mask
-from trust_tta.data.locate import class_label, is_image, subfolders
+from trust_tta.data.images import list_images
+from trust_tta.data.locate import class_label, subfolders
 from trust_tta.data.specs import DatasetSpec
 from trust_tta.errors import DataError
 
@@ -52,12 +52,6 @@ def class_map(spec: DatasetSpec, folder: Path) -> tuple[dict[str, int], tuple[st
     if unknown := [name for name, label in labels.items() if label is None]:
         raise DataError(f"{folder / unknown[0]} is no class of {spec.name}; allowed are {_allowed(spec)}")
     return {name: label for name, label in labels.items() if label is not None}, spec.class_names
-
-
-def list_images(folder: Path) -> list[str]:
-    """The image files of a class folder, by name."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if is_image(entry.name))
 
 
 def spread(count: int, limit: int | None) -> NDArray[np.int64]:

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from trust_tta.data.dataset import ArrayImages, Dataset
-from trust_tta.data.transforms import Preprocessing, preprocess
+from trust_tta.data.transforms import preprocess
 from trust_tta.errors import DataError
+from trust_tta.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True, eq=False)

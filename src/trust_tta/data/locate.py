@@ -7,10 +7,10 @@ from pathlib import Path
 
 from trust_tta.data.cifar_files import TEST_BATCH, TRAIN_BATCHES
 from trust_tta.data.imagenet import imagenet_classes, label_of_wnid
+from trust_tta.data.images import is_image
 from trust_tta.data.specs import DATASETS, DatasetSpec, DomainSpec, fold_name
 from trust_tta.errors import DataError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".gif")
 CIFAR_ARRAYS = ("test_images.npy", "train_images.npy")
 OFFICIAL_PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "cifar10": {"train": TRAIN_BATCHES, "test": (TEST_BATCH,)},
@@ -73,15 +73,22 @@ def locate(spec: DatasetSpec, root: Path) -> Path:
 
 def domain_folder(spec: DatasetSpec, folder: Path, part: DomainSpec) -> Path | None:
     """Where in the data set's folder the domain's class folders (or severities) lie."""
-    names = {fold_name(name) for name in (part.name, *part.folders)}
+    names = _names(part)
     children = subfolders(folder)
     if spec.layout == "folder-c":
         children += [inner for child in children if child.name.lower() in _GROUPS for inner in subfolders(child)]
     for child in children:
         if fold_name(child.name) in names:
             return child
-    direct = spec.layout == "domains" and spec.class_folders != "named" and part == spec.parts[0]
-    return folder if direct and _has_classes(spec, folder) else None
+    if spec.layout != "domains" or spec.class_folders == "named" or not _has_classes(spec, folder):
+        return None
+    # The folder is a domain itself: the one of its name, or the first.
+    named = [other for other in spec.parts if fold_name(folder.name) in _names(other)]
+    return folder if part == (named or spec.parts)[0] else None
+
+
+def _names(part: DomainSpec) -> set[str]:
+    return {fold_name(name) for name in (part.name, *part.folders)}
 
 
 def generic_domains(folder: Path) -> dict[str, Path]:
@@ -99,10 +106,6 @@ def has_images(folder: Path) -> bool:
             return any(is_image(entry.name) for entry in entries)
     except OSError:
         return False
-
-
-def is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
 def _descend(spec: DatasetSpec, folder: Path) -> Path | None:

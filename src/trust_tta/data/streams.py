@@ -7,18 +7,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.dataset import Dataset, join_datasets
 from trust_tta.data.loading import Batches
-from trust_tta.data.reading import available_domains, open_dataset
-from trust_tta.data.settings import GRADUAL_SEVERITIES, Setting, parse_setting
-from trust_tta.data.specs import find_spec
-from trust_tta.data.transforms import Preprocessing
+from trust_tta.data.settings import Setting, parse_setting
 from trust_tta.errors import ConfigError
+from trust_tta.preprocessing import Preprocessing
 
 MIXED = "mixed"
 _MOST_SLOTS = 100
@@ -68,28 +65,6 @@ class Domain:
     @property
     def dataset(self) -> Dataset:
         return self.batches.dataset
-
-
-def open_stream(
-    name: str,
-    root: Path | str,
-    config: StreamConfig,
-    *,
-    domains: Sequence[str] | None = None,
-    severity: int = 5,
-    preprocessing: Preprocessing | None = None,
-    workers: int | None = None,
-) -> Iterator[Domain]:
-    """The stream of the data set `name` under `root`: `domains` in this order, or all targets that are on disk."""
-    spec = find_spec(name)
-    if config.parsed.gradual and not spec.has_severities:
-        raise ConfigError(f"{spec.name} has no severities, so it has no gradual stream; choose another setting")
-    chosen = tuple(domains) if domains is not None else available_domains(name, root)
-    if not chosen:
-        raise ConfigError(f"no domain of {spec.name} to stream; choose from {', '.join(spec.domains)}")
-    severities = GRADUAL_SEVERITIES if config.parsed.gradual else (severity,)
-    datasets = (open_dataset(name, root, domain=domain, severity=level) for domain in chosen for level in severities)
-    return stream_datasets(datasets, config, preprocessing=preprocessing, workers=workers)
 
 
 def stream_datasets(

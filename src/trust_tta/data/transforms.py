@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -12,40 +11,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trust_tta.errors import ConfigError, DataError
+from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+# For those who look for them beside the functions that take them.
+from trust_tta.preprocessing import IMAGENET_MEAN as IMAGENET_MEAN
+from trust_tta.preprocessing import IMAGENET_STD as IMAGENET_STD
+from trust_tta.preprocessing import Preprocessing as Preprocessing
 
 _FILTERS = MappingProxyType({"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR})
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How an image becomes (3, size, size).
-
-    With `crop`: the short side is scaled to `resize` (None: not at all) and the middle is cut out.
-    Without: the whole image is squashed to size x size, whatever its shape.
-    """
-
-    size: int = 224
-    resize: int | None = 256
-    crop: bool = True
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    interpolation: str = "bicubic"
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"size is {self.size}; it must be a positive number of pixels")
-        if self.crop and self.resize is not None and self.resize < self.size:
-            raise ConfigError(f"resize is {self.resize}; it must be at least the size {self.size} that is cropped")
-        if not self.crop and self.resize not in (None, self.size):
-            raise ConfigError(f"resize is {self.resize}; without a crop it must be the size {self.size}, or None")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ConfigError(f"mean {self.mean} and std {self.std} must be three numbers each, std above zero")
-        if self.interpolation not in _FILTERS:
-            raise ConfigError(f"interpolation is {self.interpolation!r}; choose one of {', '.join(_FILTERS)}")
-
 
 PRESETS = MappingProxyType(
     {
@@ -53,7 +26,7 @@ PRESETS = MappingProxyType(
         "squash224": Preprocessing(resize=None, crop=False),  # as TRUST ran everything but CIFAR
         "imagenet-c": Preprocessing(resize=None),  # its images are 224 pixels already
         "cifar224": Preprocessing(resize=None, crop=False),
-        "cifar32": Preprocessing(size=32, resize=None, mean=CIFAR_MEAN, std=CIFAR_STD),
+        "cifar32": Preprocessing(size=32, resize=None, mean=CIFAR10_MEAN, std=CIFAR10_STD),
         "pacs96": Preprocessing(size=96, resize=None, crop=False),
     }
 )

@@ -12,20 +12,7 @@ from pathlib import Path
 
 from trust_tta.atomic import replacing
 from trust_tta.errors import CheckpointError
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How an image becomes the network's input: short side to `resize` (None: as it is), centre crop to `size`."""
-
-    size: int = 224
-    resize: int | None = 256
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    interpolation: str = "bicubic"
+from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, Preprocessing
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,7 @@ _NANO = Pretrained(
     address=None,
     accuracy=94.09,
     num_classes=10,
-    preprocessing=Preprocessing(size=32, resize=None, mean=CIFAR10_MEAN, std=CIFAR10_STD),
+    preprocessing=Preprocessing(size=32, resize=None, crop=False, mean=CIFAR10_MEAN, std=CIFAR10_STD),
     licence="Apache-2.0",
 )
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
 from trust_tta.data.reading import available_domains, open_dataset
 from trust_tta.data.specs import DatasetSpec, find_domain, find_spec
-from trust_tta.data.transforms import Preprocessing, fit_image
+from trust_tta.data.transforms import fit_image
 from trust_tta.errors import ConfigError, DataError
+from trust_tta.preprocessing import Preprocessing
 
 Advance: TypeAlias = Callable[[int], None]
 TRAINABLE = ("cifar10", "cifar100", "pacs", "folder")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from torch import nn
 
 from trust_tta.atomic import replacing
 from trust_tta.errors import CheckpointError
-from trust_tta.training.recipe import TrainRecipe
 
 
 def export_model(
@@ -37,29 +34,3 @@ def export_model(
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
         temporary.write_bytes(save(state, metadata={"format": "pt", **metadata}))
-
-
-def make_metadata(
-    *,
-    variant: str,
-    num_classes: int,
-    size: int,
-    recipe: TrainRecipe,
-    accuracy: float,
-    data: str,
-    data_sha256: str,
-) -> dict[str, str]:
-    """The description of a network trained by `recipe`: what it is, how to feed it, where it comes from.
-
-    `accuracy` is the share of clean test images put in their class; nested values are JSON.
-    """
-    preprocessing = {"size": size, "mean": recipe.mean, "std": recipe.std}
-    return {
-        "variant": variant,
-        "num_classes": str(num_classes),
-        "preprocessing": json.dumps(preprocessing),
-        "recipe": json.dumps(asdict(recipe)),
-        "accuracy": f"{accuracy:.4f}",
-        "data": data,
-        "data_sha256": data_sha256,
-    }

@@ -121,35 +121,6 @@ def train(
     return TrainResult(run.average.eval(), tuple(run.history), first)
 
 
-def measure_epoch(
-    model: VMamba,
-    images: NDArray[np.uint8],
-    labels: NDArray[Any],
-    recipe: TrainRecipe,
-    *,
-    device: str | torch.device = "cpu",
-    steps: int = 20,
-) -> float:
-    """Seconds that the steps of one epoch take, from `steps` timed ones on a copy of the network."""
-    target = torch.device(device)
-    data = _load(images, labels, recipe, model.config.num_classes, target)
-    run = _start(copy.deepcopy(model).train(), recipe, target)
-    chosen = torch.arange(data.batch_size(recipe), device=target)
-    with _own_randomness(target):
-        generator = _seed_epoch(recipe.seed, 0, target)
-
-        def seconds_of(count: int) -> float:
-            begun = time.perf_counter()
-            for i in range(count):
-                inputs, targets = _sample(data, chosen, recipe, generator, plain=False)
-                loss = _step(run, inputs, targets, recipe, i)
-            float(loss)  # waits for the device
-            return time.perf_counter() - begun
-
-        seconds_of(steps)  # compiles kernels and fills caches
-        return seconds_of(steps) / steps * data.steps(recipe)
-
-
 def set_drop_path(model: nn.Module, rate: float) -> None:
     """Give the blocks rates of stochastic depth from 0 to `rate`, linear in their depth."""
     layers = [m for m in model.modules() if isinstance(m, StochasticDepth)]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from trust_tta.atomic import replacing
-from trust_tta.data.transforms import Preprocessing
 from trust_tta.models.checkpoint import checkpoint_digest
 from trust_tta.models.vmamba import VMamba
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.card import model_card
 from trust_tta.training.data import TrainingData
 from trust_tta.training.export import export_model
@@ -34,14 +34,12 @@ class Origin:
 
     def metadata(self, accuracy: float) -> dict[str, str]:
         """The description inside the file of weights; `bench` reads variant, classes and preprocessing from it."""
-        own = self.preprocessing
-        stated = {"size": own.size, "resize": own.resize, "mean": own.mean, "std": own.std}
         return {
             "variant": self.variant,
             "overrides": json.dumps(dict(self.overrides)),
             "num_classes": str(len(self.data.dataset.class_names)),
             "classes": json.dumps(self.data.dataset.class_names),
-            "preprocessing": json.dumps({**stated, "interpolation": own.interpolation}),
+            "preprocessing": self.preprocessing.to_json(),
             "recipe": json.dumps(dict(self.recipe)),
             "accuracy": f"{accuracy:.4f}",
             "data": self.data.description,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from trust_tta.errors import ConfigError
-from trust_tta.models.pretrained import CIFAR10_MEAN, CIFAR10_STD
+from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD
 
 PRECISIONS = ("float32", "bf16")
 
