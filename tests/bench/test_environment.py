@@ -1,4 +1,4 @@
-"""The commit that is recorded with results."""
+"""The device of a run, and the commit that is recorded with results."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
-from trust_tta.bench.environment import find_commit, now
-
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+from trust_tta.bench.environment import choose_device, find_commit, now
+from trust_tta.errors import ConfigError
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -20,6 +20,7 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_only_a_repository_that_tracks_the_package_counts(tmp_path: Path) -> None:
     git(tmp_path, "init")
     package = tmp_path / "package"
@@ -36,3 +37,17 @@ def test_only_a_repository_that_tracks_the_package_counts(tmp_path: Path) -> Non
 
 def test_times_are_in_utc() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", now())
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu:0", "meta"])
+def test_only_a_cpu_and_cuda_will_do(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"device '{name}' cannot run the scan; give auto, cpu, cuda or cuda:1"):
+        choose_device(name)
+
+
+def test_a_gpu_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [choose_device(name).index for name in ("cuda", "cuda:0", "cuda:1")] == [None, 0, 1]
+    with pytest.raises(ConfigError, match="device 'cuda:2' is not there; give one up to cuda:1"):
+        choose_device("cuda:2")

@@ -27,7 +27,9 @@ def test_the_demo_ends_with_a_table_a_page_and_a_verdict(tmp_path: Path, capsys:
         }
 
 
-@pytest.mark.parametrize("arguments", [["--images", "1"], ["--images", "2001"], ["--seeds", "0"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--images", "0"], ["--images", "1"], ["--images", "2001"], ["--seeds", "0"]], ids=" ".join
+)
 def test_impossible_amounts_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main(["demo", *arguments]) == 2
     assert "give 1 or more seeds and 2 to 2000 images" in capsys.readouterr().err

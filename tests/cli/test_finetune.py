@@ -62,6 +62,20 @@ def test_a_new_classifier_on_the_shipped_backbone(
     assert "Only the classifier was trained" in (out / "card.md").read_text()
 
 
+def test_a_backbone_that_differs_from_its_variant(folder: Path, tmp_path: Path) -> None:
+    """The file that `train --set` wrote says how, and so does the new one."""
+    where = ["--data", "folder", "--root", str(folder), "--device", "cpu", "--epochs", "1"]
+    changes = ["--set", "depths=[1,1]", "--set", "dims=[8,16]", "--size", "16"]
+    assert main(["train", *where, *changes, "--out", str(tmp_path / "one")]) == 0
+    old, new = (tmp_path / name / "model.safetensors" for name in ("one", "two"))
+    assert main(["finetune", *where, "--checkpoint", str(old), "--out", str(tmp_path / "two")]) == 0
+    overrides = [find_checkpoint(ModelConfig(checkpoint=str(file)), domain="all").overrides for file in (old, new)]
+    assert overrides == [{"depths": (1, 1), "dims": (8, 16)}] * 2
+    before, after = read_checkpoint(old), read_checkpoint(new)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before if "classifier.head" not in name)
+
+
 def test_the_papers_settings_are_the_defaults(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["--checkpoint", NANO, "--data", "folder", "--root", str(folder), "--out", str(out), "--device", "cpu"]

@@ -41,6 +41,7 @@ CODES: list[tuple[BaseException | None, int, str]] = [
     (errors.StateError("other state"), 1, "other state"),
     (KeyboardInterrupt(), 130, "interrupted"),
     (PermissionError(13, "Permission denied", "out.npy"), 1, "'out.npy': Permission denied"),
+    (OSError(28, "No space left on device"), 1, "No space left on device"),
 ]
 
 
@@ -95,6 +96,7 @@ def test_every_command_has_help_with_examples(name: str, capsys: pytest.CaptureF
     assert leaving.value.code == 0
     text = capsys.readouterr().out
     assert f"trust-tta {name}" in text.split("examples:")[1]
+    assert ".db" not in text  # stores end in .sqlite
     assert "\n" not in frame.load_command(name).HELP
 
 
@@ -109,14 +111,51 @@ def test_the_module_is_the_command() -> None:
     assert (result.returncode, result.stdout.strip()) == (0, f"trust-tta {__version__}")
 
 
+def plain_environment() -> dict[str, str]:
+    """One in which output is buffered, as it is by default, and kernels are not interpreted, which is slow."""
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONUNBUFFERED", "TRITON_INTERPRET")}
+
+
 @pytest.mark.skipif(os.name != "posix", reason="pipes close differently elsewhere")
-def test_a_reader_that_goes_away_is_no_traceback() -> None:
-    code = "import sys; from trust_tta.cli.main import main; sys.exit(main(['doctor']))"
-    quick = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=quick)
+@pytest.mark.parametrize("argument", ["doctor", "--help"])
+def test_a_reader_that_goes_away_is_no_traceback(argument: str) -> None:
+    command = [sys.executable, "-m", "trust_tta", argument]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=plain_environment())
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
     with process.stderr as stream:
         assert stream.read() == b""
     assert process.wait() == 1
+
+
+def run_on_full_device(*command: str) -> tuple[int, str]:
+    """The exit code and what was said, of Python with these arguments and no room for its output."""
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, *command], stdout=full, stderr=subprocess.PIPE, text=True, env=plain_environment()
+        )
+    return result.returncode, result.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["data", "list"], ["--help"]], ids=" ".join)
+def test_output_that_does_not_fit_is_one_line(arguments: list[str]) -> None:
+    assert run_on_full_device("-m", "trust_tta", *arguments) == (1, "trust-tta: No space left on device\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_mistake_is_told_even_where_output_does_not_fit() -> None:
+    code = """
+import sys
+from trust_tta.cli import data, main
+from trust_tta.errors import DataError
+
+def run(arguments):
+    print("some output")
+    raise DataError("no data")
+
+data.run = run
+sys.exit(main.main(["data", "list"]))
+"""
+    assert run_on_full_device("-c", code) == (2, "trust-tta: no data\n")

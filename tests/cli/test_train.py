@@ -172,6 +172,8 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--data", "pacs", "--target", "clipart"], "no domain 'clipart'"),
         (["--data", "pacs", "--share", "1.5"], "share held out is 1.5"),
         (["--data", "pacs", "--size", "4"], "at least 8 pixels"),
+        (["--data", "pacs", "--size", "0"], "--size is 0"),
+        (["--data", "pacs", "--set", "drop_path=0.3"], "give drop_path in the file of --recipe"),
         (["--data", "pacs", "--recipe", "missing.toml"], "'missing.toml' cannot be read"),
         (["--data", "pacs", "--model", "vmamba_giant"], "'vmamba_giant' is unknown"),
     ],
@@ -180,6 +182,14 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_misuse(pacs: Path, tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--root", str(pacs), "--out", str(tmp_path / "out"), *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "finetune --checkpoint vmamba_nano_cifar10"], ids=["train", "finetune"])
+def test_the_number_of_classes_is_that_of_the_data(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main([*command.split(), "--data", "pacs", "--out", "out", "--set", "num_classes=10"])
+    assert leaving.value.code == 2
+    assert "num_classes is the number of classes of the data; leave it out" in capsys.readouterr().err
 
 
 def test_what_is_held_out_depends_on_the_seed_alone(pacs: Path) -> None:

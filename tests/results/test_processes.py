@@ -109,12 +109,13 @@ def test_the_cell_of_a_killed_claimant_is_free_at_once(tmp_path: Path) -> None:
 
 
 @linux_only
-def test_only_what_is_surely_dead_is_dead() -> None:
+def test_whether_a_claimant_lives_is_told_only_where_it_is_known() -> None:
     me = Claimant.current()
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    assert not me.is_dead()
-    assert replace(me, pid=ended.pid).is_dead()
-    assert replace(me, born="1").is_dead()
-    assert not replace(me, pid=ended.pid, place="another boot").is_dead()
-    assert not replace(me, pid=ended.pid, place=None).is_dead()
+    assert me.lives() is True
+    assert replace(me, pid=ended.pid).lives() is False
+    assert replace(me, born="1").lives() is False
+    assert replace(me, born=None).lives() is None
+    assert replace(me, pid=ended.pid, place="another boot").lives() is None
+    assert replace(me, pid=ended.pid, place=None).lives() is None

@@ -97,9 +97,15 @@ def test_a_second_store_cannot_take_a_living_claim(path: Path) -> None:
         assert two.claim(KEY)
 
 
+def move_claims_elsewhere(path: Path) -> None:
+    """As if the claims were those of a process of another machine, which cannot be seen from here."""
+    execute(path, "UPDATE cells SET claimant = json_set(claimant, '$.data.place', 'another boot')")
+
+
 def test_a_late_claim_is_taken_over_unless_renewed(path: Path) -> None:
     with ResultStore(path) as one, ResultStore(path) as two:
         assert one.claim(KEY)
+        move_claims_elsewhere(path)
         execute(path, "UPDATE cells SET expires = 0")
         one.heartbeat()
         assert not two.claim(KEY)
@@ -107,10 +113,20 @@ def test_a_late_claim_is_taken_over_unless_renewed(path: Path) -> None:
         assert two.claim(KEY)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a claimant lives")
+def test_a_late_claim_of_a_process_that_lives_here_stays(path: Path) -> None:
+    with ResultStore(path, lease=-1.0) as slow, ResultStore(path) as other:
+        assert slow.claim(KEY)
+        assert not other.claim(KEY)
+        slow.close()
+        assert other.claim(KEY)
+
+
 @pytest.mark.parametrize("late_first", [False, True], ids=["new-holder-first", "late-holder-first"])
 def test_whoever_finishes_first_is_recorded(path: Path, late_first: bool) -> None:
     with ResultStore(path, lease=-1.0) as late, ResultStore(path) as new:
         assert late.claim(KEY)
+        move_claims_elsewhere(path)
         assert new.claim(KEY)
         first, second = (late, new) if late_first else (new, late)
         assert first.finish(KEY, replace(RESULT, accuracy=0.25), FACTS)
@@ -244,6 +260,13 @@ def test_what_is_no_readable_store_is_refused_untouched(
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["results.db"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is a folder in which nobody can make a file")
+def test_a_store_that_cannot_be_made_is_one_line() -> None:
+    with pytest.raises(StateError, match="cannot be used now .*; check that its folder is writable") as caught:
+        ResultStore("/proc/x.sqlite")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

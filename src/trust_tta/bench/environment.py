@@ -18,15 +18,19 @@ from trust_tta.results.record import Facts
 
 
 def choose_device(name: str) -> torch.device:
-    """The device by name; "auto" takes a GPU where there is one."""
+    """The device by name, a CPU or a CUDA GPU; "auto" takes a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device {name!r} does not exist; give auto, cpu, cuda or cuda:1") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} cannot run the scan; give auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} needs a GPU and none is usable here; give auto or cpu")
+    if device.type == "cuda" and device.index is not None and device.index >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"device {name!r} is not there; give one up to cuda:{count - 1}")
     return device
 
 

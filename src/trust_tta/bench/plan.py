@@ -15,6 +15,7 @@ from trust_tta.data.transforms import Preprocessing
 from trust_tta.results.record import CellKey
 
 SOURCE_STATISTICS = "source_statistics"
+MEASURES = ("clean_after", "keep_samples", "confusion")  # ask more of a cell, and are no part of its key
 CLEAN_IMAGES = 256  # from which a method learns what clean images look like
 
 
@@ -28,6 +29,7 @@ class Chain:
     places: tuple[int, ...]  # of the domains in the stream
     keys: tuple[CellKey, ...]
     batches: tuple[int, ...]  # of each cell
+    measures: dict[str, int]  # how much of each of MEASURES is wanted
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +128,8 @@ def _chain(
         )
         for domain, fingerprint in zip(cells, fingerprints, strict=True)
     )
-    return Chain(method, batch_size, seed, places, keys, tuple(len(domain.batches) for domain in cells))
+    measures = {name: int(getattr(config, name)) for name in MEASURES}
+    return Chain(method, batch_size, seed, places, keys, tuple(len(domain.batches) for domain in cells), measures)
 
 
 def key_options(method: MethodConfig) -> dict[str, object]:

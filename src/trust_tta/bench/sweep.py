@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,7 @@ from trust_tta.bench.plan import CLEAN_IMAGES, SOURCE_STATISTICS, Chain, Plan, m
 from trust_tta.bench.runner import Conditions, run_stream
 from trust_tta.bench.sources import DataSource, prepare
 from trust_tta.data.streams import Domain
-from trust_tta.errors import TrustError
+from trust_tta.errors import ConfigError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method, method_options
 from trust_tta.methods.tokens import gather_source_statistics
@@ -25,6 +26,7 @@ from trust_tta.models.vmamba import VMamba
 from trust_tta.results.record import CellKey, CellResult, Facts
 from trust_tta.results.store import ResultStore
 
+WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch
 POLL_SECONDS = 1.0  # between looks at cells that another process holds
 
 
@@ -78,10 +80,29 @@ def retry_failed(plan: Plan, store: ResultStore) -> None:
     store.retry_failed(lambda key: key.digest in digests)
 
 
-def unsettled(chains: Iterable[Chain], store: ResultStore) -> list[Chain]:
+def unsettled(chains: Sequence[Chain], store: ResultStore) -> list[Chain]:
     """Those of the chains that are neither finished nor cut short by a failure."""
+    _refuse_lacking(chains, store)
     done, failed = _ended(store)
     return [chain for chain in chains if not _is_settled(chain, done, failed)]
+
+
+def _refuse_lacking(chains: Sequence[Chain], store: ResultStore) -> None:
+    """A finished cell is not run again, so one that was run without a measure that is wanted now never gets it."""
+    wanted = {key.digest: chain.measures for chain in chains if any(chain.measures.values()) for key in chain.keys}
+    if not wanted:
+        return
+    cells, lacking = 0, set[str]()
+    for cell in store.results(lambda key: key.digest in wanted, course=False):
+        had = json.loads(cell.facts.config)
+        missing = {name for name, amount in wanted[cell.key.digest].items() if amount > had.get(name, 0)}
+        cells += bool(missing)
+        lacking |= missing
+    if lacking:
+        raise ConfigError(
+            f"of the cells in '{store.path}', {cells} finished without this {' or '.join(sorted(lacking))}, "
+            "and no finished cell is run again; give another store, or leave it out"
+        )
 
 
 def standing(plan: Plan, store: ResultStore) -> Outcome:
@@ -201,7 +222,7 @@ class Bench:
         checkpoint = self.plan.checkpoints[first.dataset.domain]
         if self._network is None or self._network[0] != checkpoint.digest:
             model = load_network(checkpoint, dataset=first.dataset, device=self.device)
-            warm_up(model, first.batches.load(0).images.to(self.device))
+            warm_up(model, first.batches.load(0).images[:WARM_UP_IMAGES].to(self.device), dtype=self.config.dtype)
             self._network = checkpoint.digest, model
         return self._network[1]
 
@@ -210,11 +231,16 @@ class Bench:
         self.observer.advance(batches)
 
 
-def warm_up(model: VMamba, images: Tensor) -> None:
-    """One pass forward and backward over images (n, c, h, w) that changes nothing."""
-    with torch.enable_grad():
-        loss = model(images).square().sum()
+def warm_up(model: VMamba, images: Tensor, *, dtype: str) -> None:
+    """One pass forward and backward over images (n, c, h, w) that changes nothing, in so far as it succeeds."""
+    try:
+        with torch.enable_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=dtype == "bf16"):
+            loss = model(images).square().sum()
         torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+    except TrustError:  # the user's mistake
+        raise
+    except Exception:  # a cell that meets the same says so itself
+        return
 
 
 def _ended(store: ResultStore) -> tuple[set[str], set[str]]:

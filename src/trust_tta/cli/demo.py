@@ -33,7 +33,7 @@ def run(arguments: Namespace) -> None:
     from trust_tta.cli.printing import verdict
     from trust_tta.report.page import write_page
 
-    out, images = Path(arguments.out), arguments.images or IMAGES
+    out, images = Path(arguments.out), IMAGES if arguments.images is None else arguments.images
     if arguments.seeds < 1 or not 2 <= images <= 2000:
         raise ConfigError(f"--seeds {arguments.seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
     config = demo_config(out, seeds=arguments.seeds, images=images)

@@ -59,7 +59,9 @@ def run(arguments: Namespace) -> None:
     begun = time.perf_counter()
     device = choose_device(arguments.device)
     given = find_preset(arguments.preprocessing) if arguments.preprocessing else None
-    config = ModelConfig(checkpoint=arguments.checkpoint, name=arguments.model, preprocessing=given)
+    config = ModelConfig(
+        checkpoint=arguments.checkpoint, name=arguments.model, overrides=dict(arguments.set), preprocessing=given
+    )
     checkpoint = find_checkpoint(config, domain=arguments.target or "all")
     data = open_training_data(
         arguments.data, arguments.root, target=arguments.target, share=arguments.share, seed=arguments.seed
@@ -68,7 +70,7 @@ def run(arguments: Namespace) -> None:
     chosen, held_out = (Pictures(data.dataset, indices) for indices in (data.chosen, data.held_out))
     print(f"{len(chosen)} images of {data.description} to train on, {len(held_out)} {data.measured_on} images")
     torch.manual_seed(arguments.seed)
-    model = load_backbone(arguments, checkpoint, classes=len(data.dataset.class_names))
+    model = load_backbone(checkpoint, classes=len(data.dataset.class_names))
     result = train_head(arguments, model, chosen, fit, device)
     accuracies = {
         "classifier on its training images": result.accuracy,
@@ -77,14 +79,19 @@ def run(arguments: Namespace) -> None:
     finish(arguments, model, checkpoint, data, fit, result, accuracies, device, time.perf_counter() - begun)
 
 
-def load_backbone(arguments: Namespace, checkpoint: Checkpoint, *, classes: int) -> VMamba:
+def load_backbone(checkpoint: Checkpoint, *, classes: int) -> VMamba:
     """The network of the checkpoint with a classifier of its own for so many classes."""
     from trust_tta.models.checkpoint import load_checkpoint
     from trust_tta.models.factory import create_model
 
-    model = create_model(checkpoint.variant, num_classes=classes, **dict(arguments.set))
+    model = create_model(checkpoint.variant, num_classes=classes, **changes(checkpoint))
     load_checkpoint(model, checkpoint.file, head=False)
     return model
+
+
+def changes(checkpoint: Checkpoint) -> dict[str, Any]:
+    """In what the backbone differs from its variant, by the file and by --set; its classes are those of the data."""
+    return {name: value for name, value in checkpoint.overrides.items() if name != "num_classes"}
 
 
 def train_head(
@@ -148,7 +155,7 @@ def finish(
     names = ("epochs", "lr", "batch_size", "seed")
     origin = Origin(
         variant=checkpoint.variant,
-        overrides=dict(arguments.set),
+        overrides=changes(checkpoint),
         data=data,
         hashes={f"{data.description} and what is held out": data.dataset.fingerprint},
         preprocessing=fit,

@@ -42,6 +42,10 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # help that cannot be written fails like any other output
+        super().exit(status, message)
+
 
 def load_command(name: str) -> Command:
     return cast(Command, importlib.import_module(f"trust_tta.cli.{name}"))
@@ -72,28 +76,36 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; argparse itself leaves with 0 or 2."""
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = build_parser().parse_args(argv)
         load_command(arguments.command).run(arguments)
         sys.stdout.flush()
     except TrustError as error:
         return _fail(str(error), 2 if isinstance(error, MISUSES) else 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:
-        # The reader went away (as with `| head`); what is left in the buffer must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader went away, as with `| head`
+        _give_up_output()
         return 1
     except OSError as error:
-        if error.filename is None:
+        if error.errno is None:  # not of the system: a defect
             raise
-        return _fail(f"'{error.filename}': {error.strerror}", 1)
+        return _fail(f"'{error.filename}': {error.strerror}" if error.filename else str(error.strerror), 1)
     return 0
 
 
 def _fail(message: str, code: int) -> int:
+    _give_up_output()
     print("trust-tta:", " ".join(message.split()), file=sys.stderr)
     return code
+
+
+def _give_up_output() -> None:
+    """Write what is left of the output; what cannot be written must not raise again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

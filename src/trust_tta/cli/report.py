@@ -7,11 +7,11 @@ from pathlib import Path
 
 HELP = "tables, figures and one self-contained HTML page from a results store"
 EXAMPLES = """\
-  trust-tta report runs/demo.db                         write runs/demo.html and print the tables
-  trust-tta report runs/demo.db --out page.html --title "My network on CIFAR-10-C"
-  trust-tta report runs/demo.db --figures figures/      also PDF and SVG figures for a paper
-  trust-tta report runs/demo.db --tables tables/        also each table as CSV, Markdown and LaTeX
-  trust-tta report runs/demo.db --analyses rank.json    also what `trust-tta rank --json` found"""
+  trust-tta report runs/demo.sqlite                       write runs/demo.html and print the tables
+  trust-tta report runs/demo.sqlite --out page.html --title "My network on CIFAR-10-C"
+  trust-tta report runs/demo.sqlite --figures figures/    also PDF and SVG figures for a paper
+  trust-tta report runs/demo.sqlite --tables tables/      also each table as CSV, Markdown and LaTeX
+  trust-tta report runs/demo.sqlite --analyses rank.json  also what `trust-tta rank --json` found"""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

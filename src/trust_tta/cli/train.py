@@ -64,6 +64,8 @@ def setting(text: str) -> tuple[str, Any]:
     name, equals, written = text.partition("=")
     if not (name and equals and written):
         raise ArgumentTypeError(f"{text!r} is not NAME=VALUE; give it as depths=[1,1]")
+    if name == "num_classes":
+        raise ArgumentTypeError("num_classes is the number of classes of the data; leave it out")
     try:
         return name, tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:
@@ -114,10 +116,11 @@ def run(arguments: Namespace) -> None:
 
 
 def picture_size(arguments: Namespace) -> int:
-    size = arguments.size or (32 if arguments.data.lower().startswith("cifar") else 96)
-    if size < 8:
-        raise ConfigError(f"--size is {size}; it must be at least 8 pixels")
-    return int(size)
+    if arguments.size is None:
+        return 32 if arguments.data.lower().startswith("cifar") else 96
+    if arguments.size < 8:
+        raise ConfigError(f"--size is {arguments.size}; it must be at least 8 pixels")
+    return int(arguments.size)
 
 
 def read_recipe(arguments: Namespace) -> TrainRecipe:
@@ -157,11 +160,14 @@ def network_mistakes(arguments: Namespace) -> list[str]:
 
     if arguments.model not in VARIANTS:
         return [f"--model {arguments.model!r} is unknown; the models are {', '.join(list_models())}"]
+    changes, mistakes = dict(arguments.set), []
+    if "drop_path" in changes:
+        mistakes.append("--set drop_path does not hold in training; give drop_path in the file of --recipe")
     try:
-        VARIANTS[arguments.model].override(dict(arguments.set))
+        VARIANTS[arguments.model].override(changes)
     except ConfigError as error:
-        return [str(error)]
-    return []
+        mistakes.append(str(error))
+    return mistakes
 
 
 def read_toml(path: str) -> dict[str, Any]:

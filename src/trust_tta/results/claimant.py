@@ -1,4 +1,4 @@
-"""Who holds a cell, and whether that process is surely dead."""
+"""Who holds a cell, and whether that process lives."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ class Claimant:
         state = _process_state(pid)
         return cls(token=uuid.uuid4().hex, pid=pid, born=state[1] if state else None, place=_place())
 
-    def is_dead(self) -> bool:
-        """True only when this machine can tell that the process is gone."""
+    def lives(self) -> bool | None:
+        """Whether the process is still there; None where this machine cannot tell."""
         if self.place is None or self.place != _place():
-            return False
+            return None
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
-            return True
+            return False
         except PermissionError:
             pass
         state = _process_state(self.pid)
-        return state is not None and (state[0] in "ZX" or state[1] != self.born)
+        if state is None or self.born is None:
+            return None
+        return state[0] not in "ZX" and state[1] == self.born
 
 
 def _place() -> str | None:

@@ -58,6 +58,8 @@ def create_file(path: Path) -> None:
         flush_file(temporary)
         _publish(temporary, path)
         flush_folder(path.parent)
+    except sqlite3.DatabaseError as error:
+        raise unusable(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
 

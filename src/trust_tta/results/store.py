@@ -49,8 +49,8 @@ class Counts:
 class ResultStore:
     """An open store. One object serves one thread of one process; open another elsewhere.
 
-    A claim lasts `lease` seconds from the last `heartbeat`; the cell of a claimant that is late, or known to be
-    dead, may be claimed again. Whoever finishes a cell first has it recorded.
+    A claim lasts as long as its process where this machine can tell, else `lease` seconds from the last `heartbeat`;
+    after that the cell may be claimed again. Whoever finishes a cell first has it recorded.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, lease: float = LEASE_SECONDS) -> None:
@@ -194,7 +194,8 @@ class ResultStore:
         if status == "done":
             return "done"
         if status == "running":
-            return "free" if expires < now or from_json(Claimant, claimant).is_dead() else "taken"
+            lives = from_json(Claimant, claimant).lives()
+            return "taken" if lives or (lives is None and expires >= now) else "free"
         return "taken" if status == "failed" else "free"
 
     def _read(self, connection: sqlite3.Connection, key: CellKey, course: bool) -> Cell:
