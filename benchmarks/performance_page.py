@@ -106,7 +106,9 @@ HEAD = """# Performance
 
 A step is: adapt on the batch, merge, predict the batch again. The network is VMamba-T (s1l8, batch norm) at 224 pixels
 with random weights; float32 is float32, without TF32; bf16 is autocast. Times are medians in milliseconds of the whole
-step as a caller sees it; memory is the peak of allocated tensors, the memory of recorded passes included."""
+step as a caller sees it; memory is the peak of allocated tensors, the memory of recorded passes included. The rows of
+batch 1 in these records were made with the running statistics of training; `trust-tta speed` now takes those of the
+batch there too, as methods do by default."""
 
 
 def network_table(final: Speeds, authors: dict[str, Any]) -> str:

@@ -57,7 +57,7 @@ class Recorder:
 
     def plain(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
         """The same without a recording."""
-        logits: Tensor = self.network(images) if slots is None else self.network(images, order=slots)
+        logits: Tensor = self.network(images) if slots is None else self.network(images, slots=slots)
         return logits
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
@@ -121,7 +121,7 @@ class Recording:
         weights = {names[id(p)]: leaf for p, leaf in zip(parameters, leaves, strict=True)}
 
         def call() -> Tensor:
-            logits: Tensor = functional_call(network, weights, (self.images,), {"order": self.slots})
+            logits: Tensor = functional_call(network, weights, (self.images,), {"slots": self.slots})
             return logits
 
         stream = torch.cuda.Stream(images.device)
@@ -165,11 +165,13 @@ class Recording:
 def kept_state(network: nn.Module, device: torch.device) -> Iterator[None]:
     """Leave the device's random state and the network's running statistics as they are: passes inside do not count."""
     before = [(buffer, buffer.clone()) for buffer in network.buffers()]
-    with torch.random.fork_rng(devices=[device]):
-        yield
-    for buffer, value in before:
-        if not torch.equal(buffer, value):  # a pass that waits for its backward may need the others untouched
-            buffer.copy_(value)
+    try:
+        with torch.random.fork_rng(devices=[device]):
+            yield
+    finally:
+        for buffer, value in before:
+            if not torch.equal(buffer, value):  # a pass that waits for its backward may need the others untouched
+                buffer.copy_(value)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.bench.tiny import content, tiny_config
 from trust_tta.bench.aliases import translate
@@ -116,7 +117,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         "stream.batch_size: [16, 0] is not one or more whole numbers from 1 on",
         "stream.seeds: [1, 1] names something twice",
         "stream.gamma: -1 is not a number above zero",
-        "methods[2]: 'trust' has no option kk",
+        "methods[2]: method 'trust' has no option 'kk'",
         "methods[3]: unknown method 'tents'",
         "methods[4]: 5 is not a name",
     )
@@ -138,6 +139,13 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         ({"model": {"preprocessing": {"size": 64, "resize": 32}}}, "resize is 32; it must be at least the size 64"),
         ({"model": 5}, "model: 5 is not a table"),
         ({"stream": {"seeds": True}}, "stream.seeds: True is not one or more whole numbers"),
+        ({"options": {"lrr": 0.5}}, "options: no listed method has an option lrr"),
+        ({"options": 3}, "options: 3 is not a table"),
+        ({"options": {"lr": "fast"}}, "lr of method 'tent' is 'fast'; give a number"),
+        ({"methods": [{"name": "trust", "episodic": "False"}]}, "episodic of method 'trust' is 'False'"),
+        ({"methods": [{"name": "trust", "mode": "paralel"}]}, "mode='paralel' is not one of"),
+        ({"methods": [{"name": "trust", "k": 2.5}]}, "k of method 'trust' is 2.5; give a whole number"),
+        ({"methods": [{"name": "tent", "lr": -1.0}]}, "lr is -1.0; give a number of at least 0"),
         ({"keep_samples": -1}, "keep_samples: -1 is not a whole number from 0 on"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -146,6 +154,23 @@ def test_a_mistake_is_named(tmp_path: Path, changes: dict[str, Any], part: str) 
     with pytest.raises(ConfigError) as caught:
         parse_config({**content(tmp_path), **changes}, name="x", origin="x.toml")
     assert part in str(caught.value)
+
+
+def test_an_infinite_margin_is_an_option_like_any_other(tmp_path: Path) -> None:
+    methods = [{"name": "eta", "margin": float("inf"), "weighting": False}, {"name": "eta", "weighting": False}]
+    config = parse_config({**content(tmp_path), "methods": methods}, name="x", origin="x.toml")
+    assert [m.all_options()["margin"] for m in config.methods] == ["inf", 0.4]
+    assert config.methods[0].options["margin"] == float("inf")
+    assert '"margin":"inf"' in config.to_json().replace(" ", "")
+
+
+def test_reading_an_experiment_draws_no_random_numbers(tmp_path: Path) -> None:
+    given = content(tmp_path)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    parse_config(given, name="x", origin="x.toml")
+    assert torch.equal(torch.rand(2), expected)
 
 
 def test_flags_change_the_file(tmp_path: Path) -> None:

@@ -79,10 +79,11 @@ def test_every_batch_beats(model: VMamba) -> None:
 
 def test_the_network_is_restored_even_when_a_batch_fails(model: VMamba) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    results = run_stream(create_method("tent", model, lr=0.1), [make_domain(16), make_domain(9)], CPU, beat=ignore)
+    method = create_method("trust", model, lr=0.1, k=2, mode="parallel", parallel="split")
+    results = run_stream(method, [make_domain(16), make_domain(9)], CPU, beat=ignore)
     next(results)
     assert any(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    with pytest.raises(ShapeError, match="a batch of one image"):
+    with pytest.raises(ShapeError, match="1 images cannot be split"):
         next(results)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -119,3 +120,14 @@ def test_each_domain_may_have_a_network_of_its_own(tmp_path: Path) -> None:
         )
         assert alone.key == cell.key
         assert alone.result.entropy == cell.result.entropy
+
+
+@pytest.mark.parametrize("name", ["tent", "augmentation"])
+def test_the_standard_setting_is_episodic_from_outside(model: VMamba, name: str) -> None:
+    """Each batch starts from the source, and draws random numbers of its own."""
+    domain, outside = make_domain(24), create_method(name, model, lr=0.05)
+    result = run_domain(outside, replace(make_domain(24), reset_each_batch=True), CPU, beat=ignore)
+    outside.reset()
+    expected = run_domain(create_method(name, model, lr=0.05, episodic=True), domain, CPU, beat=ignore)
+    assert result.course.entropy == expected.course.entropy
+    assert result.updates == expected.updates > 0

@@ -188,3 +188,9 @@ def prepared(work: Work) -> Prepare:
         yield work
 
     return contextmanager(prepare)
+
+
+@pytest.mark.gpu
+def test_counts_do_not_depend_on_the_device() -> None:
+    network = create_model("vmamba_tiny_s1l8_bn")
+    assert count(network, size=64) == count(network.cuda(), size=64)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.bench.tiny import Recorder, numbers, run, tiny_config
 from trust_tta.bench.config import RunConfig
@@ -20,6 +24,7 @@ from trust_tta.errors import CheckpointError, ConfigError, DataError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
+from trust_tta.models.vmamba import VMamba
 from trust_tta.results import Cell, CellKey, CellResult, ResultStore
 
 
@@ -164,14 +169,16 @@ def test_facts_tell_the_circumstances(tmp_path: Path) -> None:
     assert cell.facts.started < cell.facts.finished
 
 
+SPLIT = {"name": "trust", "mode": "parallel", "parallel": "split", "k": 2}
+
+
 def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path: Path) -> None:
-    # The last batch has one image, which has no batch statistics; "source" does not need them.
-    config = tiny_config(tmp_path, methods=["tent", "source"], data={"limit": 33})
+    config = tiny_config(tmp_path, methods=[SPLIT, "source"], data={"limit": 33})  # the last batch has one image
     cells, recorder = run(config)
     assert {cell.key.method for cell in cells} == {"source"}
-    assert [key.method for key in recorder.failures] == ["tent", "tent"]
+    assert [key.method for key in recorder.failures] == ["trust", "trust"]
     with ResultStore(config.store) as store:
-        assert all("a batch of one image" in failure.message for failure in store.failures())
+        assert all("1 images cannot be split" in failure.message for failure in store.failures())
     again, recorder = run(config)
     assert numbers(again) == numbers(cells)
     assert not recorder.failures
@@ -181,7 +188,7 @@ def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path: Path) -> None:
 
 
 def test_a_failure_ends_its_chain(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, methods=["tent"], data={"limit": 33}, stream={"setting": "continual"})
+    config = tiny_config(tmp_path, methods=[SPLIT], data={"limit": 33}, stream={"setting": "continual"})
     cells, recorder = run(config)
     assert cells == []
     assert [key.domain for key in recorder.failures] == ["gaussian_noise", "contrast"]
@@ -196,6 +203,20 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     assert recorder.batches == 0
 
 
+@pytest.mark.parametrize("change", [{"clean_after": True}, {"keep_samples": 4}, {"confusion": True}], ids=str)
+def test_what_finished_cells_lack_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    few: dict[str, Any] = {"methods": ["source"], "data": {"domains": ["fog"], "limit": 20}, "keep_samples": 3}
+    before, _ = run(tiny_config(tmp_path, **few))
+    more = tiny_config(tmp_path, **few | {"methods": ["source", "bn"]} | change)
+    with pytest.raises(ConfigError, match=f"1 finished without this {next(iter(change))}, .*; give another store"):
+        run(more)
+    assert run(tiny_config(tmp_path, **few | {"keep_samples": 2}))[0] == before
+    elsewhere = replace(more, store=str(tmp_path / "other.sqlite"))
+    cells, _ = run(elsewhere)
+    assert len(cells) == 2
+    assert run(elsewhere)[0] == cells
+
+
 @pytest.mark.parametrize("setting", ["online", "continual"])
 @pytest.mark.parametrize("after", [1, 3])
 def test_an_interrupted_sweep_goes_on(tmp_path: Path, setting: str, after: int) -> None:
@@ -207,6 +228,43 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path, setting: str, after: int) 
     resumed, recorder = run(config)
     assert numbers(resumed) == numbers(undisturbed)
     assert len(recorder.done) == 4 - after
+
+
+@contextmanager
+def before_each_pass(note: Callable[[int], None]) -> Iterator[None]:
+    """Call `note` with the number of images before every pass of any network."""
+
+    def hook(module: nn.Module, inputs: Any) -> None:
+        if isinstance(module, VMamba):
+            note(len(inputs[0]))
+
+    handle = nn.modules.module.register_module_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def test_warming_up_takes_no_more_memory_than_a_cell(tmp_path: Path) -> None:
+    passes: list[tuple[int, bool]] = []
+    config = tiny_config(tmp_path, methods=["source"], data={"domains": ["fog"], "limit": 32}, dtype="bf16")
+    with before_each_pass(lambda images: passes.append((images, torch.is_autocast_enabled("cpu")))):
+        run(config)
+    assert passes == [(2, True), (16, True), (16, True)]
+
+
+@pytest.mark.parametrize(("broken", "failures"), [(1, 0), (99, 2)], ids=["once", "always"])
+def test_a_failure_in_warming_up_is_at_most_a_failed_cell(tmp_path: Path, broken: int, failures: int) -> None:
+    left = iter(range(broken))
+
+    def fail(images: int) -> None:
+        if next(left, None) is not None:
+            raise RuntimeError("out of memory")
+
+    with before_each_pass(fail):
+        cells, recorder = run(tiny_config(tmp_path, methods=["source"]))
+    assert list(recorder.failures.values()) == ["RuntimeError: out of memory"] * failures
+    assert len(cells) == 2 - failures
 
 
 def test_a_user_s_mistake_is_raised_and_records_nothing(tmp_path: Path) -> None:

@@ -81,19 +81,21 @@ def test_the_list_runs_nothing(config: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", str(config), "--limit", "33"]) == 1
+    split = ["--option", "trust.mode=parallel", "--option", "trust.parallel=split", "--option", "trust.k=2"]
+    arguments = ["bench", str(config), "--methods", "source,trust", *split, "--limit", "33"]
+    assert main(arguments) == 1
     out, err = capsys.readouterr()
-    assert "failed: tent on fog, seed 0, batch 16: a batch of one image has no batch statistics" in out
+    assert "failed: trust on fog, seed 0, batch 16: 1 images cannot be split among 2 orders" in out
     assert err.splitlines()[-1].startswith("trust-tta: 2 cells failed")
-    assert main(["bench", str(config), "--limit", "33"]) == 1
-    assert "failed: tent on fog" in capsys.readouterr().out
+    assert main(arguments) == 1
+    assert "failed: trust on fog" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["--methods", "tents"], "unknown method 'tents'"),
-        (["--option", "tent.lrr=1"], "'tent' has no option lrr"),
+        (["--option", "tent.lrr=1"], "'tent' has no option 'lrr'"),
         (["--option", "trust.k=1"], "trust.k is for a method that is not run"),
         (["--severity", "9", "--limit", "0"], "2 mistakes"),
         (["--export", "cells.xls"], "must end in .csv or .parquet"),

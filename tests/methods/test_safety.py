@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.methods.networks import CLASSES, LEARNERS, batches, make, run, same, vmamba, weights
-from trust_tta.errors import ConfigError, TrustError
+from trust_tta.errors import ConfigError, ShapeError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import list_methods
 
@@ -63,18 +63,26 @@ def test_a_bad_batch_is_one_line_and_changes_nothing(name: str) -> None:
 
 
 @every_method
-def test_one_image_has_no_batch_statistics(name: str) -> None:
+def test_one_image_has_the_statistics_of_its_pixels(name: str) -> None:
     one = batches(1, images=1)[0]
+    outputs = make(name, vmamba())(one)
+    assert outputs.shape == (1, CLASSES)
+    assert outputs.isfinite().all()
+    if name not in ("source", "bn"):
+        assert make(name, vmamba(), batch_statistics=False)(one).isfinite().all()
+
+
+@every_method
+def test_a_map_of_one_number_has_none(name: str) -> None:
+    one = batches(1, images=1, size=8)[0]  # the last map of the tiny network has one pixel
     method = make(name, vmamba())
-    if name == "source":
+    if name in ("source", "foa"):  # the one takes none, the other adds a row to the map
         assert method(one).shape == (1, CLASSES)
         return
     before = method.state_dict()
-    with pytest.raises(TrustError, match="batch_statistics=False"):
+    with pytest.raises(ShapeError, match=r"^1 images of \(8, 8\) pixels have no batch .*batch_statistics=False$"):
         method(one)
     assert same(method.state_dict(), before)
-    if name != "bn":
-        assert make(name, vmamba(), batch_statistics=False)(one).isfinite().all()
 
 
 def fail_on_call(method: Method, number: int) -> list[int]:
@@ -246,3 +254,42 @@ def test_images_that_ask_for_gradients_are_not_traced() -> None:
     logits = make("tent", vmamba())(images)
     assert not logits.requires_grad
     assert images.grad is None
+
+
+@pytest.mark.parametrize("name", ["tent", "eta", "shot"])
+def test_a_refused_first_step_leaves_no_momentum_behind(name: str) -> None:
+    """Memory that nobody wrote is filled with NaN here, so that whoever reads it is found out."""
+    (images,) = batches(1)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        refused, fresh = (make(name, vmamba(), optimizer="sgd", lr=1e-2) for _ in range(2))
+        assert not refused.update(refused.predict(images).sum() * torch.nan)
+        for method in (refused, fresh):
+            assert method.update(method.predict(images).square().mean())
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert same(weights(refused.model), weights(fresh.model))
+
+
+@every_method
+def test_evaluate_predicts_and_changes_nothing(name: str) -> None:
+    """Where a step has no length, adapting and then predicting is predicting."""
+    options = {"lr": 0.0} if name in LEARNERS else {}
+    method = make(name, vmamba(), **options)
+    first, second = batches(2)
+    method(first)
+    before = method.state_dict()
+    found = method.evaluate(second)
+    assert same(method.state_dict(), before)
+    if name not in ("lame", "foa", "augmentation"):  # which predict a batch by more than the network
+        torch.testing.assert_close(found, method(second))
+
+
+@pytest.mark.parametrize("name", ["trust", "ensemble", "foa"])
+def test_evaluate_shows_what_was_learned(name: str) -> None:
+    method = make(name, vmamba(), **({"lr": 1e-2} if name in LEARNERS else {}))
+    first, second = batches(2)
+    untouched = method.evaluate(second)
+    method(first)
+    assert not torch.allclose(method.evaluate(second), untouched, atol=1e-3)

@@ -146,6 +146,7 @@ STRANGERS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "another optimizer": ("tent", {"optimizer": "sgd"}, "tent", {}),
     "other parameters": ("trust", {"parameters": "bn", "k": 2}, "trust", {"k": 2}),
     "another number of members": ("ensemble", {"k": 3}, "ensemble", {"k": 2}),
+    "other orders": ("ensemble", {"orders": ["abcd", "badc"]}, "ensemble", {"orders": ["abcd", "dbca"]}),
     "another search": ("foa", {"seed": 1}, "foa", {}),
 }
 
@@ -203,6 +204,17 @@ def test_detach_after_a_move_to_another_dtype() -> None:
     method(batches(1)[0].double())
     name = next(iter(method.adapted))
     torch.testing.assert_close(method.detach().get_parameter(name), method.adapted[name].float())
+
+
+@pytest.mark.parametrize("name", ["eta", "foa"])
+def test_moving_statistics_follow_a_move_to_another_dtype(name: str) -> None:
+    options = {"margin": 9.0, "d_margin": 2.0} if name == "eta" else {}
+    method = make(name, vmamba(), **options)
+    first, second = batches(2)
+    method(first)
+    outputs = method.double()(second.double())
+    assert outputs.dtype == torch.float64
+    assert outputs.isfinite().all()
 
 
 def test_the_ensemble_leaves_the_callers_network_at_the_source() -> None:

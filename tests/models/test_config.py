@@ -33,6 +33,7 @@ VANILLA = OFFICIAL | {
         ({"depths": [2, 2, 5, 2], "ssm_ratio": 2.0}, "vmamba_tiny_s2l5"),
         ({"dims": [128, 256, 512, 1024], "depths": (2, 2, 20, 2), "drop_path_rate": 0.5}, "vmamba_base_s1l20"),
         (VANILLA, "vanilla_vmamba_tiny"),
+        (VANILLA | {"norm_layer": "LN"}, "vanilla_vmamba_tiny"),  # upstream does not mind the case
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

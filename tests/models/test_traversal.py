@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -93,6 +94,17 @@ def test_an_order_moves_no_data() -> None:
     moved = [shapes[0] for name, shapes in recorded[0] if name.startswith(MOVES)]
     assert moved
     assert all(shape[0] == 4 for shape in moved)  # only the four parameter groups are picked from, never a map
+
+
+def test_an_order_is_the_same_numbers_in_a_tensor() -> None:
+    model, images = tiny_network(), tiny_images(3)
+    orders = [(0, 2, 1, 3), (3, 1, 0, 2), (1, 0, 3, 2)]
+    for order in orders:
+        assert torch.equal(model(images, order=torch.tensor(order)), model(images, order=order))
+        assert torch.equal(model(images, order=np.array(order)), model(images, order=order))
+    assert torch.equal(model(images, order=torch.tensor(orders)), model(images, order=orders))
+    with pytest.raises(ConfigError, match="not a permutation"):
+        model(images, order=torch.tensor([0, 0, 1, 2]))
 
 
 def test_wrong_orders_are_refused() -> None:

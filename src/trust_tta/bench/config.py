@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -68,7 +69,7 @@ class MethodConfig:
     def all_options(self) -> dict[str, Any]:
         """Every option, defaults included, as values that JSON has."""
         values = {**method_options(self.name), **self.options}
-        return {name: value if _is_plain(value) else str(value) for name, value in values.items()}
+        return _plain(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +90,16 @@ class RunConfig:
 
     def to_json(self) -> str:
         """The configuration as it is recorded beside the results."""
-        return canonical_json(asdict(self))
+        methods = [{**asdict(method), "options": _plain(method.options)} for method in self.methods]
+        return canonical_json({**asdict(self), "methods": methods})
 
 
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list)
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as values that JSON has; it has no infinity."""
+
+    def fits(value: object) -> bool:
+        if isinstance(value, float):
+            return math.isfinite(value)
+        return value is None or isinstance(value, bool | int | str | list)
+
+    return {name: value if fits(value) else str(value) for name, value in options.items()}

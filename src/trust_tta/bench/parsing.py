@@ -8,6 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trust_tta.bench.config import (
     ARRAY,
     CLEAN,
@@ -26,10 +28,13 @@ from trust_tta.data.settings import parse_setting
 from trust_tta.data.specs import find_domain, find_spec
 from trust_tta.data.transforms import Preprocessing, find_preset
 from trust_tta.errors import ConfigError
-from trust_tta.methods.registry import method_options
+from trust_tta.methods.registry import check_options, create_method, method_options
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.variants import VARIANTS
+from trust_tta.models.vmamba import VMamba
 from trust_tta.results.codec import canonical_json
+
+_NEED_MORE = ("foa",)  # than a network, to be made
 
 
 def read_config(path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False) -> RunConfig:
@@ -221,13 +226,16 @@ def _stream(table: Fields) -> StreamPlan:
 
 def _methods(top: Fields) -> tuple[MethodConfig, ...]:
     """The methods, each a name or a table; `options` are given to all that have them."""
-    top.known += ["methods", "options"]
-    given, shared = top.content.get("methods", []), top.content.get("options", {})
+    top.known += ["methods"]
+    given, shared = top.content.get("methods", []), top.mapping("options")
     listed = given if isinstance(given, list) else [given]
     methods = [_method(top, number, entry, shared) for number, entry in enumerate(listed, start=1)]
     found = tuple(method for method in methods if method is not None)
     if not listed:
         top.complain("methods", "is missing; name at least one method")
+    unused = sorted(shared.keys() - {option for method in found for option in method_options(method.name)})
+    if unused and len(found) == len(listed):
+        top.complain("options", f"no listed method has an option {', '.join(unused)}")
     seen = [canonical_json([m.name, m.all_options()]) for m in found]
     for place, method in enumerate(found):
         if seen[place] in seen[:place]:
@@ -247,10 +255,18 @@ def _method(top: Fields, number: int, entry: Any, shared: Mapping[str, Any]) -> 
     except ConfigError as error:
         top.complain(f"methods[{number}]", str(error))
         return None
-    unknown = sorted(options.keys() - valid.keys())
-    if unknown:
-        its = ", ".join(valid) or "none"
-        top.complain(f"methods[{number}]", f"'{name}' has no option {', '.join(unknown)}; its options are {its}")
+    options = {**{option: value for option, value in shared.items() if option in valid}, **options}
+    try:
+        check_options(name, options)
+        if name not in _NEED_MORE:
+            create_method(name, _toy_network(), **options)
+    except ConfigError as error:
+        top.complain(f"methods[{number}]", str(error))
         return None
-    wanted = {name: value for name, value in shared.items() if name in valid}
-    return MethodConfig(name=name, label=str(values.get("label", "")), options={**wanted, **options})
+    return MethodConfig(name=name, label=str(values.get("label", "")), options=options)
+
+
+def _toy_network() -> VMamba:
+    """To try options on: a value that is refused must not be found out in the middle of a run."""
+    with torch.random.fork_rng(devices=[]):
+        return VMamba(VMambaConfig(depths=(1, 1), dims=(4, 8), num_classes=2, norm="batch"))

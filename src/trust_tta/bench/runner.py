@@ -56,7 +56,7 @@ def run_domain(method: Method, domain: Domain, conditions: Conditions, *, beat: 
     _start_memory(conditions.device)
     for batch in domain.batches:
         if domain.reset_each_batch:
-            method.reset()
+            method.restore_source()
         images = batch.images.to(conditions.device)
         earlier = asdict(method.counters)
         outputs, seconds = _timed(method, images, conditions)
@@ -74,13 +74,13 @@ def run_domain(method: Method, domain: Domain, conditions: Conditions, *, beat: 
 
 
 def clean_accuracy(method: Method, conditions: Conditions, *, beat: Beat) -> float | None:
-    """The accuracy on clean images of the network as it is now, without adapting to them."""
+    """The accuracy on clean images of the method as it is now, without adapting to them."""
     if conditions.clean is None:
         return None
     meter = Meter(classes=_classes(conditions.clean, conditions))
     for batch in conditions.clean.batches:
-        with torch.no_grad(), _autocast(conditions):
-            outputs = method.model(batch.images.to(conditions.device))
+        with _autocast(conditions):
+            outputs = method.evaluate(batch.images.to(conditions.device))
         meter.update(outputs, batch.labels)
         beat(0)
     return meter.accuracy

@@ -40,8 +40,10 @@ def count(model: VMamba, *, size: int) -> Counts:
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     adapted = {kind: sum(sizes[n] for n in select(model, PARAMETER_SETS[kind])) for kind in ("bn", "ss2d")}
     device = next(model.parameters()).device
+    model.set_scan_backend("reference")  # whose products are known to PyTorch's counter
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(torch.zeros(1, model.config.in_channels, size, size, device=device))
+    model.set_scan_backend("auto")
     shapes = stage_shapes(model, batch=1, size=size)
     scans = sum(
         depth * 4 * s.channels * s.length * (SCAN_FLOPS * s.state + 1)
@@ -181,8 +183,7 @@ def _forward_and_backward(model: VMamba, images: Tensor) -> Iterator[Work]:
 
 def _method(name: str, **options: Any) -> Maker:
     def maker(model: VMamba, images: Tensor) -> Iterator[Work]:
-        # A batch of one has no batch statistics.
-        method = create_method(name, model, batch_statistics=len(images) > 1, **options)
+        method = create_method(name, model, **options)
         try:
             yield lambda: method(images)
         finally:

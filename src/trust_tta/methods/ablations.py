@@ -70,16 +70,29 @@ class Ensemble(Trust):
         self.logits_before = log_mean_probability(before)
         return log_mean_probability(after)
 
+    @torch.no_grad()
+    def evaluate(self, images: Tensor) -> Tensor:
+        logits = []
+        for order, weights in zip(self.orders, self.weights, strict=True):
+            self.load_snapshot(weights)
+            logits.append(self.model(images, order=order))
+        self._set_weights(self.source)
+        return log_mean_probability(logits)
+
     def extra_state(self) -> dict[str, Any]:
-        return {"weights": self.weights, "optimizers": [o.state_dict() for o in self.optimizers if o]}
+        optimizers = [o.state_dict() for o in self.optimizers if o]
+        return {"orders": self._names(), "weights": self.weights, "optimizers": optimizers}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self.optimizers = [self._make_optimizer() for _ in self.orders]
         self.weights = state.get("weights", [self._vector.vector(self.source.values()) for _ in self.orders])
-        if len(self.weights) != len(self.orders):
-            raise StateError(f"this state is of {len(self.weights)} orders; this ensemble has {len(self.orders)}")
+        if state.get("orders", self._names()) != self._names():
+            raise StateError(f"this state is of the orders {state['orders']}; this ensemble has {self._names()}")
         for optimizer, saved in zip(self.optimizers, state.get("optimizers", ()), strict=False):
             load_optimizer(optimizer, saved)  # type: ignore[arg-type]
+
+    def _names(self) -> list[str]:
+        return [str(order) for order in self.orders]
 
 
 class Repetition(Trust):

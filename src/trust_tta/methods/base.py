@@ -15,7 +15,7 @@ from trust_tta.errors import ConfigError, StateError, TrustError
 from trust_tta.methods.checks import check_images
 from trust_tta.methods.counters import Counters
 from trust_tta.methods.flat import Flat
-from trust_tta.methods.modes import check_count, check_number, fresh_casts
+from trust_tta.methods.modes import check_count, check_number, learning
 from trust_tta.methods.optimizers import load_optimizer, make_optimizer
 from trust_tta.methods.parameters import share, use_batch_statistics
 from trust_tta.methods.state import clone
@@ -82,20 +82,24 @@ class Method(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Adapt on the batch and predict it; on an error the state is as it was."""
-        check_images(images, self.model, batch_statistics=self.batch_statistics)
-        with torch.inference_mode(False), torch.enable_grad(), fresh_casts(images), self._all_or_nothing():
+        check_images(images, self.model)
+        with learning(images), self._all_or_nothing():
             images = images.clone() if images.is_inference() else images.detach()
             if self.episodic:
-                self._restore_source()
+                self.restore_source()
             self.logits_before = None
             logits = self.adapt(images).detach()
             self.counters.batches += 1
         return logits
 
-    @torch.inference_mode(False)
+    @torch.no_grad()
+    def evaluate(self, images: Tensor) -> Tensor:
+        """Logits (n, classes) of the state as it is: nothing is adapted or counted."""
+        return cast(Tensor, self.model(images))
+
     def reset(self) -> None:
         """Back to the source, bit for bit: weights, optimiser, moving statistics, counters."""
-        self._restore_source()
+        self.restore_source()
         self.counters = Counters()
         self.logits_before = None
 
@@ -143,7 +147,7 @@ class Method(nn.Module):
 
     @torch.inference_mode(False)
     def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
-        """Go on where `state` was saved; refused whole when it belongs to another method, network or option."""
+        """Go on where `state` was saved; refused whole if of another method, network, set of weights or optimiser."""
         given = (state.get("method"), state.get("format")) if isinstance(state, Mapping) else (type(state).__name__, "")
         if given != (self.name, STATE_FORMAT):
             raise StateError(
@@ -283,7 +287,9 @@ class Method(nn.Module):
             with torch.no_grad():
                 torch._foreach_copy_(list(self.adapted.values()), [weights[n].to(p) for n, p in self.adapted.items()])
 
-    def _restore_source(self) -> None:
+    @torch.inference_mode(False)
+    def restore_source(self) -> None:
+        """As `reset`, but the counters, and with them the random draws that follow from them, go on."""
         self._set_weights(self.source)
         self.optimizer = self._make_optimizer()
         self.load_extra_state({})

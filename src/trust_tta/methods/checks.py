@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor, nn
 
-from trust_tta.errors import ShapeError
-from trust_tta.methods.parameters import has_batch_norm
+from trust_tta.errors import ShapeError, TrustError
 
 
-def check_images(images: Tensor, model: nn.Module, *, batch_statistics: bool) -> None:
+def check_images(images: Tensor, model: nn.Module) -> None:
     """Refuse a batch that is no float tensor (n, c, h, w), is empty, not finite, or does not fit the network."""
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
         given = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
@@ -21,7 +23,19 @@ def check_images(images: Tensor, model: nn.Module, *, batch_statistics: bool) ->
             f"images are {images.dtype} on {images.device} and the network is {first.dtype} on {first.device}; "
             "give both the same dtype and device"
         )
-    if images.shape[0] == 1 and batch_statistics and has_batch_norm(model):
-        raise ShapeError("a batch of one image has no batch statistics; give more images or set batch_statistics=False")
     if not bool(images.isfinite().all()):
         raise ShapeError("the images hold values that are not finite; drop or repair them before adapting")
+
+
+@contextmanager
+def statistics_wanted(images: Tensor) -> Iterator[None]:
+    """Say in one line where PyTorch refuses to normalise maps that have one number a channel."""
+    try:
+        yield
+    except TrustError:
+        raise
+    except ValueError as error:
+        raise ShapeError(
+            f"{len(images)} images of {tuple(images.shape[2:])} pixels have no batch statistics "
+            f"({str(error).splitlines()[0]}); give more or larger images, or set batch_statistics=False"
+        ) from error

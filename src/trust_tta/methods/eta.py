@@ -78,7 +78,7 @@ class Eta(Method):
         if self.mean_prediction is None:
             return chosen
         d_margin = default_d_margin(predictions.shape[1]) if self.d_margin is None else self.d_margin
-        similarity = torch.cosine_similarity(self.mean_prediction[None], predictions, dim=1)
+        similarity = torch.cosine_similarity(self.mean_prediction[None].to(predictions), predictions, dim=1)
         return chosen & (similarity.abs() < d_margin)
 
     def loss(self, entropies: Tensor, classes: int) -> Tensor:
@@ -89,8 +89,9 @@ class Eta(Method):
 
     def follow(self, prediction: Tensor) -> None:
         """Move the mean prediction (classes,) towards that of the samples just learned from."""
-        old = self.mean_prediction
-        self.mean_prediction = prediction if old is None else MOMENTUM * old + (1 - MOMENTUM) * prediction
+        if self.mean_prediction is not None:
+            prediction = MOMENTUM * self.mean_prediction.to(prediction) + (1 - MOMENTUM) * prediction
+        self.mean_prediction = prediction
 
     def extra_state(self) -> dict[str, Any]:
         return {} if self.mean_prediction is None else {"mean_prediction": self.mean_prediction}

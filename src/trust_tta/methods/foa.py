@@ -77,7 +77,8 @@ class Foa(Method):
             first_map = network.embed(images)
             self.search = self.search or self.new_search(self.prompts * first_map.shape[1])
             candidates = self.search.ask()
-            outcomes = [self.evaluate(network, first_map, candidate) for candidate in candidates]
+            outcomes = [self.try_tokens(network, first_map, candidate) for candidate in candidates]
+        self.counters.forwards += len(candidates)
         fitness, logits, features = (torch.stack(values) for values in zip(*outcomes, strict=True))
         self.logits_before = logits[-1]
         finite = fitness.isfinite()
@@ -92,12 +93,18 @@ class Foa(Method):
         self.follow(features[finite].mean(0))
         return logits[fitness.argmin()]
 
-    def evaluate(self, network: MappedNetwork, first_map: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
+    @torch.no_grad()
+    def evaluate(self, images: Tensor) -> Tensor:
+        if self.search is None:
+            return super().evaluate(images)
+        network = cast(MappedNetwork, self.model)
+        return self.try_tokens(network, network.embed(images), self.search.best)[1]
+
+    def try_tokens(self, network: MappedNetwork, first_map: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
         """Fitness, logits (n, classes) and mean features (d,) of the batch with one candidate's tokens."""
-        self.counters.forwards += 1
         maps = network.forward_maps(self.append_row(first_map, candidate))
         features, source = network.pool(maps[-1]), self.statistics.like(first_map)
-        shift = 0 if self.mean_features is None else source.features - self.mean_features
+        shift = 0 if self.mean_features is None else source.features - self.mean_features.to(features)
         logits = network.forward_head(features + shift)
         tokens = mean_tokens(maps)
         std, mean = torch.std_mean(tokens, dim=0, correction=min(1, len(tokens) - 1))
@@ -120,8 +127,9 @@ class Foa(Method):
 
     def follow(self, features: Tensor) -> None:
         """Move the mean features (d,) towards those of this batch."""
-        old = self.mean_features
-        self.mean_features = features if old is None else MOMENTUM * old + (1 - MOMENTUM) * features
+        if self.mean_features is not None:
+            features = MOMENTUM * self.mean_features.to(features) + (1 - MOMENTUM) * features
+        self.mean_features = features
 
     def settings(self) -> list[float]:
         return [self.prompts, self.population, self.sigma, self.seed]

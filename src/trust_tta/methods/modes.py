@@ -11,20 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
+from trust_tta.methods.checks import statistics_wanted
 
 T = TypeVar("T")
 
 
 def choose(option: str, value: str, choices: Mapping[str, T]) -> T:
     """The meaning of a named choice; a wrong name is refused with the valid ones."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{option}={value!r} is not one of {', '.join(map(repr, choices))}")
     return choices[value]
 
 
 def check_count(option: str, value: int, *, least: int = 1) -> None:
     """Refuse an option that is not a whole number of at least `least`."""
-    if not isinstance(value, int) or value < least:
+    if type(value) is not int or value < least:
         raise ConfigError(f"{option} is {value!r}; give a whole number of at least {least}")
 
 
@@ -51,6 +52,13 @@ def stochastic_depth_on(model: nn.Module, enabled: bool, *, seed: int) -> Iterat
             yield
     finally:
         switch(False)
+
+
+@contextmanager
+def learning(images: Tensor) -> Iterator[None]:
+    """Whatever modes the caller is in: gradients, casts of the weights as they are, PyTorch's refusal in one line."""
+    with torch.inference_mode(False), torch.enable_grad(), fresh_casts(images), statistics_wanted(images):
+        yield
 
 
 @contextmanager

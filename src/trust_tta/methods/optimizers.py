@@ -17,7 +17,10 @@ def make_optimizer(name: str, weights: Tensor, *, lr: float) -> Optimizer:
     if name == "adam":
         return torch.optim.Adam([weights], lr=lr, fused=True)
     if name == "sgd":
-        return torch.optim.SGD([weights], lr=lr, momentum=0.9, fused=True)
+        optimizer = torch.optim.SGD([weights], lr=lr, momentum=0.9, fused=True)
+        # It would make the momentum of its first step from whatever the memory holds, were that step left out.
+        optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
+        return optimizer
     raise ConfigError(f"unknown optimizer {name!r}; choose 'adam' or 'sgd'")
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
+from trust_tta.methods.checks import check_images
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.parameters import share, use_batch_statistics
 from trust_tta.methods.trust import require_orders
@@ -30,9 +31,12 @@ def rank_orders(
     images = 0
     with torch.no_grad():
         for batch in batches:
+            check_images(batch, network)
             images += batch.shape[0]
             for i, order in enumerate(orders):
                 sums[i] += entropy(network(batch, order=order)).double().sum().cpu()
     if images == 0:
         raise ConfigError("no images were given to rank the orders on; give at least one batch")
+    if not bool(sums.isfinite().all()):
+        raise ConfigError("the network's predictions are not finite, so no order can be preferred; check its weights")
     return sorted(zip(orders, (sums / images).tolist(), strict=True), key=lambda pair: (pair[1], pair[0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,6 +42,13 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+_KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+}
+
+
 def list_methods() -> list[str]:
     """The names that `create_method` takes."""
     return list(METHODS)
@@ -54,8 +62,8 @@ def method_options(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def create_method(name: str, model: nn.Module, **options: Any) -> Method:
-    """Wrap `model` in a method; a wrong option is refused with the valid ones."""
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that the method does not have, and values of another kind than the default's."""
     valid = method_options(name)
     unknown = sorted(options.keys() - valid.keys())
     if unknown:
@@ -63,5 +71,18 @@ def create_method(name: str, model: nn.Module, **options: Any) -> Method:
             f"method '{name}' has no option {', '.join(map(repr, unknown))}; "
             f"its options are {', '.join(valid) or 'none'}"
         )
+    for option, value in options.items():
+        kind = type(valid[option])
+        allowed, wanted = _KINDS.get(kind, ((object,), ""))
+        if not isinstance(value, allowed) or (isinstance(value, bool) and kind in (int, float)):
+            raise ConfigError(f"{option} of method '{name}' is {value!r}; give {wanted}")
+
+
+def create_method(name: str, model: nn.Module, **options: Any) -> Method:
+    """Wrap `model` in a method; a wrong option is refused with the valid ones.
+
+    The method changes the weights of `model` itself: to run two methods side by side, give each a copy of it.
+    """
+    check_options(name, options)
     with torch.inference_mode(False):  # what is made here must be able to learn
         return METHODS[name](model, **options)

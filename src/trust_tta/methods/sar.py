@@ -96,7 +96,7 @@ class Sar(Method):
         """Move the mean loss; when it says that the predictions have collapsed, start from the source again."""
         self.mean_loss = loss if self.mean_loss is None else MOMENTUM * self.mean_loss + (1 - MOMENTUM) * loss
         if self.mean_loss < self.reset_threshold:
-            self._restore_source()
+            self.restore_source()
             self.counters.recoveries += 1
 
     def extra_state(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from trust_tta.methods import merging, optimizers
 from trust_tta.methods.base import Method
 from trust_tta.methods.losses import entropy, pseudo_label_loss
 from trust_tta.methods.modes import choose, stochastic_depth_on
-from trust_tta.methods.parameters import PARAMETER_SETS, has_batch_norm, select
+from trust_tta.methods.parameters import PARAMETER_SETS, select
 from trust_tta.orders import PAPER_ORDERS, OrderLike, ScanOrder
 
 
@@ -76,6 +76,11 @@ class Trust(Method):
         self.load_average(*self.forward_and_adapt(images))
         with torch.no_grad():
             return self.predict(images, order=self.evaluate_order)
+
+    @torch.no_grad()
+    def evaluate(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images, order=self.evaluate_order)
+        return logits
 
     def load_average(self, thetas: list[Tensor], entropies: list[Tensor]) -> None:
         """Go on with the average; the K weights are let go of before the prediction takes its memory."""
@@ -159,10 +164,9 @@ class Trust(Method):
     def parts(self, images: Tensor) -> Tensor:
         """The batch divided among the orders; too small a batch is refused before anything changes."""
         k, n = len(self.orders), images.shape[0]
-        least = k + 1 if k > 1 and self.batch_statistics and has_batch_norm(self.model) else k
-        if n < least:
+        if n < k:
             raise ShapeError(
-                f"{n} images cannot be split among {k} orders; give at least {least} or use parallel='replicate'"
+                f"{n} images cannot be split among {k} orders; give at least {k} or use parallel='replicate'"
             )
         return equal_parts(images, k)
 
@@ -204,9 +208,12 @@ def require_orders(model: nn.Module) -> None:
 
 
 def choose_orders(orders: Sequence[OrderLike] | None, k: int) -> list[ScanOrder]:
-    """The explicit list, or the first `k` of the paper's orders."""
+    """The explicit list, the first `k` of what `rank_orders` gave, or the first `k` of the paper's orders."""
     if orders is not None:
-        chosen = [ScanOrder(order) for order in orders]
+        if isinstance(orders, str) or not isinstance(orders, Sequence):
+            raise ConfigError(f"orders is {orders!r}; give a list of traversal orders, such as ['abcd', 'badc']")
+        ranked = [order[0] for order in orders if isinstance(order, tuple) and isinstance(order[0], ScanOrder)]
+        chosen = [ScanOrder(order) for order in (ranked[:k] or orders)]
         if not chosen:
             raise ConfigError("orders is empty; give at least one traversal order, or leave it out for the paper's six")
         return chosen

@@ -158,6 +158,8 @@ def _translate(key: str, value: Any) -> dict[str, Any]:
         if value != "auto" and type(value) is not int:
             raise ConfigError(f"ssm_dt_rank={value!r} (supported: 'auto' or a whole number)")
         return {"dt_rank": None if value == "auto" else value}
+    if key == "norm_layer":
+        value = str(value).lower()  # as upstream does
     allowed = _CHOICES.get(key, _FIXED.get(key))
     if allowed is not None and value not in list(allowed):
         raise ConfigError(f"{key}={value!r} (supported: {', '.join(map(repr, allowed))})")

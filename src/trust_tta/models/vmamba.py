@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -100,13 +101,13 @@ class VMamba(nn.Module):
         self.register_buffer("slot_table", torch.tensor([_slots(o) for o in _ORDERS]), persistent=False)
         self.apply(_initialise)
 
-    def forward(self, images: Tensor, order: Orders = None) -> Tensor:
-        """Logits under one traversal order, or one order for each image."""
-        return self.forward_head(self.forward_features(images, order))
+    def forward(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+        """Logits under one traversal order, or one order for each image; or under what `slots` gave for them."""
+        return self.forward_head(self.forward_features(images, order, slots=slots))
 
-    def forward_features(self, images: Tensor, order: Orders = None) -> Tensor:
+    def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
         """The pooled features (n, dims[-1]) that the head classifies."""
-        return self.pool(self.forward_maps(self.embed(images), order)[-1])
+        return self.pool(self.forward_maps(self.embed(images), order, slots=slots)[-1])
 
     def forward_head(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of pooled features."""
@@ -123,9 +124,10 @@ class VMamba(nn.Module):
         x: Tensor = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
         return x
 
-    def forward_maps(self, x: Tensor, order: Orders = None) -> list[Tensor]:
+    def forward_maps(self, x: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> list[Tensor]:
         """The map at the end of each stage, from the first map on."""
-        slots = self.slots(order, x.shape[0])
+        if slots is None:
+            slots = self.slots(order, x.shape[0])
         maps = []
         for stage in cast(list[Stage], self.layers):
             x = stage(x, slots)
@@ -139,12 +141,9 @@ class VMamba(nn.Module):
         return normal.mean(dim=(2, 3))
 
     def slots(self, order: Orders, images: int) -> Tensor:
-        """Which parameter group reads which direction, (4,) or one row an image, (images, 4).
-
-        A tensor is taken as it is: it must already be rows of `slot_table`.
-        """
-        if isinstance(order, Tensor):
-            return order
+        """Which parameter group reads which direction, (4,) or one row an image, (images, 4)."""
+        if isinstance(order, Tensor | np.ndarray):
+            order = cast(Orders, order.tolist())
         if order is None:
             return self.slot_table[_ORDERS.index(DEFAULT_ORDER)]
         if isinstance(order, (str, ScanOrder)) or all(isinstance(i, int) for i in order):
