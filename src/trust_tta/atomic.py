@@ -18,6 +18,10 @@ def replacing(path: Path) -> Iterator[Path]:
         flush_file(temporary)
         os.replace(temporary, path)
         flush_folder(path.parent)
+    except OSError as error:
+        if error.filename == str(temporary):
+            error.filename = str(path)  # the name that the caller knows
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -26,6 +26,22 @@ def test_an_array_becomes_a_corrupted_data_set(tmp_path: Path, capsys: pytest.Ca
     np.testing.assert_array_equal(np.load(out / "labels.npy"), np.tile(labels[:6], 2))
 
 
+def test_missing_labels_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", load_sample()[0][:2])
+    arguments = [
+        "corrupt",
+        str(tmp_path / "x.npy"),
+        str(tmp_path / "out"),
+        "--corruptions",
+        "contrast",
+        "--workers",
+        "1",
+    ]
+    assert main(arguments) == 0
+    assert "there is no labels.npy; give them with --labels" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "labels.npy").exists()
+
+
 def test_a_folder_becomes_folders(tmp_path: Path) -> None:
     source = tmp_path / "photos" / "cat"
     source.mkdir(parents=True)

@@ -39,8 +39,11 @@ def test_a_check_that_finds_errors_ends_in_exit_code_one(tmp_path: Path, capsys:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "check", str(tmp_path / "nothing")]) == 1
-    assert "is not a folder" in capsys.readouterr().out
+    assert main(["data", "check", str(tmp_path / "nothing")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("is not a folder; give the folder that holds your data sets, or is one\n")
+    assert err.count("\n") == 1
 
 
 def test_a_healthy_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,3 +64,13 @@ def test_misuse(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_there_is_always_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["speed", "--quick", "--device", "cpu"]) == 0
+    (record,) = (tmp_path / "runs").glob("speed-*.json")
+    assert json.loads(record.read_text())["rows"]
+    assert f"the record is in runs/{record.name}" in capsys.readouterr().out

@@ -30,10 +30,18 @@ def test_report_prints_tables_and_writes_the_page(tmp_path: Path, capsys: pytest
 
 def test_figures_are_written_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = fill_store(tmp_path / "store.db", [make_cell("trust", "fog")])
-    arguments = ["report", str(store), "--out", str(tmp_path / "p.html"), "--figures", str(tmp_path / "f"), "--quiet"]
+    arguments = [
+        "report",
+        str(store),
+        "--out",
+        str(tmp_path / "new" / "p.html"),
+        "--figures",
+        str(tmp_path / "f"),
+        "--quiet",
+    ]
     assert main(arguments) == 0
     assert "figures: 6 files" in capsys.readouterr().out
-    assert (tmp_path / "p.html").exists()
+    assert (tmp_path / "new" / "p.html").exists()
 
 
 def test_a_store_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

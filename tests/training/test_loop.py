@@ -108,7 +108,9 @@ def test_every_epoch_of_every_seed_draws_its_own_numbers() -> None:
 def test_another_recipe_or_other_data_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     run(path)
-    with pytest.raises(StateError, match=r"another run: lr was 0.003, is 0.1; give another path or do not resume"):
+    with pytest.raises(
+        StateError, match=r"another run: lr was 0.003, is 0.1; give another folder, or delete this file"
+    ):
         train(tiny_network(), *coloured_pictures(21), replace(SHORT, lr=0.1), checkpoint_path=path)
     with pytest.raises(StateError, match="images was"):
         train(tiny_network(), *coloured_pictures(21, seed=1), SHORT, checkpoint_path=path)

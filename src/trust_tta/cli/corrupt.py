@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
@@ -77,6 +78,8 @@ def run(arguments: Namespace) -> None:
             )
     for path in paths:
         print(path)
+    if not source.is_dir() and _labels(source, arguments.labels) is None:
+        print(f"no labels lie beside '{source}', so there is no labels.npy; give them with --labels", file=sys.stderr)
 
 
 def _labels(source: Path, given: str | None) -> Path | None:

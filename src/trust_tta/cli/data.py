@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.errors import TrustError
+from trust_tta.errors import DataError, TrustError
 
 if TYPE_CHECKING:
     from trust_tta.cli.progress import Advance
@@ -23,11 +23,12 @@ EXAMPLES = """\
 
 def add_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("list", help="the data sets we know")
-    get = actions.add_parser("get", help="fetch a data set")
+    actions.add_parser("list", help="the data sets we know", epilog="example: trust-tta data list")
+    get = actions.add_parser("get", help="fetch a data set", epilog="example: trust-tta data get cifar10 --root data")
     get.add_argument("dataset", choices=("cifar10",), help="the one that can be fetched")
     get.add_argument("--root", default="data", metavar="FOLDER", help="where to put it (default: data)")
-    check = actions.add_parser("check", help="look at every data set under a folder")
+    thorough = "example: trust-tta data check data --thorough"
+    check = actions.add_parser("check", help="look at every data set under a folder", epilog=thorough)
     check.add_argument("root", metavar="ROOT", help="folder that holds data sets, or is one")
     check.add_argument("--thorough", action="store_true", help="read every pixel, not only the headers")
 
@@ -64,6 +65,8 @@ def get_cifar10(root: Path) -> None:
 def check(root: Path, *, thorough: bool) -> None:
     from trust_tta.data.check import check_root
 
+    if not root.is_dir():
+        raise DataError(f"'{root}' is not a folder; give the folder that holds your data sets, or is one")
     with Stages() as stages:
         findings = check_root(root, thorough=thorough, progress=stages.show)
     for finding in findings:

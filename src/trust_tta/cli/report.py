@@ -38,6 +38,7 @@ def run(arguments: Namespace) -> None:
         for group in contents.groups:
             print(group_text(group))
     out = Path(arguments.out) if arguments.out else Path(arguments.store).with_suffix(".html")
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_page(arguments.store, out, title=arguments.title, analyses=analyses)
     if arguments.tables:
         print(f"tables: {len(write_tables(contents.groups, arguments.tables))} files in {arguments.tables}")

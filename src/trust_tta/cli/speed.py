@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HELP = "time forward, Tent, each mode of TRUST and the scan against the reference, in one run"
 EXAMPLES = """\
   trust-tta speed                                  the shipped network on a CPU, VMamba-T at 224 pixels on a GPU
-  trust-tta speed --out speed.json                 the same, written as a record
+  trust-tta speed --out speed.json                 the same, with its record there
   trust-tta speed --batch 64,1 --dtype bf16        other batch sizes and number formats
   trust-tta speed --memory --orders 1,2,4,6,8      memory of the parallel mode by the number of orders
   trust-tta speed --quick                          every part once, in seconds, to see that it runs"""
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--memory", action=BooleanOptionalAction, help="memory by the number of orders (GPU: on)")
     parser.add_argument("--repeats", type=int, metavar="N", help="repeats of each row at least (default 3)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: a smoke run")
-    parser.add_argument("--out", metavar="FILE", help="write the record as JSON")
+    parser.add_argument("--out", metavar="FILE", help="the record, as JSON (default: runs/speed-DATE-TIME.json)")
 
 
 def run(arguments: Namespace) -> None:
@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> None:
 
     device = choose_device(arguments.device)
     settings = make_settings(arguments, device)
-    out = Path(arguments.out) if arguments.out else None
+    out = Path(arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
     torch.manual_seed(0)
     model = create_model(settings.model).to(device).eval()
     begun = time.perf_counter()
@@ -65,13 +65,11 @@ def run(arguments: Namespace) -> None:
         record = describe(settings, model, device, checks)
         for rows in measure(settings, model, device, checks, record["copy_bytes_per_second"]):
             record |= conclude(rows) | {"seconds": time.perf_counter() - begun}
-            if out:
-                write(out, record)  # after every row, so that a run that is stopped leaves what it has
+            write(out, record)  # after every row, so that a run that is stopped leaves what it has
     record["facts"]["finished"] = now()
     show(record, gpu=device.type == "cuda")
-    if out:
-        write(out, record)
-        print(f"the record is in {out}")
+    write(out, record)
+    print(f"the record is in {out}")
     failed = [name for name, check in checks.items() if not check.passed]
     if failed:
         raise BackendError(

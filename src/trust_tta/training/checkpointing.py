@@ -53,5 +53,7 @@ def load_state(path: Path, identity: Mapping[str, str], device: torch.device) ->
     saved = state["identity"]
     changed = [f"{key} was {saved.get(key)}, is {value}" for key, value in identity.items() if saved.get(key) != value]
     if changed:
-        raise StateError(f"'{path}' belongs to another run: {'; '.join(changed)}; give another path or do not resume")
+        raise StateError(
+            f"'{path}' belongs to another run: {'; '.join(changed)}; give another folder, or delete this file"
+        )
     return state

@@ -1,0 +1,32 @@
+"""Files that appear whole or not at all, and errors that name what the caller named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trust_tta.atomic import replacing
+
+
+def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def write(text: str) -> int:
+        with replacing(path) as temporary:
+            temporary.write_text(text)
+            return 1 // len(text.removeprefix("half of the n"))
+
+    with pytest.raises(ZeroDivisionError):
+        write("half of the n")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.txt", "old")]
+    write("new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.txt", "new")]
+
+
+def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "a.txt"
+    with pytest.raises(FileNotFoundError) as error, replacing(path) as temporary:
+        temporary.write_text("x")
+    assert error.value.filename == str(path)
