@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,27 @@ def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path: Path) -> N
     with pytest.raises(FileNotFoundError) as error, replacing(path) as temporary:
         temporary.write_text("x")
     assert error.value.filename == str(path)
+
+
+def test_a_link_stays_and_leads_to_the_new_file(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "a.txt", tmp_path / "link.txt"
+    target.write_text("old")
+    link.symlink_to(target)
+    with replacing(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="named pipes")
+def test_what_is_no_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder):
+        with pytest.raises(FileExistsError, match="give the name of a file"), replacing(path) as temporary:
+            temporary.write_text("x")
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert len(list(tmp_path.iterdir())) == 2

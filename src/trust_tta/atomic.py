@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -11,15 +12,21 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside `path`; when the block ends well, flush it to disk and rename it to `path`."""
-    temporary = temporary_name(path)
+    """Give a temporary name beside `path`; when the block ends well, flush it to disk and rename it to `path`.
+
+    Where a link leads is replaced, the link stays; a folder or a device is refused before anything is written.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise FileExistsError(errno.EEXIST, "is a folder or a device; give the name of a file", str(path))
+    temporary = temporary_name(target)
     try:
         yield temporary
         flush_file(temporary)
-        os.replace(temporary, path)
-        flush_folder(path.parent)
+        os.replace(temporary, target)
+        flush_folder(target.parent)
     except OSError as error:
-        if error.filename == str(temporary):
+        if error.filename in (None, str(temporary)):
             error.filename = str(path)  # the name that the caller knows
         raise
     finally:

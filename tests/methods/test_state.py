@@ -175,6 +175,15 @@ def test_a_broken_state_is_refused_whole(missing: str) -> None:
     assert same(method.state_dict(), before)
 
 
+def test_a_state_with_weights_that_are_not_finite_is_refused_whole() -> None:
+    method = make("tent", vmamba())
+    before, spoilt = method.state_dict(), method.state_dict()
+    next(iter(spoilt["adapted"].values()))[0] = torch.nan
+    with pytest.raises(StateError, match="not finite; take an earlier one"):
+        method.load_state_dict(spoilt)
+    assert same(method.state_dict(), before)
+
+
 def test_something_that_is_no_state_is_refused() -> None:
     with pytest.raises(StateError, match="list"):
         make("tent", vmamba()).load_state_dict([])  # type: ignore[arg-type]

@@ -217,6 +217,15 @@ def test_missing_unknown_and_misshapen_parameters_are_named() -> None:
     message = assert_refused(both, "missing.*another shape")
 
 
+def test_weights_that_no_network_can_use_are_named() -> None:
+    state = tiny_network().state_dict()
+    spoilt = state["classifier.head.weight"].clone()
+    spoilt[1, 2] = torch.nan
+    message = assert_refused(state | {"classifier.head.weight": spoilt}, "1 with values that are not finite")
+    assert "classifier.head.weight" in message
+    assert_refused(state | {"classifier.head.bias": torch.zeros(3, dtype=torch.int64)}, "1 of whole numbers")
+
+
 def test_another_number_of_classes_is_explained() -> None:
     other = tt.VMamba(TINY.override({"num_classes": 7})).state_dict()
     message = assert_refused(other, "another shape")

@@ -150,7 +150,7 @@ def test_numbers_that_are_none_do_not_lead() -> None:
     broken = make_cell("trust", "fog", accuracy=math.nan)
     text = " ".join(summarise(group_of(broken, make_cell("tent", "fog", accuracy=0.6))))
     assert "Tent reaches 60.0 %" in text
-    assert "1 finished without a number" in text
+    assert "1 hold predictions that are not finite" in text
 
 
 def test_one_cell_is_enough() -> None:

@@ -18,7 +18,7 @@ from trust_tta.methods.flat import Flat
 from trust_tta.methods.modes import check_count, check_number, learning
 from trust_tta.methods.optimizers import load_optimizer, make_optimizer
 from trust_tta.methods.parameters import share, use_batch_statistics
-from trust_tta.methods.state import clone
+from trust_tta.methods.state import check_weights, clone
 from trust_tta.orders import ScanOrder
 from trust_tta.recording import Recorder
 
@@ -263,10 +263,8 @@ class Method(nn.Module):
             raise
 
     def _take(self, state: Mapping[str, Any]) -> None:
-        saved = state["adapted"]
-        if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in self.adapted.items()}:
-            raise StateError(f"this state adapts other parameters than this '{self.name}'; was the network another?")
-        self._set_weights(saved)
+        check_weights(state["adapted"], self.adapted, self.name)
+        self._set_weights(state["adapted"])
         self._take_beside_weights(state)
 
     def _state_beside_weights(self) -> dict[str, Any]:

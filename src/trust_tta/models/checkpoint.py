@@ -160,12 +160,17 @@ def _check(own: Mapping[str, Tensor], state: Mapping[str, Tensor], origin: str) 
         for n in own.keys() & state.keys()
         if own[n].shape != state[n].shape
     ]
+    shared = sorted(own.keys() & state.keys())
+    odd = [n for n in shared if own[n].is_floating_point() and not state[n].is_floating_point()]
+    spoilt = [n for n in shared if state[n].is_floating_point() and not bool(state[n].isfinite().all())]
     problems = [
         f"{len(names)} {what}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
         for what, names in (
             ("missing from the file", missing),
             ("unknown to the network", unexpected),
             ("of another shape", sorted(wrong)),
+            ("of whole numbers", odd),
+            ("with values that are not finite", spoilt),
         )
         if names
     ]

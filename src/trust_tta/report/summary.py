@@ -226,9 +226,9 @@ def _gaps(group: Group) -> list[str]:
         parts.append(f"{len(group.failures)} {'cell' if len(group.failures) == 1 else 'cells'} failed")
     if group.absent:
         parts.append(f"{len(group.absent)} {'is' if len(group.absent) == 1 else 'are'} still to be run")
-    broken = sum(not math.isfinite(cell.result.accuracy) for cell in group.cells)
+    broken = sum(cell.result.broken > 0 or not math.isfinite(cell.result.accuracy) for cell in group.cells)
     if broken:
-        parts.append(f"{broken} finished without a number")
+        parts.append(f"{broken} hold predictions that are not finite")
     incomplete = [display_name(row.label) for row in group.rows if row.label not in means(group)]
     if incomplete and len(incomplete) < len(group.rows):
         few = _join(incomplete[:4]) + (f" and {len(incomplete) - 4} more" if len(incomplete) > 4 else "")

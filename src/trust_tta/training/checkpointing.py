@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -35,8 +36,10 @@ def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], 
 def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]) -> None:
     """Write tensors and plain values; a crash leaves the last state that was whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()  # written as bytes, so that a full disk is told as such
+    torch.save({"format": _FORMAT, "identity": dict(identity), **state}, content)
     with replacing(path) as temporary:
-        torch.save({"format": _FORMAT, "identity": dict(identity), **state}, temporary)
+        temporary.write_bytes(content.getbuffer())
 
 
 def load_state(path: Path, identity: Mapping[str, str], device: torch.device) -> dict[str, Any]:
