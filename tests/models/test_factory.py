@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import trust_tta as tt
 from tests.golden import shared_path
@@ -93,3 +95,19 @@ def test_the_trained_nano_loads() -> None:
     logits = model(torch.zeros(1, 3, 32, 32))
     assert logits.shape == (1, 10)
     assert logits.std() > 0.1
+
+
+def test_what_a_file_states_of_its_network_need_not_be_given_again(tmp_path: Path) -> None:
+    made = tt.create_model("vmamba_nano", num_classes=3, **SMALL)
+    path = tmp_path / "net.safetensors"
+    stated = {"variant": "vmamba_nano", "overrides": json.dumps(SMALL), "num_classes": "3"}
+    save_file(made.state_dict(), path, metadata=stated)
+    found = tt.create_model("vmamba_nano", checkpoint=path)
+    assert found.config == made.config
+    for name, value in made.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
+    with pytest.raises(CheckpointError, match=r"\(3,\) in the file, \(4,\) in the network"):
+        tt.create_model("vmamba_nano", num_classes=4, checkpoint=path)
+    save_file(made.state_dict(), path, metadata={"overrides": "[5"})
+    with pytest.raises(CheckpointError, match="states of its network cannot be read"):
+        tt.create_model("vmamba_nano", checkpoint=path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from trust_tta.data.dataset import Dataset
 from trust_tta.data.specs import Layout
 from trust_tta.data.transforms import find_preset
 from trust_tta.errors import CheckpointError, ConfigError
-from trust_tta.models.checkpoint import checkpoint_digest, read_metadata
+from trust_tta.models.checkpoint import checkpoint_digest, read_metadata, stated_fields
 from trust_tta.models.factory import create_model
 from trust_tta.models.pretrained import PRETRAINED, Pretrained, locate
 from trust_tta.models.vmamba import VMamba
@@ -51,12 +50,14 @@ def find_checkpoint(config: ModelConfig, *, domain: str) -> Checkpoint:
     variant = config.name or (known.variant if known else metadata.get("variant"))
     if variant is None:
         raise ConfigError(f"'{file}' does not say which network it is of; give model.name")
-    classes = config.num_classes or (known.num_classes if known else _whole(metadata.get("num_classes")))
+    fields = stated_fields(file)
+    stated_classes = fields.pop("num_classes", None)
+    classes = config.num_classes or (known.num_classes if known else stated_classes)
     stated = _stated_preprocessing(known, metadata, file)
     return Checkpoint(
         file=file,
         variant=variant,
-        overrides={**_stated_overrides(metadata, file), **config.overrides},
+        overrides={**fields, **config.overrides},
         num_classes=classes,
         preprocessing=_choose(config.preprocessing, stated, variant, file),
         digest=checkpoint_digest(file),
@@ -115,18 +116,3 @@ def _stated_preprocessing(known: Pretrained | None, metadata: Mapping[str, str],
         raise CheckpointError(
             f"the preprocessing stated in '{file}' cannot be read ({error!r}); give model.preprocessing"
         ) from error
-
-
-def _stated_overrides(metadata: Mapping[str, str], file: Path) -> dict[str, Any]:
-    """How the network differs from its variant, as `train --set` wrote it; tuples become lists in JSON."""
-    try:
-        stated = json.loads(metadata.get("overrides", "{}"))
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"the overrides stated in '{file}' cannot be read ({error!r}); give model.overrides"
-        ) from error
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 import re
 from collections import OrderedDict
@@ -108,6 +109,24 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
             return dict(file.metadata() or {})
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"'{path}' cannot be read as .safetensors ({error}); is the file complete?") from error
+
+
+def stated_fields(path: str | PathLike[str]) -> dict[str, Any]:
+    """How the file says that its network differs from its variant, as fields of VMambaConfig; often nothing.
+
+    JSON has lists where the fields are tuples.
+    """
+    metadata = read_metadata(path)
+    try:
+        fields = dict(json.loads(metadata.get("overrides", "{}")))
+        if "num_classes" in metadata:
+            fields["num_classes"] = int(metadata["num_classes"])
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"what '{path}' states of its network cannot be read ({error!r}); load the weights "
+            "into a network of your own with load_checkpoint"
+        ) from error
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 def checkpoint_digest(source: Source) -> str:

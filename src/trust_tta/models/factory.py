@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trust_tta.errors import CheckpointError, ConfigError
-from trust_tta.models.checkpoint import load_checkpoint
+from trust_tta.models.checkpoint import load_checkpoint, stated_fields
 from trust_tta.models.pretrained import PRETRAINED, locate
 from trust_tta.models.variants import VARIANTS
 from trust_tta.models.vmamba import VMamba
@@ -25,7 +25,7 @@ def create_model(
     """Build the variant `name`; `overrides` are fields of VMambaConfig.
 
     `checkpoint` is a path or the name of a known checkpoint (see `models.pretrained`); the network comes back
-    in evaluation mode when one is loaded.
+    in evaluation mode when one is loaded. What a file states of its network need not be given again.
     """
     if name not in VARIANTS:
         close = difflib.get_close_matches(name.lower(), VARIANTS, n=1)
@@ -36,10 +36,13 @@ def create_model(
         raise ConfigError(f"checkpoint '{known.name}' is for the model '{known.variant}', not '{name}'")
     if checkpoint is not None and known is None and not Path(checkpoint).is_file():
         raise CheckpointError(f"no checkpoint at '{checkpoint}'; give a path, or one of {', '.join(PRETRAINED)}")
-    if num_classes is None and known is not None:
-        num_classes = known.num_classes
-    config = VARIANTS[name].override(overrides if num_classes is None else overrides | {"num_classes": num_classes})
-    model = VMamba(config)
+    stated: dict[str, Any] = {}
+    if known is not None:
+        stated = {"num_classes": known.num_classes}
+    elif checkpoint is not None:
+        stated = stated_fields(checkpoint)
+    given = overrides if num_classes is None else overrides | {"num_classes": num_classes}
+    model = VMamba(VARIANTS[name].override(stated | given))
     if checkpoint is not None:
         load_checkpoint(model, locate(known) if known else Path(checkpoint))
         model.eval()
