@@ -33,6 +33,11 @@ def test_odd_values_are_refused_in_one_line(options: dict[str, Any]) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_what_is_no_network_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the model is a NoneType; give a torch.nn.Module"):
+        create_method("tent", None)  # type: ignore[arg-type]
+
+
 def test_whole_numbers_are_numbers() -> None:
     assert create_method("tent", vmamba(), lr=1).lr == 1
 

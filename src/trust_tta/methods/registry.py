@@ -84,5 +84,7 @@ def create_method(name: str, model: nn.Module, **options: Any) -> Method:
     The method changes the weights of `model` itself: to run two methods side by side, give each a copy of it.
     """
     check_options(name, options)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
     with torch.inference_mode(False):  # what is made here must be able to learn
         return METHODS[name](model, **options)

@@ -28,7 +28,7 @@ def create_model(
     in evaluation mode when one is loaded. What a file states of its network need not be given again.
     """
     if name not in VARIANTS:
-        close = difflib.get_close_matches(name.lower(), VARIANTS, n=1)
+        close = difflib.get_close_matches(str(name).lower(), VARIANTS, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise ConfigError(f"unknown model {name!r}; {hint}the models are {', '.join(list_models())}")
     known = PRETRAINED.get(str(checkpoint))
