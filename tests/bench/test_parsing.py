@@ -137,6 +137,8 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         ({"model": {"preprocessing": {"size": 32, "hue": 1}}}, "model.preprocessing.hue: there is no such field"),
         ({"model": {"preprocessing": {"mean": [0.5, 0.5]}}}, "model.preprocessing.mean: [0.5, 0.5] is not three"),
         ({"model": {"preprocessing": {"size": 64, "resize": 32}}}, "resize is 32; it must be at least the size 64"),
+        ({"data": {"dataset": "sample", "domains": []}}, "data.domains: [] is not a list of one or more texts"),
+        ({"data": {"dataset": "cifar10-c", "domains": []}}, "data.domains: [] is not a list of one or more texts"),
         ({"model": 5}, "model: 5 is not a table"),
         ({"stream": {"seeds": True}}, "stream.seeds: True is not one or more whole numbers"),
         ({"options": {"lrr": 0.5}}, "options: no listed method has an option lrr"),

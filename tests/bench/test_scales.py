@@ -131,6 +131,28 @@ def test_other_shapes_are_refused(tmp_path: Path, line: str, part: str) -> None:
     assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ('["source", "tent", "trust"]', '["source", 3]', "methods[2]: 3 is not a name or a table with a name"),
+        ('["source", "tent", "trust"]', "7", "methods[1]: 7 is not a name or a table with a name"),
+    ],
+    ids=["one of several", "the only one"],
+)
+def test_a_method_that_is_a_number_is_told_beside_flags(tmp_path: Path, old: str, new: str, part: str) -> None:
+    changes = {"methods": ["source"], "method_options": [("source", "x", 1)]}
+    with pytest.raises(ConfigError) as caught:
+        read_parts(write(tmp_path, BOTH.replace(old, new)), changes)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", ['stream = 5\nsetting = "online"', 'setting = "online"\nstream = 5'], ids=repr)
+def test_a_section_that_is_a_number_is_told_beside_names_of_the_field(tmp_path: Path, lines: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_parts(write(tmp_path, f"{lines}\n{BOTH.split('[stream]')[0]}"))
+    assert "stream: 5 is not a table" in str(caught.value)
+
+
 def test_parts_share_the_file_and_replace_its_sections(tmp_path: Path) -> None:
     one, other = read_parts(write(tmp_path, PARTS))
     assert (one.experiment, one.store) == (other.experiment, other.store) == ("table", "runs/table.sqlite")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tests.bench.tiny import Recorder, numbers, run, tiny_config
+from tests.results.test_store import execute
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.plan import make_plan
 from trust_tta.bench.sources import DataSource, prepare
@@ -20,7 +21,7 @@ from trust_tta.bench.sweep import sweep
 from trust_tta.data.corrupt_tree import corrupt_array
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.streams import Domain
-from trust_tta.errors import CheckpointError, ConfigError, DataError
+from trust_tta.errors import CheckpointError, ConfigError, DataError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
@@ -185,6 +186,31 @@ def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path: Path) -> None:
     with ResultStore(config.store) as store:
         outcome = sweep(config, store, observer=(recorder := Recorder()), retry=True)
     assert (outcome.done, outcome.failed, len(recorder.failures)) == (2, 2, 2)
+
+
+class NoRoom(Recorder):
+    """After the first batch the store takes what is named no more, as on a disk that is full."""
+
+    def __init__(self, store: Path, event: str) -> None:
+        super().__init__()
+        self.store, self.event = store, event
+
+    def advance(self, batches: int) -> None:
+        if not self.batches:
+            execute(self.store, f"CREATE TRIGGER full BEFORE {self.event} BEGIN SELECT RAISE(ABORT, 'no room'); END")
+        super().advance(batches)
+
+
+@pytest.mark.parametrize("event", ["INSERT ON pictures", "UPDATE OF expires ON cells WHEN NEW.expires IS NOT NULL"])
+def test_a_store_that_fails_ends_the_run_and_no_cell_fails(tmp_path: Path, event: str) -> None:
+    config = tiny_config(tmp_path, methods=["source", "bn"], keep_samples=3, data={"limit": 32})
+    recorder = NoRoom(Path(config.store), event)
+    with ResultStore(config.store, lease=0) as store, pytest.raises(TrustError, match="no room"):
+        sweep(config, store, observer=recorder)
+    assert (recorder.done, recorder.failures) == ([], {})
+    execute(Path(config.store), "DROP TRIGGER full")
+    cells, again = run(config)
+    assert (len(cells), len(again.done), again.failures) == (4, 4, {})
 
 
 def test_a_failure_ends_its_chain(tmp_path: Path) -> None:

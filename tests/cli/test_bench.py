@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
+import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
 
@@ -55,6 +57,21 @@ def test_lines_tables_and_export(config: Path, tmp_path: Path, capsys: pytest.Ca
     assert drawn in again
 
 
+def test_a_terminal_without_the_signs_gets_plain_ones(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["bench", str(config), "--methods", "source", "--experiment", "caf\udce9", "--seeds", "0,1"]
+    shown = {}
+    for encoding in ("ascii", "utf-8"):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(flags) == 0
+        assert main(["report", str(config.with_name("results.sqlite"))]) == 0
+        stream.seek(0)
+        shown[encoding] = stream.read().split("sample, severity 5", 1)[1]
+    assert shown["utf-8"].count(" ± ") >= 4
+    assert shown["ascii"] == shown["utf-8"].replace(" ± ", " +-")  # no wider, so that columns stay in line
+    assert "caf?: sample" in shown["ascii"]
+
+
 def test_flags_alone_are_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from safetensors.torch import save_file
 
@@ -98,6 +115,8 @@ def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureF
         (["--option", "tent.lrr=1"], "'tent' has no option 'lrr'"),
         (["--option", "trust.k=1"], "trust.k is for a method that is not run"),
         (["--severity", "9", "--limit", "0"], "2 mistakes"),
+        (["--domains", ","], "data.domains: [] is not a list of one or more texts"),
+        (["--domains", ""], "data.domains: [] is not a list of one or more texts"),
         (["--export", "cells.xls"], "must end in .csv or .parquet"),
         (["--checkpoint", "nothing.pth"], "no checkpoint at 'nothing.pth'"),
         (["--dataset", "cifar10-c", "--root", "/nothing"], "/nothing is not a folder"),

@@ -91,6 +91,8 @@ def test_the_papers_settings_are_the_defaults(folder: Path, tmp_path: Path) -> N
         (["--checkpoint", NANO, "--set", "depths=[1,1,1]"], "does not fit the network"),
         (["--checkpoint", NANO, "--preprocessing", "imagenet"], "was trained with mean"),
         (["--checkpoint", NANO, "--preprocessing", "square"], "unknown preprocessing 'square'"),
+        (["--checkpoint", NANO, "--seed", "-1"], "--seed -1: it must lie in [0, 2**63)"),
+        (["--checkpoint", NANO, "--seed", str(2**63)], "it must lie in [0, 2**63)"),
         (["--checkpoint", NANO, "--epochs", "0", "--lr", "-1"], "epochs is 0 but must be at least 1; lr is -1.0"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
@@ -102,3 +104,16 @@ def test_misuse(folder: Path, tmp_path: Path, flags: list[str], words: str, caps
     assert words in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_network_that_is_there_is_not_replaced(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"precious")
+    flags = ["--checkpoint", NANO, "--data", "folder", "--root", str(folder), "--epochs", "1", "--device", "cpu"]
+    assert main(["finetune", *flags, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "model.safetensors' is there already" in error
+    assert "give another --out" in error
+    assert error.count("\n") == 1
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("model.safetensors", b"precious")]

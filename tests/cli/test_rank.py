@@ -65,6 +65,13 @@ def test_an_impossible_k_is_refused(config: Path, capsys: pytest.CaptureFixture[
     assert "there are 24 orders" in capsys.readouterr().err
 
 
+def test_no_domain_is_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rank", str(config), "--domains", ","]) == 2
+    error = capsys.readouterr().err
+    assert "data.domains: [] is not a list of one or more texts" in error
+    assert error.count("\n") == 1
+
+
 def test_a_folder_gets_a_record_for_each_domain(config: Path, tmp_path: Path) -> None:
     assert main(["rank", str(config), "--k", "2", "--json", str(tmp_path / "mean.json"), "--limit", "20"]) == 0
     assert main(["rank", str(config), "--k", "2", "--json", str(tmp_path / "each"), "--limit", "20"]) == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,3 +37,10 @@ def test_analyses_are_drawn_and_an_empty_store_gives_nothing_else(tmp_path: Path
     store = fill_store(tmp_path / "store.db", [])
     names = {file.stem for file in write_figures(store, tmp_path / "figures", analyses=ALL[:1] + ALL[2:])}
     assert names == {"entropy_by_order", "weight_norms", "memory_by_k"}
+
+
+def test_a_domain_whose_name_is_no_text_is_drawn(tmp_path: Path) -> None:
+    cell = make_cell("trust", "fog")
+    store = fill_store(tmp_path / "store.db", [replace(cell, key=replace(cell.key, domain="ni\udcf1o"))])
+    drawn = {file.name.partition("_")[0]: file for file in write_figures(store, tmp_path / "figures")}  # the SVG last
+    assert "ni?o" in drawn["bars"].read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.report.samples import fill_store, make_cell
 from tests.report.test_page import HOSTILE, Reader
+from trust_tta.cli.main import main
 from trust_tta.report.page import write_page
 from trust_tta.results import Cell, ResultStore, SamplePrediction
 
@@ -74,3 +75,15 @@ def test_no_more_than_eight_images_of_a_domain(tmp_path: Path) -> None:
     many = tuple(replace(FATES[0], index=i) for i in range(20))
     text = page_text(tmp_path, [make_cell("trust", d, predictions=many) for d in ("fog", "snow")], {})
     assert len(fates(text)) == 16
+
+
+def test_names_that_are_no_text_are_written_with_question_marks(tmp_path: Path) -> None:
+    """As the names of folders and flags come from the system where they are not UTF-8."""
+    store = fill_store(tmp_path / "store.db", [make_cell("trust", "fog", experiment="mi\udcf1", predictions=FATES)])
+    with ResultStore(store) as opened:
+        opened.keep_pictures(make_cell("trust", "fog").key, {7: PNG}, class_names=("ni\udcf1o", "dog"))
+    assert main(["report", str(store), "--title", "a\udcffo", "--tables", str(tmp_path / "tables")]) == 0
+    text = (tmp_path / "store.html").read_text(encoding="utf-8")
+    assert "<title>a?o</title>" in text
+    assert "<h2>mi? " in text
+    assert fates(text)[0] == "TRUST dog 40% → ni?o 91% ✓"

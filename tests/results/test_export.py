@@ -62,3 +62,14 @@ def test_a_failed_export_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
         write_csv([CELLS[0], replace(CELLS[1], facts=None)], path)  # type: ignore[arg-type]
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_that_is_no_text_is_exported_with_a_question_mark(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    odd = cell("tent", "fog", 0.5)
+    odd = replace(odd, key=replace(odd.key, experiment="mi\udcf1"))
+    write_csv([odd], tmp_path / "cells.csv")
+    write_parquet([odd], tmp_path / "cells.parquet")
+    with (tmp_path / "cells.csv").open(encoding="utf-8") as file:
+        assert [row["experiment"] for row in csv.DictReader(file)] == ["mi?"]
+    assert parquet.read_table(tmp_path / "cells.parquet").column("experiment").to_pylist() == ["mi?"]

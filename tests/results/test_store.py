@@ -167,6 +167,34 @@ def test_missing_store_is_not_made_when_only_reading(path: Path) -> None:
     assert not path.parent.exists()
 
 
+def test_a_store_beside_which_nothing_can_be_written_is_read(path: Path) -> None:
+    with ResultStore(path) as store:
+        store.finish(KEY, RESULT, FACTS)
+    before = path.read_bytes()
+    shared = path.with_name(f"{path.name}-shm")
+    shared.symlink_to(path.parent / "nowhere" / "file")  # SQLite can make it as little as on a read-only disk
+    with ResultStore(path, create=False) as store:
+        assert [cell.key for cell in store.results()] == [KEY]
+        with pytest.raises(StateError, match="readonly"):
+            store.plan([replace(KEY, seed=1)])
+    assert path.read_bytes() == before
+
+
+def test_a_store_that_another_process_may_be_writing_is_not_read_as_it_lies(path: Path) -> None:
+    with ResultStore(path):
+        pass
+    path.with_name(f"{path.name}-shm").symlink_to(path.parent / "nowhere" / "file")
+    path.with_name(f"{path.name}-wal").touch()
+    with pytest.raises(StateError, match="unable to open"):
+        ResultStore(path, create=False)
+
+
+def test_a_message_that_is_no_text_is_kept(store: ResultStore) -> None:
+    assert store.claim(KEY)
+    store.fail(KEY, "there is no caf\udce9.png")
+    assert store.failures() == [Failure(KEY, "there is no caf?.png")]
+
+
 def test_closed_store_says_so(path: Path) -> None:
     store = ResultStore(path)
     store.close()

@@ -65,6 +65,10 @@ def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
 
 
 def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a value inside tables, made where missing; what is no table stays, to be told with the other mistakes."""
     for name in path[:-1]:
-        table = table.setdefault(name, {})
+        inner: Any = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            return
+        table = inner
     table[path[-1]] = value

@@ -50,7 +50,7 @@ class Fields:
 
     def texts(self, name: str) -> tuple[str, ...] | None:
         """Several texts, or a single one; None where the field is missing."""
-        value = self._read(name, None, "a list of texts", lambda v: all(map(_is_text, _listed(v))))
+        value = self._read(name, None, "a list of one or more texts", _are_texts)
         return None if value is None else tuple(self._distinct(name, _listed(value)))
 
     def wholes(self, name: str, default: int, *, least: int = 0) -> tuple[int, ...]:
@@ -102,6 +102,10 @@ class Fields:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
+
+
+def _are_texts(value: object) -> bool:
+    return _listed(value) != [] and all(map(_is_text, _listed(value)))
 
 
 def _is_positive(value: object) -> bool:

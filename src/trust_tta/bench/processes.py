@@ -20,7 +20,7 @@ from trust_tta.bench.config import RunConfig
 from trust_tta.bench.plan import Plan
 from trust_tta.bench.sources import DataSource
 from trust_tta.bench.sweep import Bench, Observer, unsettled
-from trust_tta.errors import CheckpointError, ConfigError, DataError, TrustError
+from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.results.record import CellKey, CellResult, Course
 from trust_tta.results.store import ResultStore
 
@@ -135,7 +135,7 @@ def work(connection: Connection, processes: int) -> None:
             teller = Teller(connection, number)
             try:
                 _take_part(job, teller, patient=patient)
-            except (CheckpointError, ConfigError, DataError) as error:
+            except (CheckpointError, ConfigError, DataError, StateError) as error:
                 refused.add(number)
                 teller.tell(error)
 

@@ -63,6 +63,8 @@ def change(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     merged = merge(content, rest)
     entries = merged.get("methods", [])
     tables = [{"name": e} if isinstance(e, str) else e for e in (entries if isinstance(entries, list) else [entries])]
+    if not all(isinstance(table, Mapping) for table in tables):  # told with the other mistakes
+        return merged
     if "methods" in changes:
         tables = _pick(tables, changes["methods"])
     for method, option, value in changes.get("method_options", ()):

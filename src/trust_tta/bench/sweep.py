@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -112,6 +112,25 @@ def standing(plan: Plan, store: ResultStore) -> Outcome:
     return Outcome(plan.keys, len(done & digests), len(failed & digests))
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A cell that was run, with what the store keeps of it."""
+
+    key: CellKey
+    result: CellResult
+    facts: Facts
+    pictures: Mapping[int, bytes]
+    class_names: tuple[str, ...]
+
+
+class _OutsideError(Exception):
+    """Carries an error of the store or the observer out of a cell that it interrupted but that did not fail."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Bench:
     """The network, the data and the store that all chains of a sweep share; each is opened when it is needed."""
 
@@ -145,7 +164,10 @@ class Bench:
                 time.sleep(POLL_SECONDS)
 
     def run(self, chain: Chain) -> bool:
-        """Run a chain where it is free; False where another process holds it. An error is recorded, not raised."""
+        """Run a chain where it is free; False where another process holds it.
+
+        An error of a cell is recorded, not raised; one of the store ends the run.
+        """
         wanted = self.store.claim_all(chain.keys)
         if not wanted:
             return False
@@ -154,6 +176,8 @@ class Bench:
         while True:
             try:
                 found = next(results, None)
+            except _OutsideError as outside:
+                raise outside.error from outside.error.__cause__
             except Exception as error:  # whatever it is, the other cells are still worth running
                 for key in unfinished:
                     self.store.fail(key, message := _one_line(error))
@@ -161,13 +185,14 @@ class Bench:
                 return True
             if found is None:
                 return True
-            key, result, facts = found
-            if key in unfinished:  # the others were recorded before, and run again only to get here
-                self.store.finish(key, result, facts)
-                unfinished.remove(key)
-                self.observer.finished(key, result)
+            if found.key in unfinished:  # the others were recorded before, and run again only to get here
+                if found.pictures:
+                    self.store.keep_pictures(found.key, found.pictures, class_names=found.class_names)
+                self.store.finish(found.key, found.result, found.facts)
+                unfinished.remove(found.key)
+                self.observer.finished(found.key, found.result)
 
-    def _results(self, chain: Chain) -> Iterator[tuple[CellKey, CellResult, Facts]]:
+    def _results(self, chain: Chain) -> Iterator[_Found]:
         domains = self._open_domains(chain)
         model = self._open_network(chain)
         method = self._create(chain, model)
@@ -183,10 +208,9 @@ class Bench:
         results = run_stream(method, domains, conditions, beat=self._beat)
         for key, domain, result in zip(chain.keys, domains, results, strict=True):
             finished = now()
-            if result.predictions:
-                pictures = kept_pictures(domain.dataset, result.predictions)
-                self.store.keep_pictures(key, pictures, class_names=spoken_names(domain.dataset))
-            yield key, result, replace(self.facts, started=started, finished=finished)
+            facts = replace(self.facts, started=started, finished=finished)
+            pictures = kept_pictures(domain.dataset, result.predictions)
+            yield _Found(key, result, facts, pictures, spoken_names(domain.dataset))
             started = finished
 
     def _create(self, chain: Chain, model: VMamba) -> Method:
@@ -227,8 +251,11 @@ class Bench:
         return self._network[1]
 
     def _beat(self, batches: int) -> None:
-        self.store.heartbeat()
-        self.observer.advance(batches)
+        try:
+            self.store.heartbeat()
+            self.observer.advance(batches)
+        except Exception as error:
+            raise _OutsideError(error) from error
 
 
 def warm_up(model: VMamba, images: Tensor, *, dtype: str) -> None:

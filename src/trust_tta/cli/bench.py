@@ -127,6 +127,7 @@ def run_cells(config: RunConfig, *, retry: bool = False) -> tuple[list[Cell], in
 
 def finished_cells(config: RunConfig, outcome: Outcome) -> list[Cell]:
     """The finished cells of an experiment; those that failed are printed with their reasons."""
+    from trust_tta.cli.printing import printable
     from trust_tta.results import ResultStore
 
     digests = {key.digest for key in outcome.keys}
@@ -134,16 +135,16 @@ def finished_cells(config: RunConfig, outcome: Outcome) -> list[Cell]:
         for failure in store.failures(lambda key: key.digest in digests):
             key = failure.key
             where = f"{key.method} on {key.domain}, seed {key.seed}, batch {key.batch_size}"
-            print(f"failed: {where}: {failure.message}")
+            print(printable(f"failed: {where}: {failure.message}"))
         return store.results(lambda key: key.digest in digests, course=False)
 
 
 def print_results(config: RunConfig, cells: Sequence[Cell]) -> None:
-    from trust_tta.cli.printing import result_tables
+    from trust_tta.cli.printing import printable, result_tables
 
     for block in result_tables(cells, labels_of(config, cells)):
-        print(f"\n{block}", end="")
-    print(f"\nresults are in {config.store}")
+        print(printable(f"\n{block}"), end="")
+    print(printable(f"\nresults are in {config.store}"))
 
 
 def labels_of(config: RunConfig, cells: Sequence[Cell]) -> Labelling:
@@ -163,17 +164,19 @@ def labels_of(config: RunConfig, cells: Sequence[Cell]) -> Labelling:
 
 
 def export(cells: Sequence[Cell], path: Path) -> None:
+    from trust_tta.cli.printing import printable
     from trust_tta.results import write_csv, write_parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
     (write_csv if path.suffix == ".csv" else write_parquet)(cells, path)
-    print(f"{len(cells)} cells are in {path}")
+    print(printable(f"{len(cells)} cells are in {path}"))
 
 
 def list_cells(config: RunConfig) -> None:
     """One line for each cell of the plan, with its state in the store."""
     from trust_tta.bench.plan import make_plan
     from trust_tta.bench.sources import DataSource
+    from trust_tta.cli.printing import printable
     from trust_tta.results import ResultStore
 
     keys = make_plan(config, DataSource(config.data)).keys
@@ -183,6 +186,6 @@ def list_cells(config: RunConfig) -> None:
             states = {key.digest: state for state in ("done", "running", "failed") for key in store.keys(state)}
     for key in keys:
         place = f"{key.dataset}  {key.domain:<18} batch {key.batch_size}  seed {key.seed}"
-        print(f"{states.get(key.digest, 'to do'):<8} {key.method:<13} {place}  {key.digest[:12]}")
+        print(printable(f"{states.get(key.digest, 'to do'):<8} {key.method:<13} {place}  {key.digest[:12]}"))
     done = sum(states.get(key.digest) == "done" for key in keys)
-    print(f"{len(keys)} cells, {done} done, in {config.store}")
+    print(printable(f"{len(keys)} cells, {done} done, in {config.store}"))

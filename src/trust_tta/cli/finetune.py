@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trust_tta.cli.common import wait_politely
 from trust_tta.cli.train import add_data_arguments, report, setting
+from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,7 @@ def run(arguments: Namespace) -> None:
     from trust_tta.data.transforms import find_preset
     from trust_tta.training.data import Pictures, open_training_data
 
+    check(arguments)
     begun = time.perf_counter()
     device = choose_device(arguments.device)
     given = find_preset(arguments.preprocessing) if arguments.preprocessing else None
@@ -77,6 +79,17 @@ def run(arguments: Namespace) -> None:
         "classifier": score(model, held_out, fit, device),
     }
     finish(arguments, model, checkpoint, data, fit, result, accuracies, device, time.perf_counter() - begun)
+
+
+def check(arguments: Namespace) -> None:
+    """Refuse what would be found out only later, or would cost a network that is there."""
+    from trust_tta.training.outputs import WEIGHTS
+
+    if not 0 <= arguments.seed < 2**63:
+        raise ConfigError(f"--seed {arguments.seed}: it must lie in [0, 2**63)")
+    weights = Path(arguments.out) / WEIGHTS
+    if weights.exists():
+        raise ConfigError(f"'{weights}' is there already and would be lost; give another --out, or delete this file")
 
 
 def load_backbone(checkpoint: Checkpoint, *, classes: int) -> VMamba:

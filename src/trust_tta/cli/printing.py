@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -13,6 +14,16 @@ Labelling: TypeAlias = Callable[[CellKey], str]
 
 _BASELINES = ("source", "bn")
 _WIDEST_SPREAD = 6  # columns that fit a terminal together with their spreads
+_PLAIN = (("± ", "+-"), ("–", "-"), ("…", "..."))  # as wide, where columns are aligned
+
+
+def printable(text: str) -> str:
+    """The text as the terminal's encoding can show it: a sign that it lacks spelt plainly, else a question mark."""
+    encoding = sys.stdout.encoding or "ascii"
+    for sign, plain in _PLAIN:
+        if sign != sign.encode(encoding, "replace").decode(encoding):
+            text = text.replace(sign, plain)
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def labelling(cells: Sequence[Cell], given: Mapping[tuple[str, str], str]) -> Labelling:

@@ -26,6 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     """Write what was asked for, and say in words what the numbers are."""
+    from trust_tta.cli.printing import printable
     from trust_tta.report.figures import write_figures
     from trust_tta.report.files import group_text, write_tables
     from trust_tta.report.groups import read_contents
@@ -36,13 +37,14 @@ def run(arguments: Namespace) -> None:
     contents = read_contents(arguments.store)
     if not arguments.quiet:
         for group in contents.groups:
-            print(group_text(group))
+            print(printable(group_text(group)))
     out = Path(arguments.out) if arguments.out else Path(arguments.store).with_suffix(".html")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_page(arguments.store, out, title=arguments.title, analyses=analyses)
     if arguments.tables:
-        print(f"tables: {len(write_tables(contents.groups, arguments.tables))} files in {arguments.tables}")
+        tables = write_tables(contents.groups, arguments.tables)
+        print(printable(f"tables: {len(tables)} files in {arguments.tables}"))
     if arguments.figures:
         written = write_figures(arguments.store, arguments.figures, analyses=analyses)
-        print(f"figures: {len(written)} files in {arguments.figures}")
-    print(f"report: {out}")
+        print(printable(f"figures: {len(written)} files in {arguments.figures}"))
+    print(printable(f"report: {out}"))

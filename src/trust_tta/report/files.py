@@ -35,7 +35,7 @@ def write_tables(groups: Sequence[Group], folder: str | os.PathLike[str]) -> lis
         for ending, render in _RENDERERS.items():
             path = out / f"{name}.{ending}"
             with replacing(path) as temporary:
-                temporary.write_text(render(drawn), encoding="utf-8")
+                temporary.write_text(render(drawn), encoding="utf-8", errors="replace")
             written.append(path)
     return written
 

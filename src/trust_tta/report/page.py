@@ -36,7 +36,7 @@ def write_page(
     """Write the page of a store to `out_path`, whole or not at all."""
     html = render_page(read_contents(store_path), title=title, analyses=analyses)
     with replacing(Path(out_path)) as temporary:
-        temporary.write_text(html, encoding="utf-8")
+        temporary.write_text(html, encoding="utf-8", errors="replace")
 
 
 def render_page(contents: Contents, *, title: str | None = None, analyses: Sequence[Analysis] = ()) -> str:

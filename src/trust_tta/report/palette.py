@@ -96,8 +96,8 @@ def short_name(label: str, most: int = 18) -> str:
 
 
 def domain_name(domain: str) -> str:
-    """ "gaussian_noise" as "gaussian noise"."""
-    return domain.replace("_", " ")
+    """ "gaussian_noise" as "gaussian noise"; what is no text in the name of a folder becomes a question mark."""
+    return domain.replace("_", " ").encode("utf-8", "replace").decode("utf-8")
 
 
 def palette_css() -> str:

@@ -28,13 +28,15 @@ def columns() -> dict[str, type]:
 
 
 def flat_row(cell: Cell) -> dict[str, Any]:
-    """One cell as flat columns."""
-    return {
+    """One cell as flat columns; what is no text in a name becomes a question mark."""
+    row = {
         "digest": cell.key.digest,
         **{f.name: getattr(cell.key, f.name) for f in fields(CellKey)},
         **{name: getattr(cell.result, name) for name in VALUES},
         **{_fact_column(f.name): getattr(cell.facts, f.name) for f in fields(Facts)},
     }
+    texts = {name: value for name, value in row.items() if isinstance(value, str)}
+    return row | {name: text.encode("utf-8", "replace").decode("utf-8") for name, text in texts.items()}
 
 
 def write_csv(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:

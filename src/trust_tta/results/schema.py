@@ -64,10 +64,24 @@ def create_file(path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def open_file(path: Path) -> sqlite3.Connection:
-    """Open an existing store, an older one made new; one that is none, damaged or newer is refused and left alone."""
+def open_file(path: Path, *, reading: bool = False) -> sqlite3.Connection:
+    """Open an existing store, an older one made new; one that is none, damaged or newer is refused and left alone.
+
+    For `reading` it need not be possible to write beside the store, as long as nobody else is writing.
+    """
     _check_header(path)
-    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+    address = path.absolute().as_uri()
+    alone = not path.with_name(f"{path.name}-wal").exists()
+    try:
+        return _connect(path, address)
+    except StateError:
+        if reading and alone:
+            return _connect(path, f"{address}?mode=ro&immutable=1")
+        raise
+
+
+def _connect(path: Path, address: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(address, isolation_level=None, timeout=BUSY_SECONDS, uri=True)
     try:
         connection.execute("PRAGMA synchronous = FULL")
         (version,) = connection.execute("SELECT schema_version FROM store").fetchone() or (None,)

@@ -62,7 +62,8 @@ class ResultStore:
         self._lease = lease
         self._renewed = 0.0
         self._me = Claimant.current()
-        self._connection: sqlite3.Connection | None = open_file(self.path)
+        self._claims = False
+        self._connection: sqlite3.Connection | None = open_file(self.path, reading=not create)
 
     def __enter__(self) -> ResultStore:
         return self
@@ -77,10 +78,11 @@ class ResultStore:
         if self._connection is None:
             return
         try:
-            with self._transaction() as connection:
-                connection.execute(
-                    f"UPDATE cells SET status = 'pending', {_NO_CLAIM} WHERE token = ?", [self._me.token]
-                )
+            if self._claims:  # whoever only reads may not be allowed to write
+                with self._transaction() as connection:
+                    connection.execute(
+                        f"UPDATE cells SET status = 'pending', {_NO_CLAIM} WHERE token = ?", [self._me.token]
+                    )
         finally:
             self._connection.close()
             self._connection = None
@@ -105,6 +107,7 @@ class ResultStore:
             if "taken" in states.values():
                 return ()
             wanted = tuple(key for key, state in states.items() if state == "free")
+            self._claims |= bool(wanted)
             rows = [(key.digest, to_json(key), self._me.token, to_json(self._me), now + self._lease) for key in wanted]
             connection.executemany(_CLAIM, rows)
         return wanted
@@ -148,8 +151,9 @@ class ResultStore:
 
     def fail(self, key: CellKey, message: str) -> None:
         """Record that a cell ended in an error; a cell another process holds or has finished stays as it is."""
+        said = message.encode("utf-8", "replace").decode("utf-8")  # a file's name need not be text
         with self._transaction() as connection:
-            connection.execute(_FAIL, (key.digest, to_json(key), message, self._me.token))
+            connection.execute(_FAIL, (key.digest, to_json(key), said, self._me.token))
 
     def retry_failed(self, where: Where | None = None) -> int:
         """Make failed cells claimable again, and say how many."""
