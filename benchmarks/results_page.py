@@ -125,7 +125,7 @@ Records as the tools wrote them; each was made by the command beside it. The tab
 | CIFAR-10-C, [standard](cifar10c_standard.md) | the same | the same |
 | PACS, [online](pacs96_online.md), [standard](pacs96_standard.md) | the same, `pacs96.toml` | the same |
 | `cifar10c.csv`, `pacs96.csv` | the cells of these tables | the same |
-| `*_times.json` | seconds of those commands, taken down by the script that ran them | the same |
+| `*_times.json` | seconds of those commands, taken down by whoever ran them | the same |
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `speed_h200.json` | `trust-tta speed --out speed_h200.json` | one H200 |
 | `speed_h200_*.json` | the same, at earlier states of the code | one H200 |

@@ -13,6 +13,7 @@ from trust_tta.results.codec import canonical_json
 
 SAMPLE, ARRAY = "sample", "array"  # data that is corrupted as it is read
 CLEAN = "clean"
+SOURCE_STATISTICS = "source_statistics"  # an option that nobody writes: clean images give it
 DTYPES = ("float32", "bf16")
 
 

@@ -50,7 +50,7 @@ def find_checkpoint(config: ModelConfig, *, domain: str) -> Checkpoint:
     variant = config.name or (known.variant if known else metadata.get("variant"))
     if variant is None:
         raise ConfigError(f"'{file}' does not say which network it is of; give model.name")
-    fields = stated_fields(file)
+    fields = stated_fields(metadata, file)
     stated_classes = fields.pop("num_classes", None)
     classes = config.num_classes or (known.num_classes if known else stated_classes)
     stated = _stated_preprocessing(known, metadata, file)

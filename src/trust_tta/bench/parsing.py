@@ -15,6 +15,7 @@ from trust_tta.bench.config import (
     CLEAN,
     DTYPES,
     SAMPLE,
+    SOURCE_STATISTICS,
     DataConfig,
     MethodConfig,
     ModelConfig,
@@ -33,8 +34,6 @@ from trust_tta.models.config import VMambaConfig
 from trust_tta.models.variants import VARIANTS
 from trust_tta.models.vmamba import VMamba
 from trust_tta.results.codec import canonical_json
-
-_NEED_MORE = ("foa",)  # than a network, to be made
 
 
 def read_config(path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False) -> RunConfig:
@@ -258,7 +257,7 @@ def _method(top: Fields, number: int, entry: Any, shared: Mapping[str, Any]) -> 
     options = {**{option: value for option, value in shared.items() if option in valid}, **options}
     try:
         check_options(name, options)
-        if name not in _NEED_MORE:
+        if SOURCE_STATISTICS not in valid:
             create_method(name, _toy_network(), **options)
     except ConfigError as error:
         top.complain(f"methods[{number}]", str(error))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trust_tta.bench.config import MethodConfig, RunConfig
+from trust_tta.bench.config import SOURCE_STATISTICS, MethodConfig, RunConfig
 from trust_tta.bench.network import Checkpoint, find_checkpoint, fit_to_layout
 from trust_tta.bench.sources import DataSource
 from trust_tta.data.files import hash_pixels, hash_texts
@@ -14,7 +14,6 @@ from trust_tta.data.streams import Domain
 from trust_tta.data.transforms import Preprocessing
 from trust_tta.results.record import CellKey
 
-SOURCE_STATISTICS = "source_statistics"
 MEASURES = ("clean_after", "keep_samples", "confusion")  # ask more of a cell, and are no part of its key
 CLEAN_IMAGES = 256  # from which a method learns what clean images look like
 

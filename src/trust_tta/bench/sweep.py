@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trust_tta.bench.config import RunConfig
+from trust_tta.bench.config import SOURCE_STATISTICS, RunConfig
 from trust_tta.bench.environment import choose_device, collect_facts, now
 from trust_tta.bench.network import load_network
 from trust_tta.bench.pictures import kept_pictures, spoken_names
-from trust_tta.bench.plan import CLEAN_IMAGES, SOURCE_STATISTICS, Chain, Plan, make_plan
+from trust_tta.bench.plan import CLEAN_IMAGES, Chain, Plan, make_plan
 from trust_tta.bench.runner import Conditions, run_stream
 from trust_tta.bench.sources import DataSource, prepare
 from trust_tta.data.streams import Domain

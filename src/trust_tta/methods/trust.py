@@ -212,8 +212,9 @@ def choose_orders(orders: Sequence[OrderLike] | None, k: int) -> list[ScanOrder]
     if orders is not None:
         if isinstance(orders, str) or not isinstance(orders, Sequence):
             raise ConfigError(f"orders is {orders!r}; give a list of traversal orders, such as ['abcd', 'badc']")
-        ranked = [order[0] for order in orders if isinstance(order, tuple) and isinstance(order[0], ScanOrder)]
-        chosen = [ScanOrder(order) for order in (ranked[:k] or orders)]
+        if orders and all(isinstance(pair, tuple) and isinstance(pair[0], ScanOrder) for pair in orders):
+            orders = [pair[0] for pair in orders[:k]]  # type: ignore[misc]
+        chosen = [ScanOrder(order) for order in orders]
         if not chosen:
             raise ConfigError("orders is empty; give at least one traversal order, or leave it out for the paper's six")
         return chosen

@@ -111,12 +111,11 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
         raise CheckpointError(f"'{path}' cannot be read as .safetensors ({error}); is the file complete?") from error
 
 
-def stated_fields(path: str | PathLike[str]) -> dict[str, Any]:
-    """How the file says that its network differs from its variant, as fields of VMambaConfig; often nothing.
+def stated_fields(metadata: Mapping[str, str], path: str | PathLike[str]) -> dict[str, Any]:
+    """How a file says that its network differs from its variant, as fields of VMambaConfig; often nothing.
 
     JSON has lists where the fields are tuples.
     """
-    metadata = read_metadata(path)
     try:
         fields = dict(json.loads(metadata.get("overrides", "{}")))
         if "num_classes" in metadata:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trust_tta.errors import CheckpointError, ConfigError
-from trust_tta.models.checkpoint import load_checkpoint, stated_fields
+from trust_tta.models.checkpoint import load_checkpoint, read_metadata, stated_fields
 from trust_tta.models.pretrained import PRETRAINED, locate
 from trust_tta.models.variants import VARIANTS
 from trust_tta.models.vmamba import VMamba
@@ -40,7 +40,7 @@ def create_model(
     if known is not None:
         stated = {"num_classes": known.num_classes}
     elif checkpoint is not None:
-        stated = stated_fields(checkpoint)
+        stated = stated_fields(read_metadata(checkpoint), checkpoint)
     given = overrides if num_classes is None else overrides | {"num_classes": num_classes}
     model = VMamba(VARIANTS[name].override(stated | given))
     if checkpoint is not None:
