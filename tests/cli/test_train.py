@@ -19,9 +19,10 @@ from trust_tta.cli.main import main
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.reading import open_dataset
 from trust_tta.data.specs import PACS_CLASSES
-from trust_tta.data.transforms import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, preprocess
+from trust_tta.data.transforms import preprocess
 from trust_tta.errors import DataError
 from trust_tta.models.checkpoint import read_checkpoint
+from trust_tta.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from trust_tta.training.data import Pictures, open_training_data, read_arrays
 from trust_tta.training.loop import EpochRecord
 from trust_tta.training.recipe import TrainRecipe

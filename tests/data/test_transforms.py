@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.data.trees import pictures, thumbnails
-from trust_tta.data.transforms import PRESETS, Preprocessing, find_preset, fit_image, fit_images, normalise, preprocess
+from trust_tta.data.transforms import PRESETS, find_preset, fit_image, fit_images, normalise, preprocess
 from trust_tta.errors import ConfigError, DataError
+from trust_tta.preprocessing import Preprocessing
 
 
 def _formula(image: NDArray[np.uint8], preprocessing: Preprocessing) -> NDArray[np.float64]:

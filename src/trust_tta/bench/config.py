@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trust_tta.data.transforms import Preprocessing
 from trust_tta.methods.registry import method_options
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.results.codec import canonical_json
 
 SAMPLE, ARRAY = "sample", "array"  # data that is corrupted as it is read

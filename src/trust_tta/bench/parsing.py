@@ -27,12 +27,13 @@ from trust_tta.bench.scales import PARTS, change, full_scale, pick_parts, small_
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
 from trust_tta.data.settings import parse_setting
 from trust_tta.data.specs import find_domain, find_spec
-from trust_tta.data.transforms import Preprocessing, find_preset
+from trust_tta.data.transforms import find_preset
 from trust_tta.errors import ConfigError
 from trust_tta.methods.registry import check_options, create_method, method_options
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.variants import VARIANTS
 from trust_tta.models.vmamba import VMamba
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.results.codec import canonical_json
 
 

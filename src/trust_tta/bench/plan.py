@@ -11,7 +11,7 @@ from trust_tta.bench.network import Checkpoint, find_checkpoint, fit_to_layout
 from trust_tta.bench.sources import DataSource
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.streams import Domain
-from trust_tta.data.transforms import Preprocessing
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.results.record import CellKey
 
 MEASURES = ("clean_after", "keep_samples", "confusion")  # ask more of a cell, and are no part of its key

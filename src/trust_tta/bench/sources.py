@@ -19,8 +19,8 @@ from trust_tta.data.reading import available_domains, open_dataset
 from trust_tta.data.settings import GRADUAL_SEVERITIES, parse_setting
 from trust_tta.data.specs import CIFAR10_CLASSES, Layout, find_spec
 from trust_tta.data.streams import Domain, StreamConfig, stream_datasets
-from trust_tta.data.transforms import Preprocessing
 from trust_tta.errors import ConfigError
+from trust_tta.preprocessing import Preprocessing
 
 _PROBE = 8  # images whose pixels stand for the code that makes all of them
 _CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from trust_tta.bench.network import Checkpoint
-    from trust_tta.data.transforms import Preprocessing
     from trust_tta.models.vmamba import VMamba
+    from trust_tta.preprocessing import Preprocessing
     from trust_tta.training.data import Pictures, TrainingData
     from trust_tta.training.finetune import FinetuneResult
 

@@ -127,7 +127,7 @@ def read_recipe(arguments: Namespace) -> TrainRecipe:
     """Defaults that fit the data and the size, then the file, then the flags; every mistake in one line."""
     from dataclasses import fields
 
-    from trust_tta.data.transforms import IMAGENET_MEAN, IMAGENET_STD
+    from trust_tta.preprocessing import IMAGENET_MEAN, IMAGENET_STD
     from trust_tta.training.recipe import TrainRecipe
 
     size = picture_size(arguments)
@@ -182,7 +182,7 @@ def read_toml(path: str) -> dict[str, Any]:
 def read_pictures(data: TrainingData, size: int, recipe: TrainRecipe) -> tuple[Images, Images]:
     """Images and labels to train on, and those held out, squashed to size x size."""
     from trust_tta.cli.progress import progress
-    from trust_tta.data.transforms import Preprocessing
+    from trust_tta.preprocessing import Preprocessing
     from trust_tta.training.data import Pictures, read_arrays
 
     fit = Preprocessing(size=size, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
@@ -222,7 +222,7 @@ def finish(
     from dataclasses import asdict
 
     from trust_tta.data.files import hash_pixels
-    from trust_tta.data.transforms import Preprocessing
+    from trust_tta.preprocessing import Preprocessing
     from trust_tta.training.card import TRAINED
     from trust_tta.training.evaluation import recalibrate
     from trust_tta.training.outputs import Origin, write_network

@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD
-
-# For those who look for them beside the functions that take them.
-from trust_tta.preprocessing import IMAGENET_MEAN as IMAGENET_MEAN
-from trust_tta.preprocessing import IMAGENET_STD as IMAGENET_STD
-from trust_tta.preprocessing import Preprocessing as Preprocessing
+from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, Preprocessing
 
 _FILTERS = MappingProxyType({"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR})
 
