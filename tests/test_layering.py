@@ -14,7 +14,10 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "trust_tta"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-LEAVES = {"_version", "atomic", "errors", "optional", "orders", "preprocessing", "recording", "roles"}
+LEAVES = {
+    "_version", "atomic", "download", "errors", "optional", "orders", "plugins", "preprocessing", "progress",
+    "recording", "roles", "schema",
+}  # fmt: skip
 ROOMS: dict[str, set[str]] = {
     "scan": set(),
     "models": {"scan"},
@@ -27,7 +30,10 @@ ROOMS: dict[str, set[str]] = {
     "cli": {"scan", "models", "data", "methods", "results", "bench", "report", "training"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = ("errors", "optional", "orders", "preprocessing", "roles", "results", "report")
+WITHOUT_TORCH = (
+    "download", "errors", "optional", "orders", "plugins", "preprocessing", "progress", "roles",
+    "schema", "results", "report",
+)  # fmt: skip
 KERNELS = ("cpu_kernels.py", "triton_forward.py", "triton_backward.py")
 
 
@@ -107,7 +113,7 @@ def test_results_and_report_import_without_torch() -> None:
 
 
 def test_importing_the_package_is_light() -> None:
-    heavy = ("torch", "numba", "numpy", "scipy", "PIL", "rich")
+    heavy = ("torch", "numba", "numpy", "scipy", "PIL", "rich", "pydantic")
     code = f"import sys, trust_tta; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
     assert result.stdout.strip() == "[]"

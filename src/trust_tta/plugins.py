@@ -1,0 +1,60 @@
+"""Open doors: methods, networks and data sets from outside the package.
+
+A name is one of ours, an installed entry point of the group, or "package.module:Name".
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, Literal, TypeAlias
+
+from trust_tta.errors import ConfigError
+from trust_tta.schema import did_you_mean, show
+
+Group: TypeAlias = Literal["trust_tta.methods", "trust_tta.models", "trust_tta.datasets"]
+
+_KINDS: dict[str, str] = {
+    "trust_tta.methods": "method",
+    "trust_tta.models": "network",
+    "trust_tta.datasets": "data set",
+}
+
+
+def resolve(name: str, known: Mapping[str, Any], *, group: Group) -> Any:
+    """What `name` stands for: a value of `known`, an entry point of `group`, or an object of a module."""
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"the name of a {_KINDS[group]} is {show(name)}; give a string")
+    if name in known:
+        return known[name]
+    if ":" in name:
+        return _import(name, kind=_KINDS[group])
+    for entry in entry_points(group=group):
+        if entry.name == name:
+            return _import(entry.value, kind=_KINDS[group])
+    names = [*known, *installed(group)]
+    raise ConfigError(f"unknown {_KINDS[group]} {show(name)}; {did_you_mean(name, names)} (or 'package.module:Name')")
+
+
+def installed(group: Group) -> list[str]:
+    """The names that installed packages add to `group`."""
+    return sorted({entry.name for entry in entry_points(group=group)})
+
+
+def _import(path: str, *, kind: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        target: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"the {kind} '{path}' cannot be imported ({error}); is '{module}' installed or in PYTHONPATH?"
+        ) from error
+    for step in attribute.split("."):
+        if not hasattr(target, step):
+            names = [n for n in vars(target) if not n.startswith("_")]
+            raise ConfigError(
+                f"module '{module}' has no '{attribute}' for the {kind} '{path}'; {did_you_mean(step, names)}"
+            )
+        target = getattr(target, step)
+    return target

@@ -1,0 +1,175 @@
+"""Declared once, checked everywhere: the base of every configuration, option set and recipe.
+
+A `Schema` is a frozen pydantic model without room for mistakes: unknown keys and values of another kind are refused.
+TOML files, command-line flags and Python keywords go through `parse`, which reports every mistake at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from trust_tta.errors import ConfigError
+
+Count = Annotated[int, Field(ge=1)]  # how many of something there must be
+Natural = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1)]
+
+_WANTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "string_too_short": "a string that is not empty",
+    "finite_number": "a finite number",
+    "greater_than": "a value > {gt}",
+    "greater_than_equal": "a value >= {ge}",
+    "less_than": "a value < {lt}",
+    "less_than_equal": "a value <= {le}",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "mapping_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+}
+_LONGEST_VALUE = 80  # characters of a wrong value that are worth showing
+
+
+class Schema(BaseModel):
+    """A frozen record whose fields are checked when it is made; integers also do where floats are asked for."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=False)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(explain(error, type(self), where="")) from None
+
+    # As pydantic marks its own: inner models are then validated with their outer one, not made one by one.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, values: Any) -> Any:
+        return {name: _tuples(value) for name, value in values.items()} if isinstance(values, dict) else values
+
+    def changed(self: S, **changes: Any) -> S:
+        """A checked copy with some fields changed."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The fields that have a default, and it."""
+        return {n: f.get_default(call_default_factory=True) for n, f in cls.model_fields.items() if not f.is_required()}
+
+
+S = TypeVar("S", bound=Schema)
+
+
+def parse(schema: type[S], values: Mapping[str, Any], *, where: str = "") -> S:
+    """`values` as a `schema`; one ConfigError names every key that is wrong, and `where` it was written."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where or 'the configuration'} is {show(values)}; give a table of names and values")
+    try:
+        return schema.model_validate({str(key): value for key, value in values.items()})
+    except ValidationError as error:
+        raise ConfigError(explain(error, schema, where=where)) from None
+
+
+def explain(error: ValidationError, schema: type[BaseModel], *, where: str) -> str:
+    """All mistakes in one line: key, value, what is allowed; what the branches of a union want is joined by "or"."""
+    mistakes: dict[str, list[str]] = {}
+    for details in error.errors(include_url=False):
+        problem, wanted = _mistake(details, schema)
+        mistakes.setdefault(problem, []).extend([wanted] if wanted not in mistakes.get(problem, ()) else [])
+    lines = [f"{problem}; {' or '.join(wanted)}" if any(wanted) else problem for problem, wanted in mistakes.items()]
+    return (f"{where}: " if where else "") + "; ".join(lines)
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The nearest known name as a question, or all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{next(n for n in names if n.lower() == close[0])}'?"
+    return f"choose one of {', '.join(names)}" if names else "there is none to choose from"
+
+
+def show(value: object) -> str:
+    """A wrong value, short enough for one line."""
+    try:
+        text = repr(value)
+    except ValueError:  # integers of thousands of digits have no repr
+        text = f"an integer of {int(math.log10(abs(value))) + 1} digits" if isinstance(value, int) else "a value"
+    except RecursionError:
+        text = f"a {type(value).__name__} nested too deep"
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+def _mistake(details: ErrorDetails, schema: type[BaseModel]) -> tuple[str, str]:
+    """What is wrong, and what is wanted in its place."""
+    kind, value = details["type"], details["input"]
+    path, siblings = _walk(schema, details["loc"])
+    key = ".".join(path) or "value"
+    if kind == "extra_forbidden":
+        return f"{key}: there is no such option", did_you_mean(path[-1], siblings)
+    if kind == "missing":
+        return f"{key} is missing, and it has no default", ""
+    if kind == "value_error":  # a check of ours, which says everything itself
+        message = details["msg"].removeprefix("Value error, ")
+        return (f"{key}: {message}" if path else message), ""
+    context = details.get("ctx", {})
+    if kind == "literal_error":
+        names = [name.strip("'") for name in context["expected"].replace(" or ", ", ").split(", ")]
+        return f"{key} is {show(value)}", did_you_mean(value if isinstance(value, str) else "", names)
+    wanted = _WANTED.get(kind, "a value of another kind ({msg})").format(msg=details["msg"], **context)
+    return f"{key} is {show(value)}", f"give {wanted}"
+
+
+def _walk(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
+    """The keys of a location as the user wrote them, and the names allowed beside the last one.
+
+    Pydantic's locations also hold the branches of a union, which nobody wrote.
+    """
+    path: list[str] = []
+    fields, inside, keyed = schema.model_fields, True, False
+    for i, step in enumerate(location):
+        last = i == len(location) - 1
+        if isinstance(step, int) or keyed:
+            path.append(str(step))
+            keyed = False
+        elif inside and (step in fields or last):
+            path.append(step)
+            annotation = fields[step].annotation if step in fields else None
+            inner = _inner_model(annotation)
+            if inner is not None and not last:
+                fields = inner.model_fields
+            inside, keyed = inner is not None, get_origin(annotation) is dict
+    return path, list(fields)
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    """The model inside `Model | None`, `tuple[Model, ...]` and the like."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_inner_model(part) for part in getattr(annotation, "__args__", ()))
+    return next((model for model in found if model is not None), None)
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples: files and JSON know no other sequence."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
