@@ -1,4 +1,4 @@
-"""Golden numbers computed with the upstream code: $TRUST_TTA_GOLDEN, ../shared/golden, or the two committed here."""
+"""Golden numbers of the original code, from $TRUST_TTA_GOLDEN, ../shared/golden or tests/golden."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+BESIDE = ROOT.parent / "shared"
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def shared_path(relative: str) -> Path:
     """A file of the folder beside the repository, or a skip that says where it was looked for."""
-    path = ROOT.parent / "shared" / relative
+    path = BESIDE / relative
     if not path.is_file():
         pytest.skip(f"'{relative}' is not in the folder 'shared' beside the repository")
     return path
 
 
 def golden_path(name: str) -> Path:
-    """The golden file `name`, or a skip that says where it was looked for."""
+    """The golden file `name`, as "scan_n1.npz" or "newer/eata.npz", or a skip that says where it was looked for."""
     given = os.environ.get("TRUST_TTA_GOLDEN")
-    folders = ([Path(given)] if given else []) + [ROOT.parent / "shared" / "golden", ROOT / "tests" / "golden"]
+    folders = ([Path(given)] if given else []) + [BESIDE / "golden", ROOT / "tests" / "golden"]
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
@@ -40,7 +41,8 @@ def load_golden(name: str) -> Arrays:
 
 
 def load_golden_json(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(golden_path(name).read_text())
+    """The content of a golden .json file."""
+    content: dict[str, Any] = json.loads(golden_path(name).read_text(encoding="utf-8"))
     return content
 
 
