@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import os
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -49,3 +52,30 @@ def test_a_store_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.Ca
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "no results store" in error
+
+
+def test_a_pipe_or_a_device_is_one_line_and_nothing_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/null", str(tmp_path)):
+        assert main(["report", path]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "is not a file" in error
+
+
+def test_escape_sequences_in_labels_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack = "\x1b]0;owned\x07\x1b[2J\x9b1m\r"
+    cells = [
+        make_cell("trust", d, dataset=attack, options=json.dumps({"a": a}))
+        for d in ("fog", attack)
+        for a in (1, attack)
+    ]
+    store = fill_store(tmp_path / "store.db", cells)
+    assert main(["report", str(store), "--tables", str(tmp_path / "tables")]) == 0
+    texts = [capsys.readouterr().out, *(path.read_text() for path in (tmp_path / "tables").iterdir())]
+    assert len(texts) == 4
+    for text in texts:
+        assert {c for c in text if unicodedata.category(c) == "Cc"} == {"\n"}
+        assert "owned" in text

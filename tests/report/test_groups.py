@@ -50,6 +50,19 @@ def test_severities_of_a_gradual_stream_stay_together() -> None:
     assert group.domains == ("fog/1", "fog/2", "fog/3")
 
 
+def test_clean_images_belong_to_the_stream_of_each_severity() -> None:
+    clean = make_cell("tent", "clean", severity=None)
+    (group,) = make_groups(
+        [clean, make_cell("tent", "fog"), make_cell("tent", "snow")], [], [make_cell("bn", "clean", severity=None).key]
+    )
+    assert group.domains == ("clean", "snow", "fog")
+    assert group.severity == 5
+    assert [row.label for row in group.rows] == ["bn", "tent"]
+    groups = make_groups([clean, make_cell("tent", "fog"), make_cell("tent", "fog", severity=3)])
+    assert [(group.severity, group.domains) for group in groups] == [(3, ("clean", "fog")), (5, ("clean", "fog"))]
+    assert [group.severity for group in make_groups([clean])] == [None]
+
+
 def test_variants_of_a_method_are_rows_of_their_own_in_numeric_order() -> None:
     cells = [make_cell("trust", "fog", options=f'{{"k": {k}}}') for k in (10, 2, 6)]
     (group,) = make_groups(cells)

@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+import unicodedata
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -165,11 +166,27 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert json.loads(page.data)["facts"][0]["config"] == HOSTILE
 
 
-@pytest.mark.parametrize("text", ["</script>", "<!--", "\u2028", "&lt;", '"\\', "é"])
+@pytest.mark.parametrize("text", ["</script>", "<!--", "&lt;", '"\\', "é"])
 def test_embedded_json_is_exact_and_inert(text: str) -> None:
     encoded = embedded_json({text: [text, 1.5, None, math.nan]})
     assert not set("<>&") & set(encoded)
     assert json.loads(encoded) == {text: [text, 1.5, None, None]}
+
+
+def test_control_characters_do_not_reach_the_page(tmp_path: Path) -> None:
+    attack = "\x1b]0;owned\x07\x1b[2J\u202ereversed\x9b1m\r"
+    cell = make_cell(attack, attack, dataset=attack, experiment=attack, options=json.dumps({"a": attack}))
+    other = make_cell(attack, attack, dataset=attack, experiment=attack, options=json.dumps({"a": 1}))
+    store = fill_store(tmp_path / "store.db", [replace(cell, facts=replace(cell.facts, config=attack)), other])
+    with ResultStore(store) as opened:
+        key = make_cell("tent", "fog", dataset=attack, experiment=attack).key
+        opened.claim(key)
+        opened.fail(key, attack)
+    write_page(store, tmp_path / "page.html", title=attack)
+    text = (tmp_path / "page.html").read_bytes().decode("utf-8")
+    shown = text + json.dumps(json.loads(Reader(text).data), ensure_ascii=False)
+    assert {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")} <= {"\n"}
+    assert "?]0;owned?" in text
 
 
 def test_the_page_needs_no_network(tmp_path: Path) -> None:

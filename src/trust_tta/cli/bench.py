@@ -127,7 +127,7 @@ def run_cells(config: RunConfig, *, retry: bool = False) -> tuple[list[Cell], in
 
 def finished_cells(config: RunConfig, outcome: Outcome) -> list[Cell]:
     """The finished cells of an experiment; those that failed are printed with their reasons."""
-    from trust_tta.cli.printing import printable
+    from trust_tta.report.text import printable
     from trust_tta.results import ResultStore
 
     digests = {key.digest for key in outcome.keys}
@@ -140,7 +140,8 @@ def finished_cells(config: RunConfig, outcome: Outcome) -> list[Cell]:
 
 
 def print_results(config: RunConfig, cells: Sequence[Cell]) -> None:
-    from trust_tta.cli.printing import printable, result_tables
+    from trust_tta.cli.printing import result_tables
+    from trust_tta.report.text import printable
 
     for block in result_tables(cells, labels_of(config, cells)):
         print(printable(f"\n{block}"), end="")
@@ -164,7 +165,7 @@ def labels_of(config: RunConfig, cells: Sequence[Cell]) -> Labelling:
 
 
 def export(cells: Sequence[Cell], path: Path) -> None:
-    from trust_tta.cli.printing import printable
+    from trust_tta.report.text import printable
     from trust_tta.results import write_csv, write_parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +177,7 @@ def list_cells(config: RunConfig) -> None:
     """One line for each cell of the plan, with its state in the store."""
     from trust_tta.bench.plan import make_plan
     from trust_tta.bench.sources import DataSource
-    from trust_tta.cli.printing import printable
+    from trust_tta.report.text import printable
     from trust_tta.results import ResultStore
 
     keys = make_plan(config, DataSource(config.data)).keys

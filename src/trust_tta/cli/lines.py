@@ -10,6 +10,7 @@ from trust_tta.bench.config import RunConfig
 from trust_tta.bench.sweep import Observer
 from trust_tta.cli.printing import find_baseline
 from trust_tta.cli.progress import Advance, progress
+from trust_tta.report.text import printable
 from trust_tta.results import Cell, CellKey, CellResult, format_gain, format_percent
 
 
@@ -61,7 +62,7 @@ class Lines(Observer):
 
     def _name(self, key: CellKey) -> str:
         batch = f"  batch {key.batch_size}" if self.several else ""
-        return f"{self.place}{key.method:<{self.width}}  {key.domain:<18}{batch}  seed {key.seed}"
+        return printable(f"{self.place}{key.method:<{self.width}}  {key.domain:<18}{batch}  seed {key.seed}")
 
     def _note(self, key: CellKey, result: CellResult) -> None:
         if key.method == self.baseline:

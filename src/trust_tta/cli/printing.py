@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from trust_tta.report.tables import Entry, Layout, layout, notes, to_text
+from trust_tta.report.text import safe_line
 from trust_tta.results import Cell, CellKey, Table, format_gain, format_percent, method_labels, split, table
 
 Labelling: TypeAlias = Callable[[CellKey], str]
 
 _BASELINES = ("source", "bn")
 _WIDEST_SPREAD = 6  # columns that fit a terminal together with their spreads
-_PLAIN = (("± ", "+-"), ("–", "-"), ("…", "..."))  # as wide, where columns are aligned
-
-
-def printable(text: str) -> str:
-    """The text as the terminal's encoding can show it: a sign that it lacks spelt plainly, else a question mark."""
-    encoding = sys.stdout.encoding or "ascii"
-    for sign, plain in _PLAIN:
-        if sign != sign.encode(encoding, "replace").decode(encoding):
-            text = text.replace(sign, plain)
-    return text.encode(encoding, "replace").decode(encoding)
 
 
 def labelling(cells: Sequence[Cell], given: Mapping[tuple[str, str], str]) -> Labelling:
     """Names for the rows: those given for (method, options), else the method and the options in which it varies."""
     usual = method_labels(cells)
-    return lambda key: given.get((key.method, key.options)) or usual(key)
+    return lambda key: safe_line(given.get((key.method, key.options)) or usual(key))
 
 
 def find_baseline(rows: Iterable[str]) -> str | None:

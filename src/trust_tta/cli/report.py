@@ -26,11 +26,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     """Write what was asked for, and say in words what the numbers are."""
-    from trust_tta.cli.printing import printable
     from trust_tta.report.figures import write_figures
     from trust_tta.report.files import group_text, write_tables
     from trust_tta.report.groups import read_contents
     from trust_tta.report.page import write_page
+    from trust_tta.report.text import printable
     from trust_tta.results.analyses import read_analyses
 
     analyses = read_analyses(arguments.analyses)

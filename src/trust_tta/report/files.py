@@ -11,6 +11,7 @@ from trust_tta.atomic import replacing
 from trust_tta.report.groups import Group
 from trust_tta.report.summary import summarise
 from trust_tta.report.tables import layout, notes, to_csv, to_latex, to_markdown, to_text
+from trust_tta.report.text import safe
 
 _RENDERERS = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
 
@@ -35,7 +36,7 @@ def write_tables(groups: Sequence[Group], folder: str | os.PathLike[str]) -> lis
         for ending, render in _RENDERERS.items():
             path = out / f"{name}.{ending}"
             with replacing(path) as temporary:
-                temporary.write_text(render(drawn), encoding="utf-8", errors="replace")
+                temporary.write_text(safe(render(drawn)), encoding="utf-8")
             written.append(path)
     return written
 

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TypeAlias, cast
 
-from trust_tta.errors import ConfigError
+from trust_tta.errors import ConfigError, DataError
 from trust_tta.report.labels import Labelling, row_labels, stated_methods
 from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore, Table, table
 from trust_tta.results.ordering import rank
@@ -119,11 +120,13 @@ class Contents:
 
     @property
     def cells(self) -> list[Cell]:
-        return [cell for group in self.groups for cell in group.cells]
+        return list({cell.key.digest: cell for group in self.groups for cell in group.cells}.values())
 
 
 def read_contents(path: str | os.PathLike[str]) -> Contents:
     """Read a store once and cut it into groups; the store is not changed."""
+    if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for a writer
+        raise DataError(f"'{path}' is not a file; give the results store that a benchmark wrote")
     with ResultStore(path, create=False) as store:
         cells, failures = store.results(), store.failures()
         absent = [*store.keys("pending"), *store.keys("running")]
@@ -133,16 +136,20 @@ def read_contents(path: str | os.PathLike[str]) -> Contents:
 
 def make_groups(cells: Sequence[Cell], failures: Sequence[Failure] = (), absent: Sequence[CellKey] = ()) -> list[Group]:
     """Cut cells into groups whose tables mix nothing, in display order."""
-    bins: dict[tuple[object, ...], tuple[list[Cell], list[Failure], list[CellKey]]] = defaultdict(lambda: ([], [], []))
-    for cell in cells:
-        bins[_group_values(cell.key)][0].append(cell)
-    for failure in failures:
-        bins[_group_values(failure.key)][1].append(failure)
-    for key in absent:
-        bins[_group_values(key)][2].append(key)
+    items: list[tuple[CellKey, Cell | Failure | CellKey]] = [(cell.key, cell) for cell in cells]
+    items += [*((failure.key, failure) for failure in failures), *((key, key) for key in absent)]
+    corrupted: dict[tuple[object, ...], set[tuple[object, ...]]] = defaultdict(set)
+    for key, _ in items:
+        if key.severity is not None:
+            corrupted[_without_severity(key)].add(_group_values(key))
+    bins: dict[tuple[object, ...], list[Cell | Failure | CellKey]] = defaultdict(list)
+    for key, item in items:
+        # Clean images have no severity: they belong to the stream of each severity that was run.
+        streams = corrupted.get(_without_severity(key)) if key.severity is None else None
+        for values in streams or {_group_values(key)}:
+            bins[values].append(item)
     groups: list[Group] = []
     for values in sorted(bins, key=lambda v: [rank(n, x) for n, x in zip(_TITLE_FIELDS, v, strict=True)]):
-        done, failed, missing = bins[values]
         experiment, dataset, setting, severity, batch_size, limit = values
         whole = Group(
             experiment=str(experiment),
@@ -152,9 +159,9 @@ def make_groups(cells: Sequence[Cell], failures: Sequence[Failure] = (), absent:
             batch_size=cast(int, batch_size),
             limit=cast("int | None", limit),
             part="",
-            cells=tuple(done),
-            failures=tuple(failed),
-            absent=tuple(missing),
+            cells=tuple(item for item in bins[values] if isinstance(item, Cell)),
+            failures=tuple(item for item in bins[values] if isinstance(item, Failure)),
+            absent=tuple(item for item in bins[values] if isinstance(item, CellKey)),
         )
         groups.extend(_separate(whole, _LAST_RESORTS))
     return groups
@@ -188,6 +195,10 @@ def _separate(group: Group, fields: Sequence[str]) -> list[Group]:
 def _group_values(key: CellKey) -> tuple[object, ...]:
     gradual = "gradual" in key.setting.split("+")  # there the severity is part of the stream
     return tuple(None if name == "severity" and gradual else getattr(key, name) for name in _TITLE_FIELDS)
+
+
+def _without_severity(key: CellKey) -> tuple[object, ...]:
+    return tuple(getattr(key, name) for name in _TITLE_FIELDS if name != "severity")
 
 
 def _row_rank(key: CellKey, label: str) -> tuple[object, ...]:

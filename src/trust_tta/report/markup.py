@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from trust_tta.report.charts import Look, legend_marker
 from trust_tta.report.palette import display_name
+from trust_tta.report.text import safe
 
 Runs: TypeAlias = Mapping[str, tuple[int, ...]]  # the places of the runs of each line, by its label
 
@@ -140,9 +141,11 @@ def _sorter(text: str) -> str:
 
 
 def _finite(value: object) -> object:
-    """JSON has no NaN: such numbers become null."""
+    """JSON has no NaN: such numbers become null; text is made safe to show."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return safe(value)
     if isinstance(value, dict):
         return {str(k): _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -18,6 +18,7 @@ from trust_tta.report.analysis_charts import analyses_part
 from trust_tta.report.groups import Contents, Group, read_contents
 from trust_tta.report.palette import palette_css
 from trust_tta.report.published import load_published
+from trust_tta.report.text import safe
 from trust_tta.results import Cell, CellKey, Facts
 from trust_tta.results.analyses import Analysis
 from trust_tta.results.select import VALUES
@@ -36,7 +37,7 @@ def write_page(
     """Write the page of a store to `out_path`, whole or not at all."""
     html = render_page(read_contents(store_path), title=title, analyses=analyses)
     with replacing(Path(out_path)) as temporary:
-        temporary.write_text(html, encoding="utf-8", errors="replace")
+        temporary.write_text(safe(html), encoding="utf-8")
 
 
 def render_page(contents: Contents, *, title: str | None = None, analyses: Sequence[Analysis] = ()) -> str:
