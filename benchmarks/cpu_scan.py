@@ -29,9 +29,8 @@ from torch import Tensor
 
 import trust_tta as tt
 from trust_tta.atomic import replacing
-from trust_tta.scan import selective_scan
+from trust_tta.scan import grouped_scan, reference
 from trust_tta.scan.reference import scan_reference
-from trust_tta.scan.selective_scan import grouped_scan
 
 LONG = 2.0  # seconds after which a call is not repeated
 
@@ -218,7 +217,7 @@ def time_networks(batch: int, size: int, repeats: int) -> list[Row]:
     rows = [time_network("numba (backend 'auto')", model, images, "auto", repeats)]
     rows.append(time_network("loop over time (backend 'reference')", model, images, "reference", repeats))
     for name in ("loop over time, slicing", "loop over time, as Mamba's reference"):
-        with mock.patch.object(selective_scan, "scan_reference", CANDIDATES[name]):
+        with mock.patch.object(reference, "scan_reference", CANDIDATES[name]):
             rows.append(time_network(name, model, images, "reference", repeats))
     return rows
 
@@ -228,9 +227,8 @@ import time, torch
 from trust_tta.scan.operators import scan
 start = time.perf_counter()
 row, weight = torch.ones(1, 1, 1, 1, 8, requires_grad=True), torch.ones(1, 1, 1)
-scan(torch.ones(1, 1, 1, 8), torch.ones(1, 1, 1, 1, 8), -torch.ones(1, 1, 1, 1), row, row, weight, weight, True, False)[
-    0
-].sum().backward()
+inputs = torch.ones(1, 1, 1, 8), torch.ones(1, 1, 1, 1, 8), -torch.ones(1, 1, 1, 1), row, row, weight, weight
+scan(*inputs, True, False)[0].sum().backward()
 print(time.perf_counter() - start)
 """
 

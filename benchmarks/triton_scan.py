@@ -22,16 +22,15 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from trust_tta.scan import triton_scan
-from trust_tta.scan.triton_scan import Tile, Tiling, tiling
+from trust_tta.scan.tensors import ScanInputs
+from trust_tta.scan.triton import scan_backward, scan_forward
+from trust_tta.scan.triton.launch import Tile, Tiling, make_tiling
 
 STAGES = ((96, 3136), (192, 784), (384, 196), (768, 49))
 FORMS = ((2, 2), (4, 1))
 DTYPES = (torch.float32, torch.bfloat16)
 NAMES = ("y", "du", "ddelta", "dA", "dB", "dC", "dD", "dbias")
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Shape:
 Job = tuple[Shape, torch.dtype, Tiling | None]
 
 
-def random_inputs(shape: Shape, dtype: torch.dtype) -> Inputs:
+def random_inputs(shape: Shape, dtype: torch.dtype) -> ScanInputs:
     """u, delta, A, B, C, D and delta_bias; B and C are slices of one projection, as in the network."""
     b, g, m, c, n, length = shape.batch, shape.groups, shape.directions, shape.channels, shape.state, shape.length
 
@@ -59,7 +58,7 @@ def random_inputs(shape: Shape, dtype: torch.dtype) -> Inputs:
     u, delta = normal(b, g, c, length, dtype=dtype), normal(b, g, m, c, length, dtype=dtype)
     projected = normal(b, g, m, 2 + 2 * n, length, dtype=dtype)
     A, D, bias = -torch.exp(normal(g, m, c, n)), normal(g, m, c), normal(g, m, c) - 4
-    return u, delta, A, projected[..., 2 : 2 + n, :], projected[..., 2 + n :, :], D, bias
+    return ScanInputs(u, delta, A, projected[..., 2 : 2 + n, :], projected[..., 2 + n :, :], D, bias)
 
 
 def reference(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor) -> Tensor:
@@ -87,26 +86,23 @@ def _turn(x: Tensor) -> Tensor:
 def parity(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     """Relative errors of y and of every gradient against float64, and whether two backward runs agree bit for bit."""
     inputs = random_inputs(shape, dtype)
-    leaves = [t.double().requires_grad_() for t in inputs]
+    leaves = [t.double().requires_grad_() for t in inputs[:7] if t is not None]
     expected = reference(*leaves)
-    dy = torch.randn_like(inputs[0])
+    dy = torch.randn_like(inputs.u)
     wanted = [expected.detach(), *torch.autograd.grad(expected, leaves, dy.double())]
-    y, states = triton_scan.forward(*inputs, True)
-    found = triton_scan.backward(dy, *inputs, True, states)
-    again = triton_scan.backward(dy, *inputs, True, states)
+    y, states = scan_forward(inputs)
+    found, again = (scan_backward(dy, inputs, states) for _ in range(2))
     errors = {
-        name: ((f.double() - w).norm() / w.norm()).item()
-        for name, f, w in zip(NAMES, (y, *found), wanted, strict=True)
-        if f is not None
+        name: ((f.double() - w).norm() / w.norm()).item() for name, f, w in zip(NAMES, (y, *found), wanted, strict=True)
     }
-    repeats = all(torch.equal(f, a) for f, a in zip(found, again, strict=True) if f is not None and a is not None)
+    repeats = all(torch.equal(f, a) for f, a in zip(found, again, strict=True))
     passed = repeats and all(error <= TOLERANCES[dtype] for error in errors.values())
     return {**asdict(shape), "dtype": str(dtype), "errors": errors, "repeats": repeats, "passed": passed}
 
 
-def floor_bytes(inputs: Inputs) -> tuple[int, int]:
+def floor_bytes(inputs: ScanInputs) -> tuple[int, int]:
     """Bytes that forward and backward must move: each input read once, each output written once."""
-    u, delta, _, B, C, _, _ = (t.numel() * t.element_size() for t in inputs)
+    u, delta, B, C = (t.numel() * t.element_size() for t in (inputs.u, inputs.delta, inputs.B, inputs.C))
     return 2 * u + delta + B + C, 3 * u + 2 * (delta + B + C)
 
 
@@ -134,26 +130,26 @@ def host_us(work: Callable[[], object], calls: int = 200) -> float:
 def launching() -> dict[str, float]:
     """Host time of a call at batch 1, where it is what counts."""
     inputs = random_inputs(Shape(1, 2, 2, 768, 49), torch.float32)
-    y, states = triton_scan.forward(*inputs, True)
+    y, states = scan_forward(inputs)
     return {
-        "forward_us": host_us(lambda: triton_scan.forward(*inputs, True)),
-        "backward_us": host_us(lambda: triton_scan.backward(y, *inputs, True, states)),
+        "forward_us": host_us(lambda: scan_forward(inputs)),
+        "backward_us": host_us(lambda: scan_backward(y, inputs, states)),
     }
 
 
-def timing(shape: Shape, dtype: torch.dtype, sizes: Tiling | None, bandwidth: float) -> dict[str, Any]:
+def timing(shape: Shape, dtype: torch.dtype, tiling: Tiling | None, bandwidth: float) -> dict[str, Any]:
     """Median times of forward and backward on the device in ms, and their ratios to the byte floor."""
     inputs = random_inputs(shape, dtype)
-    dy = torch.randn_like(inputs[0])
-    _, states = triton_scan.forward(*inputs, True, sizes=sizes)
-    forward = device_ms(lambda: triton_scan.forward(*inputs, True, sizes=sizes))
-    backward = device_ms(lambda: triton_scan.backward(dy, *inputs, True, states, sizes=sizes))
+    dy = torch.randn_like(inputs.u)
+    _, states = scan_forward(inputs, tiling=tiling)
+    forward = device_ms(lambda: scan_forward(inputs, tiling=tiling))
+    backward = device_ms(lambda: scan_backward(dy, inputs, states, tiling=tiling))
     torch.cuda.empty_cache()  # the graphs' pools are freed only here
     floors = [bytes_ / bandwidth * 1e3 for bytes_ in floor_bytes(inputs)]
     return {
         **asdict(shape),
         "dtype": str(dtype),
-        "sizes": None if sizes is None else asdict(sizes),
+        "sizes": None if tiling is None else asdict(tiling),
         "forward_ms": forward,
         "backward_ms": backward,
         "forward_ratio": forward / floors[0],
@@ -196,11 +192,11 @@ def candidates(length: int, dtype: torch.dtype) -> list[Tile]:
 
 def warm(job: Job) -> str | None:
     """Compile both kernels for one job into the shared cache; the error, if there is one."""
-    shape, dtype, sizes = job
+    shape, dtype, tiling = job
     try:
         inputs = random_inputs(shape, dtype)
-        y, states = triton_scan.forward(*inputs, True, sizes=sizes)
-        triton_scan.backward(y, *inputs, True, states, sizes=sizes)
+        y, states = scan_forward(inputs, tiling=tiling)
+        scan_backward(y, inputs, states, tiling=tiling)
         torch.cuda.synchronize()
     except Exception as error:  # a launch size that the device cannot take is a result, not a failure
         return f"{type(error).__name__}: {error}".splitlines()[0]
@@ -209,7 +205,7 @@ def warm(job: Job) -> str | None:
 
 def sweep_jobs(batch: int) -> list[Job]:
     return [
-        (Shape(batch, 2, 2, channels, length), dtype, tiling(channels, length, forward=tile, backward=tile))
+        (Shape(batch, 2, 2, channels, length), dtype, make_tiling(channels, length, forward=tile, backward=tile))
         for channels, length in STAGES
         for dtype in DTYPES
         for tile in candidates(length, dtype)

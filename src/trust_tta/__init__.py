@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trust_tta.models.config import VMambaConfig
     from trust_tta.models.factory import create_model, list_models
     from trust_tta.models.vmamba import VMamba
-    from trust_tta.scan.selective_scan import selective_scan
+    from trust_tta.scan.functional import selective_scan
 
 __all__ = [
     "ScanOrder",
@@ -46,7 +46,7 @@ _HOMES = {
     "list_models": "trust_tta.models.factory",
     "load_checkpoint": "trust_tta.models.checkpoint",
     "rank_orders": "trust_tta.methods.ranking",
-    "selective_scan": "trust_tta.scan.selective_scan",
+    "selective_scan": "trust_tta.scan.functional",
 }
 
 

@@ -1,4 +1,4 @@
-"""Strided convolutions as a product, against PyTorch's own."""
+"""Strided convolutions as a matrix product, against PyTorch's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trust_tta.models.convolution import StridedConv2d, _Product, convolve, cut_patches
+from trust_tta.models.convolution import StridedConv2d, _PatchMatmul, convolve, extract_patches
 
 CASES = {
     "stem": (2, 16, 12, 12, 24, 3, 2, 1),
@@ -31,7 +31,7 @@ def test_as_conv2d(case: tuple[int, ...], with_bias: bool, channels_last: bool) 
     bias = torch.randn(out, dtype=torch.float64, requires_grad=True) if with_bias else None
     leaves = [t for t in (x, weight, bias) if t is not None]
     expected = F.conv2d(x, weight, bias, stride, padding)
-    ours = _Product.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
+    ours = _PatchMatmul.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(ours, expected)
     assert ours.is_contiguous(memory_format=torch.channels_last)
     dy = torch.randn_like(expected)
@@ -44,28 +44,28 @@ def test_as_conv2d(case: tuple[int, ...], with_bias: bool, channels_last: bool) 
 def test_a_frozen_layer_passes_the_gradient_on() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(2, 16, 6, 6, requires_grad=True), torch.randn(4, 16, 3, 3)
-    call: Any = _Product.apply
+    call: Any = _PatchMatmul.apply
     assert torch.autograd.gradcheck(lambda t: call(t, weight.double(), None, 2, 1), x.double())
 
 
 def test_on_a_cpu_it_is_the_plain_layer() -> None:
     layer = StridedConv2d(16, 4, 3, stride=2, padding=1)
     x = torch.randn(1, 16, 6, 6)
-    assert not layer.as_product(x)
+    assert not layer.uses_matmul(x)
     assert torch.equal(layer(x), F.conv2d(x, layer.weight, layer.bias, 2, 1))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precise", [True, False])
-def test_on_a_gpu_it_is_taken_in_full_precision_alone(precise: bool) -> None:
+def test_on_a_gpu_only_full_precision_uses_the_product(precise: bool) -> None:
     torch.manual_seed(0)
     layer = StridedConv2d(96, 192, 3, stride=2, padding=1).cuda()
     x = torch.randn(4, 96, 28, 28, device="cuda").to(memory_format=torch.channels_last)
     with torch.backends.cudnn.flags(allow_tf32=not precise):
-        assert layer.as_product(x) == precise
-        assert not layer.as_product(x.half())
+        assert layer.uses_matmul(x) == precise
+        assert not layer.uses_matmul(x.half())
         with torch.autocast("cuda", torch.bfloat16):
-            assert not layer.as_product(x)
+            assert not layer.uses_matmul(x)
         exact = F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), 2, 1)  # type: ignore[union-attr]
         torch.testing.assert_close(layer(x).double(), exact, rtol=1e-4, atol=1e-4 if precise else 1e-2)
 
@@ -73,7 +73,7 @@ def test_on_a_gpu_it_is_taken_in_full_precision_alone(precise: bool) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.usefixtures("nan_empty")
-def test_the_kernel_cuts_the_same_patches(case: tuple[int, ...], channels_last: bool) -> None:
+def test_the_kernel_extracts_the_same_patches(case: tuple[int, ...], channels_last: bool) -> None:
     pytest.importorskip("triton")
     from trust_tta.models import triton_patches
 
@@ -81,12 +81,12 @@ def test_the_kernel_cuts_the_same_patches(case: tuple[int, ...], channels_last: 
     x = torch.randn(b, c, h, w, generator=torch.Generator().manual_seed(0))
     x = x.to("cuda" if torch.cuda.is_available() else "cpu")
     x = x.to(memory_format=torch.channels_last) if channels_last else x
-    ours = triton_patches.cut_patches(x, size, stride, padding)
-    assert torch.equal(ours, cut_patches(x, size, stride, padding))
+    ours = triton_patches.extract_patches(x, size, stride, padding)
+    assert torch.equal(ours, extract_patches(x, size, stride, padding))
 
 
 def test_nothing_is_read_outside_the_map() -> None:
-    """Memory around the map is not a number; what is beside its border counts as zero."""
+    """Memory around the map is not a number; what lies outside counts as zero."""
     whole = torch.full((3, 10, 10, 4), torch.nan)
     whole[1, 2:8, 2:8] = 1.0
     x = whole[1:2, 2:8, 2:8].permute(0, 3, 1, 2)

@@ -15,7 +15,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from trust_tta.models import triton_patches
-from trust_tta.scan import triton_backward, triton_forward, triton_groups, triton_layout, triton_map, triton_products
+from trust_tta.scan import Parameters
+from trust_tta.scan.triton import backward, forward, layout, matmul, parameters, scan_map
 
 KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")
@@ -46,7 +47,7 @@ class Compiled:
     def kind(self, value):
         return KINDS[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
 
-for module in (triton_backward, triton_forward, triton_groups, triton_layout, triton_patches, triton_products):
+for module in (backward, forward, layout, matmul, parameters, triton_patches):
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         setattr(module, name, Compiled(getattr(module, name)))
 
@@ -55,18 +56,23 @@ c, side, rank = (int(n) for n in sys.argv[3:6])
 shapes = ((4, rank + 2, c), (4, c, rank), (4, c), (4 * c, 1), (4 * c,))
 with torch.device("meta"):
     x = torch.empty(batch, c, side, side, dtype=dtype)
-    slots = torch.empty((batch, 4) if sys.argv[6] == "own" else 4, dtype=torch.int64)
-    y, parts, states, _, _, taken = triton_map.forward(x, slots, tuple(torch.empty(s) for s in shapes))
-    triton_patches.cut_patches(torch.empty(batch, c, side, side), 3, 2, 1)
+    slots = torch.empty((batch, 4) if sys.argv[6] == "per-image" else 4, dtype=torch.int64)
+    y, saved = scan_map.scan_map_forward(x, slots, Parameters(*(torch.empty(s) for s in shapes)))
+    triton_patches.extract_patches(torch.empty(batch, c, side, side), 3, 2, 1)
     weight = torch.empty(c)
-    triton_layout.join_and_normalise(y, side, side, weight, weight, 1e-5)
+    layout.merge_norm(y, side, side, weight, weight, 1e-5)
     print("backward")
-    triton_layout.spread(x, silu=False)
-    triton_map.backward(torch.empty_like(y), x, slots, taken, parts, states, True, True)
+    layout.cross_scan(x, silu=False)
+    scan_map.scan_map_backward(
+        torch.empty_like(y), x, slots, saved, train_projections=True, train_scan=True
+    )
 """
 
-FORWARD = Counter(["take_kernel", "spread_kernel", "forward_kernel", "norm_kernel", "patches_kernel"])
-BACKWARD = Counter(["spread_kernel", "spread_kernel", "backward_kernel", "rows_kernel", "join_kernel", "give_kernel"])
+FORWARD = Counter(
+    ["gather_kernel", "cross_scan_kernel", "scan_forward_kernel", "merge_norm_kernel", "extract_patches_kernel"]
+)
+BACKWARD = Counter(["scan_backward_kernel", "sum_rows_kernel", "cross_merge_kernel", "scatter_add_kernel"])
+BACKWARD["cross_scan_kernel"] = 2
 STAGES = {"first": (96, 56, 6), "second": (192, 28, 12), "third": (384, 14, 24), "last": (768, 7, 48)}
 
 
@@ -74,10 +80,10 @@ STAGES = {"first": (96, 56, 6), "second": (192, 28, 12), "third": (384, 14, 24),
     ("stage", "dtype", "batch", "order"),
     [
         ("first", "bfloat16", 128, "shared"),
-        ("last", "bfloat16", 1, "own"),
+        ("last", "bfloat16", 1, "per-image"),
         ("third", "float32", 128, "shared"),
         *(pytest.param(stage, "bfloat16", 128, "shared", marks=pytest.mark.slow) for stage in STAGES),
-        *(pytest.param(stage, "float32", 128, "own", marks=pytest.mark.slow) for stage in STAGES),
+        *(pytest.param(stage, "float32", 128, "per-image", marks=pytest.mark.slow) for stage in STAGES),
         *(pytest.param(stage, "float16", 1, "shared", marks=pytest.mark.slow) for stage in STAGES),
     ],
 )
@@ -93,6 +99,6 @@ def test_kernels_of_a_block_compile(stage: str, dtype: str, batch: int, order: s
         found.append(Counter(name for name, _ in kernels))
     half = dtype != "float32"
     assert found == [
-        FORWARD + Counter(multiply_kernel=2 * half),
-        BACKWARD + Counter(multiply_kernel=3 * half, correlate_kernel=2 * half),
+        FORWARD + Counter(matmul_kernel=2 * half),
+        BACKWARD + Counter(matmul_kernel=3 * half, weight_gradient_kernel=2 * half),
     ]

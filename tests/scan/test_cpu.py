@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.conftest import SetThreads
 from tests.scan.cases import NAMES, assert_close, make_inputs, reference_in_float64, run_scan
+from trust_tta.scan.cpu.threads import SMALL, run_tasks
 from trust_tta.scan.operators import scan as scan_operator
-from trust_tta.scan.threads import SMALL, run_tasks
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 SHORT = list(itertools.product([1, 7, 49, 63], [1, 8, 16], [1, 3], [(4, 1), (2, 2)]))

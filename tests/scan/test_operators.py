@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.scan.cases import assert_close, make_inputs, run_scan
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
+from trust_tta.scan import grouped_scan, selective_scan
 from trust_tta.scan.operators import scan, scan_backward
-from trust_tta.scan.selective_scan import grouped_scan, selective_scan
 
 TINY = VMambaConfig(depths=(1, 1), dims=(8, 16), num_classes=3, d_state=2, drop_path=0.0)
 
@@ -31,7 +31,7 @@ def test_opcheck(dtype: torch.dtype, optional: bool) -> None:
     torch.library.opcheck(scan, (*inputs, True, False))
     plain = [None if t is None else t.detach() for t in inputs]
     y, states = scan(*plain, True, False)
-    torch.library.opcheck(scan_backward, (torch.ones_like(y), *plain, states, True, False))
+    torch.library.opcheck(scan_backward, (torch.ones_like(y), *plain, True, states, False))
 
 
 def test_a_second_derivative_is_refused() -> None:

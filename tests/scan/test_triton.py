@@ -14,8 +14,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from trust_tta.scan import triton_scan  # noqa: E402
-from trust_tta.scan.triton_scan import Tile, Tiling, tiling  # noqa: E402
+from trust_tta.scan.tensors import ScanInputs  # noqa: E402
+from trust_tta.scan.triton import scan_backward, scan_forward, states_shape  # noqa: E402
+from trust_tta.scan.triton.launch import Tile, Tiling, make_tiling  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("y", "u", "delta", "A", "B", "C", "D", "delta_bias")
@@ -70,17 +71,19 @@ def expected(inputs: Inputs, dy: Tensor, softplus: bool) -> list[Tensor | None]:
     return [y.detach(), *(None if t is None else next(gradients) for t in inputs)]
 
 
-def found(inputs: Inputs, dy: Tensor, softplus: bool, sizes: Tiling | None = None) -> list[Tensor | None]:
+def found(inputs: Inputs, dy: Tensor, softplus: bool, tiling: Tiling | None = None) -> list[Tensor | None]:
     """y and every gradient from the kernels."""
-    y, states = triton_scan.forward(*inputs, softplus, sizes=sizes)
-    return [y, *triton_scan.backward(dy, *inputs, softplus, states, sizes=sizes)]
+    given = ScanInputs(*inputs, softplus)
+    y, states = scan_forward(given, tiling=tiling)
+    gradients = scan_backward(dy, given, states, tiling=tiling)
+    return [y, *(None if t is None else g for g, t in zip(gradients, inputs, strict=True))]
 
 
-def check(inputs: Inputs, *, softplus: bool = True, sizes: Tiling | None = None, slack: float = 1.0) -> None:
+def check(inputs: Inputs, *, softplus: bool = True, tiling: Tiling | None = None, slack: float = 1.0) -> None:
     """Compare y and every gradient by norm, and their shapes and dtypes with the inputs'."""
     u = inputs[0]
     dy = torch.randn(u.shape, generator=torch.Generator().manual_seed(5)).to(u)
-    pairs = zip(NAMES, found(inputs, dy, softplus, sizes), expected(inputs, dy, softplus), [u, *inputs], strict=True)
+    pairs = zip(NAMES, found(inputs, dy, softplus, tiling), expected(inputs, dy, softplus), [u, *inputs], strict=True)
     for name, ours, theirs, source in pairs:
         if ours is None or theirs is None or source is None:
             assert ours is theirs is source, name
@@ -132,8 +135,8 @@ def test_output_and_every_gradient(
     ("forward", "backward"), [(16, 16), (32, 16), (16, 32), (64, 16)], ids=lambda positions: f"{positions}"
 )
 def test_any_chunks_give_the_same(directions: int, forward: int, backward: int) -> None:
-    sizes = tiling(3, 63, forward=Tile(2, forward, 1), backward=Tile(2, backward, 1))
-    check(draw(1, 1, directions, 3, 63, 2), sizes=sizes)
+    tiling = make_tiling(3, 63, forward=Tile(2, forward, 1), backward=Tile(2, backward, 1))
+    check(draw(1, 1, directions, 3, 63, 2), tiling=tiling)
 
 
 @pytest.mark.parametrize(("has_D", "has_bias"), [(False, True), (True, False), (False, False)])
@@ -177,8 +180,8 @@ def test_extreme_steps(shift: float, slack: float) -> None:
 def test_two_backward_runs_agree_bit_for_bit() -> None:
     inputs = draw(2, 1, 2, 3, 20, 1)
     dy = torch.ones_like(inputs[0])
-    sizes = tiling(3, 20, forward=Tile(2, 16, 1), backward=Tile(2, 16, 1))
-    for first, second in zip(found(inputs, dy, True, sizes), found(inputs, dy, True, sizes), strict=True):
+    tiling = make_tiling(3, 20, forward=Tile(2, 16, 1), backward=Tile(2, 16, 1))
+    for first, second in zip(found(inputs, dy, True, tiling), found(inputs, dy, True, tiling), strict=True):
         assert first is not None
         assert second is not None
         assert torch.equal(first, second)
@@ -186,8 +189,8 @@ def test_two_backward_runs_agree_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("length", [1, 49, 128, 129])
 def test_states_shape_is_what_forward_saves(length: int) -> None:
-    _, states = triton_scan.forward(*draw(1, 1, 1, 1, length, 2), True)
-    assert states.shape == triton_scan.states_shape(1, 1, 1, 1, length, 2)
+    _, states = scan_forward(ScanInputs(*draw(1, 1, 1, 1, length, 2)))
+    assert states.shape == states_shape((1, 1, 1, 1, length), 2)
     assert states.dtype == torch.float32
 
 
@@ -208,5 +211,5 @@ def test_more_than_two_billion_elements() -> None:
     u = torch.ones(batch, 1, 1, length, device=DEVICE, dtype=torch.bfloat16)
     one = torch.ones(1, 1, 1, device=DEVICE)
     rows = torch.ones(1, 1, 1, 1, length, device=DEVICE).expand(batch, 1, 1, 1, length)
-    y, _ = triton_scan.forward(u, u[:, :, None], -one[..., None], rows, rows, None, None, False)
+    y, _ = scan_forward(ScanInputs(u, u[:, :, None], -one[..., None], rows, rows, None, None, False))
     assert torch.equal(y[0], y[-1])

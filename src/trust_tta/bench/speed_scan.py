@@ -14,7 +14,7 @@ from trust_tta.bench.speed import Job, Limits, Row, Work
 from trust_tta.models.vmamba import VMamba
 
 Scan: TypeAlias = Callable[..., Tensor]
-"""`scan.selective_scan.grouped_scan`."""
+"""`scan.grouped_scan`."""
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 

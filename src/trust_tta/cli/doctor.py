@@ -155,7 +155,7 @@ def _outputs(inputs: list[torch.Tensor], backend: str) -> list[torch.Tensor]:
     """y and the gradients of the seven inputs, for an upstream gradient of cos(y's positions)."""
     import torch
 
-    from trust_tta.scan.selective_scan import grouped_scan
+    from trust_tta.scan import grouped_scan
 
     leaves = [t.clone().requires_grad_() for t in inputs]
     y = grouped_scan(*leaves, backend=backend)

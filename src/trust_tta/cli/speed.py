@@ -135,7 +135,7 @@ def measure(
     from trust_tta.bench.speed import refuse, run_job
     from trust_tta.bench.speed_plan import make_jobs
     from trust_tta.cli.progress import progress
-    from trust_tta.scan.selective_scan import grouped_scan
+    from trust_tta.scan import grouped_scan
 
     jobs = make_jobs(settings, model, grouped_scan, device=device, bandwidth=bandwidth)
     rows: list[Row] = []

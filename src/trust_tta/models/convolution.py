@@ -1,4 +1,4 @@
-"""Strided convolutions as one product, where no library has a kernel for them at the device's full float32 rate."""
+"""Strided convolutions as one matrix product (im2col), faster in full float32 on a GPU than any library kernel."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.scan.selective_scan import HAS_TRITON
+from trust_tta.scan.functional import HAS_TRITON
 
-LEAST_CHANNELS = 16  # below, the product is too thin
+MIN_CHANNELS = 16  # with fewer, the product is too thin
 
 
 class StridedConv2d(nn.Conv2d):
-    """A square convolution; in full float32 on a GPU the forward pass is a product over patches."""
+    """A square convolution; in full float32 on a GPU its forward pass is a matrix product of patches."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.as_product(x):
+        if not self.uses_matmul(x):
             return super().forward(x)
-        y: Tensor = _Product.apply(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))  # type: ignore[no-untyped-call]
+        y: Tensor = _PatchMatmul.apply(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))  # type: ignore[no-untyped-call]
         return y
 
-    def as_product(self, x: Tensor) -> bool:
+    def uses_matmul(self, x: Tensor) -> bool:
         plain = HAS_TRITON and x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-        return plain and x.shape[1] >= LEAST_CHANNELS and not torch.compiler.is_compiling() and not _rounds_to_tf32()
+        return plain and x.shape[1] >= MIN_CHANNELS and not torch.compiler.is_compiling() and not _rounds_to_tf32()
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
-    """As `F.conv2d`, x (b, c, h, w), weight (out, c, k, k); the result is channel-last in memory."""
+    """`F.conv2d` of x (b, c, h, w) by weight (out, c, k, k); the result is channel-last in memory."""
     if x.is_cuda:
         from trust_tta.models import triton_patches
 
-        patches = triton_patches.cut_patches(x, weight.shape[2], stride, padding)
+        patches = triton_patches.extract_patches(x, weight.shape[2], stride, padding)
     else:
-        patches = cut_patches(x, weight.shape[2], stride, padding)
+        patches = extract_patches(x, weight.shape[2], stride, padding)
     matrix = weight.permute(0, 2, 3, 1).flatten(1).T
     rows = patches.view(-1, len(matrix))
     y = rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
     return y.view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
 
 
-def cut_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """What a kernel sees of x (b, c, h, w) at each of its places, (b, height, width, size, size, c)."""
+def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    """The patch of x (b, c, h, w) under a kernel at each output pixel, (b, height, width, size, size, c)."""
     padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, padding, padding, padding, padding))
     return padded.unfold(1, size, stride).unfold(2, size, stride).permute(0, 1, 2, 4, 5, 3).contiguous()
 
 
-class _Product(torch.autograd.Function):
-    """The patches are not kept: the library's backward makes do with x, and is at the device's rate."""
+class _PatchMatmul(torch.autograd.Function):
+    """The patches are not kept: the library's backward needs only x, and runs at the device's full rate."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
@@ -68,8 +68,8 @@ class _Product(torch.autograd.Function):
 
 
 def _rounds_to_tf32() -> bool:
-    """Whether the caller lets products or convolutions round their factors, for which libraries are fast."""
+    """Whether the caller allows TF32 in products or convolutions, for which libraries are fast."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    if hasattr(cudnn, "conv"):  # the older names refuse to answer where the newer were used
+    if hasattr(cudnn, "conv"):  # reading the old flags fails once the new ones were set
         return "tf32" in (cudnn.conv.fp32_precision, matmul.fp32_precision)
     return bool(cudnn.allow_tf32 or matmul.allow_tf32)

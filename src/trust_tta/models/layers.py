@@ -1,6 +1,6 @@
 """Layers on maps (b, c, h, w) whose parameters keep upstream's names and shapes.
 
-Maps are channel-last in memory: there a linear layer or a LayerNorm over the channels is a view away.
+Maps are channel-last in memory: a linear layer or a LayerNorm over the channels then needs no copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Linear2d(nn.Linear):
 
 
 class LayerNorm2d(nn.LayerNorm):
-    """Layer normalisation over the channels of (b, c, h, w)."""
+    """Layer normalization over the channels of (b, c, h, w)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -62,7 +62,7 @@ class Mlp(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Halve the map: the four pixels of each 2x2 cell side by side, normalised and projected."""
+    """Halve the map: the four pixels of each 2x2 cell side by side, normalized and projected."""
 
     def __init__(self, dim: int, out_dim: int, norm: str) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class PatchMerging(nn.Module):
 
 
 def make_stem(channels: int, dim: int, patch: int, *, overlapping: bool, norm: str) -> nn.Sequential:
-    """From images to the first map; the places in the sequence are upstream's."""
+    """From images to the first map; the indices in the sequence are upstream's."""
     if not overlapping:
         return nn.Sequential(nn.Conv2d(channels, dim, patch, stride=patch), nn.Identity(), make_norm(norm, dim))
     stride = patch // 2

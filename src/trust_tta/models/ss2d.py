@@ -1,4 +1,4 @@
-"""SS2D: a map read along its rows and columns, both ways, by four groups of scan parameters."""
+"""SS2D: a map scanned along its rows and columns, both ways, by four groups of scan parameters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.models.layers import LayerNorm2d, Linear2d
-from trust_tta.scan.selective_scan import join_norm, scan_map
+from trust_tta.scan import Parameters, merge_norm, scan_map
 
 
 class SS2D(nn.Module):
-    """Project, mix locally, scan in four directions, normalise, project back."""
+    """Project, convolve, scan in four directions, normalize, project back."""
 
     def __init__(
         self, dim: int, *, inner: int, d_state: int, dt_rank: int, conv_size: int, conv_bias: bool, gate: bool
@@ -44,21 +44,17 @@ class SS2D(nn.Module):
             self.Ds.fill_(1)
 
     def forward(self, x: Tensor, slots: Tensor) -> Tensor:
-        """x (b, dim, h, w); slots as in `scan_map`."""
+        """x (b, dim, h, w); `slots` (4,) or (b, 4) as in `scan.scan_map`."""
         x = self.in_proj(x)
         if self.gate:
             x, z = x.chunk(2, dim=1)
-        y = self.scan_map(self.conv2d(x), slots)
+        y = self.scan(self.conv2d(x), slots)
         out: Tensor = self.out_proj(y * F.silu(z) if self.gate else y)
         return out
 
-    def scan_map(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Scan SiLU(x), x (b, c, h, w), in four directions; their sum in place, normalised, (b, c, h, w).
-
-        `slots` (4,) or (b, 4) names the parameter group that reads the rows forwards, the rows backwards,
-        the columns forwards and the columns backwards: an order moves parameters, never pixels.
-        """
-        parameters = (self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
-        y = scan_map(x, slots, *parameters, backend=self.backend)
+    def scan(self, x: Tensor, slots: Tensor) -> Tensor:
+        """Scan SiLU(x), x (b, c, h, w), in four directions; their sum, normalized, (b, c, h, w)."""
+        parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
+        y = scan_map(x, slots, parameters, backend=self.backend)
         norm = self.out_norm
-        return join_norm(y, x.shape[2], x.shape[3], norm.weight, norm.bias, norm.eps, backend=self.backend)
+        return merge_norm(y, x.shape[2], x.shape[3], norm.weight, norm.bias, norm.eps, backend=self.backend)

@@ -1,4 +1,4 @@
-"""The patches under a strided kernel, cut out on a CUDA device in one reading."""
+"""`convolution.extract_patches` on a CUDA device in one pass over the map."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -8,17 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.sizes import ceil_div
+from trust_tta.scan.triton.launch import ceil_div
 
 
-def cut_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """As `convolution.cut_patches`."""
+def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    """As `convolution.extract_patches`."""
     x = x.contiguous(memory_format=torch.channels_last)
     b, c, h, w = x.shape
     height, width = ((n + 2 * padding - size) // stride + 1 for n in (h, w))
     patches = x.new_empty((b, height, width, size, size, c))
     with torch.cuda.device_of(x):
-        patches_kernel[(b * height, ceil_div(width * size * size * c, 2048))](
+        extract_patches_kernel[(b * height, ceil_div(width * size * size * c, 2048))](
             x, patches, CHANNELS=c, HEIGHT=h, WIDTH=w, OUT_HEIGHT=height, OUT_WIDTH=width, SIZE=size, STRIDE=stride,
             PADDING=padding, BLOCK=2048, enable_fp_fusion=True,
         )  # fmt: skip
@@ -26,12 +26,12 @@ def cut_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
 
 
 @triton.jit
-def patches_kernel(
-    x, patches,
+def extract_patches_kernel(
+    p_x, p_patches,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A run of numbers of one row of patches; beside the map are zeros."""
+    """A run of numbers of one row of patches; outside the map are zeros."""
     ROW: tl.constexpr = OUT_WIDTH * SIZE * SIZE * CHANNELS
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_row = tl.program_id(0).to(tl.int64)
@@ -40,6 +40,6 @@ def patches_kernel(
     o_c = o % CHANNELS
     o_w = o // (SIZE * SIZE * CHANNELS) * STRIDE + o // CHANNELS % SIZE - PADDING
     o_h = i_h * STRIDE + o // (SIZE * CHANNELS) % SIZE - PADDING
-    inside = (o_h >= 0) & (o_h < HEIGHT) & (o_w >= 0) & (o_w < WIDTH)
-    b_x = tl.load(x + ((i_b * HEIGHT + o_h) * WIDTH + o_w) * CHANNELS + o_c, mask=inside & (o < ROW), other=0.0)
-    tl.store(patches + i_row * ROW + o, b_x, mask=o < ROW)
+    m_inside = (o_h >= 0) & (o_h < HEIGHT) & (o_w >= 0) & (o_w < WIDTH)
+    b_x = tl.load(p_x + ((i_b * HEIGHT + o_h) * WIDTH + o_w) * CHANNELS + o_c, mask=m_inside & (o < ROW), other=0.0)
+    tl.store(p_patches + i_row * ROW + o, b_x, mask=o < ROW)

@@ -1,126 +1,263 @@
-"""The scan as torch.library operators: fake and autograd rules around the backends' plain functions.
+"""The scans as operators of torch.library: schemas, fake kernels and autograd around the functions of a backend.
 
-Layouts as in `reference.scan_reference`. `triton` chooses the kernels; everything else follows from the shapes.
+The last argument of each operator, `triton`, chooses the backend. Operators take and return flat rows of tensors, which
+are named again on arrival. The `run_*` functions are the operators without torch.library, for calls in which nothing is
+differentiated or compiled: its overhead is most of a small batch's time.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from trust_tta.scan import reference
+from trust_tta.scan.tensors import Gathered, Parameters, Saved, ScanGradients, ScanInputs
 
-@torch.library.custom_op("trust_tta::scan", mutates_args=())
-def scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    triton: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return y (b, g, c, l) and the states at chunk starts (empty on a CPU, where rows are recomputed whole)."""
-    inputs = (u, delta, A, B, C, D, delta_bias)
+_FIVE = "Tensor x_proj_weight, Tensor dt_projs_weight, Tensor dt_projs_bias, Tensor A_logs, Tensor Ds"
+_INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? delta_bias, bool delta_softplus"
+_SAVED = "Tensor projected, Tensor states, Tensor u, Tensor delta"
+_GATHERED = "Tensor x_proj, Tensor dt_proj, Tensor A, Tensor D, Tensor dt_bias"
+
+
+class Backend(Protocol):
+    """What the packages `scan.cpu` and `scan.triton` provide."""
+
+    def scan_forward(self, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+        """Return y (b, g, c, l) and the states that the backward starts from, float32 of `states_shape`."""
+
+    def scan_backward(self, dy: Tensor, inputs: ScanInputs, states: Tensor) -> ScanGradients:
+        """Return each gradient in the dtype of its input."""
+
+    def states_shape(self, delta: Sequence[int], state: int) -> tuple[int, ...]:
+        """Return the shape of the saved states for a `delta` of the given shape (b, g, m, c, l)."""
+
+    def scan_map_forward(self, x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
+        """Return y (b, 2, c, h*w) as `reference.scan_map` does, and what the backward needs."""
+
+    def scan_map_backward(
+        self, dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
+    ) -> tuple[Tensor, Parameters]:
+        """Return the gradients of x and, in A's dtype, of the parameters.
+
+        The first two parameters' gradients are empty unless `train_projections`, the others unless `train_scan`.
+        """
+
+    def cross_scan(self, x: Tensor, *, silu: bool) -> Tensor:
+        """Return `reference.cross_scan` of x, or of SiLU of x."""
+
+    def cross_merge(self, y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
+        """Return `reference.cross_merge` of y, channel-last in memory; times the derivative of SiLU at `silu_of`."""
+
+    def merge_norm(
+        self, y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the normalized map, the merged map, both (b, h, w, c), and mean and 1 / deviation (b, h, w, 1)."""
+
+
+def get_backend(triton: bool) -> Backend:
+    """Import the backend where it is first used: numba and Triton are slow to load."""
     if triton:
-        from trust_tta.scan import triton_scan
+        from trust_tta.scan import triton as gpu
 
-        return triton_scan.forward(*inputs, delta_softplus)
+        return gpu
     from trust_tta.scan import cpu
 
-    return cpu.forward(*inputs, delta_softplus), u.new_empty(0, dtype=torch.float32)
+    return cpu
 
 
-@scan.register_fake
-def _(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    triton: bool,
-) -> tuple[Tensor, Tensor]:
-    batch, groups, directions, channels, length = delta.shape
-    shape: tuple[int, ...] = (0,)
-    if triton:
-        from trust_tta.scan.triton_scan import states_shape
-
-        shape = states_shape(batch, groups, directions, channels, length, A.shape[-1])
-    return u.new_empty(u.shape), u.new_empty(shape, dtype=torch.float32)
-
-
-@torch.library.custom_op("trust_tta::scan_backward", mutates_args=())
-def scan_backward(
-    dy: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    delta_bias: Tensor | None,
-    states: Tensor,
-    delta_softplus: bool,
-    triton: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of u, delta, A, B, C, D and delta_bias; the last two are empty where the input is None."""
-    inputs = (u, delta, A, B, C, D, delta_bias)
-    if triton:
-        from trust_tta.scan import triton_scan
-
-        gradients = triton_scan.backward(dy, *inputs, delta_softplus, states)
-    else:
-        from trust_tta.scan import cpu
-
-        gradients = cpu.backward(dy, *inputs, delta_softplus)
-    du, ddelta, dA, dB, dC, dD, dbias = gradients
-    return du, ddelta, dA, dB, dC, _or_empty(dD, D, A), _or_empty(dbias, delta_bias, A)
-
-
-@scan_backward.register_fake
-def _(
-    dy: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    delta_bias: Tensor | None,
-    states: Tensor,
-    delta_softplus: bool,
-    triton: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dD, dbias = (A.new_empty(0) if t is None else t.new_empty(t.shape) for t in (D, delta_bias))
-    du, ddelta, dA, dB, dC = (t.new_empty(t.shape) for t in (u, delta, A, B, C))
-    return du, ddelta, dA, dB, dC, dD, dbias
-
-
-def _or_empty(gradient: Tensor | None, source: Tensor | None, A: Tensor) -> Tensor:
-    if gradient is None or source is None:
-        return A.new_empty(0)
-    return gradient.to(source.dtype)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.delta_softplus, ctx.triton = inputs
-    ctx.save_for_backward(*tensors, output[1])
-    ctx.mark_non_differentiable(output[1])
-    # Else PyTorch would fill a zero gradient for each output that has none.
+def _keep_unused_gradients_none(ctx: Any, saved: tuple[Tensor, ...]) -> None:
+    """Without this PyTorch would fill a zero gradient for each saved output."""
+    ctx.mark_non_differentiable(*saved)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *inputs, states = ctx.saved_tensors
-    gradients = scan_backward(dy, *inputs, states, ctx.delta_softplus, ctx.triton)
-    present = [g if t is not None else None for g, t in zip(gradients, inputs, strict=True)]
-    return (*present, None, None)
+# The grouped scan.
 
 
-scan.register_autograd(_differentiate, setup_context=_save)
+def run_scan(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """y (b, g, c, l) and the saved states."""
+    *inputs, triton = arguments
+    return get_backend(triton).scan_forward(ScanInputs(*inputs))
+
+
+def run_scan_backward(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """The gradients of the seven tensors; see `ScanGradients`."""
+    *inputs, states, triton = arguments
+    return tuple(get_backend(triton).scan_backward(dy, ScanInputs(*inputs), states))
+
+
+scan = torch.library.custom_op(
+    "trust_tta::scan", run_scan, mutates_args=(), schema=f"({_INPUTS}, bool triton) -> (Tensor, Tensor)"
+)
+scan_backward = torch.library.custom_op(
+    "trust_tta::scan_backward",
+    run_scan_backward,
+    mutates_args=(),
+    schema=f"(Tensor dy, {_INPUTS}, Tensor states, bool triton) -> ({', '.join(['Tensor'] * 7)})",
+)
+
+
+@scan.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    u, delta, A, *_, triton = arguments
+    states = get_backend(triton).states_shape(delta.shape, A.shape[-1])
+    return u.new_empty(u.shape), u.new_empty(states, dtype=torch.float32)
+
+
+@scan_backward.register_fake
+def _(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    A = arguments[2]
+    return tuple(A.new_empty(0) if t is None else t.new_empty(t.shape) for t in arguments[:7])
+
+
+def _save_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.delta_softplus, ctx.triton = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    _keep_unused_gradients_none(ctx, output[1:])
+
+
+def _differentiate_scan(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, states = ctx.saved_tensors
+    gradients = scan_backward(dy, *tensors, ctx.delta_softplus, states, ctx.triton)
+    return (*(None if t is None else g for g, t in zip(gradients, tensors, strict=True)), None, None)
+
+
+scan.register_autograd(_differentiate_scan, setup_context=_save_scan)
+
+
+# SS2D's scan of a map.
+
+
+def run_scan_map(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """y (b, 2, c, h*w) and the nine tensors of `Saved`."""
+    *parameters, triton = arguments
+    y, saved = get_backend(triton).scan_map_forward(x, slots, Parameters(*parameters))
+    return y, *saved.flatten()
+
+
+def run_scan_map_backward(dy: Tensor, x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """The gradients of x and of the five parameters."""
+    *saved, train_projections, train_scan, triton = arguments
+    dx, gradients = get_backend(triton).scan_map_backward(
+        dy, x, slots, Saved.unflatten(tuple(saved)), train_projections=train_projections, train_scan=train_scan
+    )
+    return dx, *gradients
+
+
+scan_map = torch.library.custom_op(
+    "trust_tta::scan_map",
+    run_scan_map,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor slots, {_FIVE}, bool triton) -> ({', '.join(['Tensor'] * 10)})",
+)
+scan_map_backward = torch.library.custom_op(
+    "trust_tta::scan_map_backward",
+    run_scan_map_backward,
+    mutates_args=(),
+    schema=f"(Tensor dy, Tensor x, Tensor slots, {_SAVED}, {_GATHERED}, "
+    f"bool train_projections, bool train_scan, bool triton) -> ({', '.join(['Tensor'] * 6)})",
+)
+
+
+@scan_map.register_fake
+def _(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    *parameters, triton = arguments
+    b, c, h, w = x.shape
+    y = x.new_empty((b, 2, c, h * w))
+    gathered = reference.gather(Parameters(*parameters), slots, x.dtype)
+    projected = x.new_empty((b, 2, 2, parameters[0].shape[1], h * w))
+    batch, groups = (b, 2) if slots.dim() == 1 else (1, 2 * b)
+    states = get_backend(triton).states_shape((batch, groups, 2, c, h * w), gathered.A.shape[-1])
+    u, delta = (x.new_empty(0 if triton else shape) for shape in (y.shape, (b, 2, 2, c, h * w)))
+    return y, *Saved(projected, x.new_empty(states, dtype=torch.float32), u, delta, gathered).flatten()
+
+
+@scan_map_backward.register_fake
+def _(dy: Tensor, x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    *saved, train_projections, train_scan, _ = arguments
+    gathered = Gathered(*saved[4:])
+    dx = x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).permute(0, 3, 1, 2)
+    wanted = (train_projections,) * 2 + (train_scan,) * 3
+    shapes = zip(gathered.parameter_shapes(), wanted, strict=True)
+    return dx, *(gathered.A.new_empty(shape if w else 0) for shape, w in shapes)
+
+
+def _save_scan_map(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.triton = inputs[-1]
+    ctx.save_for_backward(*inputs[:2], *output[1:])
+    _keep_unused_gradients_none(ctx, output[1:])
+
+
+def _differentiate_scan_map(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    wanted = ctx.needs_input_grad[2:7]
+    dx, *gradients = scan_map_backward(dy, *ctx.saved_tensors, any(wanted[:2]), any(wanted[2:]), ctx.triton)
+    return (dx, None, *(g if w else None for g, w in zip(gradients, wanted, strict=True)), None)
+
+
+scan_map.register_autograd(_differentiate_scan_map, setup_context=_save_scan_map)
+
+
+# The merge of SS2D's sequences and the norm that follows it.
+
+
+def run_merge_norm(
+    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, triton: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The normalized map (b, h, w, c), and for the backward the merged map, its mean and 1 / deviation."""
+    return get_backend(triton).merge_norm(y, height, width, weight, bias, eps)
+
+
+def run_merge_norm_backward(
+    dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, train: bool, triton: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of y (b, 2, c, h*w), weight and bias (c,); the last two are empty unless `train`."""
+    # On a GPU PyTorch has this for weights of the map's dtype only; it asks for the bias but does not read it.
+    factor = weight.to(x.dtype) if triton else weight
+    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        dnorm.contiguous(), x, x.shape[-1:], mean, scale, factor, factor, [True, train, train]
+    )
+    dy = get_backend(triton).cross_scan(dx.permute(0, 3, 1, 2), silu=False)
+    if not train:
+        return dy, weight.new_empty(0), bias.new_empty(0)
+    return dy, dweight.to(weight.dtype), dbias.to(bias.dtype)
+
+
+merge_norm = torch.library.custom_op("trust_tta::merge_norm", run_merge_norm, mutates_args=())
+merge_norm_backward = torch.library.custom_op(
+    "trust_tta::merge_norm_backward", run_merge_norm_backward, mutates_args=()
+)
+
+
+@merge_norm.register_fake
+def _(y: Tensor, height: int, width: int, weight: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    b, _, c, _ = y.shape
+    norm, x = (y.new_empty((b, height, width, c)) for _ in range(2))
+    # PyTorch's layer norm on a CPU keeps its statistics in the dtype of its weights.
+    dtype = torch.float32 if arguments[-1] else weight.dtype
+    mean, scale = (y.new_empty((b, height, width, 1), dtype=dtype) for _ in range(2))
+    return norm, x, mean, scale
+
+
+@merge_norm_backward.register_fake
+def _(dnorm: Tensor, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    _, _, weight, bias, train, _ = arguments
+    b, h, w, c = x.shape
+    return x.new_empty((b, 2, c, h * w)), *(t.new_empty(t.shape if train else 0) for t in (weight, bias))
+
+
+def _save_merge_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, _, weight, bias, _, ctx.triton = inputs
+    ctx.save_for_backward(*output[1:], weight, bias)
+    _keep_unused_gradients_none(ctx, output[1:])
+
+
+def _differentiate_merge_norm(ctx: Any, dnorm: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    train = any(ctx.needs_input_grad[3:5])
+    dy, dweight, dbias = merge_norm_backward(dnorm, *ctx.saved_tensors, train, ctx.triton)
+    return (dy, None, None, dweight if train else None, dbias if train else None, None, None)
+
+
+merge_norm.register_autograd(_differentiate_merge_norm, setup_context=_save_merge_norm)

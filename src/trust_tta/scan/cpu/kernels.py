@@ -1,22 +1,21 @@
-"""Compiled loops of the CPU scan. Arrays are contiguous and share one dtype; layouts as in `reference`.
+"""Loops that numba compiles. Arrays are contiguous and share one dtype; shapes as in `tensors.ScanInputs`.
 
 The compiled code is cached on disk, so only the first use after an installation pays for compilation.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numba
 import numpy as np
 
-Array = np.ndarray[Any, Any]
-
 LANES = 4  # channels whose recurrences run side by side
+TILE = 16  # pixels and channels that are transposed together: both sides stay in the nearest cache
 # Without numba's runtime (_nrt) a slice costs no reference count, which short rows feel; scratch comes from the caller.
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
-jit = numba.njit(**_OPTIONS, fastmath={"contract", "nsz", "arcp"})
+_jit = numba.njit(**_OPTIONS, fastmath={"contract", "nsz", "arcp"})
 # Sums may be reordered into vector registers; _fast_exp must not be, or its range reduction loses bits.
 _jit_sum = numba.njit(**_OPTIONS, fastmath={"contract", "nsz", "arcp", "reassoc"})
 
@@ -27,8 +26,8 @@ _LOG = tuple(np.float32(c) for c in np.polynomial.Polynomial.fit(_z, np.log1p(_z
 _LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1 / math.log(2)), np.float32(0.693359375), np.float32(-2.12194440e-4)
 
 
-@jit
-def _fast_exp(x):  # type: ignore[no-untyped-def]
+@_jit
+def _fast_exp(x):
     """exp in float32 without a library call, so that loops over it use vector registers."""
     x = max(min(x, np.float32(88.0)), np.float32(-88.0))  # at -88 the exponent bits are all zero: exactly 0
     n = np.floor(x * _LOG2E + np.float32(0.5))
@@ -44,8 +43,8 @@ def _fast_exp(x):  # type: ignore[no-untyped-def]
     return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@jit
-def _fast_log1p(z):  # type: ignore[no-untyped-def]
+@_jit
+def _fast_log1p(z):
     """log(1 + z) for 0 <= z <= 1 in float32."""
     p = _LOG[10]
     p = p * z + _LOG[9]
@@ -61,8 +60,8 @@ def _fast_log1p(z):  # type: ignore[no-untyped-def]
     return p * z
 
 
-@jit
-def _steps(delta, bias, softplus, d):  # type: ignore[no-untyped-def]
+@_jit
+def _steps(delta, bias, softplus, d):
     """d = softplus(delta + bias) over one row."""
     if not softplus:
         for t in range(d.size):
@@ -77,8 +76,8 @@ def _steps(delta, bias, softplus, d):  # type: ignore[no-untyped-def]
             d[t] = max(x, np.float32(0)) + _fast_log1p(_fast_exp(-abs(x)))
 
 
-@jit
-def _slopes(delta, bias, softplus, s):  # type: ignore[no-untyped-def]
+@_jit
+def _slopes(delta, bias, softplus, s):
     """s = the derivative of `_steps` in delta over one row."""
     if not softplus:
         s[:] = 1
@@ -90,8 +89,8 @@ def _slopes(delta, bias, softplus, s):  # type: ignore[no-untyped-def]
             s[t] = np.float32(1) / (np.float32(1) + _fast_exp(-(delta[t] + bias)))
 
 
-@jit
-def _decays(d, A, a):  # type: ignore[no-untyped-def]
+@_jit
+def _decays(d, A, a):
     """a = exp(d A) over one row."""
     if a.itemsize == 8:
         for t in range(a.size):
@@ -101,39 +100,39 @@ def _decays(d, A, a):  # type: ignore[no-untyped-def]
             a[t] = _fast_exp(d[t] * A)
 
 
-@jit
-def _scale(factor, x, out):  # type: ignore[no-untyped-def]
+@_jit
+def _scale(factor, x, out):
     for t in range(out.size):
         out[t] = factor * x[t]
 
 
-@jit
-def _product(x, z, out):  # type: ignore[no-untyped-def]
+@_jit
+def _product(x, z, out):
     for t in range(out.size):
         out[t] = x[t] * z[t]
 
 
-@jit
-def _add_product(x, z, out):  # type: ignore[no-untyped-def]
+@_jit
+def _add_product(x, z, out):
     for t in range(out.size):
         out[t] += x[t] * z[t]
 
 
-@jit
-def _drives(d, B, u, x):  # type: ignore[no-untyped-def]
+@_jit
+def _drives(d, B, u, x):
     """x = d B u over one row: what enters the state at each step."""
     for t in range(x.size):
         x[t] = d[t] * B[t] * u[t]
 
 
-@jit
-def _recur(a, x, backwards, lanes):  # type: ignore[no-untyped-def]
+@_jit
+def _recur(a, x, reverse, lanes):
     """h_t = a_t h_{t-1} + x_t for `lanes` rows at once; x becomes h."""
     length = x.shape[1]
     if lanes == 4:
         h0 = h1 = h2 = h3 = x[0, 0] * 0
         for i in range(length):
-            t = length - 1 - i if backwards else i
+            t = length - 1 - i if reverse else i
             h0 = a[0, t] * h0 + x[0, t]
             h1 = a[1, t] * h1 + x[1, t]
             h2 = a[2, t] * h2 + x[2, t]
@@ -143,26 +142,26 @@ def _recur(a, x, backwards, lanes):  # type: ignore[no-untyped-def]
         for lane in range(lanes):
             h = x[0, 0] * 0
             for i in range(length):
-                t = length - 1 - i if backwards else i
+                t = length - 1 - i if reverse else i
                 h = a[lane, t] * h + x[lane, t]
                 x[lane, t] = h
 
 
-@jit
-def span(task, groups, chunks, channels):  # type: ignore[no-untyped-def]
+@_jit
+def _span(task, groups, chunks, channels):
     """The image, group, chunk and channel range of a task."""
     b, rest = task // (groups * chunks), task % (groups * chunks)
     chunk = rest % chunks
     return b, rest // chunks, chunk, channels * chunk // chunks, channels * (chunk + 1) // chunks
 
 
-@jit
-def forward(scratch, u, delta, A, B, C, D, bias, y, softplus, chunks, first, last):  # type: ignore[no-untyped-def]
+@_jit
+def scan_forward(scratch, u, delta, A, B, C, D, bias, y, softplus, chunks, first, last):
     """Fill y for tasks first..last-1."""
     _, groups, channels, _ = u.shape
     d, a, h = scratch[0], scratch[1], scratch[2]
     for task in range(first, last):
-        b, g, _, low, high = span(task, groups, chunks, channels)
+        b, g, _, low, high = _span(task, groups, chunks, channels)
         for c0 in range(low, high, LANES):
             lanes = min(LANES, high - c0)
             for lane in range(lanes):
@@ -179,15 +178,15 @@ def forward(scratch, u, delta, A, B, C, D, bias, y, softplus, chunks, first, las
                         _add_product(C[b, g, m, n], h[lane], y[b, g, c0 + lane])
 
 
-@jit
-def backward(  # type: ignore[no-untyped-def]
+@_jit
+def scan_backward(
     scratch, dy, u, delta, A, B, C, D, bias, du, ddelta, dA, dB, dC, dD, dbias, softplus, chunks, first, last
 ):
     """Fill du, ddelta and the partial sums of the other gradients for tasks first..last-1."""
     _, groups, channels, _ = u.shape
     d, a, h, g_h, s = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4, 0]
     for task in range(first, last):
-        b, g, chunk, low, high = span(task, groups, chunks, channels)
+        b, g, chunk, low, high = _span(task, groups, chunks, channels)
         for c0 in range(low, high, LANES):
             lanes = min(LANES, high - c0)
             for lane in range(lanes):
@@ -218,12 +217,12 @@ def backward(  # type: ignore[no-untyped-def]
                     dbias[b, g, m, c] = _multiply_and_sum(s, ddelta[b, g, m, c])
 
 
-@jit
-def _recur_adjoint(a, g_h, backwards, lanes):  # type: ignore[no-untyped-def]
+@_jit
+def _recur_adjoint(a, g_h, reverse, lanes):
     """g_t = a_{t+1} g_{t+1} + g_t, against the direction of the scan."""
     length = g_h.shape[1]
-    one = 1 if backwards else -1
-    start = 0 if backwards else length - 1
+    one = 1 if reverse else -1
+    start = 0 if reverse else length - 1
     if lanes == 4:
         g0, g1, g2, g3 = g_h[0, start], g_h[1, start], g_h[2, start], g_h[3, start]
         for i in range(1, length):
@@ -244,7 +243,7 @@ def _recur_adjoint(a, g_h, backwards, lanes):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _start_gradients(dy, u, skip, du, dD):  # type: ignore[no-untyped-def]
+def _start_gradients(dy, u, skip, du, dD):
     """The part of du and dD that comes through the skip connection D u."""
     total = skip * 0
     for t in range(u.size):
@@ -255,7 +254,7 @@ def _start_gradients(dy, u, skip, du, dD):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _multiply_and_sum(x, out):  # type: ignore[no-untyped-def]
+def _multiply_and_sum(x, out):
     """out = x out over one row; return the sum of out."""
     total = x[0] * 0
     for t in range(out.size):
@@ -266,7 +265,7 @@ def _multiply_and_sum(x, out):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _row_gradients(dy, u, B, A, d, a, h, g_h, backwards, du, ddelta, dB, dC):  # type: ignore[no-untyped-def]
+def _row_gradients(dy, u, B, A, d, a, h, g_h, reverse, du, ddelta, dB, dC):
     """Add one row's share to du, ddelta, dB and dC; return its gradient of A."""
     length = u.size
     for t in range(length):
@@ -276,7 +275,7 @@ def _row_gradients(dy, u, B, A, d, a, h, g_h, backwards, du, ddelta, dB, dC):  #
         du[t] += drive * B[t]
         ddelta[t] += g_h[t] * B[t] * u[t]
     # a now becomes g_t h_{t-1} a_t, the gradient of the exponent d A
-    if backwards:
+    if reverse:
         for t in range(length - 1):
             a[t] *= g_h[t] * h[t + 1]
         a[length - 1] = 0
@@ -290,3 +289,60 @@ def _row_gradients(dy, u, B, A, d, a, h, g_h, backwards, du, ddelta, dB, dC):  #
     for t in range(length):
         total += a[t] * d[t]
     return total
+
+
+@_jit
+def cross_scan(x, u, chunks, first, last):
+    """u (b, 2, c, h*w) = the rows and the columns of x (b, h, w, c), for tasks first..last-1."""
+    _, height, width, channels = x.shape
+    for task in range(first, last):
+        b, _, _, low, high = _span(task, 1, chunks, channels)
+        pixels = x[b].reshape((height * width, channels))
+        for p0 in range(0, height * width, TILE):
+            for c0 in range(low, high, TILE):
+                _transpose_tile(pixels, u[b, 0], p0, c0, min(p0 + TILE, height * width), min(c0 + TILE, high))
+        for c in range(low, high):
+            _transpose_map(u[b, 0, c], u[b, 1, c], height, width)
+
+
+@_jit
+def _transpose_tile(x, out, i0, j0, i1, j1):
+    """out[j, i] = x[i, j] on one tile; a whole tile has a size that the compiler knows."""
+    if i1 - i0 == TILE and j1 - j0 == TILE:
+        for j in range(TILE):
+            for i in range(TILE):
+                out[j0 + j, i0 + i] = x[i0 + i, j0 + j]
+    else:
+        for j in range(j0, j1):
+            for i in range(i0, i1):
+                out[j, i] = x[i, j]
+
+
+@_jit
+def _transpose_map(rows, columns, height, width):
+    """One channel along its columns, from the same along its rows."""
+    for j in range(width):
+        for i in range(height):
+            columns[j * height + i] = rows[i * width + j]
+
+
+@_jit
+def _merge(columns, rows, out, height, width):
+    for i in range(height):
+        for j in range(width):
+            out[i * width + j] = rows[i * width + j] + columns[j * height + i]
+
+
+@_jit
+def cross_merge(y, x, scratch, chunks, first, last):
+    """x (b, h, w, c) = the sum of the rows and the columns of y (b, 2, c, h*w), for tasks first..last-1."""
+    _, height, width, channels = x.shape
+    for task in range(first, last):
+        b, _, _, low, high = _span(task, 1, chunks, channels)
+        pixels = x[b].reshape((height * width, channels))
+        for c0 in range(low, high, TILE):
+            c1 = min(c0 + TILE, high)
+            for c in range(c0, c1):
+                _merge(y[b, 1, c], y[b, 0, c], scratch[c - c0], height, width)
+            for p0 in range(0, height * width, TILE):
+                _transpose_tile(scratch, pixels[:, c0:c1], 0, p0, c1 - c0, min(p0 + TILE, height * width))

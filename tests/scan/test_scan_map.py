@@ -1,4 +1,4 @@
-"""The heart of SS2D as operators: values and every gradient against plain differentiable code, and torch's rules."""
+"""SS2D's scan of a map as operators: values and every gradient against plain differentiable code, and torch's rules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trust_tta.scan import core
-from trust_tta.scan.selective_scan import join_norm, scan_map
+from trust_tta.scan import Parameters, merge_norm, operators, scan_map
 
 BACKENDS = ["cpu", "triton"]
 SHAPES = [(2, 5, 7, 9), (3, 8, 4, 3)]
@@ -33,10 +32,10 @@ def make_parameters(c: int, *, rank: int = 2, state: int = 2) -> list[Tensor]:
 
 
 def make_case(shape: Sequence[int], *, slots: str = "permuted", rank: int = 2, state: int = 2) -> list[Tensor]:
-    """x, slots, and the five parameters; slots "own": an order of its own for each image."""
+    """x, slots, and the five parameters; slots "per-image": an order of its own for each image."""
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
-    own = list(SLOTS.values()) * shape[0]
-    order = own[: shape[0]] if slots == "own" else SLOTS[slots]
+    rows = list(SLOTS.values()) * shape[0]
+    order = rows[: shape[0]] if slots == "per-image" else SLOTS[slots]
     return [x, torch.tensor(order), *make_parameters(shape[1], rank=rank, state=state)]
 
 
@@ -44,7 +43,7 @@ def results(backend: str, case: list[Tensor], dtype: torch.dtype = torch.float32
     """y and the gradients of the map in `dtype` and the parameters, under a fixed direction."""
     x, slots, *parameters = case
     leaves = [t.detach().clone().requires_grad_() for t in (x.to(dtype), *parameters)]
-    y = scan_map(leaves[0], slots, *leaves[1:], backend=backend)
+    y = scan_map(leaves[0], slots, Parameters(*leaves[1:]), backend=backend)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
@@ -55,7 +54,7 @@ def errors(got: list[Tensor], wanted: list[Tensor]) -> list[float]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("slots", ["permuted", "repeated", "own"])
+@pytest.mark.parametrize("slots", ["permuted", "repeated", "per-image"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.usefixtures("nan_empty")
 def test_scan_map_equals_plain_code(shape: tuple[int, ...], slots: str, backend: str) -> None:
@@ -72,7 +71,7 @@ def test_a_map_of_several_chunks_and_states(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("slots", ["permuted", "own"])
+@pytest.mark.parametrize("slots", ["permuted", "per-image"])
 @pytest.mark.usefixtures("nan_empty")
 def test_half_precision_is_near_plain_float32(slots: str, dtype: torch.dtype, backend: str) -> None:
     case = make_case((2, 21, 3, 5), slots=slots, rank=3, state=1)
@@ -97,7 +96,7 @@ def test_parameters_of_half_precision_get_such_gradients(backend: str) -> None:
 def test_frozen_parameters_change_nothing_else(learned: tuple[int, ...], backend: str) -> None:
     case = make_case((2, 5, 3, 5))
     x, *parameters = (t.clone().requires_grad_(i in (0, *learned)) for i, t in enumerate((case[0], *case[2:])))
-    y = scan_map(x, case[1], *parameters, backend=backend)
+    y = scan_map(x, case[1], Parameters(*parameters), backend=backend)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
     got = torch.autograd.grad(y, [x, *(parameters[i - 1] for i in learned)], dy)
     wanted = results("reference", case)[1:]
@@ -107,31 +106,31 @@ def test_frozen_parameters_change_nothing_else(learned: tuple[int, ...], backend
 def test_frozen_parameters_cost_nothing() -> None:
     for triton in (True, False):
         x, slots, *parameters = make_case((2, 3, 2, 3))
-        y, *kept = core.scan_map(x, slots, *parameters, triton)
-        _, *five = core.scan_map_backward(torch.ones_like(y), x, slots, *kept, False, True, triton)
+        y, *kept = operators.scan_map(x, slots, *parameters, triton)
+        _, *five = operators.scan_map_backward(torch.ones_like(y), x, slots, *kept, False, True, triton)
         assert [t.numel() for t in five] == [0, 0, *(t.numel() for t in parameters[2:])]
-        _, *five = core.scan_map_backward(torch.ones_like(y), x, slots, *kept, True, False, triton)
+        _, *five = operators.scan_map_backward(torch.ones_like(y), x, slots, *kept, True, False, triton)
         assert [t.numel() for t in five] == [*(t.numel() for t in parameters[:2]), 0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_two_runs_agree_bit_for_bit(dtype: torch.dtype) -> None:
-    case = make_case((2, 3, 3, 5), slots="own")
+    case = make_case((2, 3, 3, 5), slots="per-image")
     for first, second in zip(*(results("triton", case, dtype) for _ in range(2)), strict=True):
         assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("learning", [True, False], ids=["learning", "frozen"])
-def test_join_norm_equals_plain_code(learning: bool, backend: str) -> None:
+@pytest.mark.parametrize("train", [True, False], ids=["train", "frozen"])
+def test_merge_norm_equals_plain_code(train: bool, backend: str) -> None:
     draw = torch.Generator().manual_seed(4)
     y = torch.randn(2, 2, 40, 35, generator=draw, requires_grad=True)
-    weight, bias = (torch.randn(40, generator=draw, requires_grad=learning) for _ in range(2))
+    weight, bias = (torch.randn(40, generator=draw, requires_grad=train) for _ in range(2))
     dnorm = torch.randn(2, 40, 5, 7, generator=draw)
-    leaves = [y, weight, bias] if learning else [y]
+    leaves = [y, weight, bias] if train else [y]
     found = []
     for name in (backend, "reference"):
-        normal = join_norm(y, 5, 7, weight, bias, 1e-5, backend=name)
+        normal = merge_norm(y, 5, 7, weight, bias, 1e-5, backend=name)
         found.append([normal.detach(), *torch.autograd.grad(normal, leaves, dnorm)])
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
@@ -141,17 +140,19 @@ def test_join_norm_equals_plain_code(learning: bool, backend: str) -> None:
 def test_opcheck(dtype: torch.dtype) -> None:
     x, slots, *parameters = make_case((2, 4, 3, 5))
     x = x.to(dtype)
-    torch.library.opcheck(core.scan_map, (*(t.requires_grad_(t is not slots) for t in (x, slots, *parameters)), False))
+    torch.library.opcheck(
+        operators.scan_map, (*(t.requires_grad_(t is not slots) for t in (x, slots, *parameters)), False)
+    )
     x, *parameters = (t.detach() for t in (x, *parameters))
-    y, *kept = core.scan_map(x, slots, *parameters, False)
+    y, *kept = operators.scan_map(x, slots, *parameters, False)
     for flags in ((True, True), (False, True), (False, False)):
-        torch.library.opcheck(core.scan_map_backward, (torch.ones_like(y), x, slots, *kept, *flags, False))
+        torch.library.opcheck(operators.scan_map_backward, (torch.ones_like(y), x, slots, *kept, *flags, False))
     weight, bias = (torch.randn(4).to(dtype).requires_grad_() for _ in range(2))
-    torch.library.opcheck(core.join_norm, (y.requires_grad_(), 3, 5, weight, bias, 1e-5, False))
-    normal, *kept = core.join_norm(y.detach(), 3, 5, weight.detach(), bias.detach(), 1e-5, False)
-    for learning in (True, False):
+    torch.library.opcheck(operators.merge_norm, (y.requires_grad_(), 3, 5, weight, bias, 1e-5, False))
+    normal, *kept = operators.merge_norm(y.detach(), 3, 5, weight.detach(), bias.detach(), 1e-5, False)
+    for train in (True, False):
         inputs = [torch.ones_like(normal), *kept, weight.detach(), bias.detach()]
-        torch.library.opcheck(core.join_norm_backward, (*inputs, learning, False))
+        torch.library.opcheck(operators.merge_norm_backward, (*inputs, train, False))
 
 
 class Names(TorchDispatchMode):
@@ -170,33 +171,33 @@ def test_the_backward_is_the_two_operators_alone() -> None:
     """No gradients of zeros for what is kept, nothing around the operators: each would be a launch a block."""
     x, slots, *parameters = make_case((2, 5, 3, 4))
     leaves = [t.requires_grad_() for t in (x, *parameters)]
-    y = scan_map(leaves[0], slots, *leaves[1:])
-    normal = join_norm(y, 3, 4, torch.ones(5), torch.zeros(5), 1e-5)
+    y = scan_map(leaves[0], slots, Parameters(*leaves[1:]))
+    normal = merge_norm(y, 3, 4, torch.ones(5), torch.zeros(5), 1e-5)
     with Names() as names:
         torch.autograd.grad(normal, leaves, torch.ones_like(normal))
     views = {"aten::permute", "aten::detach", "aten::ones_like"}
-    assert set(names.seen) - views == {"trust_tta::join_norm_backward", "trust_tta::scan_map_backward"}
+    assert set(names.seen) - views == {"trust_tta::merge_norm_backward", "trust_tta::scan_map_backward"}
 
 
 def test_shapes_can_be_worked_out_without_values() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        case = [mode.from_tensor(t) for t in make_case((2, 5, 7, 9))]
-        y = scan_map(*case)
+        x, slots, *parameters = (mode.from_tensor(t) for t in make_case((2, 5, 7, 9)))
+        y = scan_map(x, slots, Parameters(*parameters))
         assert y.shape == (2, 2, 5, 63)
-        assert join_norm(y, 7, 9, torch.ones(5), torch.ones(5), 1e-5).shape == (2, 5, 7, 9)
+        assert merge_norm(y, 7, 9, torch.ones(5), torch.ones(5), 1e-5).shape == (2, 5, 7, 9)
 
 
 def test_a_gpu_keeps_neither_sequences_nor_steps() -> None:
     case = make_case((2, 5, 7, 9))
     for triton, kept in ((True, 0), (False, 2 * 2 * 5 * 63)):
-        _, _, _, u, delta, *_ = core.scan_map(*case, triton)
+        _, _, _, u, delta, *_ = operators.scan_map(*case, triton)
         assert u.numel() == kept
         assert delta.numel() == 2 * kept
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("slots", ["permuted", "repeated", "own"])
+@pytest.mark.parametrize("slots", ["permuted", "repeated", "per-image"])
 @pytest.mark.parametrize(
     ("shape", "rank"),
     [((4, 96, 56, 56), 6), ((4, 384, 14, 14), 24), ((2, 768, 7, 7), 48), ((3, 40, 7, 9), 3)],
@@ -207,9 +208,9 @@ def test_on_the_gpu(shape: tuple[int, ...], rank: int, slots: str, dtype: torch.
     found = []
     for backend, kind in (("triton", dtype), ("reference", torch.float32)):
         x, *parameters = (t.detach().requires_grad_() for t in (case[0].to(kind), *case[2:]))
-        y = scan_map(x, case[1], *parameters, backend=backend)
+        y = scan_map(x, case[1], Parameters(*parameters), backend=backend)
         weight = torch.ones(shape[1], device="cuda", requires_grad=True)
-        normal = join_norm(y, shape[2], shape[3], weight, weight, 1e-5, backend=backend)
+        normal = merge_norm(y, shape[2], shape[3], weight, weight, 1e-5, backend=backend)
         direction = torch.randn(normal.shape, generator=torch.Generator().manual_seed(2)).cuda()
         gradients = torch.autograd.grad(normal, [x, *parameters, weight], direction.to(normal.dtype))
         found.append([normal.detach(), *gradients])
@@ -219,10 +220,10 @@ def test_on_the_gpu(shape: tuple[int, ...], rank: int, slots: str, dtype: torch.
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_two_runs_on_the_gpu_agree_bit_for_bit(dtype: torch.dtype) -> None:
-    case = [t.cuda() for t in make_case((16, 96, 28, 28), slots="own", rank=6, state=1)]
+    case = [t.cuda() for t in make_case((16, 96, 28, 28), slots="per-image", rank=6, state=1)]
     x, *parameters = (t.requires_grad_() for t in (case[0].to(dtype), *case[2:]))
     runs = []
     for _ in range(2):
-        y = scan_map(x, case[1], *parameters, backend="triton")
+        y = scan_map(x, case[1], Parameters(*parameters), backend="triton")
         runs.append([y, *torch.autograd.grad(y, [x, *parameters], torch.ones_like(y))])
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))

@@ -1,7 +1,7 @@
-"""Products of maps with a small weight, and with each other over all positions, in half precision on a CUDA device.
+"""Matrix products of SS2D in half precision: maps with a small weight, and the gradients of such weights.
 
 All are bound by memory, so each number of a large map is moved once. In float32, without tensor cores, they are bound
-by their arithmetic and left to PyTorch.
+by arithmetic and left to PyTorch.
 """
 
 # mypy: ignore-errors
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.sizes import ceil_div, power_of_two
+from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
 
 
-def multiply(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
+def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
     """y (b, g, m, l) = weight (.., g, m, k) @ x (b, g, k, l), or y += that; x and y may be slices of rows."""
     b, g, m, length = y.shape
     k = x.shape[2]
@@ -27,7 +27,7 @@ def multiply(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None
         return
     block_m, block_k, block_l = choose_tile(m, k, length, b * g)
     with torch.cuda.device_of(y):
-        multiply_kernel[(b * g * ceil_div(m, block_m) * ceil_div(length, block_l),)](
+        matmul_kernel[(b * g * ceil_div(m, block_m) * ceil_div(length, block_l),)](
             weight, x, y, ADD=add, GROUPS=g, ROWS=m, INNER=k, LENGTH=length,
             STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
@@ -36,27 +36,27 @@ def multiply(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None
         )  # fmt: skip
 
 
-def correlate(y: Tensor, x: Tensor, *, own: bool) -> Tensor:
-    """Parts (p, g, m, k) whose sum is that of y (b, g, m, l) @ x (b, g, k, l) transposed; x may be a slice of rows.
+def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
+    """Partial sums (p, g, m, k) of dy (b, g, m, l) @ x (b, g, k, l) transposed; x may be a slice of rows.
 
-    Where images have weights of their own, each is a part.
+    Where images have weights of their own, each has one of its own.
     """
-    b, g, m, length = y.shape
+    b, g, m, length = dy.shape
     k = x.shape[2]
-    if y.dtype == torch.float32:
-        return y @ x.mT
+    if dy.dtype == torch.float32:
+        return dy @ x.mT
     block_m, block_k, block_l = _within(m, 128), _within(k, 64), _positions(length)
     chunks, tiles = ceil_div(length, block_l), g * ceil_div(m, block_m) * ceil_div(k, block_k)
     # A program's share is a run of chunks, of several images where the maps are small.
-    share = chunks if own else ceil_div(b * chunks, ceil_div(4 * PROGRAMS, tiles))
-    parts = y.new_empty((ceil_div(b * chunks, share), g, m, k), dtype=torch.float32)
-    with torch.cuda.device_of(y):
-        correlate_kernel[(len(parts) * tiles,)](
-            y, x, parts, b * chunks, share, GROUPS=g, ROWS=m, COLUMNS=k, LENGTH=length,
-            STRIDE_YB=y.stride(0), STRIDE_YG=y.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
-            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(y), enable_fp_fusion=True,
+    share = chunks if per_image else ceil_div(b * chunks, ceil_div(4 * PROGRAMS, tiles))
+    partial = dy.new_empty((ceil_div(b * chunks, share), g, m, k), dtype=torch.float32)
+    with torch.cuda.device_of(dy):
+        weight_gradient_kernel[(len(partial) * tiles,)](
+            dy, x, partial, b * chunks, share, GROUPS=g, ROWS=m, COLUMNS=k, LENGTH=length,
+            STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(dy), enable_fp_fusion=True,
         )  # fmt: skip
-    return parts
+    return partial
 
 
 def choose_tile(rows: int, inner: int, length: int, maps: int) -> tuple[int, int, int]:
@@ -72,7 +72,7 @@ def _positions(length: int) -> int:
 
 
 def _within(size: int, most: int) -> int:
-    """The least power of two that is not below `size`, of those that a tensor core takes, up to `most`."""
+    """The smallest power of two that is at least `size`, of those that a tensor core takes, up to `most`."""
     return min(most, max(16, power_of_two(size)))
 
 
@@ -97,7 +97,7 @@ def load_rows(p_x, o_m, o_l, ROWS: tl.constexpr, LENGTH: tl.constexpr):
 
 
 @triton.jit
-def multiply_kernel(
+def matmul_kernel(
     p_w, p_x, p_y,
     ADD: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr,
     STRIDE_WB: tl.constexpr, STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr,
@@ -130,13 +130,13 @@ def multiply_kernel(
 
 
 @triton.jit(do_not_specialize=["chunks", "share"])
-def correlate_kernel(
-    p_y, p_x, p_parts, chunks, share,
+def weight_gradient_kernel(
+    p_dy, p_x, p_out, chunks, share,
     GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LENGTH: tl.constexpr, STRIDE_YB: tl.constexpr,
     STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a part (rows, columns) of one group: the sum over its share of all images' chunks of positions."""
+    """A tile of a partial sum (rows, columns) of one group, over its share of all images' chunks of positions."""
     M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
     K_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_K - 1) // BLOCK_K
     L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
@@ -152,9 +152,9 @@ def correlate_kernel(
         # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
         i_b = (i_chunk // L_BLOCKS).to(tl.int64)
         o_l = i_chunk % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
-        b_y = load_rows(p_y + i_b * STRIDE_YB + i_g * STRIDE_YG, o_m, o_l, ROWS, LENGTH)
+        b_dy = load_rows(p_dy + i_b * STRIDE_YB + i_g * STRIDE_YG, o_m, o_l, ROWS, LENGTH)
         b_x = load_rows(p_x + i_b * STRIDE_XB + i_g * STRIDE_XG, o_k, o_l, COLUMNS, LENGTH)
-        b_sum = dot(b_y, tl.trans(b_x), b_sum, WIDE)
-    o_part = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * COLUMNS)
-    m_part = (o_m < ROWS)[:, None] & (o_k < COLUMNS)[None, :]
-    tl.store(p_parts + o_part + o_m[:, None] * COLUMNS + o_k[None, :], b_sum, mask=m_part)
+        b_sum = dot(b_dy, tl.trans(b_x), b_sum, WIDE)
+    o_out = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * COLUMNS)
+    m_out = (o_m < ROWS)[:, None] & (o_k < COLUMNS)[None, :]
+    tl.store(p_out + o_out + o_m[:, None] * COLUMNS + o_k[None, :], b_sum, mask=m_out)

@@ -1,4 +1,4 @@
-"""The public function: golden numbers through every backend, and errors that name the tensor."""
+"""The public functions: golden numbers through every backend, and errors that name the tensor."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from tests.golden import load_golden, relative_error
 from tests.scan.cases import NAMES, Scan
 from trust_tta.cli.doctor import usable_backends
 from trust_tta.errors import BackendError, ConfigError, ShapeError
-from trust_tta.scan import selective_scan as module
-from trust_tta.scan.selective_scan import choose_backend
+from trust_tta.scan import choose_backend, functional
 
-selective_scan: Scan = module.selective_scan
+selective_scan: Scan = functional.selective_scan
 
 
 def make_arguments() -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from trust_tta.scan import triton_scan  # noqa: E402
-from trust_tta.scan.triton_products import choose_tile, correlate, multiply  # noqa: E402
+from trust_tta.scan.triton.backward import PartialSums, sum_rows  # noqa: E402
+from trust_tta.scan.triton.matmul import choose_tile, matmul, weight_gradient  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # bfloat16 leaves Triton's interpreter cut off, not rounded.
@@ -24,25 +24,25 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 def check(weight: Tensor, x: Tensor, y: Tensor, *, add: bool) -> None:
     wanted = weight.double() @ x.double() + (y.double() if add else 0)
-    multiply(weight, x, y, add=add)
+    matmul(weight, x, y, add=add)
     torch.testing.assert_close(
         y.double(), wanted, rtol=TOLERANCES[y.dtype], atol=TOLERANCES[y.dtype] * float(wanted.abs().max()) / 10
     )
 
 
 @DTYPES
-@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize("per_image", [False, True], ids=["shared", "per-image"])
 @pytest.mark.parametrize(("channels", "rank", "length"), SIZES)
 def test_products_with_the_weight_and_with_its_transpose(
-    channels: int, rank: int, length: int, own: bool, dtype: torch.dtype
+    channels: int, rank: int, length: int, per_image: bool, dtype: torch.dtype
 ) -> None:
     """Few rows to many and many to few, from and into the first rows of a larger tensor."""
-    batch, places, rows = 2, 2, rank + 2
-    weight = normal(*((batch,) if own else ()), places, channels, rank, seed=0).to(dtype)
-    parts = normal(batch, places, rows, length, seed=1).to(dtype)
-    wide = torch.full((batch, places, channels, length), float("nan"), dtype=dtype, device=DEVICE)
-    check(weight, parts[:, :, :rank], wide, add=False)
-    narrow = torch.full_like(parts, float("nan"))
+    batch, directions, rows = 2, 2, rank + 2
+    weight = normal(*((batch,) if per_image else ()), directions, channels, rank, seed=0).to(dtype)
+    projected = normal(batch, directions, rows, length, seed=1).to(dtype)
+    wide = torch.full((batch, directions, channels, length), float("nan"), dtype=dtype, device=DEVICE)
+    check(weight, projected[:, :, :rank], wide, add=False)
+    narrow = torch.full_like(projected, float("nan"))
     check(weight.mT, wide / channels**0.5, narrow[:, :, :rank], add=False)
     assert narrow[:, :, rank:].isnan().all()
 
@@ -54,17 +54,19 @@ def test_products_add_to_what_is_there(dtype: torch.dtype) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize("per_image", [False, True], ids=["shared", "per-image"])
 @pytest.mark.parametrize(("rows", "columns", "length"), [(5, 3, 1), (16, 40, 49), (140, 12, 63), (33, 70, 300)])
 @pytest.mark.usefixtures("nan_empty")
-def test_correlations_over_all_positions(rows: int, columns: int, length: int, own: bool, dtype: torch.dtype) -> None:
+def test_weight_gradients_over_all_positions(
+    rows: int, columns: int, length: int, per_image: bool, dtype: torch.dtype
+) -> None:
     y = normal(3, 4, rows, length, seed=6).to(dtype)
     x = normal(3, 4, columns + 2, length, seed=7).to(dtype)[:, :, :columns]
-    parts = correlate(y, x, own=own).double()
+    partial = weight_gradient(y, x, per_image=per_image).double()
     wanted = y.double() @ x.double().mT
-    if not own:
-        parts, wanted = parts.sum(0), wanted.sum(0)
-    torch.testing.assert_close(parts, wanted, rtol=1e-5, atol=1e-4)
+    if not per_image:
+        partial, wanted = partial.sum(0), wanted.sum(0)
+    torch.testing.assert_close(partial, wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("channels", "rank"), [(96, 6), (192, 12), (384, 24), (768, 48)])
@@ -83,11 +85,11 @@ def test_a_single_image_has_small_tiles() -> None:
 def test_rows_are_summed_into_the_last_rows(blocks: int, state: int, length: int, dtype: torch.dtype) -> None:
     B, C = (normal(1, 2, 2, blocks, state, length, seed=seed) for seed in (5, 6))
     unused = torch.empty(0)
-    dparts = torch.full((1, 2, 2, 3 + 2 * state, length), float("nan"), dtype=dtype, device=DEVICE)
-    triton_scan.sum_rows(triton_scan.Parts(A=unused, B=B, C=C, D=unused, bias=unused), dparts)
-    assert dparts[:, :, :, :3].isnan().all()
+    dprojected = torch.full((1, 2, 2, 3 + 2 * state, length), float("nan"), dtype=dtype, device=DEVICE)
+    sum_rows(PartialSums(A=unused, B=B, C=C, D=unused, delta_bias=unused), dprojected)
+    assert dprojected[:, :, :, :3].isnan().all()
     wanted = torch.cat([rows.double().sum(3) for rows in (B, C)], 3)
-    torch.testing.assert_close(dparts[:, :, :, 3:].double(), wanted, rtol=TOLERANCES[dtype], atol=1e-5)
+    torch.testing.assert_close(dprojected[:, :, :, 3:].double(), wanted, rtol=TOLERANCES[dtype], atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -97,10 +99,10 @@ def test_products_of_a_network(channels: int, rank: int, length: int, dtype: tor
     """All four of a block, as many images as make several waves of programs."""
     draw = torch.Generator(device="cuda").manual_seed(0)
     rows = 2 * (rank + 2)
-    for places, m, k in ((2, rows, channels), (4, channels, rank), (4, rank, channels), (2, channels, rows)):
-        weight = (torch.randn(places, m, k, generator=draw, device="cuda") / k**0.5).to(dtype)
-        x, y = (torch.randn(32, places, n, length, generator=draw, device="cuda").to(dtype) for n in (k, m))
+    for directions, m, k in ((2, rows, channels), (4, channels, rank), (4, rank, channels), (2, channels, rows)):
+        weight = (torch.randn(directions, m, k, generator=draw, device="cuda") / k**0.5).to(dtype)
+        x, y = (torch.randn(32, directions, n, length, generator=draw, device="cuda").to(dtype) for n in (k, m))
         check(weight, x, y, add=m == channels)
-        got = correlate(y, x, own=False).double().sum(0)
+        got = weight_gradient(y, x, per_image=False).double().sum(0)
         wanted = (y.double() @ x.double().mT).sum(0)
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))

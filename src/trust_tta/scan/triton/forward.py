@@ -1,4 +1,4 @@
-"""Triton kernel of the forward selective scan, and what the backward kernel shares with it.
+"""The forward scan: its launcher, its kernel, and what the backward kernel shares with it.
 
 A program owns a batch entry, a group and BLOCK_C channels, and sweeps the positions in chunks of BLOCK_L.
 Direction 1 runs from the last position to the first, so its states at the chunk ends are found in a sweep of
@@ -9,10 +9,31 @@ Names: b_ values of a block, p_ pointers, o_ offsets, m_ masks, i_ indices of pr
 # mypy: ignore-errors
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from trust_tta.scan.tensors import ScanInputs
+from trust_tta.scan.triton.launch import Tiling, ceil_div, choose_tiling, constants, pointers, prepare
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+def scan_forward(inputs: ScanInputs, *, tiling: Tiling | None = None) -> tuple[Tensor, Tensor]:
+    """See `operators.Backend`; the saved states are (b, g, m, boundaries, n, c)."""
+    batch, groups, directions, channels, length = inputs.delta.shape
+    tiling = tiling or choose_tiling(channels, length, inputs.u.dtype)
+    inputs = prepare(inputs)
+    y = torch.empty_like(inputs.u)
+    boundaries = ceil_div(length, tiling.spacing) - 1
+    states = y.new_empty((batch, groups, directions, boundaries, inputs.A.shape[-1], channels), dtype=torch.float32)
+    programs = batch * groups * ceil_div(channels, tiling.forward.channels)
+    with torch.cuda.device_of(y):
+        scan_forward_kernel[(programs,)](
+            *pointers(inputs), y, states, groups, **constants(inputs, tiling.forward, tiling.spacing)
+        )
+    return y, states
 
 
 @triton.jit
@@ -122,10 +143,10 @@ def load_row(p_row, i_k, LENGTH: tl.constexpr, BLOCK_L: tl.constexpr):
 
 
 @triton.jit
-def slot_offsets(i_slot, n, o_c, m_c, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, STATE: tl.constexpr):
-    """Offsets and mask of state n (channels,) in a slot; before the first and past the last there is none."""
-    o_slot = tl.zeros_like(o_c) + i_slot
-    return (o_slot * STATE + n) * CHANNELS + o_c, m_c & (o_slot >= 0) & (o_slot < SLOTS)
+def boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES: tl.constexpr, CHANNELS: tl.constexpr, STATE: tl.constexpr):
+    """Offsets and mask of state n (channels,) at a saved boundary; before the first and past the last there is none."""
+    o_saved = tl.zeros_like(o_c) + i_saved
+    return (o_saved * STATE + n) * CHANNELS + o_c, m_c & (o_saved >= 0) & (o_saved < BOUNDARIES)
 
 
 @triton.jit
@@ -135,12 +156,12 @@ def sweep_boundaries(
     BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr,
     ADJOINT: tl.constexpr,
 ):  # fmt: skip
-    """Write what direction 1 carries over each chunk boundary to the slots of p_out.
+    """Write what direction 1 carries over each chunk boundary to p_out.
 
     Its state runs down the positions, driven by x = u and rows = B; its adjoint (ADJOINT) runs up, by dy and C.
     """
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    SLOTS: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
+    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     o_n = tl.arange(0, BLOCK_N)
     b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
     for i_step in range(CHUNKS - 1):
@@ -160,8 +181,10 @@ def sweep_boundaries(
                 b_in *= b_a
             _, b_end = linear_scan(b_a, b_in, column(b_carry, o_n, n), True, BLOCK_C, BLOCK_L, not ADJOINT)
             b_carry = with_column(b_carry, o_n, n, b_end)
-            o_slot, m_slot = slot_offsets(i_boundary * (BLOCK_L // SPACING) - 1, n, o_c, m_c, SLOTS, CHANNELS, STATE)
-            tl.store(p_out + o_slot, b_end, mask=m_slot)
+            o_saved, m_saved = boundary_offsets(
+                i_boundary * (BLOCK_L // SPACING) - 1, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE
+            )
+            tl.store(p_out + o_saved, b_end, mask=m_saved)
 
 
 @triton.jit
@@ -173,17 +196,17 @@ def scan_direction(
 ):  # fmt: skip
     """Add one direction's output on chunk i_k to b_y (channels, positions); return it and the carried state."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    SLOTS: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
+    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
     o_n = tl.arange(0, BLOCK_N)
     o_j = tl.arange(0, BLOCK_L)
-    # Slot s lies between positions (s + 1) * SPACING - 1 and (s + 1) * SPACING.
+    # Boundary s lies between positions (s + 1) * SPACING - 1 and (s + 1) * SPACING.
     if REVERSE:
         o_save = (i_k * BLOCK_L + o_j) // SPACING - 1
-        m_save = (o_j % SPACING == 0) & (o_j != 0) & (o_save < SLOTS)
+        m_save = (o_j % SPACING == 0) & (o_j != 0) & (o_save < BOUNDARIES)
     else:
         o_save = (i_k * BLOCK_L + o_j) // SPACING
-        m_save = (o_j % SPACING == SPACING - 1) & (o_j != BLOCK_L - 1) & (o_save < SLOTS)
+        m_save = (o_j % SPACING == SPACING - 1) & (o_j != BLOCK_L - 1) & (o_save < BOUNDARIES)
     if SOFTPLUS:
         b_d, _ = softplus(b_d)
     b_v = b_d * b_u
@@ -192,7 +215,7 @@ def scan_direction(
         b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
         b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
         b_start = column(b_carry, o_n, n)
-        o_end, m_end = slot_offsets((i_k + 1) * PER_CHUNK - 1, n, o_c, m_c, SLOTS, CHANNELS, STATE)
+        o_end, m_end = boundary_offsets((i_k + 1) * PER_CHUNK - 1, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
         if REVERSE and (CHUNKS > 1):
             b_start = tl.load(p_states + o_end, mask=m_end, other=0.0)
         # Past the end u and B are zero: there direction 1 carries a zero state, whatever the decay.
@@ -211,19 +234,19 @@ def scan_direction(
 
 
 @triton.jit
-def forward_kernel(
+def scan_forward_kernel(
     p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_y, p_states, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """y (b, g, c, l) and the states (b, g, m, slot, n, c) of one batch entry, group and block of channels."""
+    """y (b, g, c, l) and the states (b, g, m, boundary, n, c) of one batch entry, group and block of channels."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    SLOTS: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
+    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     ROWS: tl.constexpr = CHANNELS * LENGTH
-    SAVED: tl.constexpr = SLOTS * STATE * CHANNELS
+    SAVED: tl.constexpr = BOUNDARIES * STATE * CHANNELS
     WEIGHTS: tl.constexpr = CHANNELS * STATE
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_bg = (tl.program_id(0) // C_BLOCKS).to(tl.int64)

@@ -1,18 +1,18 @@
-"""The public selective scan: check the tensors, choose the backend where they live, call it."""
+"""The public functions: check the tensors, choose the backend by where they live, call it."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta import optional
 from trust_tta.errors import BackendError, ConfigError, ShapeError
-from trust_tta.scan.reference import scan_reference
+from trust_tta.scan import operators, reference
+from trust_tta.scan.tensors import Parameters
 
 BACKENDS = ("auto", "reference", "cpu", "triton")
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-HAS_TRITON = optional.available("triton")  # looked up once: torch.compile cannot trace the search for a package
+HAS_TRITON = optional.available("triton")  # looked up once: torch.compile cannot trace an import
 
 
 def selective_scan(
@@ -29,7 +29,7 @@ def selective_scan(
 ) -> Tensor:
     """h_t = exp(delta_t A) h_{t-1} + delta_t B_t u_t,  y_t = C_t h_t + D u_t, for k groups of channels.
 
-    u and delta (b, k*c, l), A (k*c, n), B and C (b, k, n, l), D and delta_bias (k*c); y (b, k*c, l).
+    u and delta (b, k*c, l), A (k*c, n), B and C (b, k, n, l), D and delta_bias (k*c,); returns y (b, k*c, l).
     """
     _check_shapes(u, delta, A, B, C, D, delta_bias)
     groups = B.shape[1]
@@ -59,68 +59,49 @@ def grouped_scan(
     delta_softplus: bool = True,
     backend: str = "auto",
 ) -> Tensor:
-    """The scan of u (b, g, c, l) in one or two directions; layouts as in `reference.scan_reference`."""
+    """Scan u (b, g, c, l) in one or two directions and sum them; shapes as in `ScanInputs`."""
     chosen = choose_backend(u, backend)
+    inputs = (u, delta, A, B, C, D, delta_bias, delta_softplus)
     if chosen == "reference":
-        return scan_reference(u, delta, A, B, C, D, delta_bias, delta_softplus)
-    from trust_tta.scan.operators import scan
-
-    y: Tensor = scan(u, delta, A, B, C, D, delta_bias, delta_softplus, chosen == "triton")[0]
+        return reference.scan_reference(*inputs)
+    call = operators.run_scan if _is_bare(u) else operators.scan
+    y: Tensor = call(*inputs, chosen == "triton")[0]
     return y
 
 
-def scan_map(
-    x: Tensor,
-    slots: Tensor,
-    x_proj_weight: Tensor,
-    dt_projs_weight: Tensor,
-    dt_projs_bias: Tensor,
-    A_logs: Tensor,
-    Ds: Tensor,
-    *,
-    backend: str = "auto",
-) -> Tensor:
-    """SiLU of the map x (b, c, h, w) scanned along rows and columns, both ways, (b, 2, c, h*w).
+def scan_map(x: Tensor, slots: Tensor, parameters: Parameters, *, backend: str = "auto") -> Tensor:
+    """SiLU of the map x (b, c, h, w) scanned along rows and columns, both ways: (b, 2, c, h*w).
 
-    `slots` (4,) or (b, 4) names the group of parameters in each of the four places; see `groups`.
+    `slots` (4,) or (b, 4) names the parameter group that reads the rows forward, the rows backward, the columns forward
+    and the columns backward: an order permutes parameters, never pixels.
     """
-    from trust_tta.scan import core, groups, layout
-
-    parameters = (x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds)
     chosen = choose_backend(x, backend)
-    if chosen != "reference":
-        call = core.run_scan_map if _is_bare(x) else core.scan_map
-        y: Tensor = call(x, slots, *parameters, chosen == "triton")[0]
-        return y
-    project, widen, A, D, bias = groups.take(x.dtype, slots, parameters)
-    u = layout.spread_reference(F.silu(x))
-    parts = (project @ u).unflatten(2, (2, -1))
-    delta = widen @ groups.steps_of(parts, widen)
-    return scan_reference(*groups.scan_inputs(u, delta, parts, A, D, bias), True).view_as(u)
+    if chosen == "reference":
+        return reference.scan_map(x, slots, parameters)
+    call = operators.run_scan_map if _is_bare(x) else operators.scan_map
+    y: Tensor = call(x, slots, *parameters, chosen == "triton")[0]
+    return y
 
 
-def join_norm(
+def merge_norm(
     y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, *, backend: str = "auto"
 ) -> Tensor:
-    """The sequences of y (b, 2, c, h*w) summed in their places, normalised over the channels, (b, c, height, width)."""
-    from trust_tta.scan import core, layout
-
+    """Merge the sequences y (b, 2, c, h*w) into a map and normalize it over the channels: (b, c, height, width)."""
     chosen = choose_backend(y, backend)
     if chosen == "reference":
-        x = layout.join_reference(y, height, width).permute(0, 2, 3, 1)
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2)
-    call = core.run_join_norm if _is_bare(y) else core.join_norm
-    normal: Tensor = call(y, height, width, weight, bias, eps, chosen == "triton")[0]
-    return normal.permute(0, 3, 1, 2)
+        return reference.merge_norm(y, height, width, weight, bias, eps)
+    call = operators.run_merge_norm if _is_bare(y) else operators.merge_norm
+    norm: Tensor = call(y, height, width, weight, bias, eps, chosen == "triton")[0]
+    return norm.permute(0, 3, 1, 2)
 
 
 def _is_bare(x: Tensor) -> bool:
-    """Whether nothing is differentiated, compiled or only pretended."""
+    """Whether the call needs no autograd, no compiler and no fake tensors."""
     return type(x) is Tensor and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def choose_backend(u: Tensor, backend: str = "auto") -> str:
-    """The backend for tensors that live where `u` does; a wish that cannot be met is refused."""
+    """Resolve "auto" by the device and dtype of `u`; refuse a backend that cannot take them."""
     if backend not in BACKENDS:
         raise ConfigError(f"unknown scan backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     if backend == "auto":

@@ -1,4 +1,4 @@
-"""Triton kernel of the backward selective scan.
+"""The backward scan: its launchers and kernels.
 
 Programs as in the forward kernel. The chunks are walked from the last to the first, which is the way of direction 0's
 adjoint; direction 1's adjoint runs up the positions, and what it carries over the chunk boundaries is found in a sweep
@@ -9,21 +9,90 @@ partial sums, each written by one program, so that two runs agree bit for bit.
 # mypy: ignore-errors
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from trust_tta.scan.triton_forward import (
+from trust_tta.scan.tensors import ScanGradients, ScanInputs
+from trust_tta.scan.triton.forward import (
     LOG2_E,
+    boundary_offsets,
     column,
     linear_scan,
     load_block,
     load_row,
-    slot_offsets,
     softplus,
     store_block,
     sweep_boundaries,
     with_column,
 )
+from trust_tta.scan.triton.launch import Tiling, ceil_div, choose_tiling, constants, pointers, power_of_two, prepare
+
+
+class PartialSums(NamedTuple):
+    """Gradients in float32 that are yet to be summed, in a fixed order so that runs repeat."""
+
+    A: Tensor  # (b, g, m, c, n), over the batch
+    B: Tensor  # (b, g, m, blocks of channels, n, l), over the blocks
+    C: Tensor  # likewise
+    D: Tensor  # (b, g, c), over the batch; the same for each direction
+    delta_bias: Tensor  # (b, g, m, c), over the batch
+
+
+def scan_backward(dy: Tensor, inputs: ScanInputs, states: Tensor, *, tiling: Tiling | None = None) -> ScanGradients:
+    """See `operators.Backend`."""
+    _, _, A, B, C, D, bias, _ = inputs
+    du, ddelta, partial = differentiate(dy, inputs, states, tiling=tiling)
+    return ScanGradients(
+        du,
+        ddelta,
+        partial.A.sum(0).to(A.dtype),
+        partial.B.sum(3).to(B.dtype),
+        partial.C.sum(3).to(C.dtype),
+        A.new_empty(0) if D is None else partial.D.sum(0)[:, None].repeat(1, A.shape[1], 1).to(D.dtype),
+        A.new_empty(0) if bias is None else partial.delta_bias.sum(0).to(bias.dtype),
+    )
+
+
+def differentiate(
+    dy: Tensor, inputs: ScanInputs, states: Tensor, *, tiling: Tiling | None = None
+) -> tuple[Tensor, Tensor, PartialSums]:
+    """Gradients of u and delta, and partial sums of the others."""
+    batch, groups, directions, channels, length = inputs.delta.shape
+    tiling = tiling or choose_tiling(channels, length, inputs.u.dtype)
+    tile = tiling.backward
+    blocks, chunks = ceil_div(channels, tile.channels), ceil_div(length, tile.positions)
+    inputs = prepare(inputs)
+    A, state = inputs.A, inputs.A.shape[-1]
+    du, ddelta = torch.empty_like(inputs.u), torch.empty_like(inputs.delta)
+    # Each program writes its own part of these.
+    dA = A.new_empty((batch, *A.shape))
+    dB, dC = A.new_empty((2, batch, groups, directions, blocks, state, length))
+    dD = A.new_empty((batch, groups, channels))
+    dbias = A.new_empty((batch, groups, directions, channels))
+    adjoints = A.new_empty((batch, groups, chunks - 1, state, channels) if directions == 2 else 0)
+    with torch.cuda.device_of(du):
+        scan_backward_kernel[(batch * groups * blocks,)](
+            dy.contiguous(), *pointers(inputs), states, adjoints, du, ddelta, dA, dB, dC, dD, dbias, groups,
+            **constants(inputs, tile, tiling.spacing),
+        )  # fmt: skip
+    return du, ddelta, PartialSums(dA, dB, dC, dD, dbias)
+
+
+def sum_rows(partial: PartialSums, dprojected: Tensor) -> None:
+    """Write the sums of B's and C's gradients to the last 2n rows of dprojected (.., r+2n, l)."""
+    *_, blocks, state, length = partial.B.shape
+    block = min(128, power_of_two(length))
+    directions = dprojected.numel() // (dprojected.shape[-2] * length)
+    with torch.cuda.device_of(dprojected):
+        sum_rows_kernel[(directions * 2 * state * ceil_div(length, block),)](
+            partial.B, partial.C, dprojected,
+            BLOCKS=blocks, STATE=state, ROWS=dprojected.shape[-2], LENGTH=length, BLOCK_P=16, BLOCK_L=block,
+            enable_fp_fusion=True,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -46,7 +115,7 @@ def differentiate_direction(
     q_t = a_t g_t = a_t (q_{t+1} + C_t dy_t) does not, and g_t is what entered at t and the q after it.
     """
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    SLOTS: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
+    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
     o_n = tl.arange(0, BLOCK_N)
     o_l = i_k * BLOCK_L + tl.arange(0, BLOCK_L)
@@ -63,11 +132,11 @@ def differentiate_direction(
         b_h0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
         b_q0 = column(b_carry, o_n, n)
         if CHUNKS > 1:
-            i_slot = (i_k + 1) * PER_CHUNK - 1 if REVERSE else i_k * PER_CHUNK - 1
-            o_h, m_h = slot_offsets(i_slot, n, o_c, m_c, SLOTS, CHANNELS, STATE)
+            i_saved = (i_k + 1) * PER_CHUNK - 1 if REVERSE else i_k * PER_CHUNK - 1
+            o_h, m_h = boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
             b_h0 = tl.load(p_states + o_h, mask=m_h, other=0.0)
             if REVERSE:
-                o_q, m_q = slot_offsets(i_k - 1, n, o_c, m_c, CHUNKS - 1, CHANNELS, STATE)
+                o_q, m_q = boundary_offsets(i_k - 1, n, o_c, m_c, CHUNKS - 1, CHANNELS, STATE)
                 b_q0 = tl.load(p_adjoints + o_q, mask=m_q, other=0.0)
         b_a = tl.exp2(b_d * (b_A * LOG2_E)[:, None])
         b_in = b_v * b_B[None, :]
@@ -96,7 +165,7 @@ def differentiate_direction(
 
 
 @triton.jit
-def backward_kernel(
+def scan_backward_kernel(
     p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_states, p_adjoints, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD,
     p_dbias, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
@@ -106,10 +175,10 @@ def backward_kernel(
 ):  # fmt: skip
     """Gradients of one batch entry, group and block of channels; sums over channels and batch stay partial."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    SLOTS: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
+    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     ROWS: tl.constexpr = CHANNELS * LENGTH
-    SAVED: tl.constexpr = SLOTS * STATE * CHANNELS
+    SAVED: tl.constexpr = BOUNDARIES * STATE * CHANNELS
     PARTIAL: tl.constexpr = C_BLOCKS * STATE * LENGTH
     WEIGHTS: tl.constexpr = CHANNELS * STATE
     # One state: its gradient is summed thread by thread until the end; several: chunk by chunk.
@@ -202,27 +271,27 @@ def store_weight(p_dA, b_dA, o_c, m_c, STATE: tl.constexpr, BLOCK_N: tl.constexp
 
 
 @triton.jit
-def rows_kernel(
-    p_dB, p_dC, p_dparts,
+def sum_rows_kernel(
+    p_dB, p_dC, p_out,
     BLOCKS: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr, LENGTH: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """One of the last 2 STATE of ROWS rows (positions,) of a place: the sum of its parts (blocks, STATE, positions)."""
+    """One of the last 2 STATE of ROWS rows (positions,): the sum of its partial sums (blocks, STATE, positions)."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i = tl.program_id(0)
     i_row = i // CHUNKS % (2 * STATE)
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
-    i_place = (i // (CHUNKS * 2 * STATE)).to(tl.int64)
+    i_direction = (i // (CHUNKS * 2 * STATE)).to(tl.int64)
     o_l = i % CHUNKS * BLOCK_L + tl.arange(0, BLOCK_L)
     m_l = o_l < LENGTH
-    p_parts = p_dB
+    p_partial = p_dB
     if i_row >= STATE:
-        p_parts = p_dC
-    p_parts += i_place * (BLOCKS * STATE * LENGTH) + i_row % STATE * LENGTH
+        p_partial = p_dC
+    p_partial += i_direction * (BLOCKS * STATE * LENGTH) + i_row % STATE * LENGTH
     b_sum = tl.zeros((BLOCK_P, BLOCK_L), dtype=tl.float32)
     for i_first in range(0, BLOCKS, BLOCK_P):
         o_p = i_first + tl.arange(0, BLOCK_P)
         m_pl = (o_p < BLOCKS)[:, None] & m_l[None, :]
-        b_sum += tl.load(p_parts + o_p[:, None] * (STATE * LENGTH) + o_l[None, :], mask=m_pl, other=0.0)
-    p_dparts += i_place * (ROWS * LENGTH) + (ROWS - 2 * STATE + i_row) * LENGTH
-    tl.store(p_dparts + o_l, tl.sum(b_sum, 0).to(p_dparts.dtype.element_ty), mask=m_l)
+        b_sum += tl.load(p_partial + o_p[:, None] * (STATE * LENGTH) + o_l[None, :], mask=m_pl, other=0.0)
+    p_out += i_direction * (ROWS * LENGTH) + (ROWS - 2 * STATE + i_row) * LENGTH
+    tl.store(p_out + o_l, tl.sum(b_sum, 0).to(p_out.dtype.element_ty), mask=m_l)

@@ -1,4 +1,4 @@
-"""The layouts on a CUDA device: tiles of the map that are read once and written coalesced both ways."""
+"""`cross_scan`, `cross_merge` and `merge_norm`: tiles of the map, read once and written coalesced both ways."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -10,46 +10,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.sizes import ceil_div
+from trust_tta.scan.triton.launch import ceil_div
 
 
-def spread(x: Tensor, *, silu: bool) -> Tensor:
-    """x (b, c, h, w), or SiLU of it, -> (b, 2, c, h*w)."""
+def cross_scan(x: Tensor, *, silu: bool) -> Tensor:
+    """See `operators.Backend`."""
     b, c, h, w = x.shape
     u = x.new_empty((b, 2, c, h * w))
     with torch.cuda.device_of(x):
-        _launch(spread_kernel, (x, u), x.stride(), u, h, w, SILU=silu)
+        _launch(cross_scan_kernel, (x, u), x.stride(), u, h, w, SILU=silu)
     return u
 
 
-def join(y: Tensor, height: int, width: int, *, silu_of: Tensor | None) -> Tensor:
-    """y (b, 2, c, h*w) -> (b, c, height, width), channel-last; times the slope of SiLU at `silu_of`."""
+def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
+    """See `operators.Backend`."""
     y = y.contiguous()
     x = _pixels(y, height, width).permute(0, 3, 1, 2)
     point = x if silu_of is None else silu_of
     with torch.cuda.device_of(y):
         strides = (*x.stride(), *point.stride())
-        _launch(join_kernel, (x, point, y), strides, y, height, width, SLOPE=silu_of is not None)
+        _launch(cross_merge_kernel, (x, point, y), strides, y, height, width, SILU=silu_of is not None)
     return x
 
 
-def join_and_normalise(
+def merge_norm(
     y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As in `layout`: the norm, the joined map (b, h, w, c), mean and 1 / deviation (b, h, w, 1)."""
+    """See `operators.Backend`."""
     y = y.contiguous()
-    x, normal = _pixels(y, height, width), _pixels(y, height, width)
+    x, norm = _pixels(y, height, width), _pixels(y, height, width)
     mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
     batch, _, count, _ = y.shape
     side, channels, warps = _tile_sizes(y, height, width)
     grid = (ceil_div(height, side) * ceil_div(width, side), batch)
     with torch.cuda.device_of(y):
-        norm_kernel[grid](
-            y, x, normal, mean, scale, weight.contiguous(), bias.contiguous(), eps,
+        merge_norm_kernel[grid](
+            y, x, norm, mean, scale, weight.contiguous(), bias.contiguous(), eps,
             CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side, num_warps=warps,
             enable_fp_fusion=True,
         )  # fmt: skip
-    return normal, x, mean, scale
+    return norm, x, mean, scale
 
 
 def _pixels(y: Tensor, height: int, width: int) -> Tensor:
@@ -92,8 +92,8 @@ def _tile(
 
 
 @triton.jit
-def spread_kernel(
-    x, u, s_b, s_c, s_h, s_w,
+def cross_scan_kernel(
+    p_x, p_u, s_b, s_c, s_h, s_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     SILU: tl.constexpr,
 ):  # fmt: skip
@@ -101,55 +101,55 @@ def spread_kernel(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
     )
     i_b = tl.program_id(2).to(tl.int64)
-    b_x = tl.load(x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, mask=mask)
+    b_x = tl.load(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, mask=mask)
     if SILU:
         b_wide = b_x.to(tl.float32)
-        b_x = (b_wide * tl.sigmoid(b_wide)).to(u.dtype.element_ty)
-    p_u = u + i_b * (2 * CHANNELS * HEIGHT * WIDTH)
+        b_x = (b_wide * tl.sigmoid(b_wide)).to(p_u.dtype.element_ty)
+    p_u += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
     tl.store(p_u + o_rows, b_x, mask=mask)
     tl.store(p_u + o_columns, b_x, mask=mask)
 
 
 @triton.jit
-def _joined(p_y, o_rows, o_columns, mask):
+def _merged(p_y, o_rows, o_columns, mask):
     return tl.load(p_y + o_rows, mask=mask).to(tl.float32) + tl.load(p_y + o_columns, mask=mask).to(tl.float32)
 
 
 @triton.jit
-def join_kernel(
-    x, point, y, s_b, s_c, s_h, s_w, t_b, t_c, t_h, t_w,
+def cross_merge_kernel(
+    p_x, p_point, p_y, s_b, s_c, s_h, s_w, t_b, t_c, t_h, t_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    SLOPE: tl.constexpr,
+    SILU: tl.constexpr,
 ):  # fmt: skip
     o_h, o_w, o_c, o_rows, o_columns, mask = _tile(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
     )
     i_b = tl.program_id(2).to(tl.int64)
-    b_x = _joined(y + i_b * (2 * CHANNELS * HEIGHT * WIDTH), o_rows, o_columns, mask)
-    if SLOPE:
-        b_p = tl.load(point + i_b * t_b + o_h * t_h + o_w * t_w + o_c * t_c, mask=mask).to(tl.float32)
+    b_x = _merged(p_y + i_b * (2 * CHANNELS * HEIGHT * WIDTH), o_rows, o_columns, mask)
+    if SILU:
+        b_p = tl.load(p_point + i_b * t_b + o_h * t_h + o_w * t_w + o_c * t_c, mask=mask).to(tl.float32)
         b_s = tl.sigmoid(b_p)
         b_x *= b_s * (1 + b_p * (1 - b_s))
-    tl.store(x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, b_x.to(x.dtype.element_ty), mask=mask)
+    tl.store(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, b_x.to(p_x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def norm_kernel(
-    y, x, normal, mean, scale, weight, bias, eps,
+def merge_norm_kernel(
+    p_y, p_x, p_norm, p_mean, p_scale, p_weight, p_bias, eps,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Join a tile of pixels block of channels by block, gathering mean and variance; then normalise what was stored."""
+    """Merge a tile of pixels one block of channels at a time, with a running mean and variance; then normalize it."""
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     i_b = tl.program_id(1).to(tl.int64)
-    y += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
-    x += i_b * (CHANNELS * HEIGHT * WIDTH)
-    normal += i_b * (CHANNELS * HEIGHT * WIDTH)
+    p_y += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
+    p_x += i_b * (CHANNELS * HEIGHT * WIDTH)
+    p_norm += i_b * (CHANNELS * HEIGHT * WIDTH)
     b_mean = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
     b_square = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
     for i_c in range(BLOCKS):
         o_h, o_w, o_c, o_rows, o_columns, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
-        b_x = _joined(y, o_rows, o_columns, mask).to(x.dtype.element_ty)
-        tl.store(x + (o_h * WIDTH + o_w) * CHANNELS + o_c, b_x, mask=mask)
+        b_x = _merged(p_y, o_rows, o_columns, mask).to(p_x.dtype.element_ty)
+        tl.store(p_x + (o_h * WIDTH + o_w) * CHANNELS + o_c, b_x, mask=mask)
         # Mean and squared deviation of this block, then both blocks' together: no cancellation, one reading.
         before = i_c * BLOCK_C
         count = tl.minimum(CHANNELS - before, BLOCK_C)
@@ -165,15 +165,15 @@ def norm_kernel(
     o_column = ((tl.program_id(0) % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :]
     m_pixel = (o_row < HEIGHT) & (o_column < WIDTH)
     o_pixel = i_b * (HEIGHT * WIDTH) + o_row * WIDTH + o_column
-    tl.store(mean + o_pixel, b_mean, mask=m_pixel)
-    tl.store(scale + o_pixel, b_scale, mask=m_pixel)
+    tl.store(p_mean + o_pixel, b_mean, mask=m_pixel)
+    tl.store(p_scale + o_pixel, b_scale, mask=m_pixel)
     # What one thread stored above, another loads below.
     tl.debug_barrier()
     for i_c in range(BLOCKS):
         o_h, o_w, o_c, _, _, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
         o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
-        b_w = tl.load(weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
-        b_b = tl.load(bias + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
-        b_x = tl.load(x + o_map, mask=mask).to(tl.float32)
+        b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
+        b_b = tl.load(p_bias + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
+        b_x = tl.load(p_x + o_map, mask=mask).to(tl.float32)
         b_n = (b_x - b_mean[:, :, None]) * b_scale[:, :, None] * b_w + b_b
-        tl.store(normal + o_map, b_n.to(normal.dtype.element_ty), mask=mask)
+        tl.store(p_norm + o_map, b_n.to(p_norm.dtype.element_ty), mask=mask)

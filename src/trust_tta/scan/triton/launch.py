@@ -1,0 +1,124 @@
+"""Launch sizes of the grouped scan's kernels, and its inputs as the kernels take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from trust_tta.scan.tensors import ScanInputs
+
+SPACING = 128  # positions between saved states in long rows
+
+
+def ceil_div(size: int, block: int) -> int:
+    """Blocks that hold `size`. Triton's own function takes microseconds, a few hundred times per pass."""
+    return -(-size // block)
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least `size`."""
+    return 1 << (size - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program works on at a time: channels x positions, and its warps and registers per thread.
+
+    A warp holds 128 positions of a channel; more positions than that in a tile of several warps make the scans slow.
+    """
+
+    channels: int
+    positions: int
+    warps: int
+    registers: int | None = None
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The tiles of both kernels; the state is saved every `spacing` positions, which divides both tiles' positions."""
+
+    forward: Tile
+    backward: Tile
+    spacing: int
+
+
+def choose_tiling(channels: int, length: int, dtype: torch.dtype) -> Tiling:
+    """The launch sizes for rows of this shape, a function of nothing else so that runs repeat.
+
+    The fastest on an H200 at the stages of VMamba-T; a warp holds twice the positions in half precision. What is
+    saved for the backward does not depend on the dtype.
+    """
+    if length <= 64:
+        return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=Tile(8, 64, 1))
+    wide = 128 if dtype == torch.float32 else 256
+    if length <= 256:
+        return make_tiling(channels, length, forward=Tile(2, wide, 1), backward=Tile(2, 128, 1))
+    return make_tiling(channels, length, forward=Tile(1, wide, 1), backward=Tile(2, wide, 1))
+
+
+def make_tiling(channels: int, length: int, *, forward: Tile, backward: Tile) -> Tiling:
+    """The two tiles, none larger than the powers of two that hold the channels and the positions."""
+    spacing = min(forward.positions, backward.positions, SPACING)
+    return Tiling(_fit(forward, channels, length), _fit(backward, channels, length), spacing)
+
+
+def _fit(tile: Tile, channels: int, length: int) -> Tile:
+    return replace(
+        tile,
+        channels=min(tile.channels, power_of_two(channels)),
+        positions=min(tile.positions, max(16, power_of_two(length))),
+    )
+
+
+def states_shape(delta: Sequence[int], state: int) -> tuple[int, ...]:
+    """Shape (b, g, m, boundaries, n, c) of the states that the forward kernel saves."""
+    batch, groups, directions, channels, length = delta
+    spacing = choose_tiling(channels, length, torch.float32).spacing
+    return (batch, groups, directions, ceil_div(length, spacing) - 1, state, channels)
+
+
+def prepare(inputs: ScanInputs) -> ScanInputs:
+    """The inputs as the kernels read them: contiguous, weights in float32, B and C with the same strides."""
+    u, delta, A, B, C, D, bias, softplus = inputs
+    # Slices of one projection already have adjacent positions and equal strides.
+    if B.stride() != C.stride() or (B.stride(-1) != 1 and B.shape[-1] != 1):
+        B, C = B.contiguous(), C.contiguous()
+    D, bias = (None if t is None else _weight(t) for t in (D, bias))
+    return ScanInputs(u.contiguous(), delta.contiguous(), _weight(A), B, C, D, bias, softplus)
+
+
+def _weight(tensor: Tensor) -> Tensor:
+    return tensor.float().contiguous()
+
+
+def pointers(inputs: ScanInputs) -> list[Tensor]:
+    """The tensors in the order of the kernels' arguments; A stands in for what is None, which they do not read."""
+    return [inputs.A if t is None else t for t in inputs[:7]]
+
+
+def constants(inputs: ScanInputs, tile: Tile, spacing: int) -> dict[str, int | bool | None]:
+    """What the kernels are compiled for. Lengths and strides too: loads are wide only where alignment is known."""
+    B, state = inputs.B, inputs.A.shape[-1]
+    return {
+        "DIRECTIONS": inputs.delta.shape[2],
+        "CHANNELS": inputs.delta.shape[3],
+        "LENGTH": inputs.delta.shape[4],
+        "STATE": state,
+        "STRIDE_B": B.stride(0),
+        "STRIDE_G": B.stride(1),
+        "STRIDE_M": B.stride(2),
+        "STRIDE_N": B.stride(3),
+        "SPACING": spacing,
+        "BLOCK_C": tile.channels,
+        "BLOCK_L": tile.positions,
+        "BLOCK_N": power_of_two(state),
+        "HAS_D": inputs.D is not None,
+        "HAS_BIAS": inputs.delta_bias is not None,
+        "SOFTPLUS": inputs.delta_softplus,
+        "num_warps": tile.warps,
+        "maxnreg": tile.registers,
+        "enable_fp_fusion": True,
+    }
