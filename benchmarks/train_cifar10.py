@@ -27,7 +27,7 @@ from trust_tta.data.dataset import array_dataset
 from trust_tta.data.files import hash_pixels
 from trust_tta.data.specs import find_spec
 from trust_tta.errors import TrustError
-from trust_tta.models.checkpoint import checkpoint_digest
+from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import Preprocessing
@@ -162,7 +162,7 @@ def finish(
     course = {
         "model": options.model,
         "accuracy": scores,
-        "sha256": checkpoint_digest(path),
+        "sha256": Checkpoint.open(path).sha256,
         "data_sha256": {"train": digest, "test": hash_pixels(test[0])},
         "seconds": seconds,
         "first_epoch": result.first_epoch,

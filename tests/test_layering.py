@@ -31,8 +31,8 @@ ROOMS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (
-    "download", "errors", "optional", "orders", "plugins", "preprocessing", "progress", "roles",
-    "schema", "results", "report",
+    "download", "errors", "optional", "orders", "plugins", "progress", "roles", "schema", "results",
+    "report",
 )  # fmt: skip
 KERNELS = ("scan/cpu/kernels.py", "scan/triton/forward.py", "scan/triton/backward.py")
 
@@ -101,8 +101,8 @@ def test_no_assert_guards_a_user_of_the_library(path: Path) -> None:
     assert not [n.lineno for n in ast.walk(tree(path)) if isinstance(n, ast.Assert)]
 
 
-def test_results_and_report_import_without_torch() -> None:
-    present = [name for name in ("results", "report") if (PACKAGE / name).is_dir()]
+def test_results_report_and_preprocessing_import_without_torch() -> None:
+    present = ["results", "report", "preprocessing"]
     modules = [
         "trust_tta." + ".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in FILES if room(p) in present
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,7 +153,7 @@ def test_a_pass_that_waits_for_its_backward_is_not_overwritten() -> None:
 @pytest.mark.gpu
 def test_chance_is_not_recorded() -> None:
     torch.manual_seed(0)
-    model = VMamba(replace(TINY, drop_path=0.5)).cuda().eval()
+    model = VMamba(TINY.changed(drop_path=0.5)).cuda().eval()
     method = create_method("trust", model, k=2, stochastic_depth=True)
     for images in batches(3):
         method(images)
@@ -168,7 +167,7 @@ def test_a_network_in_training_draws_and_moves_as_without_recordings(monkeypatch
     for most in (0, 8):
         monkeypatch.setattr(recording, "MOST_RECORDINGS", most)
         torch.manual_seed(0)
-        model = VMamba(replace(TINY, drop_path=0.5)).cuda().train()
+        model = VMamba(TINY.changed(drop_path=0.5)).cuda().train()
         call = Recorder(model, list(model.parameters()))
         torch.manual_seed(1)
         logits = []

@@ -1,59 +1,219 @@
-"""How an image becomes the input of a network: what a checkpoint states, and what its data are given."""
+"""How images become the input of a network: what a checkpoint states, what data are given, what users call.
+
+Resizing and cropping happen on uint8 with Pillow; scaling and normalizing on one float32 tensor. PyTorch, NumPy and
+Pillow are imported when the first image comes.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from trust_tta.errors import ConfigError
+from pydantic import Field, model_validator
+
+from trust_tta.errors import ConfigError, DataError, ShapeError
+from trust_tta.schema import Schema, did_you_mean, parse, show
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from PIL import Image
+
+    Pixels: TypeAlias = NDArray[np.uint8]
+    Picture: TypeAlias = Image.Image | Pixels | torch.Tensor
+    Pictures: TypeAlias = Picture | Sequence[Picture]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-INTERPOLATIONS = ("bicubic", "bilinear")
+MOST_PIXELS = 1 << 26  # of a resized image, before it is cropped
+
+Side = Annotated[int, Field(ge=1, le=8192)]
+Finite = Annotated[float, Field(ge=-1e4, le=1e4, allow_inf_nan=False)]
+Deviation = Annotated[float, Field(gt=0, le=1e4, allow_inf_nan=False)]
+
+_EIGHT_BITS = ("RGB", "RGBA", "RGBX", "RGBa", "L", "LA", "La", "P", "PA", "1", "CMYK", "YCbCr", "HSV", "LAB")
 
 
-@dataclass(frozen=True)
-class Preprocessing:
+class Preprocessing(Schema):
     """How an image becomes (3, size, size).
 
     With `crop`: the short side is scaled to `resize` (None: not at all) and the middle is cut out.
     Without: the whole image is squashed to size x size, whatever its shape.
+
+    >>> import numpy as np
+    >>> Preprocessing(size=32, resize=None)(np.zeros((4, 32, 32, 3), np.uint8)).shape
+    torch.Size([4, 3, 32, 32])
     """
 
-    size: int = 224
-    resize: int | None = 256
+    size: Side = 224
+    resize: Side | None = 256
     crop: bool = True
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    interpolation: str = "bicubic"
+    mean: tuple[Finite, Finite, Finite] = IMAGENET_MEAN
+    std: tuple[Deviation, Deviation, Deviation] = IMAGENET_STD
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"size is {self.size}; it must be a positive number of pixels")
+    @model_validator(mode="after")
+    def _sizes_fit_together(self) -> Preprocessing:
         if self.crop and self.resize is not None and self.resize < self.size:
-            raise ConfigError(f"resize is {self.resize}; it must be at least the size {self.size} that is cropped")
+            raise ValueError(f"resize is {self.resize}; it must be at least the size {self.size} that is cropped")
         if not self.crop and self.resize not in (None, self.size):
-            raise ConfigError(f"resize is {self.resize}; without a crop it must be the size {self.size}, or None")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ConfigError(f"mean {self.mean} and std {self.std} must be three numbers each, std above zero")
-        if self.interpolation not in INTERPOLATIONS:
-            raise ConfigError(f"interpolation is {self.interpolation!r}; choose one of {', '.join(INTERPOLATIONS)}")
+            raise ValueError(f"resize is {self.resize}; without a crop it must be the size {self.size}, or None")
+        return self
+
+    def __call__(self, images: Pictures) -> torch.Tensor:
+        """Network input, float32 (n, 3, size, size).
+
+        `images`: a PIL image, uint8 pixels (h, w, 3) or (n, h, w, 3) as an array or a tensor, or a list of such
+        images. A tensor's batch stays on its device.
+        """
+        import torch
+
+        if isinstance(images, torch.Tensor):
+            _check_pixels(images.shape, str(images.dtype).removeprefix("torch."))
+            batch = images if images.dim() == 4 else images[None]
+            if self._fits(tuple(batch.shape[1:3])):
+                return self.normalize(batch)
+            return self(batch.cpu().numpy()).to(images.device)
+        import numpy as np
+
+        pixels = np.require(self.fit(images), requirements=["C", "W"])
+        return self.normalize(torch.from_numpy(pixels))
+
+    def fit(self, images: Pictures | Iterable[Picture]) -> Pixels:
+        """Resize and crop: uint8 (n, size, size, 3); an array that fits already comes back as it is."""
+        import numpy as np
+
+        if isinstance(images, np.ndarray):
+            _check_pixels(images.shape, str(images.dtype))
+            images = images if images.ndim == 4 else images[None]
+            if self._fits(images.shape[1:3]):
+                return images
+        elif _is_picture(images) or not isinstance(images, Iterable):
+            images = [images]  # type: ignore[list-item]
+        fitted = [self.fit_image(image) for image in images]
+        return np.stack(fitted) if fitted else np.empty((0, self.size, self.size, 3), dtype=np.uint8)
+
+    def fit_image(self, image: Picture) -> Pixels:
+        """Resize and crop one image: uint8 (size, size, 3)."""
+        pixels = _pixels(image)
+        height, width = pixels.shape[:2]
+        if self._fits((height, width)):
+            return pixels
+        if not self.crop:
+            return self._resize(pixels, self.size, self.size)
+        if self.resize is not None:
+            short = min(height, width)
+            pixels = self._resize(pixels, int(self.resize * height / short), int(self.resize * width / short))
+            height, width = pixels.shape[:2]
+        if min(height, width) < self.size:
+            raise DataError(
+                f"an image of {height}x{width} pixels is too small to cut {self.size}x{self.size} from; set a resize"
+            )
+        top, left = round((height - self.size) / 2), round((width - self.size) / 2)
+        return pixels[top : top + self.size, left : left + self.size]
+
+    def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Scale to 0..1, subtract the mean, divide by the deviation: uint8 (n, h, w, 3) to float32 (n, 3, h, w).
+
+        Works where the tensor lives, so that a quarter of the bytes goes to the device.
+        """
+        import torch
+
+        planes = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        mean = torch.tensor(self.mean, device=pixels.device).view(1, 3, 1, 1)
+        std = torch.tensor(self.std, device=pixels.device).view(1, 3, 1, 1)
+        return planes.sub_(mean * 255).div_(std * 255)
+
+    def for_layout(self, layout: str) -> Preprocessing:
+        """What is left to do for images as they lie on disk: some were cut already, arrays are never cut."""
+        if layout in ("cifar", "array-c"):
+            return self.changed(resize=None, crop=False)
+        if layout == "folder-c" and self.crop:
+            return self.changed(resize=None)
+        return self
 
     def to_json(self) -> str:
         """The text that stands in a file of weights."""
-        return json.dumps(asdict(self))
+        return json.dumps(self.model_dump(mode="json"))
 
     @classmethod
-    def from_json(cls, text: str) -> Preprocessing:
-        """Read what `to_json` wrote; a file that says nothing of a crop cuts only what it scales beforehand."""
-        stated = json.loads(text)
-        (r, g, b), (x, y, z) = (map(float, stated[name]) for name in ("mean", "std"))
-        resize = stated.get("resize")
-        return cls(
-            size=int(stated["size"]),
-            resize=resize,
-            crop=stated.get("crop", resize is not None),
-            mean=(r, g, b),
-            std=(x, y, z),
-            interpolation=stated.get("interpolation", "bicubic"),
-        )
+    def from_mapping(cls, stated: Mapping[str, Any], *, where: str = "preprocessing") -> Preprocessing:
+        """What a file states; one that says nothing of a crop crops only what it resizes."""
+        return parse(cls, {"resize": None, "crop": stated.get("resize") is not None, **stated}, where=where)
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether images of this height and width need neither resizing nor cropping."""
+        return shape == (self.size, self.size) and self.resize in (None, self.size)
+
+    def _resize(self, pixels: Pixels, height: int, width: int) -> Pixels:
+        import numpy as np
+        from PIL import Image
+
+        if pixels.shape[:2] == (height, width):
+            return pixels
+        if height * width > MOST_PIXELS:
+            raise DataError(
+                f"an image of {pixels.shape[0]}x{pixels.shape[1]} pixels would be resized to {height}x{width}, "
+                f"more than {MOST_PIXELS} pixels; cut it first, or use a preprocessing without a crop"
+            )
+        filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+        resized = Image.fromarray(np.ascontiguousarray(pixels)).resize((width, height), filters[self.interpolation])
+        return np.asarray(resized)
+
+
+PRESETS: Mapping[str, Preprocessing] = MappingProxyType(
+    {
+        "imagenet": Preprocessing(),
+        "squash224": Preprocessing(resize=None, crop=False),  # as TRUST ran everything but CIFAR
+        "imagenet-c": Preprocessing(resize=None),  # its images are 224 pixels already
+        "cifar224": Preprocessing(resize=None, crop=False),
+        "cifar32": Preprocessing(size=32, resize=None, mean=CIFAR10_MEAN, std=CIFAR10_STD),
+        "pacs96": Preprocessing(size=96, resize=None, crop=False),
+    }
+)
+
+
+def find_preset(name: str) -> Preprocessing:
+    """The named preprocessing."""
+    if name not in PRESETS:
+        raise ConfigError(f"unknown preprocessing {show(name)}; {did_you_mean(name, PRESETS)}")
+    return PRESETS[name]
+
+
+def _is_picture(images: Any) -> bool:
+    from PIL import Image
+
+    return isinstance(images, Image.Image)
+
+
+def _pixels(image: Any) -> Pixels:
+    """One image as uint8 (h, w, 3)."""
+    import numpy as np
+
+    if _is_picture(image):
+        if image.mode not in _EIGHT_BITS:
+            raise DataError(
+                f"an image of mode {image.mode} has more than 8 bits a channel, and its range is not known; "
+                "scale it to 0..255 and convert it to RGB"
+            )
+        return np.asarray(image.convert("RGB"))
+    if hasattr(image, "detach"):
+        image = image.detach().cpu().numpy()
+    if not isinstance(image, np.ndarray):
+        raise ShapeError(f"an image is a {type(image).__name__}; give PIL images or uint8 pixels (h, w, 3)")
+    _check_pixels(image.shape, str(image.dtype), dimensions=(3,))
+    return image
+
+
+def _check_pixels(shape: Sequence[int], dtype: str, *, dimensions: tuple[int, ...] = (3, 4)) -> None:
+    if dtype == "uint8" and len(shape) in dimensions and shape[-1] == 3 and 0 not in shape[-3:]:
+        return
+    hint = "give uint8 pixels (h, w, 3) or (n, h, w, 3)"
+    if dtype == "uint8" and len(shape) in (3, 4) and shape[-3] == 3:
+        hint += "; channels come last: use .permute(0, 2, 3, 1) on (n, 3, h, w)"
+    elif dtype.startswith("float"):
+        hint += "; floats are taken to be preprocessed already"
+    raise ShapeError(f"images have shape {tuple(shape)} and dtype {dtype}; {hint}")

@@ -20,7 +20,7 @@ from trust_tta.bench.analyses import (
     trust_orders,
     weight_norms,
 )
-from trust_tta.bench.opened import Opened
+from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.parsing import read_config
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.orders import ScanOrder
@@ -30,19 +30,19 @@ ORDERS = ["abcd", "badc", "dbca"]
 TRUST: dict[str, Any] = {"name": "trust", "orders": ORDERS, "lr": 0.01}
 
 
-def opened(folder: Path, **changes: Any) -> Opened:
+def opened(folder: Path, **changes: Any) -> Experiment:
     changes = {"methods": [TRUST], "data": {"limit": 40}, **changes}
-    return Opened(tiny_config(folder, **changes))
+    return Experiment(tiny_config(folder, **changes))
 
 
-def surface(place: Opened, points: int = 3) -> LossSurface:
+def surface(place: Experiment, points: int = 3) -> LossSurface:
     beats: list[int] = []
     found = loss_surface(place, place.domains[0], points=points, start=beats.append, beat=lambda: beats.append(1))
     assert beats == [points * points, *[1] * points * points]
     return found
 
 
-def by_hand(place: Opened) -> list[dict[str, torch.Tensor]]:
+def by_hand(place: Experiment) -> list[dict[str, torch.Tensor]]:
     """The adapted tensors after each order on the last batch: pseudo-labels and Adam, written out."""
     domain = place.domains[0]
     model = copy.deepcopy(place.network(domain)).eval()
@@ -67,7 +67,7 @@ def by_hand(place: Opened) -> list[dict[str, torch.Tensor]]:
     return kept
 
 
-def loss_by_hand(place: Opened, weights: dict[str, torch.Tensor]) -> float:
+def loss_by_hand(place: Experiment, weights: dict[str, torch.Tensor]) -> float:
     model = copy.deepcopy(place.network(place.domains[0])).train()  # batch statistics
     model.set_stochastic_depth(False)
     model.load_state_dict(weights, strict=False)
@@ -170,7 +170,7 @@ def test_memory_needs_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_a_further_order_takes_the_memory_of_its_weights_alone() -> None:
     path = Path(__file__).parents[2] / "configs" / "paper" / "table1.toml"
-    place = Opened(read_config(path, {"device": "cuda"}, small=True))
+    place = Experiment(read_config(path, {"device": "cuda"}, small=True))
     domain = place.domains[0]
     found = memory_by_k(place, domain, counts=(2, 4, 8))
     model = place.network(domain)

@@ -11,11 +11,10 @@ import torch
 
 from tests.conftest import SetThreads
 from tests.data.trees import save
-from trust_tta.bench.config import ModelConfig
-from trust_tta.bench.network import find_checkpoint
 from trust_tta.cli.main import main
-from trust_tta.models.checkpoint import read_checkpoint
+from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.pretrained import PRETRAINED, locate
+from trust_tta.models.weights import read_weights
 
 NANO = "vmamba_nano_cifar10"
 
@@ -48,16 +47,16 @@ def test_a_new_classifier_on_the_shipped_backbone(
     text = capsys.readouterr().out
     assert "24 images of folder (all domains) to train on, 6 validation images" in text
     assert "100.00 % of the validation images are right" in text
-    before, after = read_checkpoint(locate(PRETRAINED[NANO])), read_checkpoint(out / "model.safetensors")
+    before, after = read_weights(locate(PRETRAINED[NANO])).state, read_weights(out / "model.safetensors").state
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"classifier.head.weight", "classifier.head.bias"}
     assert after["classifier.head.bias"].shape == (3,)
-    found = find_checkpoint(ModelConfig(checkpoint=str(out / "model.safetensors")), domain="all")
-    known = find_checkpoint(ModelConfig(checkpoint=NANO), domain="all")
+    found = Checkpoint.open(out / "model.safetensors")
+    known = Checkpoint.open(NANO)
     assert (found.variant, found.num_classes, found.preprocessing) == ("vmamba_nano", 3, known.preprocessing)
     record = json.loads((out / "train.json").read_text())
-    assert record["recipe"]["backbone_sha256"] == known.digest
+    assert record["recipe"]["backbone_sha256"] == known.sha256
     assert record["history"][0]["loss"] > record["history"][-1]["loss"]
     assert "Only the classifier was trained" in (out / "card.md").read_text()
 
@@ -69,9 +68,9 @@ def test_a_backbone_that_differs_from_its_variant(folder: Path, tmp_path: Path) 
     assert main(["train", *where, *changes, "--out", str(tmp_path / "one")]) == 0
     old, new = (tmp_path / name / "model.safetensors" for name in ("one", "two"))
     assert main(["finetune", *where, "--checkpoint", str(old), "--out", str(tmp_path / "two")]) == 0
-    overrides = [find_checkpoint(ModelConfig(checkpoint=str(file)), domain="all").overrides for file in (old, new)]
-    assert overrides == [{"depths": (1, 1), "dims": (8, 16)}] * 2
-    before, after = read_checkpoint(old), read_checkpoint(new)
+    overrides = [dict(Checkpoint.open(file).fields) for file in (old, new)]
+    assert overrides == [{"depths": [1, 1], "dims": [8, 16]}] * 2
+    before, after = read_weights(old).state, read_weights(new).state
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before if "classifier.head" not in name)
 

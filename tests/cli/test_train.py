@@ -13,7 +13,8 @@ from PIL import Image
 from tests.conftest import SetThreads
 from tests.data.trees import PACS_ROOT, class_tree, thumbnails
 from trust_tta.bench.config import ModelConfig
-from trust_tta.bench.network import find_checkpoint, load_network
+from trust_tta.bench.experiment import load_network
+from trust_tta.bench.plan import find_checkpoint
 from trust_tta.cli import train as command
 from trust_tta.cli.main import main
 from trust_tta.data.dataset import Dataset
@@ -21,8 +22,8 @@ from trust_tta.data.reading import open_dataset
 from trust_tta.data.specs import PACS_CLASSES
 from trust_tta.data.transforms import preprocess
 from trust_tta.errors import DataError
-from trust_tta.models.checkpoint import read_checkpoint
-from trust_tta.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from trust_tta.models.weights import read_weights
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.data import Pictures, open_training_data, read_arrays
 from trust_tta.training.loop import EpochRecord
 from trust_tta.training.recipe import TrainRecipe
@@ -72,7 +73,7 @@ def test_leave_one_domain_out(pacs: Path, tmp_path: Path, capsys: pytest.Capture
     config = ModelConfig(checkpoint=str(out / "model.safetensors"))  # the file says how it differs from the variant
     checkpoint = find_checkpoint(config, domain="photo")
     assert (checkpoint.variant, checkpoint.num_classes) == ("vmamba_nano", 7)
-    assert checkpoint.preprocessing == Preprocessing(16, None, False, IMAGENET_MEAN, IMAGENET_STD)
+    assert checkpoint.preprocessing == Preprocessing(size=16, resize=None, crop=False)
     # one of the eight pictures may lie so close to a border that rounding to fp16 moves it
     stated = record["accuracy"]["averaged weights, new statistics"]
     assert accuracy_of(config, open_held_out(pacs)) == pytest.approx(stated, abs=0.126)
@@ -132,7 +133,7 @@ def test_an_interrupted_run_goes_on(
     monkeypatch.setattr(command, "show", show)
     assert main(pacs_flags(pacs, broken)) == 0
     assert "went on after epoch 1 of an earlier run" in capsys.readouterr().out
-    one, other = (read_checkpoint(folder / "model.safetensors") for folder in (whole, broken))
+    one, other = (read_weights(folder / "model.safetensors").state for folder in (whole, broken))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -160,7 +161,7 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
     flags = ["--recipe", str(recipe), "--lr", "-1", "--set", "depth=[1]"]
     assert main(["train", "--data", "pacs", "--root", str(tmp_path), "--out", str(tmp_path / "out"), *flags]) == 2
     error = capsys.readouterr().err
-    for words in ("no field learning_rate", "flip is 'yes'", "VMambaConfig has no field depth"):
+    for words in ("no field learning_rate", "flip is 'yes'", "depth: there is no such option; did you mean 'depths'"):
         assert words in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()

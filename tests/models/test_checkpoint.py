@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import re
@@ -19,7 +20,8 @@ from torch import Tensor
 import trust_tta as tt
 from tests.models.networks import TINY, TINY_CONFIGS, TINY_VANILLA, tiny_network
 from trust_tta.errors import CheckpointError
-from trust_tta.models.checkpoint import checkpoint_digest, load_checkpoint
+from trust_tta.models.checkpoint import load_checkpoint
+from trust_tta.models.weights import read_weights, state_digest
 
 State = dict[str, Tensor]
 
@@ -240,9 +242,9 @@ def test_two_spellings_of_one_parameter_are_refused() -> None:
 
 def test_digests(tmp_path: Path) -> None:
     state = tiny_network(seed=1).state_dict()
-    assert checkpoint_digest(state) == checkpoint_digest(dict(reversed(state.items())))
+    assert state_digest(state) == state_digest(dict(reversed(state.items())))
     changed = {k: v.clone() for k, v in state.items()}
     changed["classifier.head.bias"][0] += 1
-    assert checkpoint_digest(changed) != checkpoint_digest(state)
-    (tmp_path / "file").write_bytes(b"abc")
-    assert checkpoint_digest(tmp_path / "file").startswith("ba7816bf8f01cfea")  # sha256 of "abc"
+    assert state_digest(changed) != state_digest(state)
+    torch.save(state, tmp_path / "net.pth")
+    assert read_weights(tmp_path / "net.pth").sha256 == hashlib.sha256((tmp_path / "net.pth").read_bytes()).hexdigest()

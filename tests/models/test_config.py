@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from typing import Any
 
 import pytest
+import torch
+from pydantic import ValidationError
 
 import trust_tta as tt
 from trust_tta.errors import ConfigError
@@ -67,20 +69,30 @@ def test_every_refusal_is_listed_at_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"depths": (2, 2), "dims": (8,)}, "same, non-zero length"),
-        ({"depths": (), "dims": ()}, "same, non-zero length"),
-        ({"depths": (0, 1, 1, 1)}, "depths must be at least 1"),
+        ({"depths": (2, 2), "dims": (8,)}, "2 depths and 1 dims"),
+        ({"depths": (), "dims": ()}, "depths is .*give at least 1 of them.*; dims is"),
+        ({"depths": (0, 1, 1, 1)}, "depths.0 is 0; give a value >= 1"),
         ({"num_classes": 0}, "num_classes"),
-        ({"norm": "group"}, "norm must be one of layer, batch, not 'group'"),
+        ({"norm": "group"}, "norm is 'group'; choose one of layer, batch"),
         ({"drop_path": 1.0}, "drop_path"),
-        ({"conv_size": 2}, "conv_size must be odd"),
-        ({"patch_size": 3}, "patch_size must be even"),
+        ({"conv_size": 2}, "conv_size: 2 is even; give an odd number"),
+        ({"patch_size": 3}, "an overlapping stem needs an even one"),
         ({"dt_rank": 0}, "dt_rank"),
-        ({"depths": 3}, "depths must be whole numbers, not 3"),
-        ({"dims": "96"}, "dims must be whole numbers, not '96'"),
-        ({"num_classes": "ten"}, "num_classes must be a whole number, not 'ten'"),
-        ({"ssm_ratio": "2"}, "ssm_ratio must be a number, not '2'"),
-        ({"gate": 1}, "gate must be true or false, not 1"),
+        ({"depths": 3}, "depths is 3; give a list"),
+        ({"dims": "96"}, "dims is '96'; give a list"),
+        ({"num_classes": "ten"}, "num_classes is 'ten'; give an integer"),
+        ({"ssm_ratio": "2"}, "ssm_ratio is '2'; give a number"),
+        ({"gate": 1}, "gate is 1; give true or false"),
+        ({"ssm_ratio": math.nan}, "ssm_ratio is nan"),
+        ({"ssm_ratio": 1e9}, "ssm_ratio is 1000000000.0; give a value <= 16"),
+        ({"ssm_ratio": 1e-9}, "a scan would have no channels"),
+        ({"mlp_ratio": math.inf}, "mlp_ratio is inf"),
+        ({"drop_path": math.nan}, "drop_path is nan"),
+        ({"d_state": 10**5000}, "d_state is an integer of 5001 digits"),
+        ({"dims": (10**9,) * 4}, "dims.0 is 1000000000; give a value <= 16384"),
+        ({"depths": (1,) * 10**6}, "depths is .*; give at most 16 of them"),
+        ({"depths": (256,) * 4, "dims": (16384,) * 4}, r"about 2\..e\+12 parameters; at most 1e\+09"),
+        ({"num_classes": 10**6, "dims": (96, 192, 384, 16384)}, r"about 2\..e\+10 parameters"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )
@@ -98,12 +110,19 @@ def test_several_mistakes_are_told_together() -> None:
 
 
 def test_an_unknown_field_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no field ssm_ration; its fields are depths, dims"):
+    with pytest.raises(ConfigError, match="ssm_ration: there is no such option; did you mean 'ssm_ratio'"):
         tt.VMambaConfig().override({"ssm_ration": 3})
 
 
 def test_a_config_is_frozen_hashable_and_takes_lists() -> None:
     config = tt.VMambaConfig(depths=[1, 1], dims=[8, 16])  # type: ignore[arg-type]
     assert hash(config) == hash(tt.VMambaConfig(depths=(1, 1), dims=(8, 16)))
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(ValidationError):
         config.d_state = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_the_rough_size_of_a_network_is_nearly_its_size(name: str) -> None:
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in tt.VMamba(VARIANTS[name]).parameters())
+    assert VARIANTS[name].rough_size() == pytest.approx(parameters, rel=0.05)

@@ -12,8 +12,11 @@ from safetensors.torch import save_file
 
 import trust_tta as tt
 from tests.golden import shared_path
+from trust_tta.data.embedded import load_sample
+from trust_tta.data.specs import CIFAR10_CLASSES, find_spec
 from trust_tta.errors import CheckpointError, ConfigError
 from trust_tta.models import pretrained
+from trust_tta.preprocessing import find_preset
 
 SMALL: dict[str, Any] = {"depths": (1, 1), "dims": (8, 16)}
 
@@ -26,9 +29,9 @@ def test_models_are_listed_in_order() -> None:
 
 @pytest.mark.parametrize("name", ["vmamba_tiny_s1l9", "vmamba-nano", "VMAMBA_NANO", "resnet50"])
 def test_an_unknown_model_is_refused_with_a_suggestion(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown model '{name}'") as caught:
+    with pytest.raises(ConfigError, match=f"unknown network '{name}'") as caught:
         tt.create_model(name)
-    assert "vmamba_nano" in str(caught.value)
+    assert "vmamba_tiny_s1l8" in str(caught.value) or "vmamba_nano" in str(caught.value)
     assert ("did you mean" in str(caught.value)) == (name != "resnet50")
 
 
@@ -39,7 +42,7 @@ def test_overrides_reach_the_network() -> None:
 
 
 def test_wrong_overrides_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no field widths"):
+    with pytest.raises(ConfigError, match="widths: there is no such option"):
         tt.create_model("vmamba_nano", widths=(1, 2, 3))
     with pytest.raises(ConfigError, match="num_classes"):
         tt.create_model("vmamba_nano", num_classes=0)
@@ -109,5 +112,26 @@ def test_what_a_file_states_of_its_network_need_not_be_given_again(tmp_path: Pat
     with pytest.raises(CheckpointError, match=r"\(3,\) in the file, \(4,\) in the network"):
         tt.create_model("vmamba_nano", num_classes=4, checkpoint=path)
     save_file(made.state_dict(), path, metadata={"overrides": "[5"})
-    with pytest.raises(CheckpointError, match="states of its network cannot be read"):
+    with pytest.raises(CheckpointError, match="the overrides stated in .* cannot be read"):
         tt.create_model("vmamba_nano", checkpoint=path)
+
+
+def test_a_network_carries_its_preprocessing_and_classes() -> None:
+    shipped = tt.create_model("vmamba_nano", checkpoint="vmamba_nano_cifar10")
+    assert shipped.preprocessing == pretrained.PRETRAINED["vmamba_nano_cifar10"].preprocessing
+    assert shipped.classes == CIFAR10_CLASSES
+    random = tt.create_model("vmamba_tiny_s1l8", **SMALL)
+    assert (random.preprocessing, random.classes) == (find_preset("imagenet"), None)
+
+
+def test_the_shipped_network_knows_its_sample_by_preprocessing_alone() -> None:
+    model = tt.create_model("vmamba_nano", checkpoint="vmamba_nano_cifar10")
+    images, labels = load_sample()
+    with torch.no_grad():
+        found = model(model.preprocessing(images[:100])).argmax(1).numpy()  # type: ignore[misc]
+    assert (found == labels[:100]).mean() > 0.85
+
+
+def test_published_classes_are_those_of_the_data() -> None:
+    assert pretrained.PRETRAINED["vmamba_tiny_s1l8_imagenet"].classes == find_spec("imagenet").class_names
+    assert pretrained.PRETRAINED["vmamba_nano_cifar10"].classes == CIFAR10_CLASSES

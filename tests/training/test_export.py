@@ -11,7 +11,8 @@ from tests.training.samples import coloured_pictures, tiny_network
 from trust_tta.data.dataset import array_dataset
 from trust_tta.data.specs import find_spec
 from trust_tta.errors import CheckpointError
-from trust_tta.models.checkpoint import load_checkpoint, read_metadata
+from trust_tta.models.checkpoint import load_checkpoint
+from trust_tta.models.weights import read_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.data import TrainingData
 from trust_tta.training.export import export_model
@@ -72,7 +73,7 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
         recipe=asdict(recipe),
     )
     export_model(tiny_network(), path, metadata=origin.metadata(0.93456))
-    found = read_metadata(path)
+    found = read_weights(path).metadata
     assert found.items() >= {"variant": "vmamba_nano", "num_classes": "3", "accuracy": "0.9346"}.items()
     assert found.items() >= {"data": "ours (day)", "data_sha256": "ab", "overrides": '{"depths": [1, 1]}'}.items()
     assert json.loads(found["preprocessing"]) == {
@@ -89,5 +90,5 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"half")
-    with pytest.raises(CheckpointError, match="cannot be read as .safetensors"):
-        read_metadata(path)
+    with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+        read_weights(path)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.opened import Opened
+from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.speed_network import take_orders
 from trust_tta.data.streams import Domain
 from trust_tta.errors import BackendError, ConfigError, DataError
@@ -59,11 +59,11 @@ class Adapted:
         return total / sum(len(labels) for _, labels in self.batches)
 
 
-def adapt_under_orders(opened: Opened, domain: Domain, orders: Sequence[ScanOrder]) -> Adapted:
+def adapt_under_orders(experiment: Experiment, domain: Domain, orders: Sequence[ScanOrder]) -> Adapted:
     """Adapt to the domain online as TRUST does, and stop on the last batch before the weights are averaged."""
-    options = {**trust_options(opened.config), "orders": [str(order) for order in orders]}
-    method = cast(Trust, create_method("trust", opened.network(domain), **options))
-    batches = opened.images(domain)
+    options = {**trust_options(experiment.config), "orders": [str(order) for order in orders]}
+    method = cast(Trust, create_method("trust", experiment.network(domain), **options))
+    batches = experiment.images(domain)
     for images, _ in batches[:-1]:
         method(images)
     weights, _ = method.forward_and_adapt(batches[-1][0])
@@ -83,14 +83,14 @@ def trust_orders(config: RunConfig) -> list[ScanOrder]:
 
 
 def loss_surface(
-    opened: Opened, domain: Domain, *, points: int, start: Callable[[int], None], beat: Callable[[], None]
+    experiment: Experiment, domain: Domain, *, points: int, start: Callable[[int], None], beat: Callable[[], None]
 ) -> LossSurface:
     """The loss on `points` x `points` places around the networks of the first three orders and their mean."""
-    orders = trust_orders(opened.config)[:3]
+    orders = trust_orders(experiment.config)[:3]
     if len(orders) < 3:
         raise ConfigError(f"a plane goes through three networks and TRUST has {len(orders)} orders here; give k=3")
     start(points * points)
-    adapted = adapt_under_orders(opened, domain, orders)
+    adapted = adapt_under_orders(experiment, domain, orders)
     try:
         plane = span_plane(adapted.weights)
         x, y = _grid(plane.corners, points)
@@ -134,10 +134,10 @@ def span_plane(weights: Sequence[Tensor]) -> Plane:
     return Plane(weights[0], right, up / height, ((0.0, 0.0), (width, 0.0), (along, height)))
 
 
-def weight_norms(opened: Opened, domain: Domain) -> dict[str, WeightNorms]:
+def weight_norms(experiment: Experiment, domain: Domain) -> dict[str, WeightNorms]:
     """Norms over orders of the SS2D tensors, the weights and the biases apart."""
-    adapted = adapt_under_orders(opened, domain, trust_orders(opened.config))
-    roles = opened.network(domain).parameter_roles()
+    adapted = adapt_under_orders(experiment, domain, trust_orders(experiment.config))
+    roles = experiment.network(domain).parameter_roles()
     layers = [adapted.method.layers(weights) for weights in adapted.weights]
     adapted.method.reset()
     rows: dict[str, list[tuple[str, float, float]]] = {"weights": [], "biases": []}
@@ -156,15 +156,15 @@ def weight_norms(opened: Opened, domain: Domain) -> dict[str, WeightNorms]:
     }
 
 
-def memory_by_k(opened: Opened, domain: Domain, *, counts: Sequence[int] = MEMORY_COUNTS) -> MemoryByK:
+def memory_by_k(experiment: Experiment, domain: Domain, *, counts: Sequence[int] = MEMORY_COUNTS) -> MemoryByK:
     """Peak memory of one batch with K orders in the parallel mode, beside one forward pass of the network."""
-    device = opened.device
+    device = experiment.device
     if device.type != "cuda":
         raise BackendError(
             f"peak memory needs a CUDA device and this run is on '{device}'; run it where there is a GPU"
         )
-    model, images = opened.network(domain), opened.images(domain)[0][0]
-    options = {**trust_options(opened.config), "mode": "parallel"}
+    model, images = experiment.network(domain), experiment.images(domain)[0][0]
+    options = {**trust_options(experiment.config), "mode": "parallel"}
 
     def forward() -> None:
         with torch.no_grad():

@@ -92,7 +92,10 @@ class RunConfig:
     def to_json(self) -> str:
         """The configuration as it is recorded beside the results."""
         methods = [{**asdict(method), "options": _plain(method.options)} for method in self.methods]
-        return canonical_json({**asdict(self), "methods": methods})
+        content = {**asdict(self), "methods": methods}
+        if self.model.preprocessing is not None:
+            content["model"]["preprocessing"] = self.model.preprocessing.model_dump()
+        return canonical_json(content)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from trust_tta.models.variants import VARIANTS
 from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.results.codec import canonical_json
+from trust_tta.schema import parse
 
 
 def read_config(path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False) -> RunConfig:
@@ -134,7 +134,7 @@ def _model(table: Fields) -> ModelConfig:
     if name is not None and name not in VARIANTS:
         table.complain("name", f"{name!r} is no model; the models are {', '.join(sorted(VARIANTS))}")
     overrides = table.mapping("overrides")
-    unknown = sorted(overrides.keys() - {f.name for f in fields(VMambaConfig)})
+    unknown = sorted(overrides.keys() - set(VMambaConfig.model_fields))
     if unknown:
         table.complain("overrides", f"VMambaConfig has no {', '.join(unknown)}")
     checkpoint = table.optional_text("checkpoint")
@@ -164,11 +164,8 @@ def _preprocessing(table: Fields) -> Preprocessing | None:
     mean, std = inner.numbers("mean", default.mean), inner.numbers("std", default.std)
     interpolation = inner.text("interpolation", default.interpolation)
     inner.close()
-    return table.try_to(
-        "preprocessing",
-        lambda: Preprocessing(size=size, resize=resize, crop=crop, mean=mean, std=std, interpolation=interpolation),
-        None,
-    )
+    values = dict(size=size, resize=resize, crop=crop, mean=mean, std=std, interpolation=interpolation)
+    return table.try_to("preprocessing", lambda: parse(Preprocessing, values), None)
 
 
 def _data(table: Fields) -> DataConfig:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trust_tta.bench.config import SOURCE_STATISTICS, MethodConfig, RunConfig
-from trust_tta.bench.network import Checkpoint, find_checkpoint, fit_to_layout
+from trust_tta.bench.config import SOURCE_STATISTICS, MethodConfig, ModelConfig, RunConfig
 from trust_tta.bench.sources import DataSource
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.streams import Domain
+from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.results.record import CellKey
 
@@ -56,7 +56,7 @@ def make_plan(config: RunConfig, source: DataSource) -> Plan:
                 base = domain.dataset.domain
                 if base not in checkpoints:
                     checkpoints[base] = _find(config, base, checkpoints)
-                    preprocessing[base] = fit_to_layout(checkpoints[base].preprocessing, source.layout)
+                    preprocessing[base] = checkpoints[base].preprocessing.for_layout(source.layout)
             for places in stretches(domains):
                 cells = [domains[place] for place in places]
                 prints = list(_fingerprints(config, cells, preprocessing))
@@ -78,6 +78,18 @@ def _find(config: RunConfig, domain: str, found: dict[str, Checkpoint]) -> Check
     if found and "{domain}" not in config.model.checkpoint:
         return next(iter(found.values()))
     return find_checkpoint(config.model, domain=domain)
+
+
+def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
+    """The checkpoint for `domain`, as the experiment describes it."""
+    found = Checkpoint.open(
+        model.checkpoint.replace("{domain}", domain),
+        variant=model.name,
+        num_classes=model.num_classes,
+        preprocessing=model.preprocessing,
+        fields=model.overrides,
+    )
+    return found.release() if "{domain}" in model.checkpoint else found  # not all networks at once
 
 
 def _fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str, Preprocessing]) -> Iterator[str]:
@@ -121,7 +133,7 @@ def _chain(
             setting=config.stream.setting,
             batch_size=batch_size,
             seed=seed,
-            checkpoint=checkpoints[domain.dataset.domain].digest,
+            checkpoint=checkpoints[domain.dataset.domain].sha256,
             fingerprint=fingerprint,
             limit=config.data.limit,
         )

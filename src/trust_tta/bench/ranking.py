@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.opened import Opened
+from trust_tta.bench.experiment import Experiment
 from trust_tta.data.streams import Domain
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.results.analyses import EntropyByOrder
@@ -48,18 +48,18 @@ class Ranking:
 
 def rank_domains(config: RunConfig, *, start: Callable[[int], None], beat: Callable[[], None]) -> Ranking:
     """Rank the orders on each domain; `start` hears the number of batches, `beat` each one."""
-    opened = Opened(config)
-    start(sum(len(domain.batches) for domain in opened.domains))
+    experiment = Experiment(config)
+    start(sum(len(domain.batches) for domain in experiment.domains))
     found: dict[str, dict[str, float]] = {}
-    for domain in opened.domains:
-        ranked = rank_orders(opened.network(domain), _images(domain, opened.device, beat))
+    for domain in experiment.domains:
+        ranked = rank_orders(experiment.network(domain), _images(domain, experiment.device, beat))
         found[domain.name] = {str(order): value for order, value in ranked}
     means = {order: sum(by[order] for by in found.values()) / len(found) for order in next(iter(found.values()))}
-    first = opened.domains[0].dataset
+    first = experiment.domains[0].dataset
     return Ranking(
         dataset=first.name,
         severity=first.severity,
-        images=sum(domain.batches.images for domain in opened.domains),
+        images=sum(domain.batches.images for domain in experiment.domains),
         domains=found,
         mean=dict(sorted(means.items(), key=lambda pair: (pair[1], pair[0]))),
     )

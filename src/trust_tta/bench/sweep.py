@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trust_tta.bench.config import SOURCE_STATISTICS, RunConfig
 from trust_tta.bench.environment import choose_device, collect_facts, now
-from trust_tta.bench.network import load_network
+from trust_tta.bench.experiment import load_network
 from trust_tta.bench.pictures import kept_pictures, spoken_names
 from trust_tta.bench.plan import CLEAN_IMAGES, Chain, Plan, make_plan
 from trust_tta.bench.runner import Conditions, run_stream
@@ -244,10 +244,10 @@ class Bench:
         """The chain's network; a new one first does one pass each way, so that no cell pays for compiling."""
         first = self._open_domains(chain)[0]
         checkpoint = self.plan.checkpoints[first.dataset.domain]
-        if self._network is None or self._network[0] != checkpoint.digest:
+        if self._network is None or self._network[0] != checkpoint.sha256:
             model = load_network(checkpoint, dataset=first.dataset, device=self.device)
             warm_up(model, first.batches.load(0).images[:WARM_UP_IMAGES].to(self.device), dtype=self.config.dtype)
-            self._network = checkpoint.digest, model
+            self._network = checkpoint.sha256, model
         return self._network[1]
 
     def _beat(self, batches: int) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.opened import Opened
+    from trust_tta.bench.experiment import Experiment
     from trust_tta.data.streams import Domain
     from trust_tta.results.analyses import Analysis
 
@@ -94,36 +94,36 @@ def _orders(config: RunConfig, *, several: bool) -> Iterator[tuple[str, Analysis
 
 def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tuple[str, Analysis]]:
     from trust_tta.bench import analyses
-    from trust_tta.bench.opened import Opened
+    from trust_tta.bench.experiment import Experiment
 
     if config.data.limit is None:
         config = replace(config, data=replace(config.data, limit=DEFAULT_LIMIT))
-    opened = Opened(config)
-    for domain in opened.domains if every else opened.domains[:1]:
+    experiment = Experiment(config)
+    for domain in experiment.domains if every else experiment.domains[:1]:
         if kind == "surface":
-            yield domain.name, _surface(opened, domain, points)
+            yield domain.name, _surface(experiment, domain, points)
         elif kind == "norms":
-            for which, norms in analyses.weight_norms(opened, domain).items():
+            for which, norms in analyses.weight_norms(experiment, domain).items():
                 means = zip(norms.names, norms.mean, norms.deviation, strict=True)
                 print(f"norms over orders: {norms.title}\n  {'tensor':<44} mean norm  deviation")
                 for name, mean, deviation in means:
                     print(f"  {name:<44} {mean:9.4f}  {deviation:9.2e}")
                 yield f"{which}-{domain.name}", norms
         else:
-            memory = analyses.memory_by_k(opened, domain)
+            memory = analyses.memory_by_k(experiment, domain)
             print(f"peak memory: {memory.title}\n  forward alone  {memory.baseline / 2**20:9.1f} MiB")
             for k, peak in zip(memory.k, memory.peak, strict=True):
                 print(f"  K = {k:<10} {peak / 2**20:9.1f} MiB  {peak / memory.peak[0]:5.2f} x one order")
             yield domain.name, memory
 
 
-def _surface(opened: Opened, domain: Domain, points: int) -> Analysis:
+def _surface(experiment: Experiment, domain: Domain, points: int) -> Analysis:
     from trust_tta.bench.analyses import loss_surface
 
     with ExitStack() as stack:
         bar: list[Advance] = []
         record = loss_surface(
-            opened,
+            experiment,
             domain,
             points=points,
             start=lambda total: bar.append(stack.enter_context(progress(total, "points"))),

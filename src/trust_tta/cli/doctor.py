@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta._version import __version__
-from trust_tta.errors import BackendError, CheckpointError
+from trust_tta.errors import BackendError
 from trust_tta.optional import available
 
 if TYPE_CHECKING:
@@ -86,14 +85,11 @@ def versions() -> list[tuple[str, str]]:
 def shipped() -> list[tuple[str, str]]:
     """The network and the images that come with the package, each checked against its pinned hash."""
     from trust_tta.data.embedded import load_sample
-    from trust_tta.models.checkpoint import checkpoint_digest
-    from trust_tta.models.pretrained import PRETRAINED, locate
+    from trust_tta.models.checkpoint import Checkpoint
+    from trust_tta.models.pretrained import PRETRAINED
 
     known = PRETRAINED["vmamba_nano_cifar10"]
-    path = locate(known)
-    record = json.loads(path.with_suffix(".json").read_text())
-    if checkpoint_digest(path) != record["sha256"]:
-        raise CheckpointError(f"'{path}' is not the file that was shipped; reinstall trust-tta")
+    Checkpoint.open(known.name)  # refuses a file with another hash
     images, _ = load_sample()
     return [("network", f"{known.name}, {known.accuracy} % clean accuracy"), ("images", f"{len(images)} of CIFAR-10")]
 

@@ -14,7 +14,7 @@ from trust_tta.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from trust_tta.bench.network import Checkpoint
+    from trust_tta.models.checkpoint import Checkpoint
     from trust_tta.models.vmamba import VMamba
     from trust_tta.preprocessing import Preprocessing
     from trust_tta.training.data import Pictures, TrainingData
@@ -51,28 +51,29 @@ def run(arguments: Namespace) -> None:
     wait_politely()
     import torch
 
-    from trust_tta.bench.config import ModelConfig
     from trust_tta.bench.environment import choose_device
-    from trust_tta.bench.network import find_checkpoint, fit_to_layout
-    from trust_tta.data.transforms import find_preset
+    from trust_tta.models.checkpoint import Checkpoint
+    from trust_tta.preprocessing import find_preset
     from trust_tta.training.data import Pictures, open_training_data
 
     check(arguments)
     begun = time.perf_counter()
     device = choose_device(arguments.device)
     given = find_preset(arguments.preprocessing) if arguments.preprocessing else None
-    config = ModelConfig(
-        checkpoint=arguments.checkpoint, name=arguments.model, overrides=dict(arguments.set), preprocessing=given
+    checkpoint = Checkpoint.open(
+        arguments.checkpoint.replace("{domain}", arguments.target or "all"),
+        variant=arguments.model,
+        preprocessing=given,
+        fields=dict(arguments.set),
     )
-    checkpoint = find_checkpoint(config, domain=arguments.target or "all")
     data = open_training_data(
         arguments.data, arguments.root, target=arguments.target, share=arguments.share, seed=arguments.seed
     )
-    fit = fit_to_layout(checkpoint.preprocessing, data.spec.layout)
+    fit = checkpoint.preprocessing.for_layout(data.spec.layout)
     chosen, held_out = (Pictures(data.dataset, indices) for indices in (data.chosen, data.held_out))
     print(f"{len(chosen)} images of {data.description} to train on, {len(held_out)} {data.measured_on} images")
     torch.manual_seed(arguments.seed)
-    model = load_backbone(checkpoint, classes=len(data.dataset.class_names))
+    model = checkpoint.load(num_classes=len(data.dataset.class_names), head=False)
     result = train_head(arguments, model, chosen, fit, device)
     accuracies = {
         "classifier on its training images": result.accuracy,
@@ -92,33 +93,17 @@ def check(arguments: Namespace) -> None:
         raise ConfigError(f"'{weights}' is there already and would be lost; give another --out, or delete this file")
 
 
-def load_backbone(checkpoint: Checkpoint, *, classes: int) -> VMamba:
-    """The network of the checkpoint with a classifier of its own for so many classes."""
-    from trust_tta.models.checkpoint import load_checkpoint
-    from trust_tta.models.factory import create_model
-
-    model = create_model(checkpoint.variant, num_classes=classes, **changes(checkpoint))
-    load_checkpoint(model, checkpoint.file, head=False)
-    return model
-
-
-def changes(checkpoint: Checkpoint) -> dict[str, Any]:
-    """In what the backbone differs from its variant, by the file and by --set; its classes are those of the data."""
-    return {name: value for name, value in checkpoint.overrides.items() if name != "num_classes"}
-
-
 def train_head(
     arguments: Namespace, model: VMamba, pictures: Pictures, fit: Preprocessing, device: torch.device
 ) -> FinetuneResult:
     from trust_tta.cli.progress import progress
-    from trust_tta.data.transforms import preprocess
     from trust_tta.training.finetune import finetune_head
 
     with progress(len(pictures) + arguments.epochs, "features and epochs") as advance:
 
         def prepare(images: Any) -> torch.Tensor:
             advance(len(images), note="features")
-            return preprocess(images, fit)
+            return fit(images)
 
         def after(epoch: int, loss: float) -> None:
             advance(note=f"epoch {epoch + 1}, loss {loss:.4f}")
@@ -143,10 +128,9 @@ def score(model: VMamba, pictures: Pictures, fit: Preprocessing, device: torch.d
     """The share of the pictures that the network puts in their class."""
     import torch
 
-    from trust_tta.data.transforms import preprocess
     from trust_tta.training.finetune import extract_features
 
-    features = extract_features(model, pictures, preprocess=lambda images: preprocess(images, fit), device=device)
+    features = extract_features(model, pictures, preprocess=fit, device=device)
     with torch.no_grad():
         predictions = model.forward_head(features).argmax(1).cpu().numpy()
     return float((predictions == pictures.labels).mean())
@@ -168,14 +152,14 @@ def finish(
     names = ("epochs", "lr", "batch_size", "seed")
     origin = Origin(
         variant=checkpoint.variant,
-        overrides=changes(checkpoint),
+        overrides=checkpoint.fields,
         data=data,
         hashes={f"{data.description} and what is held out": data.dataset.fingerprint},
         preprocessing=fit,
         recipe={
             **{name: getattr(arguments, name) for name in names},
             "backbone": checkpoint.file.name,
-            "backbone_sha256": checkpoint.digest,
+            "backbone_sha256": checkpoint.sha256,
         },
     )
     write_network(

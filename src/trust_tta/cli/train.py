@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trust_tta.models.vmamba import VMamba
+    from trust_tta.preprocessing import Preprocessing
     from trust_tta.training.data import TrainingData
     from trust_tta.training.loop import EpochRecord, TrainResult
     from trust_tta.training.recipe import TrainRecipe
@@ -90,6 +91,8 @@ def run(arguments: Namespace) -> None:
     )
     torch.manual_seed(recipe.seed)
     model = create_model(arguments.model, num_classes=len(data.dataset.class_names), **dict(arguments.set))
+    model.preprocessing = fitting(picture_size(arguments), recipe)
+    model.classes = tuple(data.dataset.class_names)
     pictures, held_out = read_pictures(data, picture_size(arguments), recipe)
     print(f"{len(pictures[0])} images of {data.description} to train on, {len(held_out[0])} {data.measured_on} images")
     with progress(recipe.epochs, "epochs") as advance:
@@ -179,13 +182,19 @@ def read_toml(path: str) -> dict[str, Any]:
         raise ConfigError(f"the recipe '{path}' is not TOML: {error}") from error
 
 
+def fitting(size: int, recipe: TrainRecipe) -> Preprocessing:
+    """Images squashed to size x size, normalized as the recipe says."""
+    from trust_tta.preprocessing import Preprocessing
+
+    return Preprocessing(size=size, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
+
+
 def read_pictures(data: TrainingData, size: int, recipe: TrainRecipe) -> tuple[Images, Images]:
     """Images and labels to train on, and those held out, squashed to size x size."""
     from trust_tta.cli.progress import progress
-    from trust_tta.preprocessing import Preprocessing
     from trust_tta.training.data import Pictures, read_arrays
 
-    fit = Preprocessing(size=size, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
+    fit = fitting(size, recipe)
     with progress(len(data.chosen) + len(data.held_out), "reading") as advance:
         chosen, held_out = (Pictures(data.dataset, indices) for indices in (data.chosen, data.held_out))
         return (read_arrays(chosen, fit, advance), chosen.labels), (
@@ -222,7 +231,6 @@ def finish(
     from dataclasses import asdict
 
     from trust_tta.data.files import hash_pixels
-    from trust_tta.preprocessing import Preprocessing
     from trust_tta.training.card import TRAINED
     from trust_tta.training.evaluation import recalibrate
     from trust_tta.training.outputs import Origin, write_network
@@ -243,7 +251,7 @@ def finish(
         overrides=dict(arguments.set),
         data=data,
         hashes={"train": hash_pixels(pictures[0]), data.measured_on: hash_pixels(held_out[0])},
-        preprocessing=Preprocessing(size=size, resize=None, crop=False, mean=recipe.mean, std=recipe.std),
+        preprocessing=fitting(size, recipe),
         recipe=asdict(recipe),
     )
     write_network(

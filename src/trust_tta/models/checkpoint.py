@@ -1,196 +1,266 @@
-"""Read a checkpoint safely, give its parameters our names, and load it strictly."""
+"""A checkpoint: a file of weights and all that is known of the network in it, from one reading of the file."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import pickle
-import re
-from collections import OrderedDict
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import CheckpointError
+from trust_tta.errors import CheckpointError, ConfigError
+from trust_tta.models.networks import build_network, check_name
+from trust_tta.models.pretrained import PRETRAINED, Pretrained, locate
+from trust_tta.models.variants import default_preprocessing
+from trust_tta.models.vmamba import VMamba
+from trust_tta.models.weights import HEAD, Weights, load_state, pick_state, read_weights, rename
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.schema import show
 
 Source: TypeAlias = str | PathLike[str] | Mapping[str, Any]
+Fields: TypeAlias = Mapping[str, Any]
 
-# Spellings of older upstream files and of TRUST's files, and what they are called now.
-_RENAMES = (
-    (re.compile(r"^module\."), ""),
-    (re.compile(r"\.ln_1\."), ".norm."),
-    (re.compile(r"\.self_attention\."), ".op."),
-    (re.compile(r"^patch_embed\.proj\."), "patch_embed.0."),
-    (re.compile(r"^patch_embed\.norm\."), "patch_embed.2."),
-    (re.compile(r"^norm\."), "classifier.norm."),
-    (re.compile(r"^head\."), "classifier.head."),
-    (re.compile(r"^classifier\.head_\."), "classifier.head."),
-)
-_LINEAR = re.compile(r"\.(in_proj|out_proj|fc1|fc2|reduction)\.weight$")
-_HEAD = "classifier.head."
+_TOLERANCE = 2e-3  # of a mean or deviation: how far published figures of one data set lie apart
+_NOTHING: Fields = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A file of weights, and what is known of them: by their name, by the file itself, or by the variant.
+
+    >>> checkpoint = Checkpoint.open("vmamba_nano_cifar10")
+    >>> checkpoint.variant, checkpoint.num_classes, checkpoint.classes[:2]
+    ('vmamba_nano', 10, ('airplane', 'automobile'))
+    >>> model = checkpoint.load()
+    """
+
+    file: Path
+    variant: str
+    fields: Fields  # in which the network differs from the variant, the number of classes apart
+    num_classes: int | None  # None: nobody says, as of a file without a classifier
+    classes: tuple[str, ...] | None  # names in label order
+    preprocessing: Preprocessing
+    sha256: str
+    license: str | None
+    metadata: Mapping[str, str] = field(repr=False)  # as the file states it
+    ema: bool = False
+    _state: dict[str, Tensor] | None = field(default=None, repr=False)
+
+    @classmethod
+    def open(
+        cls,
+        source: str | PathLike[str],
+        *,
+        variant: str | None = None,
+        num_classes: int | None = None,
+        preprocessing: Preprocessing | None = None,
+        fields: Fields = _NOTHING,
+        ema: bool = False,
+    ) -> Checkpoint:
+        """Read the checkpoint `source`, a known name or the path of a .pth or .safetensors file.
+
+        What is given here takes precedence over what the file states; a preprocessing that contradicts the one of
+        training is refused. `ema` takes the moving average of the weights where a file holds both.
+        """
+        known = PRETRAINED.get(str(source))
+        if variant is not None:
+            check_name(variant)
+        if known is not None and variant not in (None, known.variant):
+            raise ConfigError(f"checkpoint '{known.name}' is for the model '{known.variant}', not '{variant}'")
+        file = locate(known) if known else Path(source)
+        if not file.is_file():
+            raise CheckpointError(
+                f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file "
+                f"or one of {', '.join(PRETRAINED)}"
+            )
+        weights = read_weights(file, ema=ema)
+        if known is not None and known.sha256 not in (None, weights.sha256):
+            raise CheckpointError(f"'{file}' is not the published {known.name} (its sha256 differs); replace the file")
+        stated = read_statement(weights, file, known)
+        variant = variant or stated.variant
+        if variant is None:
+            raise ConfigError(f"'{file}' does not say which network it is of; give the name of its variant")
+        state = rename(weights.state)
+        own_fields = {**stated.fields, **fields}
+        count = _first(num_classes, own_fields.pop("num_classes", None), stated.num_classes, _outputs(state))
+        return cls(
+            file=file,
+            variant=variant,
+            fields=MappingProxyType(own_fields),
+            num_classes=count,
+            classes=stated.classes if stated.classes and len(stated.classes) == count else None,
+            preprocessing=_choose(preprocessing, stated.preprocessing, variant, file),
+            sha256=weights.sha256,
+            license=known.license if known else weights.metadata.get("license"),
+            metadata=MappingProxyType(weights.metadata),
+            ema=ema,
+            _state=state,
+        )
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The weights under our names; read again where they were let go, if the file is still the same."""
+        if self._state is None:
+            weights = read_weights(self.file, ema=self.ema)
+            if weights.sha256 != self.sha256:
+                raise CheckpointError(f"'{self.file}' has changed since it was first read; start again")
+            object.__setattr__(self, "_state", rename(weights.state))
+        return self._state or {}
+
+    @property
+    def card(self) -> str | None:
+        """The model card that lies beside the file."""
+        for path in (self.file.with_suffix(".md"), self.file.with_name("card.md")):
+            if path.is_file():
+                return path.read_text(encoding="utf-8", errors="replace")
+        return None
+
+    def load(
+        self, *, device: str | torch.device = "cpu", num_classes: int | None = None, head: bool = True, **overrides: Any
+    ) -> VMamba:
+        """The network with these weights, in evaluation mode; everything must fit.
+
+        `head=False` leaves the classifier at its random weights, of `num_classes` classes.
+        """
+        fields = {**self.fields, **overrides}
+        count = _first(num_classes, fields.pop("num_classes", None), self.num_classes)
+        if count is not None:
+            fields["num_classes"] = count
+        model = build_network(self.variant, fields)
+        load_state(model, self.state, origin=f"'{self.file}'", head=head)
+        model.preprocessing, model.classes = self.preprocessing, self.classes if head else None
+        return model.to(device).eval()
+
+    def release(self) -> Checkpoint:
+        """Let go of the weights; `load` reads them again."""
+        object.__setattr__(self, "_state", None)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process reads the weights itself."""
+        plain = {"fields": dict(self.fields), "metadata": dict(self.metadata), "_state": None}
+        return {**self.__dict__, **plain}
 
 
 def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head: bool = True) -> nn.Module:
     """Load `source` (.pth, .safetensors or a state dict under upstream's names) into `model`, strictly.
 
     `ema` takes the moving average of the weights where a file holds both; `head=False` leaves the classifier
-    as it is. Nothing is changed when anything does not fit.
+    as it is. Nothing is changed when anything does not fit. The model takes over what a file states of its
+    preprocessing and classes.
+
+    >>> from trust_tta import create_model
+    >>> model = create_model("vmamba_nano")
+    >>> _ = load_checkpoint(model, create_model("vmamba_nano").state_dict())
     """
-    state = rename(read_checkpoint(source, ema=ema))
-    own = model.state_dict()
-    for name in own:  # counters of batches seen, which older files lack and nothing here reads
-        if name.endswith("num_batches_tracked"):
-            state.setdefault(name, own[name])
-    if not head:
-        state = {k: v for k, v in state.items() if not k.startswith(_HEAD)}
-        state |= {k: v for k, v in own.items() if k.startswith(_HEAD)}
-    _check(own, state, describe(source))
-    model.load_state_dict(state)
+    if isinstance(source, Mapping):
+        origin = "the given state dict"
+        load_state(model, rename(pick_state(source, origin=origin, ema=ema)), origin=origin, head=head)
+        return model
+    file = Path(source)
+    weights = read_weights(file, ema=ema)
+    stated = read_statement(weights, file, None)
+    load_state(model, rename(weights.state), origin=f"'{file}'", head=head)
+    if isinstance(model, VMamba):
+        model.preprocessing = stated.preprocessing or model.preprocessing
+        model.classes = stated.classes if head else model.classes
     return model
 
 
-def read_checkpoint(source: Source, *, ema: bool = False) -> dict[str, Tensor]:
-    """The state dict in `source`, with the file's own names; no code of the file is run."""
-    if isinstance(source, Mapping):
-        return _pick(source, ema, "the given state dict")
-    path = Path(source)
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint at '{path}'; give the path of a .pth or .safetensors file")
+@dataclass(frozen=True)
+class Statement:
+    """What is known of a checkpoint by its name, or what the file says of itself; often nothing."""
+
+    variant: str | None
+    fields: Fields
+    num_classes: int | None
+    classes: tuple[str, ...] | None
+    preprocessing: Preprocessing | None
+
+
+def read_statement(weights: Weights, file: Path, known: Pretrained | None) -> Statement:
+    """The statement of a known checkpoint, or of the file's metadata."""
+    if known is not None:
+        return Statement(known.variant, _NOTHING, known.num_classes, known.classes, known.preprocessing)
+    metadata = weights.metadata
+    fields = _json(metadata, "overrides", dict, file)
+    classes = _json(metadata, "classes", list, file)
+    preprocessing = _json(metadata, "preprocessing", dict, file)
+    count = _json(metadata, "num_classes", int, file)
+    if classes is not None and not all(isinstance(name, str) for name in classes):
+        raise _unreadable("classes", file, "a class name is no string")
+    return Statement(
+        variant=metadata.get("variant"),
+        fields={name: value for name, value in (fields or {}).items() if name != "num_classes"},
+        num_classes=count,
+        classes=tuple(classes) if classes else None,
+        preprocessing=_stated_preprocessing(preprocessing, file),
+    )
+
+
+def _stated_preprocessing(stated: Any, file: Path) -> Preprocessing | None:
+    if stated is None:
+        return None
+    if missing := [name for name in ("size", "mean", "std") if name not in stated]:
+        raise _unreadable("preprocessing", file, f"it lacks {', '.join(missing)}")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            content: Any = load_file(path)
-        else:
-            # Upstream's training files carry their configuration; a plain mapping stands in for its class.
-            with torch.serialization.safe_globals([(OrderedDict, "yacs.config.CfgNode")]):
-                content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the readers raise many types; each means the same to a user
-        raise CheckpointError(f"'{path}' cannot be read as a checkpoint: {_explain(error)}") from error
-    return _pick(content, ema, f"'{path}'")
+        return Preprocessing.from_mapping(stated, where="")
+    except ConfigError as error:
+        raise _unreadable("preprocessing", file, str(error)) from None
 
 
-def _explain(error: Exception) -> str:
-    code = re.search(r"GLOBAL (\S+)", str(error))
-    if code:
-        return f"it asks for the Python object '{code[1]}', and no code of a file is run; save model.state_dict() alone"
-    # PyTorch's own message for a broken pickle advises to switch the safety off
-    lines = "" if isinstance(error, pickle.UnpicklingError) else str(error).strip()
-    reason = lines.splitlines()[0] if lines else type(error).__name__
-    return f"it is damaged or of another kind ({reason}); is the download complete?"
-
-
-def rename(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our names for every known spelling; linear weights as (out, in) whether stored 2-D or as 1x1 convolutions."""
-    renamed = {}
-    for name, tensor in state.items():
-        for pattern, replacement in _RENAMES:
-            name = pattern.sub(replacement, name)
-        if _LINEAR.search(name) and tensor.dim() == 4 and tensor.shape[2:] == (1, 1):
-            tensor = tensor.flatten(1)
-        if name in renamed:
-            raise CheckpointError(f"the checkpoint holds '{name}' twice, under two spellings; remove one of them")
-        renamed[name] = tensor
-    return renamed
-
-
-def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
-    """The description in a .safetensors file; empty where there is none, as in every other kind of file."""
-    if Path(path).suffix != ".safetensors":
-        return {}
-    from safetensors import SafetensorError, safe_open
-
+def _json(metadata: Mapping[str, str], name: str, kind: type, file: Path) -> Any:
+    """A value of the metadata, which are texts; None where it is absent."""
+    if name not in metadata:
+        return None
     try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"'{path}' cannot be read as .safetensors ({error}); is the file complete?") from error
+        value = json.loads(metadata[name])
+    except RecursionError:
+        raise _unreadable(name, file, "it is nested too deep") from None
+    except ValueError as error:
+        raise _unreadable(name, file, str(error)) from None
+    if not isinstance(value, kind):
+        raise _unreadable(name, file, f"it is {show(value)}")
+    return value
 
 
-def stated_fields(metadata: Mapping[str, str], path: str | PathLike[str]) -> dict[str, Any]:
-    """How a file says that its network differs from its variant, as fields of VMambaConfig; often nothing.
-
-    JSON has lists where the fields are tuples.
-    """
-    try:
-        fields = dict(json.loads(metadata.get("overrides", "{}")))
-        if "num_classes" in metadata:
-            fields["num_classes"] = int(metadata["num_classes"])
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"what '{path}' states of its network cannot be read ({error!r}); load the weights "
-            "into a network of your own with load_checkpoint"
-        ) from error
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+def _unreadable(name: str, file: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the {name} stated in '{file}' cannot be read ({why}); load its weights into a network of your own "
+        "with load_checkpoint"
+    )
 
 
-def checkpoint_digest(source: Source) -> str:
-    """sha256 of a file, or of the names and bytes of a state dict."""
-    digest = hashlib.sha256()
-    if isinstance(source, Mapping):
-        for name in sorted(source):
-            value = source[name].detach().cpu().contiguous()
-            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
-    else:
-        with open(source, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+def _first(*values: int | None) -> int | None:
+    """The first value that is given."""
+    return next((value for value in values if value is not None), None)
 
 
-def describe(source: Source) -> str:
-    return "the given state dict" if isinstance(source, Mapping) else f"'{Path(source)}'"
+def _outputs(state: Mapping[str, Tensor]) -> int | None:
+    """The number of classes that the classifier's bias has; the weights of a head say the same."""
+    for name in (f"{HEAD}bias", f"{HEAD}weight"):
+        if name in state and state[name].dim():
+            return int(state[name].shape[0])
+    return None
 
 
-def _pick(content: object, ema: bool, origin: str) -> dict[str, Tensor]:
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"{origin} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
-    wanted = ("model_ema", "model") if ema else ("model", "state_dict", "model_ema")
-    for key in wanted:
-        if isinstance(content.get(key), Mapping):
-            content = content[key]
-            break
-    state = {str(k): v for k, v in content.items() if isinstance(v, Tensor)}  # type: ignore[attr-defined]
-    if not state:
-        raise CheckpointError(f"{origin} holds no parameters; expected a state dict, plain or under 'model'")
-    return state
-
-
-def _check(own: Mapping[str, Tensor], state: Mapping[str, Tensor], origin: str) -> None:
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    if missing and all("running_" in name for name in missing):
-        raise CheckpointError(
-            f"{origin} was trained with LayerNorm (it has no running statistics) but this network has BatchNorm; "
-            "build the variant without '_bn' (norm='layer')"
+def _choose(given: Preprocessing | None, stated: Preprocessing | None, variant: str, file: Path) -> Preprocessing:
+    if given is None:
+        return stated or default_preprocessing(variant)
+    if stated is not None and not _close(given, stated):
+        raise ConfigError(
+            f"'{file}' was trained with mean {stated.mean} and std {stated.std}, and the given preprocessing has "
+            f"mean {given.mean} and std {given.std}; omit it or give these"
         )
-    if unexpected and all("running_" in n or n.endswith("num_batches_tracked") for n in unexpected):
-        raise CheckpointError(
-            f"{origin} was trained with BatchNorm (it has running statistics) but this network has LayerNorm; "
-            "build the '_bn' variant (norm='batch')"
-        )
-    wrong = [
-        f"{n} {tuple(state[n].shape)} in the file, {tuple(own[n].shape)} in the network"
-        for n in own.keys() & state.keys()
-        if own[n].shape != state[n].shape
-    ]
-    shared = sorted(own.keys() & state.keys())
-    odd = [n for n in shared if own[n].is_floating_point() and not state[n].is_floating_point()]
-    spoilt = [n for n in shared if state[n].is_floating_point() and not bool(state[n].isfinite().all())]
-    problems = [
-        f"{len(names)} {what}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
-        for what, names in (
-            ("missing from the file", missing),
-            ("unknown to the network", unexpected),
-            ("of another shape", sorted(wrong)),
-            ("of whole numbers", odd),
-            ("with values that are not finite", spoilt),
-        )
-        if names
-    ]
-    if problems:
-        raise CheckpointError(f"{origin} does not fit the network: " + "; ".join(problems))
+    return given
+
+
+def _close(one: Preprocessing, other: Preprocessing) -> bool:
+    pairs = zip((*one.mean, *one.std), (*other.mean, *other.std), strict=True)
+    return all(math.isclose(a, b, abs_tol=_TOLERANCE) for a, b in pairs)

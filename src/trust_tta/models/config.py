@@ -1,97 +1,87 @@
-"""The shape of a VMamba as one frozen record."""
+"""The shape of a VMamba, declared once."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
 
 from trust_tta.errors import ConfigError
+from trust_tta.schema import Schema, parse, show
 
-NORMS = ("layer", "batch")
+MOST_PARAMETERS = 1_000_000_000  # ten times the largest published network; 4 GB in float32
+MOST_STAGES = 16
+
+Depth = Annotated[int, Field(ge=1, le=256)]
+Width = Annotated[int, Field(ge=1, le=16_384)]
 
 
-@dataclass(frozen=True)
-class VMambaConfig:
-    """Everything that decides the parameters and the function of a VMamba."""
+class VMambaConfig(Schema):
+    """Everything that decides the parameters and the function of a VMamba.
 
-    depths: tuple[int, ...] = (2, 2, 8, 2)
-    dims: tuple[int, ...] = (96, 192, 384, 768)
-    num_classes: int = 1000
-    in_channels: int = 3
-    patch_size: int = 4
+    >>> VMambaConfig(depths=(1, 1), dims=(8, 16), num_classes=5).d_state
+    1
+    """
+
+    depths: Annotated[tuple[Depth, ...], Field(min_length=1, max_length=MOST_STAGES)] = (2, 2, 8, 2)
+    dims: Annotated[tuple[Width, ...], Field(min_length=1, max_length=MOST_STAGES)] = (96, 192, 384, 768)
+    num_classes: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    in_channels: Annotated[int, Field(ge=1, le=1024)] = 3
+    patch_size: Annotated[int, Field(ge=1, le=64)] = 4
     overlapping_stem: bool = True  # two stride-2 convolutions instead of one patch convolution
     merging_downsample: bool = False  # 2x2 patch merging instead of a stride-2 convolution
     norm: Literal["layer", "batch"] = "layer"
-    d_state: int = 1
-    ssm_ratio: float = 1.0
-    dt_rank: int | None = None  # None: ceil(dim / 16)
-    conv_size: int = 3
+    d_state: Annotated[int, Field(ge=1, le=256)] = 1
+    ssm_ratio: Annotated[float, Field(gt=0, le=16, allow_inf_nan=False)] = 1.0
+    dt_rank: Annotated[int, Field(ge=1, le=4096)] | None = None  # None: ceil(dim / 16)
+    conv_size: Annotated[int, Field(ge=1, le=31)] = 3
     conv_bias: bool = False
     gate: bool = False
-    mlp_ratio: float = 4.0  # 0: no MLP
-    drop_path: float = 0.2
+    mlp_ratio: Annotated[float, Field(ge=0, le=16, allow_inf_nan=False)] = 4.0  # 0: no MLP
+    drop_path: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.2
 
-    def __post_init__(self) -> None:
-        for name in ("depths", "dims"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
-        problems = _type_problems(self) or _problems(self)
-        if problems:
-            raise ConfigError("VMambaConfig: " + "; ".join(problems))
+    @field_validator("conv_size")
+    @classmethod
+    def _conv_size_is_odd(cls, value: int) -> int:
+        if value % 2 == 0:
+            raise ValueError(f"{value} is even; give an odd number")
+        return value
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> VMambaConfig:
+        if len(self.depths) != len(self.dims):
+            raise ValueError(f"{len(self.depths)} depths and {len(self.dims)} dims; give one of each per stage")
+        if self.overlapping_stem and self.patch_size % 2:
+            raise ValueError(f"patch_size is {self.patch_size}; an overlapping stem needs an even one")
+        if any(self.ssm_ratio * dim < 1 for dim in self.dims):
+            raise ValueError(f"ssm_ratio is {self.ssm_ratio:g}; with dims {self.dims} a scan would have no channels")
+        if (count := self.rough_size()) > MOST_PARAMETERS:
+            raise ValueError(f"about {count:.1e} parameters; at most {MOST_PARAMETERS:.0e} are built, reduce dims")
+        return self
+
+    def rough_size(self) -> float:
+        """The number of parameters, to a few percent: those of the large matrices."""
+        wide = sum(
+            depth * (dim**2 * ((3 if self.gate else 2) * self.ssm_ratio + 2 * self.mlp_ratio)
+                     + 4 * self.ssm_ratio * dim * (2 * (self.dt_rank or dim // 16 + 1) + 3 * self.d_state))
+            for depth, dim in zip(self.depths, self.dims, strict=True)
+        )  # fmt: skip
+        merge = 4 if self.merging_downsample else 9
+        between = sum(merge * a * b for a, b in zip(self.dims, self.dims[1:], strict=False))
+        stem = self.dims[0] * (self.in_channels * self.patch_size**2 + 5 * self.dims[0])
+        return wide + between + stem + self.dims[-1] * self.num_classes
 
     def override(self, changes: Mapping[str, Any]) -> VMambaConfig:
-        """A copy with some fields changed; an unknown field is refused with the valid ones."""
-        known = [f.name for f in fields(self)]
-        unknown = sorted(set(changes) - set(known))
-        if unknown:
-            raise ConfigError(f"VMambaConfig has no field {', '.join(unknown)}; its fields are {', '.join(known)}")
-        return replace(self, **changes)
+        """A copy with some fields changed; an unknown field is refused with the nearest known one."""
+        own = {name: getattr(self, name) for name in VMambaConfig.model_fields}
+        return parse(VMambaConfig, {**own, **changes}, where="VMambaConfig")
 
     @classmethod
     def from_official(cls, mapping: Mapping[str, Any]) -> VMambaConfig:
-        """Translate the keyword names of upstream's VSSM; a value we cannot honour is refused."""
+        """Translate the keyword names of upstream's VSSM; a value that cannot be honored is refused."""
         return _from_official(mapping)
-
-
-def _type_problems(config: VMambaConfig) -> list[str]:
-    """Each field must be of the kind of its default; a whole number also does for a number."""
-    problems = []
-    for field in fields(config):
-        value, default = getattr(config, field.name), field.default
-        kind, fits = "a text", isinstance(value, str)
-        if isinstance(default, tuple):
-            kind, fits = "whole numbers", isinstance(value, tuple) and all(type(v) is int for v in value)
-        elif isinstance(default, bool):
-            kind, fits = "true or false", isinstance(value, bool)
-        elif isinstance(default, int) or default is None:
-            kind, fits = "a whole number", type(value) is int or value is default is None
-        elif isinstance(default, float):
-            kind, fits = "a number", type(value) in (int, float)
-        if not fits:
-            problems.append(f"{field.name} must be {kind}, not {value!r}")
-    return problems
-
-
-def _problems(config: VMambaConfig) -> list[str]:
-    checks = {
-        "depths and dims must have the same, non-zero length": 0 < len(config.depths) == len(config.dims),
-        "depths must be at least 1": all(d >= 1 for d in config.depths),
-        "dims must be positive": all(d >= 1 for d in config.dims),
-        "num_classes, in_channels and d_state must be at least 1": min(
-            config.num_classes, config.in_channels, config.d_state
-        )
-        >= 1,
-        f"norm must be one of {', '.join(NORMS)}, not {config.norm!r}": config.norm in NORMS,
-        "patch_size must be even for an overlapping stem": not config.overlapping_stem or config.patch_size % 2 == 0,
-        "patch_size must be at least 1": config.patch_size >= 1,
-        "conv_size must be odd": config.conv_size % 2 == 1,
-        "dt_rank must be at least 1": config.dt_rank is None or config.dt_rank >= 1,
-        "ssm_ratio must be positive and mlp_ratio not negative": config.ssm_ratio > 0 and config.mlp_ratio >= 0,
-        "drop_path must be in [0, 1)": 0 <= config.drop_path < 1,
-    }
-    return [message for message, holds in checks.items() if not holds]
 
 
 # Upstream keywords whose published values change nothing here; any other value is refused.
@@ -139,10 +129,11 @@ def _from_official(mapping: Mapping[str, Any]) -> VMambaConfig:
             problems.append(str(error))
     if problems:
         raise ConfigError("upstream configuration not supported: " + "; ".join(problems))
-    if isinstance(values.get("dims"), int):  # upstream doubles a single width at every stage
-        depths = values.get("depths", VMambaConfig.depths)
+    depths = values.get("depths", VMambaConfig.defaults()["depths"])
+    if isinstance(values.get("dims"), int) and isinstance(depths, list | tuple) and len(depths) <= MOST_STAGES:
+        # upstream doubles a single width at every stage
         values["dims"] = tuple(values["dims"] * 2**i for i in range(len(depths)))
-    return VMambaConfig(**values)
+    return parse(VMambaConfig, values, where="upstream configuration")
 
 
 def _translate(key: str, value: Any) -> dict[str, Any]:
@@ -151,20 +142,20 @@ def _translate(key: str, value: Any) -> dict[str, Any]:
         return {}
     if key == "forward_type":
         # v02..v05 differ upstream in kernels and rounding only; v0 is the first, gated network
-        if not re.fullmatch(r"v0|v0[2-5](_?noz)?", str(value)):
-            raise ConfigError(f"forward_type={value!r} (known: 'v0', 'v05', 'v05_noz' and its older spellings)")
-        return {"gate": not str(value).endswith("noz")}
+        if not isinstance(value, str) or not re.fullmatch(r"v0|v0[2-5](_?noz)?", value):
+            raise ConfigError(f"forward_type={show(value)} (known: 'v0', 'v05', 'v05_noz' and its older spellings)")
+        return {"gate": not value.endswith("noz")}
     if key == "ssm_dt_rank":
         if value != "auto" and type(value) is not int:
-            raise ConfigError(f"ssm_dt_rank={value!r} (supported: 'auto' or a whole number)")
+            raise ConfigError(f"ssm_dt_rank={show(value)} (supported: 'auto' or an integer)")
         return {"dt_rank": None if value == "auto" else value}
-    if key == "norm_layer":
-        value = str(value).lower()  # as upstream does
+    if key == "norm_layer" and isinstance(value, str):
+        value = value.lower()  # as upstream does
     allowed = _CHOICES.get(key, _FIXED.get(key))
     if allowed is not None and value not in list(allowed):
-        raise ConfigError(f"{key}={value!r} (supported: {', '.join(map(repr, allowed))})")
+        raise ConfigError(f"{key}={show(value)} (supported: {', '.join(map(repr, allowed))})")
     if key in _RENAMED:
         return {_RENAMED[key]: _CHOICES[key][value] if key in _CHOICES else value}
     if key not in _FIXED:
-        raise ConfigError(f"unknown key {key!r}")
+        raise ConfigError(f"unknown key {show(key)}")
     return {}

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from trust_tta.atomic import replacing
 from trust_tta.errors import CheckpointError
-from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, Preprocessing
+from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,17 @@ class Pretrained:
     address: str | None
     accuracy: float  # published top-1 accuracy on the clean test set, in percent
     num_classes: int = 1000
-    preprocessing: Preprocessing = Preprocessing()
-    licence: str = "MIT"
+    preprocessing: Preprocessing = PRESETS["imagenet"]
+    license: str = "MIT"
+    sha256: str | None = None  # None: recorded beside the file when it is first fetched
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of its classes, in label order."""
+        if self.num_classes == 10:
+            return CIFAR10_CLASSES
+        text = resources.files("trust_tta").joinpath("assets/imagenet_classes.tsv").read_text(encoding="utf-8")
+        return tuple(line.split("\t")[1] for line in text.splitlines() if not line.startswith("#"))
 
 
 _UPSTREAM = "https://github.com/MzeroMiko/VMamba/releases/download/"
@@ -44,7 +55,8 @@ _NANO = Pretrained(
     accuracy=94.09,
     num_classes=10,
     preprocessing=Preprocessing(size=32, resize=None, crop=False, mean=CIFAR10_MEAN, std=CIFAR10_STD),
-    licence="Apache-2.0",
+    license="Apache-2.0",
+    sha256="16a0a9d531deb58eb9eb94d332b64d568a98fe80776cab4847ce9a911487226b",
 )
 
 PRETRAINED = {

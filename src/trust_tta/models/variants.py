@@ -1,10 +1,9 @@
-"""The published networks, as data. Each has a `_bn` twin with batch normalisation, as TRUST uses it."""
+"""The published networks, as data. Each has a `_bn` twin with batch normalization, as TRUST uses it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trust_tta.models.config import VMambaConfig
+from trust_tta.preprocessing import Preprocessing, find_preset
 
 _SMALL_DIMS, _BASE_DIMS = (96, 192, 384, 768), (128, 256, 512, 1024)
 _VANILLA = VMambaConfig(
@@ -27,13 +26,13 @@ _PUBLISHED = {
     "vmamba_base_s1l20": VMambaConfig(depths=(2, 2, 20, 2), dims=_BASE_DIMS, drop_path=0.5),
     "vmamba_base_s2l15": VMambaConfig(depths=(2, 2, 15, 2), dims=_BASE_DIMS, ssm_ratio=2.0, drop_path=0.6),
     "vanilla_vmamba_tiny": _VANILLA,
-    "vanilla_vmamba_small": replace(_VANILLA, depths=(2, 2, 27, 2), drop_path=0.3),
-    "vanilla_vmamba_base": replace(_VANILLA, depths=(2, 2, 27, 2), dims=_BASE_DIMS, drop_path=0.6),
+    "vanilla_vmamba_small": _VANILLA.changed(depths=(2, 2, 27, 2), drop_path=0.3),
+    "vanilla_vmamba_base": _VANILLA.changed(depths=(2, 2, 27, 2), dims=_BASE_DIMS, drop_path=0.6),
 }
 
 VARIANTS: dict[str, VMambaConfig] = {
     **_PUBLISHED,
-    **{f"{name}_bn": replace(config, norm="batch") for name, config in _PUBLISHED.items()},
+    **{f"{name}_bn": config.changed(norm="batch") for name, config in _PUBLISHED.items()},
     "vmamba_nano": VMambaConfig(
         depths=(2, 4, 2),
         dims=(64, 128, 256),
@@ -44,3 +43,8 @@ VARIANTS: dict[str, VMambaConfig] = {
         drop_path=0.1,
     ),
 }
+
+
+def default_preprocessing(variant: str) -> Preprocessing:
+    """What the networks of a variant are fed with unless their checkpoint says otherwise."""
+    return find_preset("cifar32" if variant == "vmamba_nano" else "imagenet")

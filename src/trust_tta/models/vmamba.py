@@ -15,6 +15,7 @@ from trust_tta.models.config import VMambaConfig
 from trust_tta.models.layers import Mlp, StochasticDepth, make_downsample, make_norm, make_stem
 from trust_tta.models.ss2d import SS2D
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, ScanOrder
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.roles import Role
 
 Orders: TypeAlias = OrderLike | Sequence[OrderLike] | Tensor | None
@@ -64,7 +65,7 @@ class Stage(nn.Module):
 
 
 class Classifier(nn.Module):
-    """The parameters that normalise the last map and classify its average."""
+    """The parameters that normalize the last map and classify its average."""
 
     norm: nn.Module
 
@@ -79,10 +80,13 @@ class VMamba(nn.Module):
 
     slot_table: Tensor
     classifier: Classifier
+    preprocessing: Preprocessing | None  # what makes images its input; a checkpoint or a variant says
+    classes: tuple[str, ...] | None  # names in label order, where they are known
 
     def __init__(self, config: VMambaConfig) -> None:
         super().__init__()
         self.config = config
+        self.preprocessing = self.classes = None
         dims, depths = config.dims, config.depths
         self.patch_embed = make_stem(
             config.in_channels, dims[0], config.patch_size, overlapping=config.overlapping_stem, norm=config.norm
@@ -99,7 +103,7 @@ class VMamba(nn.Module):
         self.layers = nn.ModuleList(stages)
         self.classifier = Classifier(dims[-1], config.norm, config.num_classes)
         self.register_buffer("slot_table", torch.tensor([_slots(o) for o in _ORDERS]), persistent=False)
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def forward(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
         """Logits under one traversal order, or one order for each image; or under what `slots` gave for them."""
@@ -136,7 +140,7 @@ class VMamba(nn.Module):
         return maps
 
     def pool(self, x: Tensor) -> Tensor:
-        """The last map, normalised and averaged, (n, dims[-1])."""
+        """The last map, normalized and averaged, (n, dims[-1])."""
         normal: Tensor = self.classifier.norm(x)
         return normal.mean(dim=(2, 3))
 
@@ -190,7 +194,7 @@ def _slots(order: ScanOrder) -> list[int]:
     return [group[0], group[2], group[1], group[3]]
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 
 from trust_tta.atomic import replacing
-from trust_tta.models.checkpoint import checkpoint_digest
 from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.card import model_card
@@ -69,7 +69,7 @@ def write_network(
         "overrides": dict(origin.overrides),
         "accuracy": dict(accuracy),
         "measured_on": origin.data.measured_on,
-        "sha256": checkpoint_digest(path),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "data": origin.data.description,
         "data_sha256": dict(origin.hashes),
         "seconds": seconds,

@@ -1,0 +1,268 @@
+"""Weights in files: read safely, named as our networks name them, loaded strictly or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import re
+import sys
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.errors import CheckpointError
+
+LARGEST_FILE = 8 << 30  # bytes
+HEAD = "classifier.head."
+NOT_FINITE = "with values that are not finite"
+
+# Spellings of older upstream files and of TRUST's files, and what they are called now.
+_RENAMES = (
+    (re.compile(r"^module\."), ""),
+    (re.compile(r"\.ln_1\."), ".norm."),
+    (re.compile(r"\.self_attention\."), ".op."),
+    (re.compile(r"^patch_embed\.proj\."), "patch_embed.0."),
+    (re.compile(r"^patch_embed\.norm\."), "patch_embed.2."),
+    (re.compile(r"^norm\."), "classifier.norm."),
+    (re.compile(r"^head\."), "classifier.head."),
+    (re.compile(r"^classifier\.head_\."), "classifier.head."),
+)
+_LINEAR = re.compile(r"\.(in_proj|out_proj|fc1|fc2|reduction)\.weight$")
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Of the standard library, what training scripts put beside their weights and a stand-in can replace.
+_HARMLESS = ("argparse.Namespace", "builtins.getattr", "collections.defaultdict")
+_HARMLESS_MODULES = ("pathlib", "datetime", "enum")
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """What one reading of a file gives: the parameters under the file's names, its metadata, its sha256."""
+
+    state: dict[str, Tensor]
+    metadata: dict[str, str]
+    sha256: str
+
+
+def read_weights(path: Path, *, ema: bool = False) -> Weights:
+    """Open `path` once and read everything; no code of the file is run.
+
+    `ema` takes the moving average of the weights where a file holds both.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint at '{path}'; give the path of a .pth or .safetensors file")
+    try:
+        with path.open("rb") as file:
+            if (size := path.stat().st_size) > LARGEST_FILE:
+                raise CheckpointError(f"'{path}' has {size} bytes; files up to {LARGEST_FILE} bytes are read")
+            if path.suffix == ".safetensors":
+                content, metadata, digest = _read_safetensors(file)
+            else:
+                metadata, digest = {}, hashlib.file_digest(file, "sha256").hexdigest()
+                content = _read_pickle(file)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the readers raise many types; each means the same to a user
+        raise CheckpointError(f"'{path}' cannot be read as a checkpoint: {_explain(error)}") from error
+    return Weights(pick_state(content, origin=f"'{path}'", ema=ema), metadata, digest)
+
+
+def _read_safetensors(file: BinaryIO) -> tuple[dict[str, Tensor], dict[str, str], str]:
+    from safetensors.torch import load
+
+    data = file.read()
+    content = load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return content, dict(header.get("__metadata__") or {}), hashlib.sha256(data).hexdigest()
+
+
+def _read_pickle(file: BinaryIO) -> Any:
+    file.seek(0)
+    foreign: set[str] = set()
+    if zipfile.is_zipfile(file):
+        _refuse_compressed(file)
+        file.seek(0)
+        foreign = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    file.seek(0)
+    stand_ins = [_stand_in(name) for name in foreign | {"yacs.config.CfgNode"}]
+    with torch.serialization.safe_globals(stand_ins), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pickle protocols and deprecated storages: nothing to be done
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _refuse_compressed(file: BinaryIO) -> None:
+    """PyTorch stores plainly; what unpacks to more than the file holds is not its work."""
+    file.seek(0, 2)
+    size = file.tell()
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    if any(e.compress_type != zipfile.ZIP_STORED for e in entries) or sum(e.file_size for e in entries) > size:
+        raise ValueError("its content is compressed, which PyTorch never does")
+
+
+class StandIn:
+    """In place of an object of another package, whose code is not run: it holds nothing."""
+
+    origin = ""
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _EmptyMapping:
+    """The same for classes that are filled like a dict."""
+
+    def __new__(cls, *arguments: Any) -> OrderedDict[Any, Any]:  # type: ignore[misc]
+        return OrderedDict()
+
+
+def _stand_in(name: str) -> Any:
+    """What a file gets where it asks for the object `name`; what no checkpoint needs is refused."""
+    module = name.split(".")[0]
+    if module in sys.stdlib_module_names and name not in _HARMLESS and module not in _HARMLESS_MODULES:
+        raise pickle.UnpicklingError(f"GLOBAL {name}")
+    kind = _EmptyMapping if name.endswith(("CfgNode", "Dict", "dict", "DictConfig")) else StandIn
+    return type(kind.__name__, (kind,), {"origin": name}), name
+
+
+def _explain(error: BaseException) -> str:
+    code = re.search(r"GLOBAL (\S+)", str(error))
+    if code:
+        return (
+            f"it asks for the Python object '{_printable(code[1])}', and no code of a file is run; "
+            "save model.state_dict() alone"
+        )
+    # PyTorch's own message for a broken pickle advises to switch the safety off
+    lines = "" if isinstance(error, pickle.UnpicklingError) else str(error).strip()
+    reason = _printable(lines.splitlines()[0]) if lines else type(error).__name__
+    return f"it is damaged or of another kind ({reason}); is the download complete?"
+
+
+def pick_state(content: object, *, origin: str, ema: bool = False) -> dict[str, Tensor]:
+    """The state dict in what a file or a user gave, plain or under a known key."""
+    if isinstance(content, StandIn):
+        raise CheckpointError(
+            f"{origin} holds a whole '{_printable(content.origin)}', and no code of a file is run; "
+            "save model.state_dict() alone"
+        )
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{origin} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
+    wanted = ("model_ema", "model") if ema else ("model", "state_dict", "model_ema")
+    for key in wanted:
+        if isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    state = {str(k): v for k, v in content.items() if isinstance(v, Tensor)}  # type: ignore[attr-defined]
+    if not state:
+        raise CheckpointError(f"{origin} holds no parameters; expected a state dict, plain or under 'model'")
+    return state
+
+
+def rename(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our names for every known spelling; linear weights as (out, in) whether stored 2-D or as 1x1 convolutions."""
+    renamed = {}
+    for name, tensor in state.items():
+        for pattern, replacement in _RENAMES:
+            name = pattern.sub(replacement, name)
+        if _LINEAR.search(name) and tensor.dim() == 4 and tensor.shape[2:] == (1, 1) and _plain(tensor):
+            tensor = tensor[:, :, 0, 0]
+        if name in renamed:
+            raise CheckpointError(
+                f"the checkpoint holds '{_printable(name)}' twice, under two spellings; remove one of them"
+            )
+        renamed[name] = tensor
+    return renamed
+
+
+def load_state(model: nn.Module, state: Mapping[str, Tensor], *, origin: str, head: bool = True) -> None:
+    """Load `state`, under the model's names, strictly; nothing is changed when anything does not fit.
+
+    `head=False` leaves the classifier of a VMamba as it is.
+    """
+    own = model.state_dict()
+    state = dict(state)
+    for name in own:  # counters of batches seen, which older files lack and nothing here reads
+        if name.endswith("num_batches_tracked"):
+            state.setdefault(name, own[name])
+    if not head:
+        state = {k: v for k, v in state.items() if not k.startswith(HEAD)}
+        state |= {k: v for k, v in own.items() if k.startswith(HEAD)}
+    _check(own, state, origin)
+    model.load_state_dict(state)
+
+
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """sha256 of the names, shapes, dtypes and bytes of a state dict."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _check(own: Mapping[str, Tensor], state: Mapping[str, Tensor], origin: str) -> None:
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing and all("running_" in name for name in missing):
+        raise CheckpointError(
+            f"{origin} was trained with LayerNorm (it has no running statistics) but this network has BatchNorm; "
+            "build the variant without '_bn' (norm='layer')"
+        )
+    if unexpected and all("running_" in n or n.endswith("num_batches_tracked") for n in unexpected):
+        raise CheckpointError(
+            f"{origin} was trained with BatchNorm (it has running statistics) but this network has LayerNorm; "
+            "build the '_bn' variant (norm='batch')"
+        )
+    problems = {"missing from the file": missing, "unknown to the network": unexpected}
+    for name in sorted(own.keys() & state.keys()):
+        if problem := _misfit(own[name], state[name]):
+            what, _, details = problem.partition(": ")
+            problems.setdefault(what, []).append(f"{name} {details}".strip())
+    told = [
+        f"{len(names)} {what}: {', '.join(map(_printable, names[:4]))}{', ...' if len(names) > 4 else ''}"
+        for what, names in problems.items()
+        if names
+    ]
+    if told:
+        raise CheckpointError(f"{origin} does not fit the network: " + "; ".join(told))
+
+
+def _misfit(own: Tensor, given: Tensor) -> str:
+    """What keeps a tensor from being loaded; cheap facts first, so that no wrong tensor is ever computed with."""
+    if not _plain(given):
+        kind = "without data" if given.is_meta else f"of layout {str(given.layout).removeprefix('torch.')}"
+        return f"not a plain tensor: ({kind})"
+    if own.shape != given.shape:
+        return f"of another shape: {tuple(given.shape)} in the file, {tuple(own.shape)} in the network"
+    dtype = str(given.dtype).removeprefix("torch.")
+    if own.is_floating_point():
+        if given.dtype not in _FLOATS:
+            return f"of a dtype that no network has: ({dtype})" if given.is_floating_point() else "of whole numbers"
+        if own.is_meta:
+            return ""
+        if not bool(given.to(own.dtype).isfinite().all()):
+            finite = bool(given.isfinite().all())
+            return f"with values beyond {str(own.dtype).removeprefix('torch.')}" if finite else NOT_FINITE
+    elif given.is_floating_point() or given.is_complex() or given.is_quantized:
+        return f"of another dtype: ({dtype})"
+    return ""
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized and not tensor.is_nested
+
+
+def _printable(text: str) -> str:
+    """A name from a file as it may be shown: escapes instead of control characters and broken Unicode."""
+    shown = repr(text)[1:-1]
+    return shown if len(shown) <= 120 else shown[:117] + "..."
