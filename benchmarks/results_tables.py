@@ -12,15 +12,12 @@ import argparse
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from trust_tta.atomic import replacing
-from trust_tta.bench.parsing import read_parts
-from trust_tta.cli.bench import labels_of
-from trust_tta.cli.printing import Labelling
 from trust_tta.report.tables import layout, notes, to_markdown
 from trust_tta.results import Cell, CellKey, ResultStore, Table, split, table
 from trust_tta.results.export import flat_row
@@ -52,16 +49,16 @@ class Race:
 
     cells: Sequence[Cell]
     missing: Sequence[CellKey]
-    label: Labelling
+    labels: Mapping[str, str]  # by digest
 
     @cached_property
     def accuracies(self) -> Table:
-        return table(self.cells, rows=self.label)
+        return table(self.cells, rows="label")
 
     @cached_property
     def at(self) -> Mapping[tuple[str, str, int], Cell]:
         """The cells by row, domain and seed."""
-        return {(self.label(cell.key), cell.key.domain, cell.key.seed): cell for cell in self.cells}
+        return {(cell.label, cell.key.domain, cell.key.seed): cell for cell in self.cells}
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -79,7 +76,7 @@ class Race:
         return {row: mean(cell.result.accuracy for cell in cells if cell) for row, cells in whole.items()}
 
     def a_batch(self, row: str, value: str) -> float:
-        cells = [cell for cell in self.cells if self.label(cell.key) == row]
+        cells = [cell for cell in self.cells if cell.label == row]
         batches = sum(-(-cell.result.samples // cell.key.batch_size) for cell in cells)
         return float(sum(getattr(cell.result, value) for cell in cells) / batches)
 
@@ -97,18 +94,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ResultStore(arguments.store, create=False) as store:
         cells = store.results(course=False)
         missing = [key for state in ("pending", "running", "failed") for key in store.keys(state)]
-    parts = read_parts(arguments.config)
-    methods = {(m.name, m.label): m for part in parts for m in part.methods}
-    label = labels_of(replace(parts[0], methods=tuple(methods.values())), cells)
+        labels = store.labels()
     noted = arguments.out / f"{arguments.config.stem}_times.json"
     times = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else []
     for (dataset, setting), found in split(cells, ("dataset", "setting")).items():
-        race = Race(found, [key for key in missing if key.setting == setting], label)
+        race = Race(found, [key for key in missing if key.setting == setting], labels)
         write(
             arguments.out / f"{arguments.config.stem}_{setting}.md",
             page(race, arguments.config, dataset, setting, times),
         )
-    write_cells(cells, label, arguments.out / f"{arguments.config.stem}.csv")
+    write_cells(cells, arguments.out / f"{arguments.config.stem}.csv")
 
 
 def write(path: Path, text: str) -> None:
@@ -117,12 +112,12 @@ def write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_cells(cells: Iterable[Cell], label: Labelling, path: Path) -> None:
-    """One row a cell, with what decides the numbers and the numbers; `bench --export` has every column."""
+def write_cells(cells: Iterable[Cell], path: Path) -> None:
+    """One row per cell, with what decides the numbers and the numbers; `bench --export` has every column."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows({**flat_row(cell), "label": label(cell.key)} for cell in cells)
+        writer.writerows(flat_row(cell) for cell in cells)
 
 
 def page(race: Race, config: Path, dataset: str, setting: str, times: Sequence[Mapping[str, Any]]) -> str:
@@ -174,7 +169,7 @@ def unfinished(race: Race) -> str:
     """What is missing, by method and seed."""
     domains: dict[tuple[str, int], list[str]] = {}
     for key in race.missing:
-        domains.setdefault((race.label(key), key.seed), []).append(key.domain)
+        domains.setdefault((race.labels[key.digest], key.seed), []).append(key.domain)
     return "; ".join(
         f"{row} with seed {seed} on {'all' if len(names) == len(race.domains) else ', '.join(sorted(names))}"
         for (row, seed), names in sorted(domains.items())
@@ -183,7 +178,7 @@ def unfinished(race: Race) -> str:
 
 def cost_table(race: Race) -> str:
     rows = [["", "before the update", "after", "NLL", "ECE", "updates a batch", "forwards", "backwards"]]
-    values = {name: table(race.cells, rows=race.label, value=name) for name in ("accuracy_before", "nll", "ece")}
+    values = {name: table(race.cells, rows="label", value=name) for name in ("accuracy_before", "nll", "ece")}
     for place, row in enumerate(race.accuracies.rows):
         before, nll, ece = (values[name].means[place].mean for name in ("accuracy_before", "nll", "ece"))
         counts = [f"{race.a_batch(row, name):.2f}" for name in ("updates", "forwards", "backwards")]

@@ -24,7 +24,7 @@ from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.parsing import read_config
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.orders import ScanOrder
-from trust_tta.results.analyses import LossSurface
+from trust_tta.results.order_records import LossSurface
 
 ORDERS = ["abcd", "badc", "dbca"]
 TRUST: dict[str, Any] = {"name": "trust", "orders": ORDERS, "lr": 0.01}

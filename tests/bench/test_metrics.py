@@ -319,3 +319,12 @@ def test_result_reads_back_from_its_record() -> None:
     found = finish(filled([(9, True, 0.5), (4, True, 0.25)], seed=0))
     assert from_json(CellResult, to_json(found)) == found
     assert replace(found, broken=1) != found
+
+
+def test_which_images_were_right_is_kept_in_a_bit_each() -> None:
+    meter = Meter()
+    labels = torch.tensor([0, 1, 1, 0, 1, 0, 1, 1, 0])
+    meter.update(torch.eye(2)[[0, 1, 0, 0, 1]], labels[:5])
+    meter.update(torch.eye(2)[[1, 1, 1, 0]], labels[5:])
+    result = meter.result(forwards=2, backwards=0, updates=0, skipped_updates=0)
+    assert result.correct == bytes([0b11011011, 0b10000000])

@@ -54,7 +54,7 @@ def cells_of(store: Path) -> list[Cell]:
 
 def table_of(cells: list[Cell]) -> str:
     """The table of accuracies as the command prints it."""
-    return to_text(layout(table(cells), baseline="bn", spread=True))
+    return to_text(layout(table(cells, rows="label"), baseline="bn", spread=True))
 
 
 def test_kill_and_resume_in_a_continual_stream(tmp_path: Path) -> None:

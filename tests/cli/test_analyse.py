@@ -11,7 +11,7 @@ import pytest
 from tests.cli.test_bench import config as config  # a fixture
 from tests.data.trees import thumbnails
 from trust_tta.cli.main import main
-from trust_tta.results.analyses import EntropyByOrder, LossSurface, WeightNorms, read_analyses
+from trust_tta.results.order_records import EntropyByOrder, LossSurface, WeightNorms, read_records
 
 
 def test_a_surface(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,7 +19,7 @@ def test_a_surface(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["analyse", "surface", str(config), "--points", "2", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert [path.name for path in out.iterdir()] == ["surface-fog.json"]
-    (record,) = read_analyses([out])
+    (record,) = read_records([out])
     assert isinstance(record, LossSurface)
     assert (len(record.x), len(record.y), len(record.adapted)) == (2, 2, 3)
     for point in (*record.adapted, record.mean):
@@ -35,7 +35,7 @@ def test_networks_that_start_side_by_side_lie_around_their_mean(config: Path, tm
         out = tmp_path / mode
         flags = ["--points", "2", "--option", f"trust.mode={mode}", "--out", str(out)]
         assert main(["analyse", "surface", str(config), *flags]) == 0
-        (record,) = read_analyses([out])
+        (record,) = read_records([out])
         assert isinstance(record, LossSurface)
         first, second, third = ((point.x, point.y) for point in record.adapted)
         apart.append(math.dist(first, third) / max(math.dist(first, second), math.dist(second, third)))
@@ -48,7 +48,7 @@ def test_norms_of_named_domains(config: Path, tmp_path: Path, capsys: pytest.Cap
     printed = capsys.readouterr().out
     names = [f"norms-{kind}-{domain}.json" for kind in ("biases", "weights") for domain in ("contrast", "snow")]
     assert sorted(path.name for path in out.iterdir()) == names
-    for record in read_analyses([out]):
+    for record in read_records([out]):
         assert isinstance(record, WeightNorms)
         for name, mean, deviation in zip(record.names, record.mean, record.deviation, strict=True):
             assert f"  {name:<44} {mean:9.4f}  {deviation:9.2e}" in printed
@@ -57,7 +57,7 @@ def test_norms_of_named_domains(config: Path, tmp_path: Path, capsys: pytest.Cap
 def test_orders_by_domain(config: Path, tmp_path: Path) -> None:
     assert main(["analyse", "orders", str(config), "--limit", "16", "--out", str(tmp_path / "out")]) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["orders-contrast.json", "orders-fog.json"]
-    assert [record.title for record in read_analyses([tmp_path / "out"])] == ["contrast", "fog"]
+    assert [record.title for record in read_records([tmp_path / "out"])] == ["contrast", "fog"]
 
 
 def test_orders_of_several_data_sets_are_a_record_each(config: Path, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_orders_of_several_data_sets_are_a_record_each(config: Path, tmp_path: P
     config.write_text("\n".join([*lines, *(f"[[parts]]\ndata = {{ {part} }}" for part in parts)]), encoding="utf-8")
     assert main(["analyse", "orders", str(config), "--out", str(tmp_path / "out")]) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["orders-array.json", "orders-sample.json"]
-    records = read_analyses([tmp_path / "out"])
+    records = read_records([tmp_path / "out"])
     assert [(type(record), record.title) for record in records] == [
         (EntropyByOrder, "array"),
         (EntropyByOrder, "sample"),

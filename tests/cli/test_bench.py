@@ -102,10 +102,11 @@ def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureF
     arguments = ["bench", str(config), "--methods", "source,trust", *split, "--limit", "33"]
     assert main(arguments) == 1
     out, err = capsys.readouterr()
-    assert "failed: trust on fog, seed 0, batch 16: 1 images cannot be split among 2 orders" in out
+    label = "trust (k=2, mode=parallel, parallel=split)"
+    assert f"failed: {label} on fog, seed 0, batch 16: 1 images cannot be split among 2 orders" in out
     assert err.splitlines()[-1].startswith("trust-tta: 2 cells failed")
     assert main(arguments) == 1
-    assert "failed: trust on fog" in capsys.readouterr().out
+    assert "failed: trust (k=2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

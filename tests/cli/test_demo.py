@@ -63,4 +63,4 @@ def cells(accuracies: dict[str, tuple[float, ...]]) -> list[Cell]:
     ids=["clear", "one seed decides", "one seed", "alone"],
 )
 def test_whoever_leads_is_named(accuracies: dict[str, tuple[float, ...]], text: str) -> None:
-    assert verdict(cells(accuracies), lambda key: key.method) == text
+    assert verdict(cells(accuracies)) == text

@@ -15,7 +15,7 @@ from trust_tta.cli.analyse import surface_points
 from trust_tta.cli.main import build_parser, main
 from trust_tta.report.published import load_published
 from trust_tta.results import ResultStore
-from trust_tta.results.analyses import LossSurface, read_analyses
+from trust_tta.results.order_records import LossSurface, read_records
 
 ROOT = Path(__file__).parents[2]
 ITEMS = paper.read_items(ROOT / paper.FOLDER)
@@ -92,7 +92,7 @@ def test_a_run_makes_store_records_and_page(folder: Path, tmp_path: Path, capsys
     assert re.search(r"^standard +\d+ s$", out, re.MULTILINE)
     with ResultStore(tmp_path / "small.sqlite", create=False) as store:
         assert [cell.key.method for cell in store.results()] == ["source", "trust"]
-    assert [record.title for record in read_analyses([tmp_path / "small-analyses"])] == ["fog"]
+    assert [record.title for record in read_records([tmp_path / "small-analyses"])] == ["fog"]
     page = (tmp_path / "small.html").read_text(encoding="utf-8")
     assert "Figure 9: a stand-in: of two methods" in page
     assert "entropy by order" in page
@@ -142,7 +142,7 @@ def test_a_configuration_without_its_two_lines_is_refused(folder: Path, capsys: 
 def test_a_small_surface_is_coarser(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["analyse", "surface", str(folder / "standard.toml"), "--small", "--out", str(out)]) == 0
-    (record,) = read_analyses([out])
+    (record,) = read_records([out])
     assert isinstance(record, LossSurface)
     assert (len(record.x), len(record.y)) == (7, 7)
     assert surface_points(small=False) == 11

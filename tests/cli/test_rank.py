@@ -17,14 +17,14 @@ from trust_tta.cli.rank import heat_map
 from trust_tta.data.transforms import find_preset
 from trust_tta.models.factory import create_model
 from trust_tta.orders import ScanOrder
-from trust_tta.results.analyses import EntropyByOrder, read_analyses
+from trust_tta.results.order_records import EntropyByOrder, read_records
 
 
 def test_orders_by_entropy(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "ranking.json"
     assert main(["rank", str(config), "--k", "3", "--json", str(out), "--limit", "20"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    (ranking,) = read_analyses([out])
+    (ranking,) = read_records([out])
     assert isinstance(ranking, EntropyByOrder)
     assert sorted(ranking.orders) == [str(order) for order in ScanOrder.all()]
     assert all(one <= other for one, other in pairwise(ranking.entropy))
@@ -75,7 +75,7 @@ def test_no_domain_is_one_line(config: Path, capsys: pytest.CaptureFixture[str])
 def test_a_folder_gets_a_record_for_each_domain(config: Path, tmp_path: Path) -> None:
     assert main(["rank", str(config), "--k", "2", "--json", str(tmp_path / "mean.json"), "--limit", "20"]) == 0
     assert main(["rank", str(config), "--k", "2", "--json", str(tmp_path / "each"), "--limit", "20"]) == 0
-    (mean,), each = read_analyses([tmp_path / "mean.json"]), read_analyses([tmp_path / "each"])
+    (mean,), each = read_records([tmp_path / "mean.json"]), read_records([tmp_path / "each"])
     assert sorted(path.name for path in (tmp_path / "each").iterdir()) == ["orders-contrast.json", "orders-fog.json"]
     by_order = [dict(zip(r.orders, r.entropy, strict=True)) for r in (mean, *each) if isinstance(r, EntropyByOrder)]
     assert [record.title for record in each] == ["contrast", "fog"]

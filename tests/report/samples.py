@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.results.samples import FACTS
 from trust_tta.results import Cell, CellKey, CellResult, Course, Facts, Reliability, ResultStore, SamplePrediction
-from trust_tta.results.ordering import CORRUPTIONS
+from trust_tta.results.display import CORRUPTIONS
 
 # Mean accuracy after and before the update, updates and passes a batch, milliseconds an image.
 PLAUSIBLE = {
@@ -52,6 +52,7 @@ def make_cell(
     severity: int | None = 5,
     checkpoint: str = "9f2c" * 16,
     fingerprint: str = "c01d" * 16,
+    label: str = "",
 ) -> Cell:
     """A whole cell with a course and reliability bins that agree with its accuracy."""
     generator = random.Random(f"{method}{domain}{seed}{options}")
@@ -91,7 +92,7 @@ def make_cell(
         checkpoint=checkpoint,
         fingerprint=fingerprint,
     )
-    return Cell(made, result, facts)
+    return Cell(made, result, facts, label)
 
 
 def plausible_cells(

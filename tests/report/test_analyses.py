@@ -13,14 +13,14 @@ from trust_tta.errors import DataError
 from trust_tta.report.analyses import aligned, lowest
 from trust_tta.report.analysis_charts import analyses_part, heat_map, loss_surface, memory_by_k, weight_norms
 from trust_tta.results import to_json
-from trust_tta.results.analyses import (
-    Analysis,
+from trust_tta.results.order_records import (
     EntropyByOrder,
     LossSurface,
     MemoryByK,
+    OrderRecord,
     SurfacePoint,
     WeightNorms,
-    read_analyses,
+    read_records,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -35,16 +35,16 @@ SURFACE = LossSurface(
 )
 NORMS = WeightNorms(title="norms", names=("a.weight", "b<i>"), mean=(1.0, 2.5), deviation=(0.01, 0.02))
 MEMORY = MemoryByK(title="memory", k=(1, 2), peak=(2100, 2310), baseline=2100)
-ALL: list[Analysis] = [ENTROPY, SURFACE, NORMS, MEMORY]
+ALL: list[OrderRecord] = [ENTROPY, SURFACE, NORMS, MEMORY]
 
 
 @pytest.mark.parametrize("record", ALL, ids=lambda record: type(record).__name__)
-def test_records_go_through_files(record: Analysis, tmp_path: Path) -> None:
+def test_records_go_through_files(record: OrderRecord, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(to_json(record))
-    (read,) = read_analyses([path])
+    (read,) = read_records([path])
     assert to_json(read) == to_json(record)
-    assert [to_json(r) for r in read_analyses([tmp_path])] == [to_json(record)]
+    assert [to_json(r) for r in read_records([tmp_path])] == [to_json(record)]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_other_files_are_refused(text: str, why: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(DataError, match=why):
-        read_analyses([path])
+        read_records([path])
 
 
 def test_lengths_must_agree() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trust_tta.report import charts, palette, svg
 from trust_tta.report.charts import Curve, Dots, Look, Spot
 from trust_tta.results import Reliability
-from trust_tta.results.ordering import METHODS
+from trust_tta.results.display import METHODS
 
 NAMESPACE = {"s": "http://www.w3.org/2000/svg"}
 HOSTILE = '<script>alert("1")</script>&\'"'

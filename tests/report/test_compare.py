@@ -11,7 +11,7 @@ from trust_tta.report.compare import compare, compare_sweeps
 from trust_tta.report.groups import Group, make_groups
 from trust_tta.report.published import load_published
 from trust_tta.results import Cell
-from trust_tta.results.ordering import CORRUPTIONS
+from trust_tta.results.display import CORRUPTIONS
 
 PUBLISHED = load_published()
 

@@ -6,7 +6,7 @@ import pytest
 
 from trust_tta.errors import DataError
 from trust_tta.report.published import PERCENT, Item, load_published, parse_published, printed_means
-from trust_tta.results.ordering import CORRUPTIONS, DATASETS, METHODS
+from trust_tta.results.display import CORRUPTIONS, DATASETS, METHODS
 
 PUBLISHED = load_published()
 SEGMENTATION = {"voc21", "context59"}

@@ -38,6 +38,7 @@ def cells_of(setting: str, accuracy: Accuracy) -> list[Cell]:
                     experiment="cifar10c",
                     fingerprint=f"{domain} {seed}",
                     work=(updates, 3, 4.0),
+                    label=method.shown,
                 )
                 for domain in DOMAINS
                 for seed in part.stream.seeds
@@ -48,7 +49,7 @@ def cells_of(setting: str, accuracy: Accuracy) -> list[Cell]:
 def pages(folder: Path, cells: list[Cell], *, absent: int = 0) -> dict[str, str]:
     """What the script writes for these cells, the last `absent` of them only planned."""
     with ResultStore(folder / "store.sqlite") as store:
-        store.plan([cell.key for cell in cells])
+        store.plan([cell.key for cell in cells], labels={cell.key: cell.label for cell in cells})
         for cell in cells[: len(cells) - absent]:
             store.finish(cell.key, cell.result, cell.facts)
     times: list[dict[str, Any]] = [{"step": step, "seconds": seconds, "processes": n} for step, seconds, n in TIMES]

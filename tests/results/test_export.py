@@ -22,8 +22,8 @@ ORDERED = [CELLS[1], CELLS[0], CELLS[2]]
 
 def test_columns_are_stable() -> None:
     names = list(columns())
-    assert names[:4] == ["digest", "experiment", "dataset", "domain"]
-    assert len(names) == len(set(names)) == 1 + len(fields(CellKey)) + 17 + len(fields(Facts))
+    assert names[:4] == ["digest", "label", "experiment", "dataset"]
+    assert len(names) == len(set(names)) == 2 + len(fields(CellKey)) + 17 + len(fields(Facts))
     assert list(flat_row(CELLS[0])) == names
 
 

@@ -33,6 +33,7 @@ def write_old_store(path: Path) -> None:
 
     def old(record: object) -> str:
         envelope = json.loads(to_json(record)) | {"schema": 1}
+        envelope["data"].pop("correct", None)
         for fate in envelope["data"].get("predictions", []):
             del fate["confidence_before"]
         return json.dumps(envelope)
@@ -82,7 +83,18 @@ def test_an_old_store_opens_without_pictures_and_takes_new_ones(tmp_path: Path) 
         other.keep_pictures(KEY, {3: b"three"})
         assert one.pictures() == {(KEY.fingerprint, 3): b"three"}
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT schema_version FROM store").fetchall() == [(2,)]
+        assert connection.execute("SELECT schema_version FROM store").fetchall() == [(3,)]
+
+
+def test_an_old_store_is_read_as_it_lies_with_labels_worked_out(tmp_path: Path) -> None:
+    """Reading changes nothing, so a store on a disk that cannot be written is read as well."""
+    path = tmp_path / "results.db"
+    write_old_store(path)
+    before = path.read_bytes()
+    with ResultStore(path, create=False) as store:
+        (cell,) = store.results()
+        assert (cell.label, cell.result.correct, store.pictures()) == ("trust", b"", {})
+    assert path.read_bytes() == before
 
 
 def test_an_old_store_that_is_damaged_is_left_as_it_is(tmp_path: Path) -> None:

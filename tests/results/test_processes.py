@@ -16,7 +16,7 @@ import pytest
 from tests.results.samples import FACTS
 from tests.results.worker import compute, keys
 from trust_tta.results import Cell, Counts, ResultStore, write_csv
-from trust_tta.results.claimant import Claimant
+from trust_tta.results.store import Claimant
 
 ROOT = Path(__file__).parents[2]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a claimant is dead")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.results.samples import RESULT, cell
 from trust_tta.errors import ConfigError
-from trust_tta.results import Aggregate, format_gain, format_percent, format_value, method_labels, split, table
-from trust_tta.results.ordering import CORRUPTIONS, METHODS
+from trust_tta.results import Aggregate, format_gain, format_percent, format_value, split, table
+from trust_tta.results.display import CORRUPTIONS, METHODS
 
 
 def test_rows_and_columns_stand_in_the_fixed_order_whatever_comes_first() -> None:
@@ -117,10 +117,9 @@ def test_options_as_columns_sort_as_numbers() -> None:
     assert [e.mean for e in found.cells[1]] == [0.02, 0.06, 0.12, 0.24, None]
 
 
-def test_labels_name_only_the_options_that_differ() -> None:
-    cells = [cell("trust", "fog", 0.5, options=f'{{"k":{k},"lr":0.1}}') for k in (12, 2)]
-    cells += [cell("tent", "fog", 0.5, options='{"lr":0.1}')]
-    assert table(cells, rows=method_labels(cells)).rows == ("tent", "trust (k=2)", "trust (k=12)")
+def test_labels_are_rows_in_the_order_of_methods_and_options() -> None:
+    cells = [replace(cell("trust", "fog", 0.5, options=f'{{"k":{k}}}'), label=f"K={k}") for k in (12, 2)]
+    assert table([*cells, cell("tent", "fog", 0.5)], rows="label").rows == ("tent", "K=2", "K=12")
 
 
 def test_split_groups_in_order() -> None:

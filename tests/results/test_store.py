@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from tests.results.samples import FACTS, KEY, RESULT
 from tests.results.test_record import KEYS, RESULTS, exact
 from trust_tta.errors import DataError, StateError, TrustError
-from trust_tta.results import CellKey, CellResult, Counts, Course, ResultStore
-from trust_tta.results.schema import create_file
-from trust_tta.results.store import Failure
+from trust_tta.results import Cell, CellKey, CellResult, Counts, Course, ResultStore, write_csv, write_parquet
+from trust_tta.results.order_records import read_records
+from trust_tta.results.store import CLOCK_SECONDS, LEASE_SECONDS, Failure
+from trust_tta.results.store_file import create_file
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ def test_life_of_a_cell(store: ResultStore, path: Path) -> None:
     assert not store.claim(KEY)
     assert store.counts() == Counts(pending=1, running=1)
     store.fail(KEY, "out of memory")
-    assert store.failures() == [Failure(KEY, "out of memory")]
+    assert store.failures() == [Failure(KEY, "out of memory", "trust")]
     assert not store.claim(KEY)
     assert store.retry_failed(lambda key: key.seed == 1) == 0
     assert store.retry_failed() == 1
@@ -113,6 +116,15 @@ def test_a_late_claim_is_taken_over_unless_renewed(path: Path) -> None:
         assert two.claim(KEY)
 
 
+@pytest.mark.parametrize(("ahead", "free"), [(LEASE_SECONDS, False), (LEASE_SECONDS + CLOCK_SECONDS + 5, True)])
+def test_a_claim_from_before_the_clock_was_set_back_has_expired(path: Path, ahead: float, free: bool) -> None:
+    with ResultStore(path) as one, ResultStore(path) as two:
+        assert one.claim(KEY)
+        move_claims_elsewhere(path)
+        execute(path, f"UPDATE cells SET expires = {time.time() + ahead}")
+        assert two.claim(KEY) is free
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a claimant lives")
 def test_a_late_claim_of_a_process_that_lives_here_stays(path: Path) -> None:
     with ResultStore(path, lease=-1.0) as slow, ResultStore(path) as other:
@@ -148,7 +160,7 @@ def test_a_group_is_claimed_whole_or_not_at_all(path: Path) -> None:
 
 def test_a_cell_is_never_half_recorded(path: Path) -> None:
     with ResultStore(path) as store, pytest.raises(DataError, match="cannot hold"):
-        store.finish(KEY, replace(RESULT, nll=b"x"), FACTS)  # type: ignore[arg-type]
+        store.finish(KEY, replace(RESULT, nll=object()), FACTS)  # type: ignore[arg-type]
     with pytest.raises(sqlite3.IntegrityError):
         execute(path, "INSERT INTO cells (digest, key, status) VALUES ('d', 'k', 'done')")
 
@@ -192,7 +204,7 @@ def test_a_store_that_another_process_may_be_writing_is_not_read_as_it_lies(path
 def test_a_message_that_is_no_text_is_kept(store: ResultStore) -> None:
     assert store.claim(KEY)
     store.fail(KEY, "there is no caf\udce9.png")
-    assert store.failures() == [Failure(KEY, "there is no caf?.png")]
+    assert store.failures() == [Failure(KEY, "there is no caf?.png", "trust")]
 
 
 def test_closed_store_says_so(path: Path) -> None:
@@ -308,3 +320,103 @@ def test_a_damaged_course_is_reported_not_returned(path: Path) -> None:
         execute(path, "UPDATE cells SET course = x'00112233'")
         with pytest.raises(DataError, match="damaged"):
             store.results()
+
+
+def remove(path: Path) -> None:
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+
+
+def replace_by_text(path: Path) -> None:
+    remove(path)
+    path.write_text("something else")
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, remove, replace_by_text], ids=["unlinked", "removed", "replaced"])
+@pytest.mark.parametrize("moment", ["finish", "heartbeat", "close"])
+def test_a_store_lost_during_a_run_is_saved_beside(path: Path, lose: Callable[[Path], None], moment: str) -> None:
+    """What was recorded before and what is recorded now both survive in a new file."""
+    store, second = ResultStore(path), replace(KEY, seed=1)
+    store.finish(KEY, RESULT, FACTS, label="mine")
+    store.claim(second)
+    lose(path)
+    step = {"finish": lambda: store.finish(second, RESULT, FACTS), "heartbeat": store.heartbeat, "close": store.close}
+    with pytest.raises(StateError, match="was (removed|replaced by another file) during the run; .*saved") as caught:
+        step[moment]()
+    store.close()
+    assert "\n" not in str(caught.value)
+    saved = path.with_name("results.saved.db")
+    with ResultStore(saved, create=False) as store:
+        assert [cell.key.seed for cell in store.results()] == ([0, 1] if moment == "finish" else [0])
+        assert store.results()[0].label == "mine"
+    if lose is replace_by_text:
+        assert path.read_text() == "something else"
+    assert not list(path.parent.glob(".*.tmp*"))
+
+
+def test_two_losses_are_saved_under_two_names(path: Path) -> None:
+    for _ in range(2):
+        store = ResultStore(path)
+        store.plan([KEY])
+        remove(path)
+        with pytest.raises(StateError, match="saved"):
+            store.close()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["results.saved-2.db", "results.saved.db"]
+
+
+def test_labels_are_recorded_by_the_plan_and_may_be_changed(store: ResultStore) -> None:
+    other = replace(KEY, options='{"k": 2}')
+    store.plan([KEY, other], labels={KEY: "mine", other: "two"})
+    store.finish(KEY, RESULT, FACTS)
+    assert [cell.label for cell in store.results()] == ["mine"]
+    assert store.claim(other)
+    store.fail(other, "no")
+    assert [failure.label for failure in store.failures()] == ["two"]
+    store.plan([KEY], labels={KEY: "ours"})
+    store.plan([KEY])
+    assert store.labels() == {KEY.digest: "ours", other.digest: "two"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE cells SET result = 'x'",
+        "UPDATE cells SET result = CAST(x'ff00fe' AS TEXT)",
+        "UPDATE cells SET key = '[' || replace(hex(zeroblob(40000)), '00', '[')",
+        "UPDATE cells SET key = 5",
+        "UPDATE cells SET facts = x'00'",
+        "UPDATE cells SET course = 'text'",
+        "UPDATE pictures SET content = 'text'",
+        "UPDATE pictures SET place = 'first'",
+        "UPDATE classes SET names = '{'",
+        "UPDATE classes SET names = '[1, 2]'",
+        "UPDATE classes SET names = CAST(x'ff' AS TEXT)",
+    ],
+)
+def test_what_is_stored_but_makes_no_sense_is_one_line(path: Path, statement: str) -> None:
+    with ResultStore(path) as store:
+        store.finish(KEY, RESULT, FACTS)
+        store.keep_pictures(KEY, {1: b"picture"}, class_names=["a"])
+    execute(path, statement)
+    with ResultStore(path, create=False) as store, pytest.raises(DataError, match="is damaged") as caught:
+        store.results(), store.pictures(), store.class_names()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe or a device"):
+        ResultStore(tmp_path / "pipe", create=False)
+    with pytest.raises(DataError, match="pipe or a device"):
+        read_records([tmp_path / "pipe"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is a folder in which nobody can make a file")
+def test_errors_name_the_user_s_file() -> None:
+    cells = [Cell(KEY, RESULT, FACTS)]
+    for write in (write_csv, write_parquet):
+        with pytest.raises(OSError, match="'/proc/out'") as caught:
+            write(cells, "/proc/out")
+        assert ".tmp" not in str(caught.value)

@@ -21,7 +21,7 @@ from trust_tta.methods import merging
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.trust import Trust, choose_orders
 from trust_tta.orders import ScanOrder
-from trust_tta.results.analyses import LossSurface, MemoryByK, SurfacePoint, WeightNorms
+from trust_tta.results.order_records import LossSurface, MemoryByK, SurfacePoint, WeightNorms
 
 MEMORY_COUNTS = (1, 2, 4, 6, 8)
 

@@ -10,6 +10,7 @@ from typing import Any
 from trust_tta.methods.registry import method_options
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.results.codec import canonical_json
+from trust_tta.results.display import make_label
 
 SAMPLE, ARRAY = "sample", "array"  # data that is corrupted as it is read
 CLEAN = "clean"
@@ -61,7 +62,7 @@ class StreamPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """A method with the options that differ from its defaults; `label` is its name in printed lines."""
+    """A method with the options stated for it; `label` is its name wherever results are shown."""
 
     name: str
     label: str = ""
@@ -71,6 +72,12 @@ class MethodConfig:
         """Every option, defaults included, as values that JSON has."""
         values = {**method_options(self.name), **self.options}
         return _plain(values)
+
+    @property
+    def shown(self) -> str:
+        """The label that was given, else the name with the options that differ from the method's defaults."""
+        usual, stated = _plain(method_options(self.name)), _plain(self.options)
+        return self.label or make_label(self.name, {n: v for n, v in stated.items() if v != usual[n]})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ class BatchStats:
     """Sums over one batch: all that the metrics need."""
 
     samples: int
-    correct: int
+    right: tuple[bool, ...]  # of each image, after the update
     correct_before: int | None
     entropy: float
     nll: float
@@ -31,10 +32,14 @@ class BatchStats:
     bins: Reliability
     seconds: float
 
+    @property
+    def correct(self) -> int:
+        return sum(self.right)
+
 
 @dataclass(kw_only=True)
 class Meter:
-    """Metrics of a stream, batch by batch.
+    """Metrics of a stream of classified images, batch by batch.
 
     `probabilities` says that outputs are probabilities already; `classes` restricts the decision to some columns
     (labels keep the full numbering); `keep` names the data set indices whose predictions are to be kept.
@@ -82,7 +87,7 @@ class Meter:
         self.batches.append(
             BatchStats(
                 samples=len(labels),
-                correct=_equal(predicted, labels),
+                right=tuple((predicted == labels).tolist()),
                 correct_before=None if earlier is None else _equal(earlier, labels),
                 entropy=torch.special.entr(p).sum().item(),
                 nll=nll.sum().item(),
@@ -147,6 +152,7 @@ class Meter:
             reliability=bins,
             confusion=None if self.counts is None else tuple(tuple(row) for row in self.counts.tolist()),
             predictions=tuple(self.kept),
+            correct=np.packbits(np.array([r for batch in self.batches for r in batch.right], dtype=bool)).tobytes(),
         )
 
     def _course(self) -> Course:

@@ -43,6 +43,11 @@ class Plan:
     def keys(self) -> tuple[CellKey, ...]:
         return tuple(key for chain in self.chains for key in chain.keys)
 
+    @property
+    def labels(self) -> dict[CellKey, str]:
+        """What each cell's method is called wherever results are shown."""
+        return {key: chain.method.shown for chain in self.chains for key in chain.keys}
+
 
 def make_plan(config: RunConfig, source: DataSource) -> Plan:
     """All cells: for each batch size and seed, for each stretch between two resets, every method."""

@@ -12,7 +12,7 @@ from trust_tta.bench.config import RunConfig
 from trust_tta.bench.experiment import Experiment
 from trust_tta.data.streams import Domain
 from trust_tta.methods.ranking import rank_orders
-from trust_tta.results.analyses import EntropyByOrder
+from trust_tta.results.order_records import EntropyByOrder
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def sweep(config: RunConfig, store: ResultStore, *, observer: Observer, retry: b
     left = unsettled(plan.chains, store)
     if left:  # a checkpoint that does not fit or data that is missing is the user's mistake, not a cell's failure
         bench.check(left[0])
-    store.plan(plan.keys)
+    store.plan(plan.keys, labels=plan.labels)
     observer.start(tuple(key for chain in left for key in chain.keys), sum(sum(chain.batches) for chain in left))
     bench.run_all(left, wait=True)
     return standing(plan, store)

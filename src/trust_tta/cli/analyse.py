@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trust_tta.bench.config import RunConfig
     from trust_tta.bench.experiment import Experiment
     from trust_tta.data.streams import Domain
-    from trust_tta.results.analyses import Analysis
+    from trust_tta.results.order_records import OrderRecord
 
 KINDS = ("surface", "norms", "memory", "orders")
 HELP = "the loss around adapted networks, norms of their weights, memory of K orders, entropy of the 24 orders"
@@ -69,7 +69,7 @@ def analyse(
     kind: str, parts: Sequence[RunConfig], out: Path, *, points: int = POINTS, every: bool = False
 ) -> list[Path]:
     """Write the records of one kind and print them; `every` domain, or the first that there is."""
-    from trust_tta.results.analyses import write_analysis
+    from trust_tta.results.order_records import write_record
 
     written = []
     for config in parts:
@@ -77,12 +77,12 @@ def analyse(
         for name, record in found:
             dataset = f"{config.data.dataset}-" if len(parts) > 1 and kind != "orders" else ""
             written.append(out / f"{kind}-{dataset}{name}.json")
-            write_analysis(record, written[-1])
+            write_record(record, written[-1])
     print(f"{len(written)} records are in {out}")
     return written
 
 
-def _orders(config: RunConfig, *, several: bool) -> Iterator[tuple[str, Analysis]]:
+def _orders(config: RunConfig, *, several: bool) -> Iterator[tuple[str, OrderRecord]]:
     """A record for each domain, or, where there are several data sets, one for each of these."""
     ranking = rank(config)
     print_ranking(ranking, ORDERS)
@@ -92,7 +92,7 @@ def _orders(config: RunConfig, *, several: bool) -> Iterator[tuple[str, Analysis
         yield from ranking.domain_records(ORDERS).items()
 
 
-def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tuple[str, Analysis]]:
+def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tuple[str, OrderRecord]]:
     from trust_tta.bench import analyses
     from trust_tta.bench.experiment import Experiment
 
@@ -117,7 +117,7 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
             yield domain.name, memory
 
 
-def _surface(experiment: Experiment, domain: Domain, points: int) -> Analysis:
+def _surface(experiment: Experiment, domain: Domain, points: int) -> OrderRecord:
     from trust_tta.bench.analyses import loss_surface
 
     with ExitStack() as stack:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from trust_tta.bench.config import RunConfig
     from trust_tta.bench.sweep import Outcome
-    from trust_tta.cli.printing import Labelling
     from trust_tta.results import Cell
 
 HELP = "run methods on the domains of a data set, resumable, into a results store"
@@ -131,10 +130,10 @@ def finished_cells(config: RunConfig, outcome: Outcome) -> list[Cell]:
     from trust_tta.results import ResultStore
 
     digests = {key.digest for key in outcome.keys}
-    with ResultStore(config.store) as store:
+    with ResultStore(config.store, create=False) as store:
         for failure in store.failures(lambda key: key.digest in digests):
             key = failure.key
-            where = f"{key.method} on {key.domain}, seed {key.seed}, batch {key.batch_size}"
+            where = f"{failure.label} on {key.domain}, seed {key.seed}, batch {key.batch_size}"
             print(printable(f"failed: {where}: {failure.message}"))
         return store.results(lambda key: key.digest in digests, course=False)
 
@@ -143,25 +142,9 @@ def print_results(config: RunConfig, cells: Sequence[Cell]) -> None:
     from trust_tta.cli.printing import result_tables
     from trust_tta.report.text import printable
 
-    for block in result_tables(cells, labels_of(config, cells)):
+    for block in result_tables(cells):
         print(printable(f"\n{block}"), end="")
     print(printable(f"\nresults are in {config.store}"))
-
-
-def labels_of(config: RunConfig, cells: Sequence[Cell]) -> Labelling:
-    """The rows' names: the labels of the configuration, else the methods' own."""
-    import json
-
-    from trust_tta.bench.plan import key_options
-    from trust_tta.cli.printing import labelling
-    from trust_tta.results import canonical_json
-
-    given = {
-        (method.name, canonical_json(json.loads(json.dumps(key_options(method))))): method.label
-        for method in config.methods
-        if method.label
-    }
-    return labelling(cells, given)
 
 
 def export(cells: Sequence[Cell], path: Path) -> None:

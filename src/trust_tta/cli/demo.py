@@ -29,7 +29,7 @@ def run(arguments: Namespace) -> None:
 
     from trust_tta.bench.demo import CORRUPTIONS, IMAGES, METHODS, demo_config
     from trust_tta.bench.environment import choose_device
-    from trust_tta.cli.bench import labels_of, run_parts
+    from trust_tta.cli.bench import run_parts
     from trust_tta.cli.printing import verdict
     from trust_tta.report.page import write_page
 
@@ -47,4 +47,4 @@ def run(arguments: Namespace) -> None:
     print(f"the report is {page.resolve()}")
     if problems:
         raise TrustError("; ".join(problems))
-    print(verdict(cells, labels_of(config, cells)))
+    print(verdict(cells))

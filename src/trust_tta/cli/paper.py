@@ -97,7 +97,7 @@ def run_item(item: Item, *, small: bool, root: str) -> list[str]:
     from trust_tta.bench.parsing import read_parts
     from trust_tta.cli.bench import run_parts
     from trust_tta.report.page import write_page
-    from trust_tta.results.analyses import read_analyses
+    from trust_tta.results.order_records import read_records
 
     try:
         parts = read_parts(item.path, {"data": {"root": root}}, small=small)
@@ -114,7 +114,7 @@ def run_item(item: Item, *, small: bool, root: str) -> list[str]:
             store,
             page,
             title=f"{item.place}: {item.about}",
-            analyses=read_analyses([records] if records.is_dir() else []),
+            analyses=read_records([records] if records.is_dir() else []),
         )
         print(f"report: {page}")
     return problems

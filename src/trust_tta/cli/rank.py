@@ -90,13 +90,13 @@ def heat_map(ranking: Ranking, k: int, *, shades: str) -> str:
 
 def _write_json(ranking: Ranking, k: int, path: Path) -> None:
     """Records for `trust-tta report --analyses`: in a file the mean over the domains, in a folder each domain's."""
-    from trust_tta.results.analyses import write_analysis
+    from trust_tta.results.order_records import write_record
 
     if path.suffix == ".json":
-        write_analysis(ranking.mean_record(k, title=ranking.title), path)
+        write_record(ranking.mean_record(k, title=ranking.title), path)
     else:
         for domain, record in ranking.domain_records(k).items():
-            write_analysis(record, path / f"orders-{domain}.json")
+            write_record(record, path / f"orders-{domain}.json")
     print(f"the ranking is in {path}")
 
 

@@ -31,9 +31,9 @@ def run(arguments: Namespace) -> None:
     from trust_tta.report.groups import read_contents
     from trust_tta.report.page import write_page
     from trust_tta.report.text import printable
-    from trust_tta.results.analyses import read_analyses
+    from trust_tta.results.order_records import read_records
 
-    analyses = read_analyses(arguments.analyses)
+    analyses = read_records(arguments.analyses)
     contents = read_contents(arguments.store)
     if not arguments.quiet:
         for group in contents.groups:

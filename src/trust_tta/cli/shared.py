@@ -68,7 +68,7 @@ def _open_lines(job: Job, *, retry: bool, several: bool) -> Lines:
     with ResultStore(job.config.store) as store:
         if retry:
             retry_failed(job.plan, store)
-        store.plan(job.plan.keys)
+        store.plan(job.plan.keys, labels=job.plan.labels)
         return Lines(job.config, store.results(course=False), place=place)
 
 

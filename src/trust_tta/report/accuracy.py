@@ -13,7 +13,7 @@ from trust_tta.report.markup import Entry, Line
 from trust_tta.report.palette import display_name, domain_name
 from trust_tta.report.tables import SHORT_LABELS
 from trust_tta.results import Aggregate, Table, format_gain, format_percent
-from trust_tta.results.rounding import MISSING
+from trust_tta.results.display import MISSING
 
 
 def accuracy_table(group: Group, run_index: Mapping[str, int]) -> str:

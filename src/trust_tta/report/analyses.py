@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trust_tta.results.analyses import EntropyByOrder
+from trust_tta.results.order_records import EntropyByOrder
 
 
 def aligned(maps: Sequence[EntropyByOrder]) -> tuple[tuple[str, ...], list[tuple[float, ...]]]:

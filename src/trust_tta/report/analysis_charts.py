@@ -9,10 +9,10 @@ from itertools import pairwise
 
 from trust_tta.report import charts, markup, svg
 from trust_tta.report.analyses import aligned, lowest
-from trust_tta.results.analyses import Analysis, EntropyByOrder, LossSurface, MemoryByK, WeightNorms
+from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, OrderRecord, WeightNorms
 
 
-def analyses_part(records: Sequence[Analysis]) -> str:
+def analyses_part(records: Sequence[OrderRecord]) -> str:
     """All analyses, the entropy of several data sets in one map."""
     maps = [r for r in records if isinstance(r, EntropyByOrder)]
     drawn = [_entropy(maps)] if maps else []
@@ -105,7 +105,7 @@ def _entropy(maps: Sequence[EntropyByOrder]) -> str:
     return markup.drawing("entropy by order", said, heat_map("Mean entropy by order", maps))
 
 
-def _small(record: Analysis) -> str:
+def _small(record: OrderRecord) -> str:
     if isinstance(record, LossSurface):
         said = f"{record.title}: loss on the plane through adapted networks (triangles) and their mean (star)."
         return markup.drawing(record.title, said, loss_surface(record))

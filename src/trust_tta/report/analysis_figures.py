@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 from trust_tta.report.analyses import aligned, lowest
 from trust_tta.report.palette import STYLES
-from trust_tta.results.analyses import Analysis, EntropyByOrder, LossSurface, MemoryByK, WeightNorms
+from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, OrderRecord, WeightNorms
 
 Axes: TypeAlias = Any  # of matplotlib
 Draw: TypeAlias = Callable[[Axes], None]
 
 
-def figures(records: Sequence[Analysis]) -> Iterator[tuple[str, tuple[float, float], Draw]]:
+def figures(records: Sequence[OrderRecord]) -> Iterator[tuple[str, tuple[float, float], Draw]]:
     """Name, size in inches and drawing of each figure; maps of the same orders share one."""
     maps = [r for r in records if isinstance(r, EntropyByOrder)]
     if maps:

@@ -12,7 +12,7 @@ from trust_tta.report.acting import acting_options
 from trust_tta.report.groups import Group, Row
 from trust_tta.report.published import Item, Published, PublishedRow
 from trust_tta.report.series import batch_size_curves, sweeps
-from trust_tta.results.ordering import CORRUPTIONS
+from trust_tta.results.display import CORRUPTIONS
 
 # The shipped pictures are CIFAR-10's, corrupted as CIFAR-10-C was.
 STAND_INS = {"sample": "cifar10-c"}

@@ -14,7 +14,7 @@ from trust_tta.report import analysis_figures, series
 from trust_tta.report.charts import Curve, Dots, Look, off_scale
 from trust_tta.report.groups import Group, read_contents
 from trust_tta.report.palette import MARKERS, display_name, domain_name, style_of
-from trust_tta.results.analyses import Analysis
+from trust_tta.results.order_records import OrderRecord
 
 Axes: TypeAlias = Any  # of matplotlib
 Draw: TypeAlias = Callable[[Axes], None]
@@ -47,7 +47,7 @@ SWEEPS = {
 
 
 def write_figures(
-    store: str | os.PathLike[str], folder: str | os.PathLike[str], *, analyses: Sequence[Analysis] = ()
+    store: str | os.PathLike[str], folder: str | os.PathLike[str], *, analyses: Sequence[OrderRecord] = ()
 ) -> list[Path]:
     """Draw all figures that the store and the analyses have data for; gives the files, a PDF and an SVG each."""
     groups = read_contents(store).groups

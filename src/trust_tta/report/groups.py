@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.report.labels import Labelling, row_labels, stated_methods
 from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore, Table, table
-from trust_tta.results.ordering import rank
+from trust_tta.results.display import rank
 
 Place: TypeAlias = tuple[str, str]
 

@@ -20,7 +20,7 @@ from trust_tta.report.palette import palette_css
 from trust_tta.report.published import load_published
 from trust_tta.report.text import safe
 from trust_tta.results import Cell, CellKey, Facts
-from trust_tta.results.analyses import Analysis
+from trust_tta.results.order_records import OrderRecord
 from trust_tta.results.select import VALUES
 
 _FACTS = tuple(f.name for f in fields(Facts) if f.name not in ("started", "finished"))
@@ -32,7 +32,7 @@ def write_page(
     out_path: str | os.PathLike[str],
     *,
     title: str | None = None,
-    analyses: Sequence[Analysis] = (),
+    analyses: Sequence[OrderRecord] = (),
 ) -> None:
     """Write the page of a store to `out_path`, whole or not at all."""
     html = render_page(read_contents(store_path), title=title, analyses=analyses)
@@ -40,7 +40,7 @@ def write_page(
         temporary.write_text(safe(html), encoding="utf-8")
 
 
-def render_page(contents: Contents, *, title: str | None = None, analyses: Sequence[Analysis] = ()) -> str:
+def render_page(contents: Contents, *, title: str | None = None, analyses: Sequence[OrderRecord] = ()) -> str:
     """The page as text."""
     cells, groups = contents.cells, contents.groups
     run_index = {cell.key.digest: i for i, cell in enumerate(cells)}

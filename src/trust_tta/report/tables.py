@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from trust_tta.results.rounding import MISSING, PERCENTAGES, format_gain, format_value
+from trust_tta.results.display import MISSING, PERCENTAGES, format_gain, format_value
 from trust_tta.results.select import Aggregate, Table
 
 SHORT_LABELS: Mapping[str, str] = MappingProxyType(

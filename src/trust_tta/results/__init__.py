@@ -1,6 +1,7 @@
 """Records of benchmark cells, the store that keeps them, and the tables and files made from it; never imports torch."""
 
 from trust_tta.results.codec import SCHEMA_VERSION, canonical_json, from_json, to_json
+from trust_tta.results.display import format_gain, format_percent, format_value, make_label
 from trust_tta.results.export import write_csv, write_parquet
 from trust_tta.results.record import (
     Cell,
@@ -10,9 +11,9 @@ from trust_tta.results.record import (
     Facts,
     Reliability,
     SamplePrediction,
+    discordant,
 )
-from trust_tta.results.rounding import format_gain, format_percent, format_value
-from trust_tta.results.select import Aggregate, Table, method_labels, split, table
+from trust_tta.results.select import Aggregate, Table, split, table
 from trust_tta.results.store import Counts, Failure, ResultStore
 
 __all__ = [
@@ -30,11 +31,12 @@ __all__ = [
     "SamplePrediction",
     "Table",
     "canonical_json",
+    "discordant",
     "format_gain",
     "format_percent",
     "format_value",
     "from_json",
-    "method_labels",
+    "make_label",
     "split",
     "table",
     "to_json",

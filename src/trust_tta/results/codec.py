@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from dataclasses import fields, is_dataclass
@@ -11,7 +12,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from trust_tta.errors import DataError
 
-SCHEMA_VERSION = 2  # 2: pictures and class names in stores, the confidence before the update
+# 2: pictures and class names in stores, the confidence before the update; 3: labels, and which images were right.
+SCHEMA_VERSION = 3
 LATER = MappingProxyType({"later": True})  # metadata of a field that records of an earlier version do not have
 
 Record = TypeVar("Record")
@@ -32,7 +34,7 @@ def from_json(kind: type[Record], text: str) -> Record:
     name = kind.__name__
     try:
         envelope = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"a {name} record is not JSON ({error}); the text was cut or changed") from error
     if not isinstance(envelope, dict) or envelope.keys() != {"schema", "kind", "data"} or envelope["kind"] != name:
         raise DataError(f"the JSON is not a {name} record; give text written by to_json of a {name}")
@@ -52,16 +54,19 @@ def check_schema(found: object, *, what: str) -> None:
 
 
 def encode(value: object) -> Any:
-    """Plain lists, dicts, strings and numbers; NaN and infinities become strings, since JSON has no such numbers."""
+    """Plain lists, dicts, strings and numbers; NaN, infinities and bytes become strings, since JSON has none."""
     if is_dataclass(value):
         return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else repr(float(value))
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
     if value is None or isinstance(value, str | int):
         return value
-    raise DataError(f"a record cannot hold {value!r} of type {type(value).__name__}; give str, int, float or tuples")
+    kind = type(value).__name__
+    raise DataError(f"a record cannot hold {value!r} of type {kind}; give str, int, float, bytes or tuples")
 
 
 def decode(kind: Any, data: Any, *, where: str) -> Any:
@@ -79,6 +84,11 @@ def decode(kind: Any, data: Any, *, where: str) -> Any:
         return float(data)
     if kind in (int, str, bool) and type(data) is kind:
         return data
+    if kind is bytes and isinstance(data, str):
+        try:
+            return base64.b64decode(data, validate=True)
+        except ValueError:
+            pass  # said below
     raise DataError(f"{where} holds {str(data)[:60]!r} where {_name(kind)} is expected; the record was changed")
 
 

@@ -1,4 +1,4 @@
-"""Finished cells as one flat file: a row a cell, the same columns in the same order always."""
+"""Finished cells as one flat file: one row per cell, the same columns in the same order always."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
-from trust_tta.results.ordering import key_rank
+from trust_tta.results.display import key_rank
 from trust_tta.results.record import Cell, CellKey, CellResult, Facts
 from trust_tta.results.select import VALUES
 
@@ -21,6 +21,7 @@ def columns() -> dict[str, type]:
     key, result, facts = (get_type_hints(kind) for kind in (CellKey, CellResult, Facts))
     return {
         "digest": str,
+        "label": str,
         **{f.name: _plain(key[f.name]) for f in fields(CellKey)},
         **{name: _plain(result[name]) for name in VALUES},
         **{_fact_column(f.name): _plain(facts[f.name]) for f in fields(Facts)},
@@ -28,9 +29,10 @@ def columns() -> dict[str, type]:
 
 
 def flat_row(cell: Cell) -> dict[str, Any]:
-    """One cell as flat columns; what is no text in a name becomes a question mark."""
+    """One cell as flat columns; what is not text in a name becomes a question mark."""
     row = {
         "digest": cell.key.digest,
+        "label": cell.label,
         **{f.name: getattr(cell.key, f.name) for f in fields(CellKey)},
         **{name: getattr(cell.result, name) for name in VALUES},
         **{_fact_column(f.name): getattr(cell.facts, f.name) for f in fields(Facts)},
@@ -53,8 +55,8 @@ def write_parquet(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:
     parquet = require("pyarrow.parquet", extra="parquet")
     types = {str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
     schema = arrow.schema([(name, types[kind]) for name, kind in columns().items()])
-    with replacing(Path(path)) as temporary:
-        parquet.write_table(arrow.Table.from_pylist([flat_row(c) for c in _sorted(cells)], schema=schema), temporary)
+    with replacing(Path(path)) as temporary, temporary.open("wb") as file:  # opened here: errors name the user's file
+        parquet.write_table(arrow.Table.from_pylist([flat_row(c) for c in _sorted(cells)], schema=schema), file)
 
 
 def _sorted(cells: Iterable[Cell]) -> list[Cell]:

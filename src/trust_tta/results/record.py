@@ -53,7 +53,7 @@ class CellKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The stream batch by batch; every tuple has one entry a batch."""
+    """The stream batch by batch; every tuple has one entry per batch."""
 
     samples: tuple[int, ...] = ()
     accuracy: tuple[float, ...] = ()  # after the update
@@ -65,7 +65,7 @@ class Course:
         columns = (self.accuracy, self.entropy, self.seconds, self.accuracy_before)
         lengths = {len(self.samples)} | {len(column) for column in columns if column is not None}
         if len(lengths) > 1:
-            raise DataError(f"the columns of a course have lengths {sorted(lengths)}; give one entry a batch in each")
+            raise DataError(f"the columns of a course have lengths {sorted(lengths)}; give one entry per batch in each")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +112,11 @@ class CellResult:
     ece: float
     brier: float
     broken: int = 0  # samples whose output held a NaN; they count as wrong
-    forwards: int  # passes over a batch
+    forwards: int  # passes over a batch, summed over the batches
     backwards: int
     updates: int
     skipped_updates: int
-    seconds_median: float  # a batch
+    seconds_median: float  # per batch
     seconds_mean: float
     seconds_total: float
     peak_memory: int | None = None  # bytes
@@ -125,6 +125,15 @@ class CellResult:
     reliability: Reliability
     confusion: tuple[tuple[int, ...], ...] | None = None  # [label][prediction]
     predictions: tuple[SamplePrediction, ...] = ()
+    # One bit per image in the order of the stream, most significant first: was it right after the update?
+    # Empty where it was not kept; cells with the same fingerprint met the same images in the same order.
+    correct: bytes = field(default=b"", metadata=LATER)
+
+    def __post_init__(self) -> None:
+        if self.correct and len(self.correct) != -(-self.samples // 8):
+            raise DataError(
+                f"{len(self.correct)} bytes say which of {self.samples} images were right; give one bit each"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,11 +157,39 @@ class Facts:
 
 @dataclass(frozen=True)
 class Cell:
-    """A finished cell."""
+    """A finished cell; `label` names its method wherever it is shown."""
 
     key: CellKey
     result: CellResult
     facts: Facts
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self.key.method)
+
+    @property
+    def batches(self) -> int:
+        """How many batches the cell was run in."""
+        return -(-self.result.samples // self.key.batch_size)
+
+    @property
+    def passes_per_batch(self) -> tuple[float, float, float]:
+        """Forward passes, backward passes and updates per batch."""
+        result, n = self.result, max(1, self.batches)
+        return result.forwards / n, result.backwards / n, result.updates / n
+
+
+def discordant(one: Cell, other: Cell) -> tuple[int, int] | None:
+    """How many images only `one` and only `other` got right: all that McNemar's test needs.
+
+    None where the cells did not meet the same images in the same order, or which images were right was not kept.
+    """
+    same = one.key.fingerprint == other.key.fingerprint and one.result.samples == other.result.samples
+    if not same or not one.result.correct or not other.result.correct:
+        return None
+    first, second = (int.from_bytes(cell.result.correct, "big") for cell in (one, other))
+    return (first & ~second).bit_count(), (second & ~first).bit_count()
 
 
 def _canonical_options(text: str) -> str:

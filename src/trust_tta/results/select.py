@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from trust_tta.errors import ConfigError
 from trust_tta.results.codec import canonical_json
-from trust_tta.results.ordering import Rank, rank
+from trust_tta.results.display import Rank, rank
 from trust_tta.results.record import Cell, CellKey, CellResult
 
 Label: TypeAlias = str | Callable[[CellKey], str]
 
 VALUES = tuple(
-    f.name for f in fields(CellResult) if f.name not in ("course", "reliability", "confusion", "predictions")
+    f.name for f in fields(CellResult) if f.name not in ("course", "reliability", "confusion", "predictions", "correct")
 )
 _KEY_FIELDS = tuple(f.name for f in fields(CellKey))
 
@@ -64,9 +64,9 @@ def table(
 ) -> Table:
     """Pivot finished cells.
 
-    `rows` and `columns` are fields of CellKey, options as "options.k", or functions of the key. Entries are means over
-    seeds; fields in `over` (say "domain") are averaged first, within a seed, and only where every part that another
-    row of that column has is there. Cells that differ in anything else are refused rather than mixed.
+    `rows` and `columns` are "label", fields of CellKey, options as "options.k", or functions of the key. Entries are
+    means over seeds; fields in `over` (say "domain") are averaged first, within a seed, and only where every part that
+    another row of that column has is there. Cells that differ in anything else are refused rather than mixed.
     """
     if value not in VALUES:
         raise ConfigError(f"{value!r} is not a value of a result; give one of {', '.join(VALUES)}")
@@ -74,7 +74,7 @@ def table(
     row_ranks: dict[str, list[Rank]] = {}
     column_ranks: dict[str, list[Rank]] = {}
     for cell in cells:
-        groups[_place(row_ranks, rows, cell.key), _place(column_ranks, columns, cell.key)].append(cell)
+        groups[_place(row_ranks, rows, cell), _place(column_ranks, columns, cell)].append(cell)
     row_labels, column_labels = _in_order(row_ranks), _in_order(column_ranks)
     expected: dict[str, set[Hashable]] = defaultdict(set)
     for (_, column), found in groups.items():
@@ -94,21 +94,6 @@ def split(cells: Iterable[Cell], names: Sequence[str]) -> dict[tuple[Any, ...], 
     return {values: groups[values] for values in order}
 
 
-def method_labels(cells: Iterable[Cell]) -> Callable[[CellKey], str]:
-    """A labelling that tells apart runs of one method by the options in which they differ: "trust (k=2)"."""
-    options: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
-    for cell in cells:
-        options[cell.key.method][cell.key.options] = cell.key.option_values
-    varying = {method: _differing(list(found.values())) for method, found in options.items()}
-
-    def label(key: CellKey) -> str:
-        values = key.option_values
-        shown = [f"{n}={values[n]}" for n in varying.get(key.method, ()) if n in values]
-        return f"{key.method} ({', '.join(shown)})" if shown else key.method
-
-    return label
-
-
 def field_value(key: CellKey, name: str) -> Any:
     """The key's field `name`, or its option `x` where `name` is "options.x" (None when not given)."""
     if name.startswith("options."):
@@ -119,25 +104,22 @@ def field_value(key: CellKey, name: str) -> Any:
     return getattr(key, name)
 
 
-def _place(ranks: dict[str, list[Rank]], label: Label, key: CellKey) -> str:
-    """The label of `key`, noting in `ranks` where it is to be shown."""
-    if isinstance(label, str):
+def _place(ranks: dict[str, list[Rank]], label: Label, cell: Cell) -> str:
+    """The label of `cell`, noting in `ranks` where it is to be shown."""
+    key = cell.key
+    if isinstance(label, str) and label != "label":
         found = field_value(key, label)
         name, order = "-" if found is None else str(found), [rank(label, found)]
     else:
         options = sorted(key.option_values.items())
-        name, order = label(key), [rank("method", key.method), *(rank(option, v) for option, v in options)]
+        name = label(key) if callable(label) else cell.label
+        order = [rank("method", key.method), *(rank(option, v) for option, v in options)]
     ranks[name] = min(ranks.get(name, order), order)
     return name
 
 
 def _in_order(ranks: dict[str, list[Rank]]) -> tuple[str, ...]:
     return tuple(sorted(ranks, key=lambda label: (ranks[label], label)))
-
-
-def _differing(options: list[Mapping[str, Any]]) -> list[str]:
-    names = sorted({name for values in options for name in values})
-    return [n for n in names if any(n not in v or v[n] != options[0].get(n) for v in options)]
 
 
 def _part(key: CellKey, over: Collection[str]) -> Hashable:

@@ -6,26 +6,36 @@ import json
 import os
 import sqlite3
 import struct
+import sys
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from trust_tta.errors import DataError, StateError
-from trust_tta.results.claimant import Claimant
 from trust_tta.results.codec import from_json, to_json
-from trust_tta.results.ordering import key_rank
+from trust_tta.results.display import key_rank, old_labels, plain_text
 from trust_tta.results.record import Cell, CellKey, CellResult, Course, Facts
-from trust_tta.results.schema import create_file, damaged, open_file, unusable
+from trust_tta.results.store_file import (
+    create_file,
+    damaged,
+    identity,
+    open_file,
+    save_elsewhere,
+    unusable,
+    version_of,
+)
 
 Status: TypeAlias = Literal["pending", "running", "done", "failed"]
 Where: TypeAlias = Callable[[CellKey], bool]
 
 LEASE_SECONDS = 120.0
+CLOCK_SECONDS = 60.0  # how far the clocks of machines that share a store may lie apart
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Failure:
 
     key: CellKey
     message: str
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,38 @@ class Counts:
     running: int = 0
     done: int = 0
     failed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimant:
+    """One open store in one process; `place` tells where its pid means anything, without naming the host."""
+
+    token: str
+    pid: int
+    born: str | None  # start time of the process in ticks since boot: tells a reused pid apart
+    place: str | None  # boot and pid namespace; None where the system does not say
+
+    @classmethod
+    def current(cls) -> Claimant:
+        """A new claimant for the running process."""
+        pid = os.getpid()
+        state = _process_state(pid)
+        return cls(token=uuid.uuid4().hex, pid=pid, born=state[1] if state else None, place=_machine())
+
+    def lives(self) -> bool | None:
+        """Whether the process is still there; None where this machine cannot tell."""
+        if self.place is None or self.place != _machine():
+            return None
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        state = _process_state(self.pid)
+        if state is None or self.born is None:
+            return None
+        return state[0] not in "ZX" and state[1] == self.born
 
 
 class ResultStore:
@@ -62,8 +105,10 @@ class ResultStore:
         self._lease = lease
         self._renewed = 0.0
         self._me = Claimant.current()
-        self._claims = False
+        self._writes = False  # whoever only reads may not be allowed to write
         self._connection: sqlite3.Connection | None = open_file(self.path, reading=not create)
+        self._version = version_of(self._connection)
+        self._identity = identity(self.path)
 
     def __enter__(self) -> ResultStore:
         return self
@@ -78,22 +123,34 @@ class ResultStore:
         if self._connection is None:
             return
         try:
-            if self._claims:  # whoever only reads may not be allowed to write
+            if self._writes:
                 with self._transaction() as connection:
                     connection.execute(
                         f"UPDATE cells SET status = 'pending', {_NO_CLAIM} WHERE token = ?", [self._me.token]
                     )
+                self.check_file()
         finally:
             self._connection.close()
             self._connection = None
 
-    def plan(self, keys: Iterable[CellKey]) -> None:
-        """Note cells that are to be run, so that a report can say which are missing."""
-        rows = [(key.digest, to_json(key)) for key in keys]
+    def check_file(self) -> None:
+        """Raise where the file was removed or replaced while it was open; what it held is saved in another beside."""
+        if identity(self.path) == self._identity:
+            return
+        with self._reading() as connection:
+            saved = save_elsewhere(connection, self.path)
+        self._writes = False
+        what = "replaced by another file" if self.path.exists() else "removed"
+        raise StateError(
+            f"the results store '{self.path}' was {what} during the run; "
+            f"all results so far are in '{saved}': rename it and run the same command again"
+        )
+
+    def plan(self, keys: Iterable[CellKey], *, labels: Mapping[CellKey, str] | None = None) -> None:
+        """Note cells that are to be run, with their labels, so that a report can say which are missing."""
+        rows = [(key.digest, to_json(key), (labels or {}).get(key)) for key in keys]
         with self._transaction() as connection:
-            connection.executemany(
-                "INSERT INTO cells (digest, key, status) VALUES (?, ?, 'pending') ON CONFLICT DO NOTHING", rows
-            )
+            connection.executemany(_PLAN, rows)
 
     def claim(self, key: CellKey) -> bool:
         """Take a cell for this process; False when it is finished, failed, or held by another."""
@@ -107,7 +164,6 @@ class ResultStore:
             if "taken" in states.values():
                 return ()
             wanted = tuple(key for key, state in states.items() if state == "free")
-            self._claims |= bool(wanted)
             rows = [(key.digest, to_json(key), self._me.token, to_json(self._me), now + self._lease) for key in wanted]
             connection.executemany(_CLAIM, rows)
         return wanted
@@ -120,13 +176,16 @@ class ResultStore:
         with self._transaction() as connection:
             connection.execute("UPDATE cells SET expires = ? WHERE token = ?", [now + self._lease, self._me.token])
         self._renewed = now
+        self.check_file()
 
-    def finish(self, key: CellKey, result: CellResult, facts: Facts) -> bool:
+    def finish(self, key: CellKey, result: CellResult, facts: Facts, *, label: str | None = None) -> bool:
         """Record a finished cell for good; False when another process had already recorded it."""
         bare = replace(result, course=Course())
-        row = (key.digest, to_json(key), to_json(bare), _pack(result.course), to_json(facts))
+        row = (key.digest, to_json(key), to_json(bare), _pack(result.course), to_json(facts), label)
         with self._transaction() as connection:
-            return connection.execute(_FINISH, row).rowcount == 1
+            recorded = connection.execute(_FINISH, row).rowcount == 1
+        self.check_file()
+        return recorded
 
     def keep_pictures(self, key: CellKey, pictures: Mapping[int, bytes], *, class_names: Sequence[str] = ()) -> None:
         """Keep encoded pictures of images of the key's stream, by index, once for all cells of that stream."""
@@ -139,15 +198,19 @@ class ResultStore:
 
     def pictures(self) -> dict[tuple[str, int], bytes]:
         """The kept pictures by the fingerprint of their stream and their index in the data set."""
-        with self._reading() as connection:
-            rows = connection.execute("SELECT fingerprint, place, content FROM pictures").fetchall()
+        rows = self._rows("SELECT fingerprint, place, content FROM pictures") if self._version > 1 else []
+        if any(list(map(type, row)) != [str, int, bytes] for row in rows):
+            raise damaged(self.path, "a picture is not one")
         return {(fingerprint, place): content for fingerprint, place, content in rows}
 
     def class_names(self) -> dict[str, tuple[str, ...]]:
         """The names of the classes of each data set of which pictures were kept."""
-        with self._reading() as connection:
-            rows = connection.execute("SELECT dataset, names FROM classes").fetchall()
-        return {dataset: tuple(json.loads(names)) for dataset, names in rows}
+        rows = self._rows("SELECT dataset, names FROM classes") if self._version > 1 else []
+        with self._decoding():
+            found = {dataset: tuple(json.loads(names)) for dataset, names in rows}
+        if any(not isinstance(name, str) for names in found.values() for name in names):
+            raise damaged(self.path, "the name of a class is not a string")
+        return found
 
     def fail(self, key: CellKey, message: str) -> None:
         """Record that a cell ended in an error; a cell another process holds or has finished stays as it is."""
@@ -164,30 +227,47 @@ class ResultStore:
 
     def results(self, where: Where | None = None, *, course: bool = True) -> list[Cell]:
         """The finished cells, in an order that does not depend on when they ran; without `course` it is left empty."""
-        keys = self.keys("done", where=where)
-        with self._reading() as connection:
-            return [self._read(connection, key, course) for key in keys]
+        keys, labels = self.keys("done", where=where), self.labels()
+        columns = f"result, facts, {'course' if course else 'NULL'}"
+        cells = []
+        for key in keys:
+            (row,) = self._rows(f"SELECT {columns} FROM cells WHERE digest = ?", key.digest)
+            with self._decoding():
+                result, facts = from_json(CellResult, row[0]), from_json(Facts, row[1])
+                whole = replace(result, course=_unpack(row[2])) if course else result
+                cells.append(Cell(key, whole, facts, labels[key.digest]))
+        return cells
 
     def failures(self, where: Where | None = None) -> list[Failure]:
         """The failed cells with their messages."""
-        with self._reading() as connection:
-            rows = connection.execute("SELECT key, message FROM cells WHERE status = 'failed'").fetchall()
-        found = [Failure(from_json(CellKey, text), message) for text, message in rows]
-        return sorted((f for f in found if where is None or where(f.key)), key=lambda f: key_rank(f.key))
+        messages = dict(self._rows("SELECT digest, message FROM cells WHERE status = 'failed'"))
+        labels = self.labels()
+        keys = self.keys("failed", where=where)
+        return [Failure(key, str(messages[key.digest]), labels[key.digest]) for key in keys]
 
     def keys(self, status: Status | None = None, *, where: Where | None = None) -> list[CellKey]:
         """The keys of all cells, or of those in one state, in the order of `results`."""
-        with self._reading() as connection:
-            rows = connection.execute(
-                "SELECT key FROM cells WHERE ? IS NULL OR status = ?", [status, status]
-            ).fetchall()
-        found = [from_json(CellKey, text) for (text,) in rows]
+        rows = self._rows("SELECT key FROM cells WHERE ? IS NULL OR status = ?", status, status)
+        with self._decoding():
+            found = [from_json(CellKey, text) for (text,) in rows]
         return sorted((key for key in found if where is None or where(key)), key=key_rank)
+
+    def labels(self) -> dict[str, str]:
+        """The label of every cell by the digest of its key; those of cells stored without one are worked out."""
+        known = "label" if self._version > 2 else "NULL"
+        rows = self._rows(f"SELECT digest, {known} FROM cells")
+        found = {digest: plain_text(str(label)) for digest, label in rows if label}
+        if len(found) < len(rows):
+            old = self._rows(f"SELECT key, facts FROM cells WHERE {known} IS NULL OR {known} = ''")
+            with self._decoding():
+                pairs = [(from_json(CellKey, k), from_json(Facts, f).config if f else "") for k, f in old]
+            found |= old_labels(pairs)
+        return found
 
     def counts(self) -> Counts:
         """How many cells are in each state."""
-        with self._reading() as connection:
-            return Counts(**dict(connection.execute("SELECT status, count(*) FROM cells GROUP BY status").fetchall()))
+        with self._decoding():
+            return Counts(**dict(self._rows("SELECT status, count(*) FROM cells GROUP BY status")))
 
     def _state(self, connection: sqlite3.Connection, key: CellKey, now: float) -> Literal["free", "taken", "done"]:
         query = "SELECT status, claimant, expires FROM cells WHERE digest = ?"
@@ -198,17 +278,25 @@ class ResultStore:
         if status == "done":
             return "done"
         if status == "running":
-            lives = from_json(Claimant, claimant).lives()
-            return "taken" if lives or (lives is None and expires >= now) else "free"
+            with self._decoding():
+                lives = from_json(Claimant, claimant).lives()
+                # A claim that ends further ahead than a lease is long was made before a clock was set back.
+                lasts = now <= expires <= now + self._lease + CLOCK_SECONDS
+            return "taken" if lives or (lives is None and lasts) else "free"
         return "taken" if status == "failed" else "free"
 
-    def _read(self, connection: sqlite3.Connection, key: CellKey, course: bool) -> Cell:
-        columns = "result, facts, course" if course else "result, facts, NULL"
-        row = connection.execute(f"SELECT {columns} FROM cells WHERE digest = ?", [key.digest]).fetchone()
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        with self._reading() as connection:
+            return connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """What is stored but cannot be understood is damage."""
         try:
-            result, facts = from_json(CellResult, row[0]), from_json(Facts, row[1])
-            return Cell(key, replace(result, course=_unpack(row[2])) if course else result, facts)
-        except (zlib.error, struct.error) as error:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise damaged(self.path, error) from error
+        except (zlib.error, struct.error, MemoryError) as error:
             raise damaged(self.path, error) from error
 
     @contextmanager
@@ -229,21 +317,27 @@ class ResultStore:
             try:
                 yield connection
                 connection.execute("COMMIT")
+                self._writes = True
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
 
 _NO_CLAIM = "token = NULL, claimant = NULL, expires = NULL"
+_PLAN = """
+INSERT INTO cells (digest, key, status, label) VALUES (?, ?, 'pending', ?)
+ON CONFLICT (digest) DO UPDATE SET label = excluded.label WHERE excluded.label IS NOT NULL
+"""
 _CLAIM = """
 INSERT INTO cells (digest, key, status, token, claimant, expires) VALUES (?, ?, 'running', ?, ?, ?)
 ON CONFLICT (digest) DO UPDATE SET status = 'running', message = NULL,
     token = excluded.token, claimant = excluded.claimant, expires = excluded.expires
 """
 _FINISH = f"""
-INSERT INTO cells (digest, key, status, result, course, facts) VALUES (?, ?, 'done', ?, ?, ?)
+INSERT INTO cells (digest, key, status, result, course, facts, label) VALUES (?, ?, 'done', ?, ?, ?, ?)
 ON CONFLICT (digest) DO UPDATE SET status = 'done', message = NULL, {_NO_CLAIM},
-    result = excluded.result, course = excluded.course, facts = excluded.facts
+    result = excluded.result, course = excluded.course, facts = excluded.facts,
+    label = coalesce(excluded.label, label)
 WHERE status != 'done'
 """
 _FAIL = f"""
@@ -251,6 +345,27 @@ INSERT INTO cells (digest, key, status, message) VALUES (?, ?, 'failed', ?)
 ON CONFLICT (digest) DO UPDATE SET status = 'failed', message = excluded.message, {_NO_CLAIM}
 WHERE status = 'running' AND token = ?
 """
+
+
+def _machine() -> str | None:
+    # Only Linux: elsewhere signal 0 may end the process, or a pid cannot be tied to a boot.
+    if sys.platform != "linux":
+        return None
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _process_state(pid: int) -> tuple[str, str] | None:
+    """State letter and start time from /proc, or None where it cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    after_name = text.rpartition(")")[2].split()  # the name may itself hold spaces and brackets
+    return after_name[0], after_name[19]
 
 
 def _pack(course: Course) -> bytes:

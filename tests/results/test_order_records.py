@@ -9,17 +9,17 @@ import pytest
 
 from trust_tta.errors import DataError
 from trust_tta.results import from_json, to_json
-from trust_tta.results.analyses import EntropyByOrder, LossSurface, SurfacePoint, read_analyses, write_analysis
+from trust_tta.results.order_records import EntropyByOrder, LossSurface, SurfacePoint, read_records, write_record
 
 RECORD = EntropyByOrder(title="fog", orders=("abcd", "badc"), entropy=(0.5, 1 / 3), k=1)
 
 
 def test_a_record_is_written_whole_into_folders_that_are_made(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "orders-fog.json"
-    write_analysis(RECORD, path)
-    write_analysis(RECORD, path)
+    write_record(RECORD, path)
+    write_record(RECORD, path)
     assert [file.name for file in path.parent.iterdir()] == ["orders-fog.json"]
-    assert read_analyses([path.parent]) == [RECORD]
+    assert read_records([path.parent]) == [RECORD]
 
 
 def test_a_point_without_a_loss_goes_through_json() -> None:
@@ -32,4 +32,4 @@ def test_a_point_without_a_loss_goes_through_json() -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing.json"):
-        read_analyses([tmp_path / "nothing.json"])
+        read_records([tmp_path / "nothing.json"])

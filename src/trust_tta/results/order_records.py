@@ -1,4 +1,4 @@
-"""Records of analyses that are no cells of a benchmark: one record a JSON file."""
+"""What was found out about scan orders beside accuracies (entropy, loss, norms, memory): one record per JSON file."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ class MemoryByK:
         _same_length(self.title, k=self.k, peak=self.peak)
 
 
-Analysis: TypeAlias = EntropyByOrder | LossSurface | WeightNorms | MemoryByK
-KINDS: tuple[type[Analysis], ...] = (EntropyByOrder, LossSurface, WeightNorms, MemoryByK)
+OrderRecord: TypeAlias = EntropyByOrder | LossSurface | WeightNorms | MemoryByK
+KINDS: tuple[type[OrderRecord], ...] = (EntropyByOrder, LossSurface, WeightNorms, MemoryByK)
 
 
-def write_analysis(record: Analysis, path: Path) -> None:
+def write_record(record: OrderRecord, path: Path) -> None:
     """Write one record, whole or not at all; missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(to_json(record) + "\n", encoding="utf-8")
 
 
-def read_analyses(paths: Iterable[str | os.PathLike[str]]) -> list[Analysis]:
+def read_records(paths: Iterable[str | os.PathLike[str]]) -> list[OrderRecord]:
     """The records in the given files, and in the `.json` files of the given folders."""
     files: list[Path] = []
     for path in map(Path, paths):
@@ -99,22 +99,24 @@ def read_analyses(paths: Iterable[str | os.PathLike[str]]) -> list[Analysis]:
     return [_read(file) for file in files]
 
 
-def _read(file: Path) -> Analysis:
+def _read(file: Path) -> OrderRecord:
+    if file.exists() and not file.is_file():  # reading a pipe would wait for somebody to write
+        raise DataError(f"'{file}' is a pipe or a device; give a file that `trust-tta analyse` wrote")
     try:
         text = file.read_text(encoding="utf-8")
         envelope = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise DataError(f"the analysis '{file}' cannot be read ({error}); give a JSON file of an analysis") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"'{file}' cannot be read ({error}); give a file that `trust-tta analyse` wrote") from error
     named = envelope.get("kind") if isinstance(envelope, dict) else None
     kind = next((kind for kind in KINDS if kind.__name__ == named), None)
     if kind is None:
         known = ", ".join(k.__name__ for k in KINDS)
-        raise DataError(f"the analysis '{file}' is of kind {named!r}; known kinds are {known}")
-    record: Analysis = from_json(kind, text)
+        raise DataError(f"'{file}' holds a record of kind {named!r}; known kinds are {known}")
+    record: OrderRecord = from_json(kind, text)
     return record
 
 
 def _same_length(title: str, **columns: tuple[object, ...]) -> None:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"the columns of the analysis {title!r} have lengths {lengths}; give one entry each")
+        raise DataError(f"the columns of the record {title!r} have lengths {lengths}; give one entry each")
