@@ -23,11 +23,12 @@ ROOMS: dict[str, set[str]] = {
     "models": {"scan"},
     "data": set(),
     "methods": set(),
+    "live": {"methods", "models"},
     "results": set(),
     "bench": {"data", "models", "methods", "results"},
     "report": {"results"},
     "training": {"data", "models"},
-    "cli": {"scan", "models", "data", "methods", "results", "bench", "report", "training"},
+    "cli": {"scan", "models", "data", "methods", "live", "results", "bench", "report", "training"},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (

@@ -11,8 +11,8 @@ import pytest
 import trust_tta as tt
 
 PROMISED = {
-    "ScanOrder", "VMamba", "VMambaConfig", "corrupt", "create_method", "create_model", "list_methods", "list_models",
-    "load_checkpoint", "rank_orders", "selective_scan",
+    "Guard", "ScanOrder", "Stream", "VMamba", "VMambaConfig", "corrupt", "create_method", "create_model",
+    "list_methods", "list_models", "load_checkpoint", "rank_orders", "selective_scan",
 }  # fmt: skip
 ANY: Any = object()
 
@@ -55,6 +55,8 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("create_method", ("trust", ANY), {"k": 6, "lr": 1e-4}),
     ("rank_orders", (ANY, []), {}),
     ("corrupt", (ANY, "fog"), {"severity": 5, "seed": 0}),
+    ("Stream", (ANY,), {"guard": ANY, "snapshots": "folder"}),
+    ("Stream.__call__", (ANY, ANY), {}),
     ("list_models", (), {}),
     ("list_methods", (), {}),
 ]

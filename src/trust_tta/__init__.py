@@ -11,6 +11,8 @@ from trust_tta.orders import ScanOrder
 
 if TYPE_CHECKING:
     from trust_tta.data.corruptions import corrupt
+    from trust_tta.live.guard import Guard
+    from trust_tta.live.stream import Stream
     from trust_tta.methods.ranking import rank_orders
     from trust_tta.methods.registry import create_method, list_methods
     from trust_tta.models.checkpoint import load_checkpoint
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from trust_tta.scan.functional import selective_scan
 
 __all__ = [
+    "Guard",
     "ScanOrder",
+    "Stream",
     "TrustError",
     "VMamba",
     "VMambaConfig",
@@ -37,6 +41,8 @@ __all__ = [
 
 # Where each name lives; loaded on first use, so that reading results never waits for PyTorch.
 _HOMES = {
+    "Guard": "trust_tta.live.guard",
+    "Stream": "trust_tta.live.stream",
     "VMamba": "trust_tta.models.vmamba",
     "VMambaConfig": "trust_tta.models.config",
     "corrupt": "trust_tta.data.corruptions",

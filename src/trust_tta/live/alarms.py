@@ -1,0 +1,220 @@
+"""When to call a reading an alarm, and how often that will be wrong: "one false alarm in N batches like the reference".
+
+Three alarms are told apart. Drift: the images changed (the input's statistics moved). Class shift: the images did not
+change, but the source network predicts other classes than it used to. Collapse: what was learned is wrong (the adapted
+network and the source part, on images where they should not).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trust_tta.errors import ConfigError
+from trust_tta.live.judge import Canary, Judge, balanced
+from trust_tta.live.monitors import CLASS_WINDOW, INPUT_WINDOW, Reading, input_distance, rows_of
+from trust_tta.methods.base import Method
+from trust_tta.schema import Count, Fraction, Positive, Schema
+
+Kind: TypeAlias = Literal["drift", "class_shift", "collapse"]
+Values: TypeAlias = NDArray[np.float64]
+
+FEWEST_BATCHES = 4
+FEWEST_FOR_BOOTSTRAP = 16  # batches; with fewer, resampling shows less than the tail that is asked for
+RUNS, RUN_LENGTH = 200, 256  # simulated streams and their batches
+KINDS = 3  # alarms that share the allowance of false ones
+
+
+class Limits(Schema):
+    """From which value on a reading is an alarm. None: never. The defaults are for a stream without a reference.
+
+    `drift`: of `input_distance`, against what BatchNorm kept from training. `class_shift`: of `source_shift`.
+    `disagreement`: of 1 - `agreement`, where there is neither drift nor class shift. `tail`: how they were found.
+    `every`: batches between two false alarms on data like the reference, as it was asked for.
+    """
+
+    drift: Positive | None = 0.1
+    class_shift: Fraction | None = None
+    disagreement: Fraction | None = None
+    tail: Literal["none", "bootstrap", "gumbel", "student"] = "none"
+    every: Positive | None = None
+    batches: Count | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the stream should look like: input statistics (2, c), mean prediction (classes,), trusted images, limits."""
+
+    inputs: Tensor
+    classes: Tensor
+    canary: Tensor
+    limits: Limits
+
+    def state(self) -> dict[str, Any]:
+        """As tensors and plain values."""
+        limits = self.limits.model_dump()
+        return {"inputs": self.inputs, "classes": self.classes, "canary": self.canary, "limits": limits}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Reference:
+        return cls(state["inputs"], state["classes"], state["canary"], Limits(**state["limits"]))
+
+
+def find_alarms(reading: Reading, limits: Limits, *, agreement: float, weight_distance: float) -> dict[Kind, str]:
+    """The alarms of a reading, each with its reason.
+
+    `agreement` and `weight_distance` are absolute bounds that hold for any images, beside the calibrated `limits`.
+    """
+    alarms: dict[Kind, str] = {}
+    if _above(reading.input_distance, limits.drift):
+        alarms["drift"] = "the images differ from the reference"
+    elif _above(reading.source_shift, limits.class_shift):
+        alarms["class_shift"] = "the images are like the reference; the classes are not"
+    reason = _collapse(reading, None if alarms else limits.disagreement, agreement, weight_distance)
+    if reason:
+        alarms["collapse"] = reason
+    return alarms
+
+
+def _collapse(reading: Reading, disagreement: float | None, agreement: float, weight_distance: float) -> str:
+    if reading.weight_distance > weight_distance:
+        return "the weights are too far from the source's"
+    if reading.agreement is None or reading.source_classes is None or reading.probed_classes is None:
+        return ""
+    if reading.probed < CLASS_WINDOW // 4:
+        return ""
+    if reading.probed >= CLASS_WINDOW and _above(1 - reading.agreement, disagreement):
+        return "the source predicts other classes, on images like the reference"
+    if reading.probed_classes < reading.source_classes / 2 and reading.agreement < (1 + agreement) / 2:
+        return "half of the classes that the source predicts are gone"
+    # A source that itself predicts hardly any class is no judge.
+    if reading.agreement < agreement and reading.source_classes > 2:
+        return "the source predicts other classes"
+    return ""
+
+
+def _above(value: float | None, limit: float | None) -> bool:
+    return value is not None and limit is not None and value > limit
+
+
+def calibrate(
+    method: Method, batches: Iterable[Tensor], *, expected_batches_between_false_alarms: float = 1000, seed: int = 0
+) -> Reference:
+    """Learn from clean batches what the stream should look like, and limits that it rarely passes by chance.
+
+    A copy of `method` adapts on them as the stream will. Half of the batches give the reference and a canary, the other
+    half the limits: streams are drawn from them with replacement, and a limit is what their largest value stays
+    below as often as it takes for one false alarm in so many batches, of all kinds together. Where that is rarer than
+    the drawn streams can show, a Gumbel distribution is fitted to their largest values; with fewer than 16 batches
+    to draw from, Student's t to their values.
+    """
+    every = expected_batches_between_false_alarms
+    if not (isinstance(every, (int, float)) and 2 <= every < math.inf):
+        raise ConfigError(f"expected_batches_between_false_alarms is {every!r}; give a number of at least 2")
+    judge, twin = Judge(method), method.fork()
+    twin.reset()
+    seen = [_Batch.look(images, twin, judge) for images in batches]
+    if len(seen) < FEWEST_BATCHES:
+        raise ConfigError(f"{len(seen)} batches are no reference; give at least {FEWEST_BATCHES} of clean images")
+    first, second = seen[::2], seen[1::2]
+    images = sum(b.size for b in first)
+    inputs = sum((b.inputs * b.size for b in first), torch.zeros(())) / images
+    source = torch.cat([b.source for b in first])
+    canary = balanced(torch.cat([b.images for b in first]), source)
+    limits = _limits(second, inputs, source.double().mean(0).cpu(), every=float(every), seed=seed)
+    return Reference(inputs, source.double().mean(0).cpu(), canary, limits)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    images: Tensor
+    inputs: Tensor  # (2, c)
+    source: Tensor  # (n, classes)
+    agreement: tuple[float, float]  # the source's confidence, and that of it where both agree
+
+    @property
+    def size(self) -> int:
+        return len(self.images)
+
+    @classmethod
+    def look(cls, images: Tensor, method: Method, judge: Judge) -> _Batch:
+        statistics = judge.input_statistics(images).double().cpu()
+        served = rows_of(method(images), probabilities=method.probabilities)
+        source = rows_of(judge(images))
+        weights = source.amax(1)
+        agreeing = float((weights * (served.argmax(1) == source.argmax(1))).sum())
+        return cls(images, statistics, source, (float(weights.sum()), agreeing))
+
+
+def _limits(batches: list[_Batch], inputs: Tensor, classes: Tensor, *, every: float, seed: int) -> Limits:
+    size = max(1, round(sum(b.size for b in batches) / len(batches)))
+    share = every * KINDS
+    statistics: list[tuple[Values, Callable[[Values], Values], int]] = [
+        (
+            np.stack([b.inputs.flatten().numpy() for b in batches]),
+            lambda means: np.array([input_distance(torch.from_numpy(m).view_as(inputs), inputs) for m in means]),
+            INPUT_WINDOW,
+        ),
+        (
+            np.stack([b.source.double().mean(0).cpu().numpy() for b in batches]),
+            lambda means: np.abs(means - classes.numpy()).sum(1) / 2,
+            CLASS_WINDOW,
+        ),
+        (np.array([b.agreement for b in batches]), lambda sums: 1 - sums[:, 1] / sums[:, 0], CLASS_WINDOW),
+    ]
+    found = [
+        limit_for(values, statistic, window=-(-images // size), every=share, seed=seed)
+        for values, statistic, images in statistics
+    ]
+    (drift, tail), (shift, _), (disagreement, _) = found
+    # Three images of a window may differ, even if no reference image did.
+    disagreement = max(disagreement, 3 / CLASS_WINDOW)
+    return Limits(
+        drift=max(drift, 1e-6),
+        class_shift=min(shift, 1.0),
+        disagreement=min(disagreement, 1.0),
+        tail=tail,
+        every=every,
+        batches=len(batches),
+    )
+
+
+def limit_for(
+    values: Values, statistic: Callable[[Values], Values], *, window: int, every: float, seed: int = 0
+) -> tuple[float, Literal["bootstrap", "gumbel", "student"]]:
+    """What `statistic` of the mean of `window` batches passes once in `every` batches, and how that was found.
+
+    values: (batches, d), one vector per reference batch; `statistic` takes means (m, d) and gives numbers (m,).
+    """
+    generator = np.random.default_rng(seed)
+    few = len(values) < FEWEST_FOR_BOOTSTRAP
+    maxima, series = [], []
+    for _ in range(RUNS):
+        drawn = values[generator.integers(len(values), size=RUN_LENGTH + window - 1)]
+        sums = np.cumsum(np.concatenate([np.zeros_like(drawn[:1]), drawn]), axis=0)
+        numbers = statistic((sums[window:] - sums[:-window]) / window)
+        maxima.append(float(numbers.max()))
+        series.append(numbers[:: max(1, window)])
+    if few:
+        from scipy.stats import t
+
+        all_values = np.concatenate(series)
+        spread = float(all_values.std()) * math.sqrt(1 + 1 / len(values))
+        return float(all_values.mean()) + float(t.isf(1 / every, df=len(values) - 1)) * spread, "student"
+    stays = math.exp(-RUN_LENGTH / every)  # the chance that a whole run passes without a false alarm
+    if (1 - stays) * RUNS >= 5:
+        return float(np.quantile(maxima, stays)), "bootstrap"
+    scale = float(np.std(maxima)) * math.sqrt(6) / math.pi
+    return float(np.mean(maxima)) - scale * (np.euler_gamma + math.log(-math.log(stays))), "gumbel"
+
+
+def canary_of(reference: Reference, judge: Judge, like: Tensor) -> Canary:
+    """The reference's trusted images, as the source predicts them."""
+    return Canary.trusted(reference.canary.to(like), judge)

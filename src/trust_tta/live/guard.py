@@ -1,0 +1,82 @@
+"""What is done about an alarm, and the record of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from trust_tta.schema import Count, Fraction, Positive, Schema
+
+Action: TypeAlias = Literal["none", "skip", "slow", "rollback", "source", "pause"]
+EventKind: TypeAlias = Literal[
+    "drift", "drift_over", "class_shift", "class_shift_over", "collapse", "broken_input", "start", "request", "storage"
+]
+
+
+class Guard(Schema):
+    """The policy from alarms to actions.
+
+    Actions: "none", say so only; "skip", no update while the alarm lasts; "slow", half as many updates; "rollback", to
+    the last good snapshot, and half as many updates; "source", to the source network; "pause", no update until
+    `resume`. A second collapse before a new snapshot has proved good always leads to the source.
+    """
+
+    on_drift: Action = Field("none", description="the images changed: what adaptation is for")
+    on_return: Action = Field("source", description="a drift is over: what was learned on it is not needed any more")
+    on_class_shift: Action = Field("skip", description="only the classes changed: there is nothing to adapt to")
+    on_collapse: Action = Field("rollback", description="what was learned is wrong")
+    on_broken_input: Action = Field("skip", description="most images are blank, equal or not finite")
+
+    budget: Fraction = Field(0.04, description="share of the method's work that may be spent on watching it")
+    check_every: Count = Field(1024, description="images between two looks at the canary")
+    canary_tolerance: Fraction = Field(0.05, description="by how much the score on the canary may fall")
+    reservoir_tolerance: Fraction = Field(0.15, description="the same for a canary that the stream itself gave")
+    agreement: Fraction = Field(0.5, description="agreement with the source below which learning is called wrong")
+    weight_distance: Positive = Field(0.5, description="relative norm of what was learned, above which it is")
+    slowest: Count = Field(64, description="batches per update, at most, after repeated collapses")
+    snapshot_every: Count = Field(1024, description="images between two snapshots")
+    keep: Count = Field(4, description="snapshots that are kept, beside the last good one")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A decision with its evidence, as plain values. `batch`: of the stream; `time`: in seconds since 1970."""
+
+    number: int
+    batch: int
+    time: float
+    kind: EventKind
+    action: str
+    reason: str
+    evidence: dict[str, Any]
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, line: str) -> Event:
+        return cls(**json.loads(line))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often updates are made: on every `slow`-th batch, after `wait` more batches."""
+
+    slow: int = 1
+    wait: int = 0
+
+    def step(self) -> Pace:
+        """After a batch that could have been an update."""
+        return Pace(slow=self.slow, wait=self.wait - 1 if self.wait else self.slow - 1)
+
+    def slower(self, slowest: int) -> Pace:
+        slow = min(2 * self.slow, slowest)
+        return Pace(slow=slow, wait=slow - 1)
+
+    def faster(self) -> Pace:
+        slow = max(1, self.slow // 2)
+        return Pace(slow=slow, wait=min(self.wait, slow - 1))

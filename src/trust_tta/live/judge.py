@@ -1,0 +1,186 @@
+"""The source network as judge of what was learned: on a sample of the stream, and on images that it was sure of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from trust_tta.errors import ShapeError
+from trust_tta.live.monitors import rows_of
+from trust_tta.methods.base import Method
+
+MOST_LOOKED_AT = 16  # images of one batch whose input statistics are taken
+CANARY_IMAGES = 64  # of a canary that is chosen from a reference
+RESERVOIR_IMAGES = 32  # of one that is chosen from the stream; they are part of every snapshot
+SURE = 0.9  # confidence of the source from which on an image is worth keeping
+
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class Judge:
+    """The source network, which no stream can ruin. It shares the frozen weights with the method that it judges.
+
+    It normalizes as the method does; where the method follows the stream's statistics, by the batch's, so that images
+    of another domain can be judged.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self._twin = method.fork()
+        self._twin.reset()
+        self.network = self._twin.model
+        self.follows_stream = getattr(getattr(method, "options", None), "statistics", None) == "stream"
+        if self.follows_stream:
+            _use_batch_statistics(self.network)
+        self._norms = [m for m in self.network.modules() if isinstance(m, _BATCH_NORMS)]
+        self.training_statistics = _running_statistics(getattr(method, "_caller", [method.model])[0])
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits (n, classes, ...) of the source."""
+        return self._twin.evaluate(images)
+
+    @torch.no_grad()
+    def try_state(self, method: Method, images: Tensor) -> Tensor:
+        """Logits (n, classes, ...) of what `method` has learned, of any domain's images."""
+        if not self.follows_stream:
+            return method.evaluate(images)
+        logits: Tensor = functional_call(self.network, dict(method.adapted), (images,))
+        return logits
+
+    @torch.no_grad()
+    def input_statistics(self, images: Tensor) -> Tensor:
+        """Mean and mean square of each channel (2, c), of the first BatchNorm's input, else of the images.
+
+        The pass ends there, so that it costs as much as the stem.
+        """
+        images = images[:: -(-len(images) // MOST_LOOKED_AT)]
+        values = self._stem(images).float() if self._norms else images.float()
+        dims = [d for d in range(values.dim()) if d != 1]
+        return torch.stack([values.mean(dims), values.square().mean(dims)])
+
+    def _stem(self, images: Tensor) -> Tensor:
+        def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            raise _Reached(inputs[0])
+
+        handles = [norm.register_forward_pre_hook(stop) for norm in self._norms]
+        try:
+            self.network(images)
+        except _Reached as reached:
+            return reached.values
+        finally:
+            for handle in handles:
+                handle.remove()
+        return images  # a network that does not use its normalizations
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Images (m, ...) whose prediction must not change, with what they should be predicted as, (m,).
+
+    `labelled`: by the user; `trusted`: as the source predicts them, weighted by its confidence; `reservoir`: images of
+    the stream itself of which the source was sure.
+    """
+
+    kind: Literal["labelled", "trusted", "reservoir"]
+    images: Tensor
+    labels: Tensor
+    weights: Tensor
+    expected: float
+
+    @classmethod
+    def trusted(cls, images: Tensor, judge: Judge, *, kind: Literal["trusted", "reservoir"] = "trusted") -> Canary:
+        weights, labels = rows_of(_per_image(judge(images))).max(1)
+        return cls(kind, images, labels, weights, 1.0)
+
+    @classmethod
+    def labelled(cls, images: Tensor, labels: Tensor, judge: Judge) -> Canary:
+        if labels.shape != (len(images),):
+            raise ShapeError(f"the canary has {len(images)} images and labels of shape {tuple(labels.shape)}")
+        canary = cls("labelled", images, labels.to(images.device), torch.ones(len(images), device=images.device), 0.0)
+        return cls(canary.kind, images, canary.labels, canary.weights, canary.score(judge(images)))
+
+    def score(self, logits: Tensor) -> float:
+        """The share of images (by weight) that these logits predict as they should be."""
+        right = (_per_image(logits).argmax(1) == self.labels).to(self.weights)
+        return float((right * self.weights).sum() / self.weights.sum())
+
+
+class Reservoir:
+    """Images of the stream of which the source was sure, equally many of each class, in half precision."""
+
+    def __init__(self) -> None:
+        self._images: list[Tensor] = []
+        self._classes: list[int] = []
+        self._canary: Canary | None = None
+
+    def offer(self, images: Tensor, source: Tensor) -> None:
+        """Take what is worth keeping of images (n, ...) with the source's predictions (n, classes)."""
+        share = max(2, RESERVOIR_IMAGES // source.shape[1])
+        confidence, predicted = (values.tolist() for values in source.max(1))
+        for i, (sure, label) in enumerate(zip(confidence, predicted, strict=True)):
+            room = len(self._images) < RESERVOIR_IMAGES and self._classes.count(label) < share
+            if sure >= SURE and room and (not self._images or images[i].shape == self._images[0].shape):
+                self._images.append(images[i].clamp(-1e4, 1e4).half())
+                self._classes.append(label)
+                self._canary = None
+
+    def canary(self, judge: Judge, *, classes: int) -> Canary | None:
+        """None until there are enough images of several classes."""
+        if len(self._images) < RESERVOIR_IMAGES // 2 or len(set(self._classes)) < min(3, classes):
+            return None
+        if self._canary is None:
+            like = next(judge.network.parameters())
+            self._canary = Canary.trusted(torch.stack(self._images).to(like), judge, kind="reservoir")
+        return self._canary
+
+    def state(self) -> dict[str, Any]:
+        return {"images": torch.stack(self._images) if self._images else None, "classes": list(self._classes)}
+
+    def load(self, state: Mapping[str, Any], like: Tensor) -> None:
+        images = state["images"]
+        self._images = [] if images is None else list(images.to(like.device))
+        self._classes, self._canary = list(state["classes"]), None
+
+
+def balanced(images: Tensor, source: Tensor, *, count: int = CANARY_IMAGES) -> Tensor:
+    """At most `count` images, as equally as can be of each class that the source predicts (n, classes)."""
+    predicted = source.argmax(1)
+    rank = torch.zeros_like(predicted)  # of an image among those of its class
+    for label in predicted.unique():
+        members = (predicted == label).nonzero()[:, 0]
+        rank[members] = torch.arange(len(members), device=rank.device)
+    return images[rank.argsort(stable=True)[:count].sort().values]
+
+
+def _per_image(logits: Tensor) -> Tensor:
+    """Logits (n, classes): of a segmentation, the mean over its pixels."""
+    return logits.flatten(2).mean(2) if logits.dim() > 2 else logits
+
+
+def _running_statistics(network: nn.Module) -> Tensor | None:
+    """Mean and mean square (2, c) that the first BatchNorm kept from training, if there is one and it did."""
+    norm = next((m for m in network.modules() if isinstance(m, _BATCH_NORMS)), None)
+    if norm is None or norm.running_mean is None or norm.running_var is None:
+        return None
+    mean, variance = norm.running_mean.double().cpu(), norm.running_var.double().cpu()
+    return torch.stack([mean, variance + mean.square()])
+
+
+def _use_batch_statistics(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, _BATCH_NORMS):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+
+
+class _Reached(Exception):  # noqa: N818, it is no error
+    """Ends a pass at the first normalization."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.values = values

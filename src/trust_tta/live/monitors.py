@@ -1,0 +1,230 @@
+"""What can be seen of a stream without labels: cheap sums over the last images.
+
+Everything here measures; nothing decides. `Monitors` takes each batch once and gives a `Reading`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trust_tta.methods.base import Method
+
+INPUT_WINDOW = 64  # images over which the input's statistics are taken
+CLASS_WINDOW = 256  # images over which predictions and agreement are taken
+MOST_PIXELS = 4096  # of a segmentation, which gives a prediction for each pixel
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One batch's view of the stream. None: not known (no reference, or too few images so far).
+
+    Of the batch: `entropy` (nats) and `confidence`, means over its predictions. Of the last images:
+    `effective_classes`, exp of the entropy of the mean prediction, and `effective_classes_change`, its ratio to that of
+    the window before; `input_distance`, symmetric KL divergence per channel of the input's statistics from the
+    reference's; `class_shift`, total variation of the mean prediction from the reference's. Of the `probed` images,
+    which the source network saw too: `agreement`, weighted by the source's confidence; `probed_classes` and
+    `source_classes`, effective numbers; `source_shift`, as `class_shift` but of the source's predictions.
+    `weight_distance`: norm of what was learned over that of the source. `skipped`: updates that were not finite.
+    """
+
+    images: int
+    entropy: float
+    confidence: float
+    effective_classes: float
+    effective_classes_change: float
+    input_distance: float | None = None
+    class_shift: float | None = None
+    probed: int = 0
+    agreement: float | None = None
+    probed_classes: float | None = None
+    source_classes: float | None = None
+    source_shift: float | None = None
+    weight_distance: float = 0.0
+    skipped: int = 0
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """Plain values, as they go into an event."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class Window:
+    """The sum of a vector over the last batches that make up `size` images."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.images = size, 0
+        self._entries: deque[tuple[int, Tensor]] = deque()
+        self._sum: Tensor | None = None
+
+    def add(self, images: int, total: Tensor) -> None:
+        """Take the sum over `images` more, and forget the batches that are not needed any more."""
+        total = total.detach().double().cpu()
+        self._entries.append((images, total))
+        self.images += images
+        while self.images - self._entries[0][0] >= self.size:
+            self.images -= self._entries.popleft()[0]
+        self._sum = torch.stack([entry for _, entry in self._entries]).sum(0)
+
+    @property
+    def full(self) -> bool:
+        return self.images >= self.size
+
+    @property
+    def mean(self) -> Tensor:
+        """Per image; there must have been one."""
+        if self._sum is None:
+            raise ValueError("the window is empty")
+        return self._sum / self.images
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.images, self._sum = 0, None
+
+    def state(self) -> list[list[Any]]:
+        return [[images, total] for images, total in self._entries]
+
+    def load(self, state: list[list[Any]]) -> None:
+        self.clear()
+        for images, total in state:
+            self.add(images, total)
+
+
+class Monitors:
+    """Sums over the last images. All of it is a few vectors, which `state` gives and `load` takes back."""
+
+    def __init__(self, *, input_reference: Tensor | None = None, class_reference: Tensor | None = None) -> None:
+        self.input_reference, self.class_reference = input_reference, class_reference
+        self._inputs, self._served, self._before = Window(INPUT_WINDOW), Window(CLASS_WINDOW), Window(CLASS_WINDOW)
+        self._probes = Window(CLASS_WINDOW)
+        self._entropy = self._confidence = 0.0
+
+    def see_inputs(self, images: int, statistics: Tensor) -> None:
+        """The statistics (2, c) of a batch."""
+        self._inputs.add(images, statistics.double().cpu() * images)
+
+    def see_predictions(self, probabilities: Tensor) -> None:
+        """What was served, (rows, classes)."""
+        rows = len(probabilities)
+        entropy = -torch.xlogy(probabilities, probabilities).sum(1).mean()
+        self._entropy, self._confidence = torch.stack([entropy, probabilities.amax(1).mean()]).tolist()
+        if self._served.full:
+            self._before.add(rows, self._served.mean * rows)
+        self._served.add(rows, probabilities.double().sum(0))
+
+    def see_probe(self, served: Tensor, source: Tensor) -> None:
+        """Predictions (rows, classes) for the same images by the stream and by the source."""
+        weights = source.amax(1).double()
+        agree = (served.argmax(1) == source.argmax(1)).double()
+        sums = torch.stack([weights.sum(), (weights * agree).sum()])
+        self._probes.add(len(served), torch.cat([sums, served.double().sum(0), source.double().sum(0)]))
+
+    @property
+    def classes(self) -> int | None:
+        """How many the network tells apart, once it has predicted."""
+        return len(self._served.mean) if self._served.images else None
+
+    def changes(self) -> tuple[float, float | None]:
+        """Of what is served: `effective_classes_change` and `class_shift`."""
+        effective = effective_classes(self._served.mean)
+        before = effective_classes(self._before.mean) if self._before.full else effective
+        return effective / before, _shift(self._served, self.class_reference)
+
+    def forget_predictions(self) -> None:
+        """The state is another one now; the images are still the same."""
+        for window in (self._served, self._before, self._probes):
+            window.clear()
+
+    def read(self, images: int, *, weight_distance: float, skipped: int) -> Reading:
+        change, shift = self.changes()
+        return Reading(
+            images=images,
+            entropy=self._entropy,
+            confidence=self._confidence,
+            effective_classes=effective_classes(self._served.mean),
+            effective_classes_change=change,
+            input_distance=self._input_distance(),
+            class_shift=shift,
+            weight_distance=weight_distance,
+            skipped=skipped,
+            **self._read_probes(),
+        )
+
+    def _input_distance(self) -> float | None:
+        if self.input_reference is None or not self._inputs.full:
+            return None
+        return input_distance(self._inputs.mean, self.input_reference)
+
+    def _read_probes(self) -> dict[str, Any]:
+        if self._probes.images == 0:
+            return {}
+        (weight, agreeing), rest = self._probes.mean[:2].tolist(), self._probes.mean[2:]
+        served, source = rest.chunk(2)
+        shift = None
+        if self.class_reference is not None and self._probes.full:
+            shift = total_variation(source, self.class_reference)
+        return {
+            "probed": self._probes.images,
+            "agreement": agreeing / weight,
+            "probed_classes": effective_classes(served),
+            "source_classes": effective_classes(source),
+            "source_shift": shift,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {name: window.state() for name, window in self._windows().items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        for name, window in self._windows().items():
+            window.load(state[name])
+
+    def _windows(self) -> dict[str, Window]:
+        return {"inputs": self._inputs, "served": self._served, "before": self._before, "probes": self._probes}
+
+
+def rows_of(output: Tensor, *, probabilities: bool = False) -> Tensor:
+    """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each where there are maps."""
+    output = output.detach().float()
+    if output.dim() > 2:
+        output = output.movedim(1, -1).flatten(0, -2)
+        output = output[:: -(-len(output) // MOST_PIXELS)]
+    return output if probabilities else output.softmax(1)
+
+
+def effective_classes(mean: Tensor) -> float:
+    """exp of the entropy of a mean prediction (classes,): n when n classes are predicted equally often."""
+    mean = mean / mean.sum()
+    return float(torch.exp(-torch.xlogy(mean, mean).sum()))
+
+
+def total_variation(a: Tensor, b: Tensor) -> float:
+    """Half the sum of differences of two distributions (classes,): the share of predictions that changed class."""
+    return float((a / a.sum() - b / b.sum()).abs().sum() / 2)
+
+
+def input_distance(a: Tensor, b: Tensor) -> float:
+    """Symmetric KL divergence of two sets of normal channels, given as mean and mean square (2, c); mean over c."""
+    mean_a, mean_b = a[0], b[0]
+    # The floor keeps images without any contrast from giving infinity.
+    floor = 1e-3 * (b[1] - mean_b.square()).mean().clamp_min(1e-12)
+    var_a, var_b = (a[1] - mean_a.square()).clamp_min(floor), (b[1] - mean_b.square()).clamp_min(floor)
+    gap = (mean_a - mean_b).square()
+    return float(((var_a + gap) / var_b + (var_b + gap) / var_a).mean() / 2 - 1)
+
+
+def weight_distance(method: Method) -> float:
+    """Norm of the difference from the source over the norm of the source, of all adapted weights."""
+    if not method.adapted:
+        return 0.0
+    own = [p.detach() for p in method.adapted.values()]
+    source = [method.source[name].to(p) for name, p in method.adapted.items()]
+    moved = torch.stack(torch._foreach_norm(torch._foreach_sub(own, source))).norm()
+    return float(moved / torch.stack(torch._foreach_norm(source)).norm().clamp_min(1e-12))
+
+
+def _shift(window: Window, reference: Tensor | None) -> float | None:
+    return None if reference is None or not window.full else total_variation(window.mean, reference)

@@ -1,0 +1,338 @@
+"""One method that is watched and guarded, batch by batch. Not for several threads: that is the stream's part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trust_tta.errors import StateError
+from trust_tta.live.alarms import Kind, Reference
+from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
+from trust_tta.live.inputs import looks_broken, usable
+from trust_tta.live.monitors import Reading
+from trust_tta.live.snapshots import Snapshot, Snapshots
+from trust_tta.live.watch import Check, Watch
+from trust_tta.methods.base import Method
+
+FAR = 4.0  # times the limit that a drift must have reached for its end to be a return
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a call gives: `logits` (n, classes); whether the method `adapted` on the batch; the `events` it led to.
+
+    Rows of images that are not finite are NaN. `reading`: what the monitors saw, where there is a guard.
+    """
+
+    logits: Tensor
+    adapted: bool
+    events: tuple[Event, ...]
+    reading: Reading | None = None
+
+
+@dataclass
+class Books:
+    """What is to be known beside the method's state to go on as if nothing had happened: plain values alone."""
+
+    batches: int = 0
+    images: int = 0
+    events: int = 0
+    updates: int = 0  # since the state was last put back
+    at_source: bool = True  # nothing was learned yet, or all of it was undone
+    since_check: int = 0  # images
+    since_snapshot: int = 0
+    good: int = 0  # number of the last good snapshot
+    candidate: int = 0  # of the one that becomes good if nothing happens; 0: none
+    snapshot: int = 0  # of the last one written
+    paused: bool = False
+    farthest: float = 0.0  # input distance in the drift that lasts
+    slow: int = 1  # the pace
+    wait: int = 0
+
+
+class Session:
+    """A method, its monitors, the policy and the snapshots."""
+
+    def __init__(
+        self,
+        method: Method,
+        guard: Guard | None,
+        store: Snapshots,
+        *,
+        reference: Reference | None,
+        canary: Any,
+        on_event: Callable[[Event], None] | None,
+    ) -> None:
+        self.method, self.guard, self.store = method, guard, store
+        self.policy = guard or Guard()
+        self.watch = Watch(method, guard, reference=reference, canary=canary) if guard else None
+        self.books = Books()
+        self.reading: Reading | None = None
+        self._lasting: dict[str, Action] = {}  # alarms that have not ended, and what is done about them
+        self._events: list[Event] = []  # of this call
+        self._on_event = on_event
+
+    # One batch
+
+    def step(self, images: Tensor) -> Result:
+        """Predict images (n, c, h, w), and adapt on them if nothing speaks against it."""
+        self._events = []
+        self.books.batches += 1
+        self.books.images += len(images)
+        fine = usable(images)
+        whole = bool(fine.all())
+        logits, adapted = self._step(images) if whole else self._step_partly(images, fine)
+        self.books.since_snapshot += len(images)
+        if self.books.since_snapshot >= self.policy.snapshot_every:
+            self._save_if_healthy(images[fine])
+        return Result(logits, adapted, tuple(self._events), self.reading)
+
+    def _step_partly(self, images: Tensor, fine: Tensor) -> tuple[Tensor, bool]:
+        """Go on with the images that are fine; the rows of the others are NaN."""
+        self._begin("broken_input", "none", "some images are not finite", {"images": int((~fine).sum())})
+        adapted = False
+        if bool(fine.any()):
+            part, adapted = self._step(images[fine], partly=True)
+        else:
+            part = self.evaluate(torch.zeros_like(images[:1]))[:0]
+        logits = part.new_full((len(images), *part.shape[1:]), float("nan"))
+        logits[fine] = part
+        return logits, adapted
+
+    def _step(self, images: Tensor, *, partly: bool = False) -> tuple[Tensor, bool]:
+        if self.watch is None:
+            return (self.evaluate(images), False) if self.books.paused else (self.method(images), True)
+        problem = looks_broken(images)
+        if problem:
+            self._begin("broken_input", self.policy.on_broken_input, problem, {"images": len(images)})
+        else:
+            if not partly:
+                self._lasting.pop("broken_input", None)
+            self.watch.look(images)
+        if self._may_update():
+            return self._update(self.watch, images)
+        logits = self.evaluate(images)
+        if not problem and self._observe(self.watch, images, logits, work=len(images)):
+            logits = self.evaluate(images)
+        return logits, False
+
+    def _update(self, watch: Watch, images: Tensor) -> tuple[Tensor, bool]:
+        books, probation = self.books, self.books.slow > 1
+        books.updates, books.at_source = books.updates + 1, False
+        # The first updates show whether the learning rate is ruinous; after a collapse none is kept unchecked.
+        early = books.updates & (books.updates - 1) == 0
+        due = early or probation or books.since_check >= self.policy.check_every
+        before = self.method.state_dict() if probation else None
+        spent = self._spent()
+        logits = self.method(images)
+        work = max(1, self._spent() - spent) * len(images)
+        check = watch.check(self.method, images) if due else None
+        if check and not early:  # of the early ones there are few
+            watch.credit -= check.images
+        books.since_check = 0 if due else books.since_check + len(images)
+        if self._observe(watch, images, logits, work=work, check=check, before=before):
+            return self.evaluate(images), False
+        return logits, True
+
+    def _may_update(self) -> bool:
+        if self.books.paused or "skip" in self._lasting.values():
+            return False
+        turn = self.books.wait == 0
+        self._set_pace(self._pace.step())
+        return turn
+
+    def evaluate(self, images: Tensor) -> Tensor:
+        """Predict without adapting, in the form in which the method predicts."""
+        logits = self.method.evaluate(images)
+        return logits.softmax(1) if self.method.probabilities else logits
+
+    def _spent(self) -> int:
+        """Passes of the method so far, a backward pass counted as two."""
+        return self.method.counters.forwards + 2 * self.method.counters.backwards
+
+    # From what is seen to what is done
+
+    def _observe(
+        self,
+        watch: Watch,
+        images: Tensor,
+        logits: Tensor,
+        *,
+        work: int,
+        check: Check | None = None,
+        before: dict[str, Any] | None = None,
+    ) -> bool:
+        """Let the monitors see a batch and the guard act; True when the state is another one now."""
+        if not bool(logits.isfinite().all()):
+            return self._collapse("the predictions are not finite", {}, before)
+        watch.see(images, logits, work=work, probabilities=self.method.probabilities)
+        self.reading, alarms = watch.read(self.method, self.books.images)
+        evidence = self.reading.as_dict() | (check.evidence() if check else {})
+        if check and not check.passed:
+            return self._collapse("the canary is predicted otherwise", evidence, before)
+        if "collapse" in alarms:
+            return self._collapse(alarms["collapse"], evidence, None)
+        shifted = self._follow_class_shift(alarms, evidence)
+        return self._follow_drift(alarms, evidence) or shifted
+
+    def _collapse(self, reason: str, evidence: dict[str, Any], before: dict[str, Any] | None) -> bool:
+        """Undo; a second time before a snapshot proved good, go back to the source. Updates become fewer."""
+        if self.books.at_source:
+            return False  # there is nothing to undo
+        action: Action = self.policy.on_collapse
+        if before is not None and action in ("rollback", "source"):
+            self.method.load_state_dict(before)
+            self._event("collapse", "skip", reason, evidence)
+            self._slower()
+            return True
+        if action == "rollback" and self.books.slow > 1:
+            action = "source"
+        return self._act("collapse", action, reason, evidence)
+
+    def _follow_class_shift(self, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
+        if "class_shift" in alarms:
+            return self._begin("class_shift", self.policy.on_class_shift, alarms["class_shift"], evidence)
+        # Without a full window of the source's predictions nothing is known, and nothing ends.
+        if "class_shift" in self._lasting and (evidence.get("source_shift") is not None or "drift" in alarms):
+            del self._lasting["class_shift"]
+            self._event("class_shift_over", "none", "the classes are those of the reference again", evidence)
+        return False
+
+    def _follow_drift(self, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
+        distance = evidence.get("input_distance")
+        if distance is None or self.watch is None or self.watch.limits.drift is None:
+            return False
+        self.books.farthest = max(self.books.farthest, distance)
+        if "drift" in alarms:
+            return self._begin("drift", self.policy.on_drift, alarms["drift"], evidence)
+        if "drift" not in self._lasting:
+            self.books.farthest = 0.0
+            return False
+        returned = self.books.farthest >= FAR * self.watch.limits.drift
+        evidence = {**evidence, "farthest": self.books.farthest}
+        self.books.farthest = 0.0
+        del self._lasting["drift"]
+        action: Action = self.policy.on_return if returned and not self.books.at_source else "none"
+        return self._act("drift_over", action, "the images are like the reference again", evidence)
+
+    def _begin(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
+        """Act on an alarm when it begins; it lasts until it is taken out of `_lasting`."""
+        if kind in self._lasting:
+            return False
+        self._lasting[kind] = action
+        return self._act(kind, action, reason, evidence)
+
+    def _act(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
+        """Do it and say so; True when the state is another one now."""
+        if action in ("rollback", "source"):
+            self.save(good=False)
+            action = self.restore_good() if action == "rollback" else self.restore_source()
+        if action == "pause":
+            self.books.paused = True
+        if kind == "collapse" or action == "slow":
+            self._slower()
+        self._event(kind, action, reason, evidence)
+        if action in ("rollback", "source", "pause"):
+            self.save(good=action == "source")
+        return action in ("rollback", "source")
+
+    def _slower(self) -> None:
+        self._set_pace(self._pace.slower(self.policy.slowest))
+
+    @property
+    def _pace(self) -> Pace:
+        return Pace(slow=self.books.slow, wait=self.books.wait)
+
+    def _set_pace(self, pace: Pace) -> None:
+        self.books.slow, self.books.wait = pace.slow, pace.wait
+
+    # States
+
+    def restore_good(self) -> Action:
+        """Back to the last good snapshot, or to the source where it cannot be read."""
+        try:
+            state = self.store.read(self.books.good).state
+            self.method.load_state_dict(state["method"])
+        except StateError:
+            return self.restore_source()
+        self._forget()
+        return "rollback"
+
+    def restore_source(self) -> Action:
+        self.method.reset()
+        self._forget()
+        self.books.at_source = True
+        return "source"
+
+    def _forget(self) -> None:
+        self.books.updates = self.books.since_check = self.books.candidate = 0
+        self._lasting.pop("class_shift", None)
+        if self.watch is not None:
+            self.watch.forget_predictions()
+
+    def _save_if_healthy(self, images: Tensor) -> None:
+        """Write a snapshot; the one before proved good if nothing happened since. If the check fails, undo."""
+        if self.watch is not None and self.books.updates and len(images):
+            check = self.watch.check(self.method, images)
+            if check and not check.passed:
+                self._collapse("the canary is predicted otherwise", check.evidence(), None)
+                return
+        if self.books.candidate:
+            self.books.good = self.books.candidate
+            self._set_pace(self._pace.faster())
+        self.save(candidate=True)
+
+    def save(self, *, good: bool = False, candidate: bool = False) -> None:
+        """Write the state; a disk that refuses is an event, not the end of the stream."""
+        books = self.books
+        books.snapshot += 1
+        books.since_snapshot = 0
+        if good:
+            books.good = books.snapshot
+        if candidate:
+            books.candidate = books.snapshot
+        try:
+            self.store.write(Snapshot(books.snapshot, {"method": self.method.state_dict(), **self.state()}))
+            self.store.prune(self.policy.keep, always=(books.good, books.candidate))
+        except StateError as error:
+            self._event("storage", "none", str(error), {"snapshot": books.snapshot})
+
+    def state(self) -> dict[str, Any]:
+        """All but the method's, as tensors and plain values."""
+        watch = self.watch.state() if self.watch else None
+        return {"books": vars(self.books).copy(), "lasting": dict(self._lasting), "watch": watch}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+        self.books, self._lasting = Books(**state["books"]), dict(state["lasting"])
+        if self.watch is not None and state["watch"] is not None:
+            self.watch.load(state["watch"])
+
+    def _event(self, kind: EventKind, action: str, reason: str, evidence: Mapping[str, Any]) -> Event:
+        self.books.events += 1
+        event = Event(self.books.events, self.books.batches, time.time(), kind, action, reason, dict(evidence))
+        self._events.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
+        return event
+
+    def start(self, snapshot: int, problems: list[str]) -> None:
+        """Begin, from a snapshot that was loaded or, if its number is 0, from the method as it is."""
+        if problems or snapshot:
+            reason = "a damaged snapshot was passed over" if problems else "went on from a snapshot"
+            self._event("start", "none", reason, {"snapshot": snapshot, "problems": problems})
+        else:
+            self.save(good=True)
+
+    def on_request(self, action: str, do: Callable[[], str | None]) -> Event:
+        """What a person asked for: kept before and after, and said."""
+        self.save()
+        done = do() or action
+        event = self._event("request", done, "asked for", {})
+        self.save(good=done == "source")
+        return event

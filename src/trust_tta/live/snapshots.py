@@ -1,0 +1,225 @@
+"""The adapted state on disk: one safetensors file per snapshot, whole or not there, checked when it is read.
+
+A state is nested dicts, lists and tuples of tensors and plain values. `encode` makes it flat: the tensors by number,
+and a JSON text of everything else in which `{"tensor": "7"}` stands for the seventh.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from trust_tta.atomic import replacing
+from trust_tta.errors import StateError
+
+FORMAT = 1
+_FILE = re.compile(r"snapshot-(\d{12})\.safetensors")
+_TEMPORARY = re.compile(r"\.snapshot-\d{12}\.safetensors\..*\.tmp")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One stored state. `number` rises from snapshot to snapshot; `state` is what `encode` takes."""
+
+    number: int
+    state: dict[str, Any]
+
+
+class Snapshots(Protocol):
+    """Where snapshots are kept."""
+
+    def write(self, snapshot: Snapshot) -> None: ...
+
+    def read(self, number: int) -> Snapshot: ...
+
+    def newest(self) -> tuple[Snapshot | None, list[str]]:
+        """The newest that can be read, and what is wrong with each newer one."""
+        ...
+
+    def prune(self, keep: int, *, always: Collection[int]) -> None:
+        """Forget all but the newest `keep` and those numbered in `always`."""
+        ...
+
+
+class Memory:
+    """Snapshots of a stream without a folder: they end with the process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Snapshot] = {}
+
+    def write(self, snapshot: Snapshot) -> None:
+        self._kept[snapshot.number] = snapshot
+
+    def read(self, number: int) -> Snapshot:
+        if number not in self._kept:
+            raise StateError(f"there is no snapshot {number}; kept are {', '.join(map(str, self._kept)) or 'none'}")
+        return self._kept[number]
+
+    def newest(self) -> tuple[Snapshot | None, list[str]]:
+        return (self._kept[max(self._kept)] if self._kept else None), []
+
+    def prune(self, keep: int, *, always: Collection[int]) -> None:
+        for number in sorted(self._kept)[:-keep]:
+            if number not in always:
+                del self._kept[number]
+
+
+class Folder:
+    """Snapshots as files; one process at a time holds the folder, until it closes it or dies."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(f"snapshots cannot be kept in {self.path} ({error.strerror}); give a folder") from error
+        self._lock = _hold(self.path / "lock")
+        self._release = weakref.finalize(self, os.close, self._lock) if self._lock is not None else None
+        for file in self.path.iterdir():  # what a killed process was writing
+            if _TEMPORARY.fullmatch(file.name):
+                file.unlink(missing_ok=True)
+
+    def write(self, snapshot: Snapshot) -> None:
+        write_state(self._file(snapshot.number), snapshot.state, about={"number": snapshot.number})
+
+    def read(self, number: int) -> Snapshot:
+        state, about = read_state(self._file(number))
+        if about.get("number") != number:
+            raise StateError(f"{self._file(number)} says that it is snapshot {about.get('number')}; it was renamed")
+        return Snapshot(number, state)
+
+    def newest(self) -> tuple[Snapshot | None, list[str]]:
+        problems: list[str] = []
+        for number in reversed(self.numbers()):
+            try:
+                return self.read(number), problems
+            except StateError as error:
+                problems.append(str(error))
+        return None, problems
+
+    def prune(self, keep: int, *, always: Collection[int]) -> None:
+        for number in self.numbers()[:-keep]:
+            if number not in always:
+                self._file(number).unlink(missing_ok=True)
+
+    def numbers(self) -> list[int]:
+        """Of all snapshots, oldest first, whether they can be read or not."""
+        return sorted(int(m[1]) for m in (_FILE.fullmatch(f.name) for f in self.path.iterdir()) if m)
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        if self._release is not None:
+            self._release()
+
+    def _file(self, number: int) -> Path:
+        return self.path / f"snapshot-{number:012d}.safetensors"
+
+
+def write_state(path: Path, state: Mapping[str, Any], *, about: Mapping[str, Any]) -> None:
+    """Write a state and what there is to say `about` it, as plain values; the file appears whole or not at all."""
+    from safetensors.torch import save
+
+    tensors, tree = encode(dict(state))
+    header = json.dumps({"format": FORMAT, "about": dict(about), "tree": tree}, sort_keys=True, allow_nan=False)
+    metadata = {"trust_tta": header, "sha256": _digest(header, tensors)}
+    try:
+        with replacing(path) as temporary:
+            temporary.write_bytes(save(tensors, metadata))
+    except OSError as error:
+        raise StateError(
+            f"the snapshot {path} cannot be written ({error.strerror}); free or repair the disk"
+        ) from error
+
+
+def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state that `write_state` wrote, on the CPU, and what it said about it; anything damaged is refused."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+        header = metadata["trust_tta"]
+        if metadata["sha256"] != _digest(header, tensors):
+            raise StateError(f"the snapshot {path} is damaged: its contents do not have the hash it was written with")
+        content = json.loads(header)
+        if content["format"] != FORMAT:
+            raise StateError(f"the snapshot {path} has format {content['format']!r}; this version reads {FORMAT}")
+        return decode(content["tree"], tensors), content["about"]
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise StateError(f"the snapshot {path} cannot be read ({type(error).__name__}); take an earlier one") from error
+
+
+def encode(tree: Any) -> tuple[dict[str, Tensor], Any]:
+    """The tensors of a nested state by number, as copies on the CPU, and the rest as JSON values."""
+    tensors: dict[str, Tensor] = {}
+
+    def node(value: Any) -> Any:
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if isinstance(value, Tensor):
+            name = str(len(tensors))
+            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+            return {"tensor": name}
+        if isinstance(value, Mapping):
+            return {"dict": [[node(key), node(item)] for key, item in value.items()]}
+        if isinstance(value, (list, tuple)):
+            return {type(value).__name__: [node(item) for item in value]}
+        raise StateError(f"a state holds a {type(value).__name__}; it may hold tensors and plain values alone")
+
+    return tensors, node(tree)
+
+
+def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `encode` was given."""
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, value),) = tree.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "float":
+        return float(value)
+    if kind == "dict":
+        return {decode(key, tensors): decode(item, tensors) for key, item in value}
+    items = [decode(item, tensors) for item in value]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of everything that a snapshot holds."""
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _hold(path: Path) -> int | None:
+    """Lock a file for as long as this process lives; the system lets go of it also after kill -9."""
+    if os.name != "posix":
+        return None
+    import fcntl
+
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise StateError(
+            f"{path.parent} belongs to a stream that is running; close it, or give each stream its own folder"
+        ) from error
+    return handle

@@ -1,0 +1,249 @@
+"""A stream: one method that adapts while it serves. Threads, inputs and the folder; the rest is the session's."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trust_tta.errors import ConfigError, StateError
+from trust_tta.live.alarms import Reference, calibrate
+from trust_tta.live.gathering import Gatherer
+from trust_tta.live.guard import Event, Guard
+from trust_tta.live.inputs import prepare
+from trust_tta.live.monitors import Reading
+from trust_tta.live.session import Result, Session
+from trust_tta.live.snapshots import Folder, Memory, read_state, write_state
+from trust_tta.live.watch import Watch
+from trust_tta.methods.base import Method
+
+REFERENCE_FILE = "reference.safetensors"
+
+_streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # so that no two adapt the same weights
+_streams_lock = threading.Lock()
+
+
+class Stream:
+    """Adapts a method on what it predicts, undoes what goes wrong, and goes on where its folder left off.
+
+    `guard`: the policy; None adapts without watching. `snapshots`: a folder of its own; None keeps them in memory.
+    `reference`: what `calibrate` gave, else what the folder holds. `canary`: trusted images (m, c, h, w), or a pair
+    of images and labels. With `batch_size`, callers in several threads share a batch, for which each waits at
+    most `max_wait` seconds. `on_event` hears of every event. Calls from several threads are safe: they run one
+    after the other.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        guard: Guard | None = Guard(),  # noqa: B008, it is frozen
+        snapshots: str | Path | None = None,
+        reference: Reference | None = None,
+        canary: Any = None,
+        batch_size: int | None = None,
+        max_wait: float = 0.0,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        if not isinstance(method, Method):
+            raise ConfigError(f"the method is a {type(method).__name__}; give what tt.create_method makes")
+        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+            raise ConfigError(f"batch_size is {batch_size!r}; give an integer >= 1, or omit it")
+        self.method, self.guard, self.max_wait = method, guard, max_wait
+        self._canary, self._on_event = canary, on_event
+        self._lock = threading.RLock()
+        self._gatherer = Gatherer(self._call, _cut, size=batch_size) if batch_size else None
+        self._closed = False
+        self._claim()
+        self._folder = None if snapshots is None else Folder(snapshots)
+        try:
+            self.reference = reference if reference is not None else self._stored_reference()
+            self._session = Session(
+                method, guard, self._folder or Memory(), reference=self.reference, canary=canary, on_event=on_event
+            )
+            if reference is not None:
+                self._store_reference(reference)
+            self._resume_from_folder()
+        except BaseException:
+            self._let_go()
+            raise
+
+    # What a caller uses
+
+    def __call__(self, images: Any, *, adapt: bool = True, max_wait: float | None = None) -> Result:
+        """Predict a batch, and adapt on it unless told not to, or something speaks against it.
+
+        images: float (n, c, h, w) or (c, h, w) as the network wants them; or, for a network that has a `preprocessing`,
+        uint8 arrays (n, h, w, 3) or (h, w, 3), PIL images, or a list of them.
+        """
+        batch = prepare(images, self.method.model)
+        if not adapt:
+            with self._lock:
+                self._check()
+                return Result(self._session.evaluate(batch), False, ())
+        if self._gatherer is None:
+            return self._call(batch)
+        return self._gatherer(batch, self.max_wait if max_wait is None else max_wait)
+
+    def rollback(self) -> Event:
+        """Back to the last good snapshot."""
+        return self._request("rollback", self._session.restore_good)
+
+    def reset(self) -> Event:
+        """Back to the source network, as at the start."""
+        return self._request("source", self._session.restore_source)
+
+    def pause(self) -> Event:
+        """Predict without adapting until `resume`."""
+        return self._request("pause", lambda: self._set_paused(True))
+
+    def resume(self) -> Event:
+        """Adapt again."""
+        return self._request("resume", lambda: self._set_paused(False))
+
+    @property
+    def paused(self) -> bool:
+        return self._session.books.paused
+
+    @property
+    def batches(self) -> int:
+        """How many there were, over all restarts."""
+        return self._session.books.batches
+
+    @property
+    def images(self) -> int:
+        return self._session.books.images
+
+    @property
+    def reading(self) -> Reading | None:
+        """What the monitors saw last."""
+        return self._session.reading
+
+    def calibrate(self, batches: Iterable[Tensor], *, expected_batches_between_false_alarms: float = 1000) -> Reference:
+        """Set the limits of the alarms from clean batches, and keep them with the snapshots."""
+        with self._lock:
+            self._check()
+            every = expected_batches_between_false_alarms
+            self.reference = calibrate(self.method, batches, expected_batches_between_false_alarms=every)
+            self._store_reference(self.reference)
+            if self.guard is not None:
+                self._session.watch = Watch(self.method, self.guard, reference=self.reference, canary=self._canary)
+            self._session.save()
+            return self.reference
+
+    def fork(self, *, snapshots: str | Path | None = None) -> Stream:
+        """An independent stream that goes on from here, over the same frozen weights."""
+        with self._lock:
+            self._check()
+            twin = Stream(
+                self.method.fork(),
+                guard=self.guard,
+                snapshots=snapshots,
+                reference=self.reference,
+                canary=self._canary,
+                on_event=self._on_event,
+            )
+            books = twin._session.books
+            twin._session.load(self._session.state())
+            twin._session.books.snapshot, twin._session.books.candidate = books.snapshot, 0
+            twin._session.save(good=True)
+            return twin
+
+    def close(self) -> None:
+        """Write a last snapshot, and let go of the folder and of the network."""
+        with self._lock:
+            if not self._closed:
+                self._session.save()
+                self._let_go()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # Inside
+
+    def _call(self, images: Tensor) -> Result:
+        with self._lock:
+            self._check()
+            try:
+                return self._session.step(images)
+            finally:
+                self._fingerprint = self._take_fingerprint()
+
+    def _request(self, action: str, do: Callable[[], str | None]) -> Event:
+        with self._lock:
+            self._check()
+            try:
+                return self._session.on_request(action, do)
+            finally:
+                self._fingerprint = self._take_fingerprint()
+
+    def _set_paused(self, paused: bool) -> None:
+        self._session.books.paused = paused
+
+    def _resume_from_folder(self) -> None:
+        snapshot, problems = self._session.store.newest()
+        if snapshot is not None:
+            self.method.load_state_dict(snapshot.state["method"])
+            self._session.load(snapshot.state)
+        elif problems:
+            raise StateError(f"no snapshot of the folder can be read, the newest because: {problems[0]}")
+        self._fingerprint = self._take_fingerprint()
+        number = snapshot.number if snapshot else 0
+        self._session.start(number, problems)
+
+    def _stored_reference(self) -> Reference | None:
+        if self._folder is None or not (self._folder.path / REFERENCE_FILE).exists():
+            return None
+        return Reference.from_state(read_state(self._folder.path / REFERENCE_FILE)[0])
+
+    def _store_reference(self, reference: Reference) -> None:
+        if self._folder is not None:
+            write_state(self._folder.path / REFERENCE_FILE, reference.state(), about={})
+
+    def _check(self) -> None:
+        """Refuse to go on over weights that somebody else has changed."""
+        if self._closed:
+            raise StateError("this stream is closed; make another over the same folder")
+        before, now = self._fingerprint, self._take_fingerprint()
+        if before is not None and now is not None and before.device == now.device and not torch.equal(before, now):
+            raise StateError(
+                "the adapted weights changed between two calls: another method or a training uses the same network; "
+                "give each its own (method.fork(), or a copy of the network)"
+            )
+
+    def _take_fingerprint(self) -> Tensor | None:
+        weights = [p.detach() for p in self.method.adapted.values()]
+        return torch.stack(torch._foreach_norm(weights)) if weights else None
+
+    def _claim(self) -> None:
+        with _streams_lock:
+            for other in _streams:
+                if other.method is self.method or other._storages() & self._storages():
+                    raise StateError(
+                        "another stream adapts this network; close it, or give this one a method of its own: "
+                        "method.fork() shares the frozen weights"
+                    )
+            _streams.add(self)
+
+    def _storages(self) -> set[int]:
+        return {p.untyped_storage().data_ptr() for p in self.method.adapted.values()}
+
+    def _let_go(self) -> None:
+        self._closed = True
+        if self._folder is not None:
+            self._folder.close()
+        with _streams_lock:
+            _streams.discard(self)
+
+
+def _cut(result: Result, start: int, stop: int) -> Result:
+    """The rows of one caller; what happened concerns all of them."""
+    return Result(result.logits[start:stop], result.adapted, result.events, result.reading)

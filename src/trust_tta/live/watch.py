@@ -1,0 +1,154 @@
+"""Watching a method at a bounded cost: its inputs, its predictions, and what the source thinks of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trust_tta.live.alarms import Kind, Limits, Reference, canary_of, find_alarms
+from trust_tta.live.guard import Guard
+from trust_tta.live.judge import Canary, Judge, Reservoir
+from trust_tta.live.monitors import Monitors, Reading, rows_of, weight_distance
+from trust_tta.methods.base import Method
+
+MOST_PROBED = 64  # images that the source is asked about at once
+FEWEST_PROBED = 16  # fewer give no batch statistics worth the name: small batches are gathered first
+SUSPICIOUS_CHANGE = 0.7  # of the effective number of classes, within a window
+
+
+@dataclass(frozen=True)
+class Check:
+    """The score of a state on a canary, or its agreement with the source on the batch where there is no canary."""
+
+    on: str
+    images: int
+    score: float
+    least: float
+
+    @property
+    def passed(self) -> bool:
+        return self.score >= self.least
+
+    def evidence(self) -> dict[str, Any]:
+        return {"canary": self.on, "canary_images": self.images, "score": self.score, "least": self.least}
+
+
+class Watch:
+    """One method's monitors, judge and canary. `credit` counts the images that may still be judged."""
+
+    def __init__(self, method: Method, guard: Guard, *, reference: Reference | None, canary: Any) -> None:
+        self.guard, self.judge = guard, Judge(method)
+        self.limits = reference.limits if reference else Limits()
+        inputs = reference.inputs if reference else self.judge.training_statistics
+        self.monitors = Monitors(input_reference=inputs, class_reference=reference.classes if reference else None)
+        self.canary: Canary | None = None
+        if canary is not None:
+            self.canary = make_canary(canary, self.judge)
+        elif reference is not None:
+            first = next(method.model.parameters(), reference.canary)
+            self.canary = canary_of(reference, self.judge, first)
+        self.reservoir = Reservoir()
+        self.credit = 0.0
+        self.learns = bool(method.adapted)  # else there may be nothing to judge
+        self._pending: list[tuple[Tensor, Tensor]] = []  # images that wait to be judged, with what was served
+
+    def look(self, images: Tensor) -> None:
+        """Take the statistics of a batch."""
+        self.monitors.see_inputs(len(images), self.judge.input_statistics(images))
+
+    def see(self, images: Tensor, output: Tensor, *, work: int, probabilities: bool) -> None:
+        """Take what was served for a batch; `work`, in forward passes of one image, earns looks at the source."""
+        self.monitors.see_predictions(rows_of(output, probabilities=probabilities))
+        if not self.learns:
+            return
+        self.credit = min(self.credit + self.guard.budget * work, 4 * MOST_PROBED)
+        sample = slice(None, None, -(-len(images) // MOST_PROBED))
+        self._pending.append((images[sample], output[sample].detach()))
+        while sum(len(i) for i, _ in self._pending[1:]) >= FEWEST_PROBED:
+            self._pending.pop(0)
+        waiting = sum(len(i) for i, _ in self._pending)
+        if waiting >= FEWEST_PROBED and (self.credit >= waiting or self._suspicious()):
+            self._probe(probabilities=probabilities)
+            self.credit -= min(waiting, self.credit)
+
+    def _probe(self, *, probabilities: bool) -> None:
+        alike = [pair for pair in self._pending if pair[0].shape[1:] == self._pending[-1][0].shape[1:]]
+        images, output = (torch.cat(tensors) for tensors in zip(*alike, strict=True))
+        self._pending = []
+        source = self.judge(images)
+        self.monitors.see_probe(rows_of(output, probabilities=probabilities), rows_of(source))
+        if self.canary is None and source.dim() == 2:
+            self.reservoir.offer(images, rows_of(source))
+
+    def _suspicious(self) -> bool:
+        """What is served has changed, and the source should say at once whether it did, too."""
+        change, shift = self.monitors.changes()
+        return change < SUSPICIOUS_CHANGE or (
+            shift is not None and self.limits.class_shift is not None and shift > self.limits.class_shift
+        )
+
+    def check(self, method: Method, images: Tensor) -> Check | None:
+        """Try the state on the canary, else on this batch; None where there is nothing to try it on."""
+        self.learns = self.learns or _holds_tensors(method.state_dict())
+        if not self.learns or (self.judge.follows_stream and not method.adapted):
+            return None
+        canary, tolerance = self.canary, self.guard.canary_tolerance
+        if canary is None:
+            classes = self.monitors.classes or 2
+            canary, tolerance = self.reservoir.canary(self.judge, classes=classes), self.guard.reservoir_tolerance
+        if canary is not None:
+            score = canary.score(self.judge.try_state(method, canary.images))
+            return Check(canary.kind, len(canary.images), score, canary.expected - tolerance)
+        if len(images) < FEWEST_PROBED:
+            return None
+        canary = Canary.trusted(images[:MOST_PROBED], self.judge)
+        score = canary.score(self.judge.try_state(method, canary.images))
+        return Check("batch", len(canary.images), score, self.guard.agreement)
+
+    def read(self, method: Method, images: int) -> tuple[Reading, dict[Kind, str]]:
+        """Where the stream stands, and the alarms."""
+        reading = self.monitors.read(
+            images, weight_distance=weight_distance(method), skipped=int(getattr(method.counters, "skipped", 0))
+        )
+        guard = self.guard
+        bounds = {"agreement": guard.agreement, "weight_distance": guard.weight_distance}
+        return reading, find_alarms(reading, self.limits, **bounds)
+
+    def forget_predictions(self) -> None:
+        """The state is another one now."""
+        self.monitors.forget_predictions()
+        self._pending = []
+
+    def state(self) -> dict[str, Any]:
+        """As tensors and plain values, without the images that wait: this watch, too, goes on without them."""
+        self._pending = []
+        return {
+            "monitors": self.monitors.state(),
+            "reservoir": self.reservoir.state(),
+            "credit": self.credit,
+            "learns": self.learns,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        like = next(self.judge.network.parameters())
+        self.monitors.load(state["monitors"])
+        self.reservoir.load(state["reservoir"], like)
+        self.credit, self.learns, self._pending = state["credit"], state["learns"], []
+
+
+def _holds_tensors(state: Any) -> bool:
+    """Whether a method's state is more than counters."""
+    if isinstance(state, Mapping):
+        return any(map(_holds_tensors, state.values()))
+    return isinstance(state, Tensor) or (isinstance(state, (list, tuple)) and any(map(_holds_tensors, state)))
+
+
+def make_canary(given: Any, judge: Judge) -> Canary:
+    """From images (m, ...), or a pair of images and labels."""
+    if isinstance(given, (tuple, list)) and len(given) == 2:
+        return Canary.labelled(given[0], torch.as_tensor(given[1]), judge)
+    return Canary.trusted(given, judge)

@@ -1,0 +1,292 @@
+"""The stream as its user sees it: what the method predicts, from several threads, after a restart, and when asked."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import trust_tta as tt
+from tests.live.toys import clean, draw, make, states_equal, toy
+from trust_tta.errors import ConfigError, ShapeError, StateError
+from trust_tta.live.guard import Event, Guard
+from trust_tta.live.stream import Stream
+
+OFTEN = Guard(snapshot_every=64, check_every=64)
+
+
+@pytest.mark.parametrize("name", ["source", "bn", "tent", "eta", "sar", "shot", "lame"])
+def test_on_clean_images_it_predicts_what_the_method_alone_predicts(name: str) -> None:
+    alone, stream = make(name), Stream(make(name), guard=OFTEN)
+    for images in clean(12):
+        result = stream(images)
+        assert torch.equal(result.logits, alone(images))
+        assert result.adapted
+        assert result.events == ()
+    assert states_equal(stream.method.state_dict(), alone.state_dict())
+
+
+def test_without_a_guard_it_only_adapts() -> None:
+    alone, stream = make(lr=1e-2), Stream(make(lr=1e-2), guard=None)
+    for images in clean(3):
+        assert torch.equal(stream(images).logits, alone(images))
+    assert stream.reading is None
+
+
+def test_single_images_and_odd_batches_are_taken() -> None:
+    stream = Stream(make(lr=1e-3))
+    for size in (1, 3, 1, 17, 2, 100):
+        assert stream(draw(size, seed=size)[0]).logits.shape == (size, 6)
+    assert stream(draw(1, seed=0)[0][0]).logits.shape == (1, 6)
+    assert (stream.batches, stream.images) == (7, 125)
+
+
+def test_what_is_no_image_is_refused() -> None:
+    stream = Stream(make())
+    with pytest.raises(ShapeError, match=r"images have shape \(2, 2\)"):
+        stream(torch.zeros(2, 2))
+    with pytest.raises(ConfigError, match="images are ndarray and this network has no preprocessing"):
+        stream(np.zeros((4, 4, 3), dtype=np.uint8))
+    assert stream.batches == 0
+
+
+def test_pictures_go_through_the_networks_preprocessing() -> None:
+    model: Any = toy()
+    model.preprocessing = lambda pictures: torch.from_numpy(pictures).permute(0, 3, 1, 2) / 255 - 0.5
+    stream = Stream(tt.create_method("tent", model))
+    pictures = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3), dtype=np.uint8)
+    floats = torch.from_numpy(pictures).permute(0, 3, 1, 2) / 255 - 0.5
+    expected = make().evaluate(floats)
+    assert torch.equal(stream(pictures, adapt=False).logits, expected)
+    assert torch.equal(stream(torch.from_numpy(pictures), adapt=False).logits, expected)
+
+
+def test_predictions_without_adapting_leave_no_trace() -> None:
+    stream = Stream(make(lr=1e-2))
+    images = clean(2)
+    stream(images[0])
+    state = stream.method.state_dict()
+    result = stream(images[1], adapt=False)
+    assert not result.adapted
+    assert torch.equal(result.logits, stream.method.evaluate(images[1]))
+    assert states_equal(stream.method.state_dict(), state)
+    assert stream.batches == 1
+
+
+# Requests
+
+
+def test_pause_and_resume() -> None:
+    stream = Stream(make(lr=1e-2))
+    images = clean(4)
+    assert stream.pause().action == "pause"
+    state = stream.method.state_dict()
+    assert not stream(images[0]).adapted
+    assert states_equal(stream.method.state_dict(), state)
+    assert stream.resume().action == "resume"
+    assert stream(images[1]).adapted
+
+
+def test_reset_goes_back_to_the_source() -> None:
+    stream = Stream(make(lr=1e-2))
+    start = stream.method.state_dict()
+    for images in clean(3):
+        stream(images)
+    event = stream.reset()
+    assert (event.kind, event.action) == ("request", "source")
+    assert states_equal(stream.method.state_dict(), start)
+
+
+def test_rollback_goes_to_the_last_snapshot_that_proved_good() -> None:
+    stream = Stream(make(lr=1e-3), guard=OFTEN)
+    images = clean(8)
+    states = []
+    for batch in images[:6]:  # snapshots after 2, 4 and 6 batches; that after 4 proves good after 6
+        stream(batch)
+        states.append(stream.method.state_dict())
+    assert stream.rollback().action == "rollback"
+    assert states_equal(stream.method.state_dict(), states[3])
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    stream = Stream(make(lr=1e-2))
+    images = clean(6)
+    for batch in images[:3]:
+        stream(batch)
+    twin = stream.fork()
+    state = stream.method.state_dict()
+    results = [twin(batch).logits for batch in images[3:]]
+    assert states_equal(stream.method.state_dict(), state)
+    assert all(torch.equal(stream(batch).logits, r) for batch, r in zip(images[3:], results, strict=True))
+
+
+def test_events_go_to_whoever_listens_and_survive_as_json() -> None:
+    heard: list[Event] = []
+    stream = Stream(make(), on_event=heard.append)
+    stream.pause()
+    stream.resume()
+    assert [(e.number, e.action) for e in heard] == [(1, "pause"), (2, "resume")]
+    assert [Event.from_json(e.to_json()) for e in heard] == heard
+
+
+# Who adapts which weights
+
+
+def test_two_streams_over_one_network_are_refused() -> None:
+    model = toy()
+    first = Stream(tt.create_method("tent", model))
+    with pytest.raises(StateError, match="another stream adapts this network; close it"):
+        Stream(tt.create_method("shot", model))
+    with pytest.raises(StateError, match="another stream"):
+        Stream(first.method)
+    Stream(first.method.fork())
+    first.close()
+    Stream(tt.create_method("shot", model))
+
+
+def test_a_method_beside_the_stream_is_noticed() -> None:
+    model = toy()
+    stream, other = Stream(tt.create_method("tent", model, lr=1e-2)), tt.create_method("tent", model, lr=1e-2)
+    images = clean(2)
+    stream(images[0])
+    other(images[1])
+    with pytest.raises(StateError, match="the adapted weights changed between two calls"):
+        stream(images[1])
+
+
+def test_a_closed_stream_says_so() -> None:
+    with Stream(make()) as stream:
+        pass
+    with pytest.raises(StateError, match="this stream is closed"):
+        stream(clean(1)[0])
+
+
+def test_what_is_no_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the method is a Toy; give what tt.create_method makes"):
+        Stream(toy())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="batch_size is 0"):
+        Stream(make(), batch_size=0)
+
+
+def test_a_policy_is_checked_when_it_is_made() -> None:
+    with pytest.raises(ConfigError, match="on_drift is 'rolback'; did you mean 'rollback'"):
+        Guard(on_drift="rolback")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="on_drft: there is no such option; did you mean 'on_drift'"):
+        Guard(on_drft="none")  # type: ignore[call-arg]
+
+
+# Restarts
+
+
+def test_after_an_orderly_end_it_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    images = clean(12)
+    through = Stream(make("shot", lr=1e-3), guard=OFTEN)
+    expected = [through(batch).logits for batch in images]
+    seen = []
+    for start in (0, 3, 4, 9):
+        stop = {0: 3, 3: 4, 4: 9, 9: 12}[start]
+        with Stream(make("shot", lr=1e-3), guard=OFTEN, snapshots=tmp_path) as stream:
+            assert stream.batches == start
+            seen += [stream(batch).logits for batch in images[start:stop]]
+    assert all(map(torch.equal, seen, expected))
+    assert states_equal(stream.method.state_dict(), through.method.state_dict())
+
+
+def test_a_damaged_newest_snapshot_costs_one_step_back(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    stream = Stream(make(lr=1e-3), guard=OFTEN, snapshots=tmp_path)
+    states = []
+    for batch in clean(4):
+        stream(batch)
+        states.append(stream.method.state_dict())
+    del stream
+    newest = max(tmp_path.glob("snapshot-*"))
+    newest.write_bytes(newest.read_bytes()[:-9])
+    again = Stream(make(lr=1e-3), guard=OFTEN, snapshots=tmp_path, on_event=heard.append)
+    assert states_equal(again.method.state_dict(), states[1])
+    assert [e.reason for e in heard] == ["a damaged snapshot was passed over"]
+    assert again.batches == 2
+    for batch in clean(4)[2:]:
+        again(batch)
+    assert states_equal(again.method.state_dict(), states[3])
+
+
+def test_a_folder_without_a_readable_snapshot_is_refused(tmp_path: Path) -> None:
+    Stream(make(), snapshots=tmp_path).close()
+    for file in tmp_path.glob("snapshot-*"):
+        file.write_bytes(b"")
+    with pytest.raises(StateError, match="no snapshot of the folder can be read"):
+        Stream(make(), snapshots=tmp_path)
+
+
+def test_the_folder_of_another_method_is_refused(tmp_path: Path) -> None:
+    Stream(make("tent"), snapshots=tmp_path).close()
+    with pytest.raises(StateError, match="'tent'"):
+        Stream(make("shot"), snapshots=tmp_path)
+    Stream(make("tent"), snapshots=tmp_path).close()
+
+
+def test_pausing_is_remembered(tmp_path: Path) -> None:
+    stream = Stream(make(), snapshots=tmp_path)
+    stream.pause()
+    del stream
+    assert Stream(make(), snapshots=tmp_path).paused
+
+
+def test_a_full_disk_is_an_event_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(make(lr=1e-3), guard=OFTEN, snapshots=tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    events = [e for images in clean(2) for e in stream(images).events]
+    assert [(e.kind, e.action) for e in events] == [("storage", "none")]
+    assert "No space left on device" in events[0].reason
+    monkeypatch.undo()
+    assert [e for images in clean(2) for e in stream(images).events] == []
+
+
+# Threads
+
+
+def test_calls_from_many_threads_are_served_one_after_the_other() -> None:
+    stream = Stream(make(lr=1e-3))
+    images = clean(24, size=8)
+    answers: dict[int, Tensor] = {}
+
+    def serve(numbers: range) -> None:
+        for i in numbers:
+            answers[i] = stream(images[i]).logits
+
+    threads = [threading.Thread(target=serve, args=(range(k, 24, 4),)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(answers) == list(range(24))
+    assert (stream.batches, stream.method.counters.batches) == (24, 24)
+
+
+def test_callers_share_a_batch() -> None:
+    stream = Stream(make("bn"), batch_size=4, max_wait=30.0)
+    images = draw(4, seed=3)[0]
+    answers: dict[int, Tensor] = {}
+
+    def serve(i: int) -> None:
+        answers[i] = stream(images[i]).logits
+
+    threads = [threading.Thread(target=serve, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert stream.batches == 1  # nobody waited for the 30 seconds: the batch was full
+    together = make("bn")(images)
+    for i in range(4):
+        torch.testing.assert_close(answers[i][0], together[i], rtol=1e-4, atol=1e-4)
