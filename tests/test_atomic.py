@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trust_tta.atomic import replacing
+from trust_tta.atomic import replacing, temporary_name
 
 
 def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -55,3 +55,15 @@ def test_what_is_no_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     assert folder.is_dir()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_killed_runs_left_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a[1].txt"
+    old, new, other = temporary_name(path), temporary_name(path), temporary_name(tmp_path / "b.txt")
+    for file in (old, new, other):
+        file.write_text("half")
+    for file in (old, other):
+        os.utime(file, (0, 0))
+    with replacing(path) as temporary:
+        temporary.write_text("whole")
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, new.name, other.name}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+STALE_S = 3600.0
 
 
 @contextmanager
@@ -19,6 +23,7 @@ def replacing(path: Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         raise FileExistsError(errno.EEXIST, "is a folder or a device; give the name of a file", str(path))
+    remove_stale(target)
     temporary = temporary_name(target)
     try:
         yield temporary
@@ -36,6 +41,16 @@ def replacing(path: Path) -> Iterator[Path]:
 def temporary_name(path: Path) -> Path:
     """A hidden name in the folder of `path` that no other process uses."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+def remove_stale(path: Path) -> None:
+    """Remove what killed runs left beside `path`: temporary files that nobody has written to for an hour."""
+    for file in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        try:
+            if time.time() - file.stat().st_mtime > STALE_S:
+                file.unlink()
+        except OSError:  # another run was faster, or may not
+            continue
 
 
 def flush_file(path: Path) -> None:

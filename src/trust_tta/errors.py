@@ -4,6 +4,7 @@ TrustError
 ├── ConfigError       an option, name or configuration that does not exist or does not fit
 ├── CheckpointError   a checkpoint that cannot be read or does not match the network
 ├── DataError         a data set, file or image that is missing, broken or not what it claims to be
+├── DownloadError     a file that cannot be fetched, or is not what was asked for
 ├── ShapeError        a tensor of the wrong shape, dtype or device; the message names the tensor
 ├── BackendError      a scan backend that this machine or this tensor cannot use
 ├── DependencyError   an optional package that is not installed; the message says how to install it
@@ -27,6 +28,10 @@ class CheckpointError(TrustError, ValueError):
 
 class DataError(TrustError, ValueError):
     """A data set, file or image that is missing, broken or not what it claims to be."""
+
+
+class DownloadError(TrustError, RuntimeError):
+    """A file that cannot be fetched, or is not what was asked for."""
 
 
 class ShapeError(TrustError, ValueError):

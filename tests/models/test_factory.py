@@ -80,12 +80,12 @@ def test_a_known_checkpoint_is_fetched_once(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == b"weights"
     source.unlink()
     assert pretrained.locate(entry) == path
-    assert [p.name for p in path.parent.iterdir()] == ["known.pth"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["known.pth", "known.pth.sha256"]
 
 
 def test_a_failed_download_says_what_to_do_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRUST_TTA_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(CheckpointError, match="cannot download .* put it at") as caught:
+    with pytest.raises(CheckpointError, match="known: .* cannot be downloaded: .* put it at") as caught:
         pretrained.locate(make_entry((tmp_path / "absent.pth").as_uri()))
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -135,3 +135,18 @@ def test_the_shipped_network_knows_its_sample_by_preprocessing_alone() -> None:
 def test_published_classes_are_those_of_the_data() -> None:
     assert pretrained.PRETRAINED["vmamba_tiny_s1l8_imagenet"].classes == find_spec("imagenet").class_names
     assert pretrained.PRETRAINED["vmamba_nano_cifar10"].classes == CIFAR10_CLASSES
+
+
+def test_a_published_file_that_changes_is_refused_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRUST_TTA_CACHE", str(tmp_path / "cache"))
+    model = tt.create_model("vmamba_nano", **SMALL)
+    torch.save(model.state_dict(), tmp_path / "origin.pth")
+    entry = make_entry((tmp_path / "origin.pth").as_uri())
+    monkeypatch.setitem(pretrained.PRETRAINED, "known", entry)
+    path = pretrained.locate(entry)
+    assert tt.create_model("vmamba_nano", checkpoint="known", num_classes=10, **SMALL).config.num_classes == 10
+    torch.save({name: tensor + 1 for name, tensor in model.state_dict().items()}, path)
+    with pytest.raises(CheckpointError, match="known: .* has the sha256 .* and must have .*; delete the file"):
+        tt.create_model("vmamba_nano", checkpoint="known", num_classes=10, **SMALL)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trust_tta.errors import CheckpointError, ConfigError
 from trust_tta.models.networks import build_network, check_name
-from trust_tta.models.pretrained import PRETRAINED, Pretrained, locate
+from trust_tta.models.pretrained import PRETRAINED, Pretrained, check_pretrained, locate
 from trust_tta.models.variants import default_preprocessing
 from trust_tta.models.vmamba import VMamba
 from trust_tta.models.weights import HEAD, Weights, load_state, pick_state, read_weights, rename
@@ -80,8 +80,8 @@ class Checkpoint:
                 f"or one of {', '.join(PRETRAINED)}"
             )
         weights = read_weights(file, ema=ema)
-        if known is not None and known.sha256 not in (None, weights.sha256):
-            raise CheckpointError(f"'{file}' is not the published {known.name} (its sha256 differs); replace the file")
+        if known is not None:
+            check_pretrained(known, file, weights.sha256)
         stated = read_statement(weights, file, known)
         variant = variant or stated.variant
         if variant is None:

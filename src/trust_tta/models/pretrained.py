@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from trust_tta.atomic import replacing
-from trust_tta.errors import CheckpointError
+from trust_tta.download import check_hash, fetch
+from trust_tta.errors import CheckpointError, DownloadError
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
+from trust_tta.progress import SILENT, Progress
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """One published file. `address` is an URL, or None for a file that ships with the package."""
+    """One published file. `address` is a URL, or None for a file that ships with the package."""
 
     name: str
     variant: str
@@ -82,27 +80,24 @@ def cache_folder() -> Path:
     return Path(root).expanduser()
 
 
-def locate(pretrained: Pretrained) -> Path:
-    """The file of a known checkpoint: shipped, cached, or downloaded now."""
+def locate(pretrained: Pretrained, *, progress: Progress = SILENT) -> Path:
+    """The file of a known checkpoint: shipped, cached, or downloaded now. Whoever reads it checks its hash."""
     if pretrained.address is None:
         return Path(str(resources.files("trust_tta") / "assets" / pretrained.file))
     path = cache_folder() / pretrained.file
     if not path.is_file():
-        _download(pretrained.address, path)
+        try:
+            fetch(pretrained.address, path, sha256=pretrained.sha256, progress=progress)
+        except DownloadError as error:
+            raise CheckpointError(
+                f"{pretrained.name}: {error}; or fetch it elsewhere and put it at '{path}', or give its path"
+            ) from error
     return path
 
 
-def _download(address: str, path: Path) -> None:
-    """Fetch to a temporary name first: an interrupted download never looks like a checkpoint."""
+def check_pretrained(pretrained: Pretrained, path: Path, sha256: str) -> None:
+    """Refuse a file whose hash is not the published one, nor the one it had when it was first read."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            replacing(path) as part,
-            urllib.request.urlopen(address, timeout=30) as response,
-            open(part, "wb") as file,
-        ):
-            shutil.copyfileobj(response, file)
-    except (urllib.error.URLError, OSError) as error:
-        raise CheckpointError(
-            f"cannot download {address} ({error}); fetch it elsewhere and put it at '{path}', or give its path"
-        ) from error
+        check_hash(path, sha256, pinned=pretrained.sha256)
+    except DownloadError as error:
+        raise CheckpointError(f"{pretrained.name}: {error}") from error
