@@ -5,13 +5,18 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import platform
+import re
 import time
 import uuid
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STALE_S = 3600.0
+
+_OWNER = re.compile(r"\.(?:(?P<machine>[0-9a-f]{8})-(?P<process>[0-9]+)-[0-9a-f]{16}|[0-9a-f]{32})\.tmp$")
 
 
 @contextmanager
@@ -33,24 +38,45 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         if error.filename in (None, str(temporary)):
             error.filename = str(path)  # the name that the caller knows
+        if isinstance(error.strerror, str):
+            error.strerror = error.strerror.replace(str(temporary), str(path))
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk refuses this too, and what went wrong before is worth more
+            temporary.unlink(missing_ok=True)
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name in the folder of `path` that no other process uses."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    """A hidden name in the folder of `path` that no other process uses; it tells which process it belongs to."""
+    return path.with_name(f".{path.name}.{_machine():08x}-{os.getpid()}-{uuid.uuid4().hex[:16]}.tmp")
 
 
 def remove_stale(path: Path) -> None:
-    """Remove what killed runs left beside `path`: temporary files that nobody has written to for an hour."""
-    for file in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        try:
-            if time.time() - file.stat().st_mtime > STALE_S:
+    """Remove what killed runs left beside `path`, or in all of it if it is a folder."""
+    folder, pattern = (path, ".*.tmp") if path.is_dir() else (path.parent, f".{glob.escape(path.name)}.*.tmp")
+    for file in folder.glob(pattern):
+        with suppress(OSError):  # another run was faster, or this one may not
+            if _is_stale(file):
                 file.unlink()
-        except OSError:  # another run was faster, or may not
-            continue
+
+
+def _is_stale(file: Path) -> bool:
+    """Whether the process that wrote a temporary file is gone; where that is not known, it is an hour old."""
+    owner = _OWNER.search(file.name)
+    if owner is None:
+        return False
+    if owner["machine"] is not None and int(owner["machine"], 16) == _machine() and os.name == "posix":
+        try:
+            os.kill(int(owner["process"]), 0)
+        except ProcessLookupError:
+            return True
+        except OSError:  # it runs, and is not ours
+            return False
+    return time.time() - file.stat().st_mtime > STALE_S
+
+
+def _machine() -> int:
+    return zlib.crc32(platform.node().encode())
 
 
 def flush_file(path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.tiny import write_checkpoint
-from trust_tta.cli.common import numbers, option
+from trust_tta.cli.arguments import integers, option
 from trust_tta.cli.main import main
 from trust_tta.report.tables import layout, to_text
 from trust_tta.results import ResultStore, table
@@ -112,14 +112,14 @@ def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--methods", "tents"], "unknown method 'tents'"),
+        (["--methods", "tents"], "--methods 'tents' is unknown; did you mean 'tent'?"),
         (["--option", "tent.lrr=1"], "'tent' has no option 'lrr'"),
         (["--option", "trust.k=1"], "trust.k is for a method that is not run"),
         (["--severity", "9", "--limit", "0"], "2 mistakes"),
         (["--domains", ","], "data.domains: [] is not a list of one or more texts"),
         (["--domains", ""], "data.domains: [] is not a list of one or more texts"),
         (["--export", "cells.xls"], "must end in .csv or .parquet"),
-        (["--checkpoint", "nothing.pth"], "no checkpoint at 'nothing.pth'"),
+        (["--checkpoint", "nothing.pth"], "--checkpoint nothing.pth: there is no such checkpoint"),
         (["--dataset", "cifar10-c", "--root", "/nothing"], "/nothing is not a folder"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -163,9 +163,9 @@ def test_a_broken_option_is_refused(text: str) -> None:
         option(text)
 
 
-def test_a_broken_list_of_numbers_is_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match="is not a list of whole numbers"):
-        numbers("1,x")
+def test_a_broken_list_of_integers_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="is not a list of integers"):
+        integers("1,x")
 
 
 SMALL = """

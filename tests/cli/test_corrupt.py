@@ -38,7 +38,7 @@ def test_missing_labels_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "1",
     ]
     assert main(arguments) == 0
-    assert "there is no labels.npy; give them with --labels" in capsys.readouterr().err
+    assert "there is no labels.npy; use --labels" in capsys.readouterr().err
     assert not (tmp_path / "out" / "labels.npy").exists()
 
 
@@ -56,7 +56,7 @@ def test_a_folder_becomes_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--corruptions", "rain"], "unknown corruption 'rain'"),
+        (["--corruptions", "fogg"], "--corruptions 'fogg' is unknown; did you mean 'fog'?"),
         (["--severities", "6"], "severity 6 does not exist"),
         (["--workers", "0"], "workers 0 is not possible"),
         (["--labels", "nothing.npy"], "nothing.npy is missing"),

@@ -59,4 +59,4 @@ def test_stages_count_from_nothing_each(capsys: pytest.CaptureFixture[str]) -> N
         stages.show("one", 3, 10)
         stages.show("one", 10, 10)
         stages.show("two", 1, 2)
-        assert stages._done == 1
+        assert stages.done == 1

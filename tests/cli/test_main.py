@@ -25,9 +25,9 @@ def make_command(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -
         parser.add_argument("--count", type=int)
 
     module = types.ModuleType("trust_tta.cli.probe")
-    vars(module).update(HELP="probe", EXAMPLES="  trust-tta probe", add_arguments=add_arguments, run=run)
+    vars(module).update(EXAMPLES="  trust-tta probe", add_arguments=add_arguments, run=run)
     monkeypatch.setitem(sys.modules, "trust_tta.cli.probe", module)
-    monkeypatch.setattr(frame, "COMMANDS", ("probe",))
+    monkeypatch.setattr(frame, "COMMANDS", {"probe": "probe"})
 
 
 CODES: list[tuple[BaseException | None, int, str]] = [
@@ -39,7 +39,7 @@ CODES: list[tuple[BaseException | None, int, str]] = [
     (errors.BackendError("no GPU"), 1, "no GPU"),
     (errors.DependencyError("no package"), 1, "no package"),
     (errors.StateError("other state"), 1, "other state"),
-    (KeyboardInterrupt(), 130, "interrupted"),
+    (KeyboardInterrupt(), 130, "interrupted; to start over: trust-tta probe"),
     (PermissionError(13, "Permission denied", "out.npy"), 1, "'out.npy': Permission denied"),
     (OSError(28, "No space left on device"), 1, "No space left on device"),
 ]
@@ -69,10 +69,10 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     ("argv", "words"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["prob"], "invalid choice: 'prob' (choose from"),
+        (["prob"], "unknown command 'prob'; did you mean 'probe'?"),
         (["probe", "--count", "many"], "argument --count: invalid int value: 'many'"),
-        (["probe", "--coun", "3"], "unrecognized arguments: --coun 3"),
-        (["probe", "extra"], "unrecognized arguments: extra"),
+        (["probe", "--coun", "3"], "there is no '--coun' here; did you mean '--count'?"),
+        (["probe", "extra"], "there is no 'extra' here; remove it"),
     ],
     ids=lambda v: " ".join(v) or "nothing" if isinstance(v, list) else "",
 )
@@ -97,7 +97,7 @@ def test_every_command_has_help_with_examples(name: str, capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert f"trust-tta {name}" in text.split("examples:")[1]
     assert ".db" not in text  # stores end in .sqlite
-    assert "\n" not in frame.load_command(name).HELP
+    assert "\n" not in frame.COMMANDS[name]
 
 
 def test_help_needs_no_torch() -> None:

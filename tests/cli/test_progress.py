@@ -1,4 +1,4 @@
-"""Progress in plain lines, with a clock of the test's own."""
+"""Progress as it is drawn: plain lines with a clock of the test's own, or a bar."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from trust_tta.cli.progress import plain_lines, progress, track
+from trust_tta.cli.progress import Drawer
+from trust_tta.progress import Progress
 
 
 class Clock:
@@ -17,52 +18,68 @@ class Clock:
         return self.now
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_lines_come_at_most_every_five_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
-    advance = plain_lines(40, "fog", stream, clock)
+    drawer: Progress = Drawer(stream, clock)
+    drawer.start(40, "fog")
     for _ in range(12):
         clock.now += 1
-        advance()
+        drawer.advance()
     clock.now += 8
-    advance(8, note="accuracy 71.2")
+    drawer.advance(8)
     assert stream.getvalue().splitlines() == [
         "fog: 5 of 40, 5 s, about 35 s left",
         "fog: 10 of 40, 10 s, about 30 s left",
-        "fog: 20 of 40, 20 s, about 20 s left, accuracy 71.2",
+        "fog: 20 of 40, 20 s, about 20 s left",
     ]
 
 
 def test_without_a_total() -> None:
     clock, stream = Clock(), io.StringIO()
-    advance = plain_lines(None, "files", stream, clock)
+    drawer = Drawer(stream, clock)
+    drawer.start(None, "files")
     clock.now += 60
-    advance(3)
+    drawer.advance(3)
     assert stream.getvalue() == "files: 3, 60 s\n"
 
 
-def test_tracking_hands_every_item_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(track([1, 2, 3], "items")) == [1, 2, 3]
-    assert list(track(iter("ab"), "items", total=2)) == ["a", "b"]
-    with progress(2, "steps") as advance:
-        advance()
-        advance(note="done")
-    assert capsys.readouterr() == ("", "")  # quick work says nothing
+def test_each_stretch_counts_anew() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with Drawer(stream, clock) as drawer:
+        drawer.start(9, "one")
+        drawer.advance(4)
+        drawer.start(2, "two")
+        clock.now += 6
+        drawer.advance()
+        drawer.finish()
+        clock.now += 6
+        drawer.advance()  # nobody asked for a stretch
+    assert stream.getvalue() == "two: 1 of 2, 6 s, about 6 s left\n"
+
+
+def test_notes_are_output_and_quick_work_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Drawer() as drawer:
+        drawer.start(2, "steps")
+        drawer.advance()
+        drawer.note("half \x1b[31mway\x07")
+    assert capsys.readouterr() == ("half ?[31mway?\n", "")
 
 
 def test_an_error_passes_through() -> None:
-    with pytest.raises(KeyError), progress(2, "steps"):
+    with pytest.raises(KeyError), Drawer():
         raise KeyError("x")
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with progress(4, "fog") as advance:
-        advance(4, note="half")
+    terminal = Terminal()
+    with Drawer(terminal) as drawer:
+        drawer.start(4, "[red]fog")
+        drawer.advance(4)
     assert "4/4" in terminal.getvalue()
-    assert "fog half" in terminal.getvalue()
+    assert "[red]fog" in terminal.getvalue()  # a name is no markup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +16,26 @@ from tests.data.trees import PACS_ROOT, class_tree, thumbnails
 from trust_tta.bench.config import ModelConfig
 from trust_tta.bench.experiment import load_network
 from trust_tta.bench.plan import find_checkpoint
-from trust_tta.cli import train as command
 from trust_tta.cli.main import main
+from trust_tta.cli.progress import Drawer
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.reading import open_dataset
 from trust_tta.data.specs import PACS_CLASSES
 from trust_tta.data.transforms import preprocess
 from trust_tta.errors import DataError
 from trust_tta.models.weights import read_weights
-from trust_tta.preprocessing import Preprocessing
-from trust_tta.training.data import Pictures, open_training_data, read_arrays
-from trust_tta.training.loop import EpochRecord
-from trust_tta.training.recipe import TrainRecipe
+from trust_tta.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from trust_tta.progress import Silent
+from trust_tta.training import TrainRecipe, open_training_data, train
+from trust_tta.training.data import LazyImages, read_arrays
+
+
+class Counter(Silent):
+    steps = 0
+
+    def advance(self, n: int = 1) -> None:
+        self.steps += n
+
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 TINY = ["--set", "depths=[1,1]", "--set", "dims=[8,16]", "--size", "16", "--epochs", "2", "--device", "cpu"]
@@ -117,22 +126,56 @@ def test_the_file_runs_in_bench(pacs: Path, tmp_path: Path, capsys: pytest.Captu
     assert "photo" in capsys.readouterr().out
 
 
+def test_the_next_command_works(
+    pacs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(pacs_flags(pacs, Path("my run"))) == 0
+    command = capsys.readouterr().out.strip().splitlines()[-1].partition("next: trust-tta ")[2]
+    assert main([*shlex.split(command), "--device", "cpu"]) == 0
+    assert "trust" in capsys.readouterr().out
+
+
+def test_training_from_python(pacs: Path, tmp_path: Path) -> None:
+    """What the command does, with the same numbers."""
+    data = open_training_data("pacs", pacs, target="photo")
+    recipe = TrainRecipe(epochs=2, warmup_epochs=0.5, crop_padding=2, cutout=4, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    trained = train(data, recipe, out=tmp_path / "python", overrides=OVERRIDES, size=16)
+    assert main(pacs_flags(pacs, tmp_path / "command")) == 0
+    record = json.loads((tmp_path / "command" / "train.json").read_text())
+    assert trained.accuracy == list(record["accuracy"].values())[-1]
+    assert [epoch["loss"] for epoch in trained.record["history"]] == [epoch["loss"] for epoch in record["history"]]
+    assert json.loads(json.dumps(trained.record["recipe"])) == record["recipe"]
+
+
+def test_out_is_tried_before_the_work(pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "taken").write_text("a file")
+    assert main(pacs_flags(pacs, tmp_path / "taken" / "run")) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"trust-tta: --out {tmp_path}/taken/run: '{tmp_path}/taken' is not a folder")
+    assert captured.out == ""
+
+
 def test_an_interrupted_run_goes_on(
     pacs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(pacs_flags(pacs, whole)) == 0
-    show = command.show
+    note = Drawer.note
 
-    def interrupt(record: EpochRecord, recipe: TrainRecipe) -> None:
-        raise KeyboardInterrupt
+    def interrupt(drawer: Drawer, text: str) -> None:
+        if text.startswith("epoch"):
+            raise KeyboardInterrupt
+        note(drawer, text)
 
-    monkeypatch.setattr(command, "show", interrupt)
+    monkeypatch.setattr(Drawer, "note", interrupt)
     assert main(pacs_flags(pacs, broken)) == 130
     assert not (broken / "model.safetensors").exists()
-    monkeypatch.setattr(command, "show", show)
-    assert main(pacs_flags(pacs, broken)) == 0
-    assert "went on after epoch 1 of an earlier run" in capsys.readouterr().out
+    said = capsys.readouterr().err
+    assert said.startswith("trust-tta: interrupted; the epochs before this one are kept; to continue: trust-tta train")
+    monkeypatch.setattr(Drawer, "note", note)
+    assert main(shlex.split(said.split("to continue: trust-tta ")[1])) == 0
+    assert "continued after epoch 1 of an earlier run" in capsys.readouterr().out
     one, other = (read_weights(folder / "model.safetensors").state for folder in (whole, broken))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -161,7 +204,12 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
     flags = ["--recipe", str(recipe), "--lr", "-1", "--set", "depth=[1]"]
     assert main(["train", "--data", "pacs", "--root", str(tmp_path), "--out", str(tmp_path / "out"), *flags]) == 2
     error = capsys.readouterr().err
-    for words in ("no field learning_rate", "flip is 'yes'", "depth: there is no such option; did you mean 'depths'"):
+    for words in (
+        "learning_rate: there is no such option",
+        "flip is 'yes'",
+        "lr is -1",
+        "depth: there is no such option; did you mean 'depths'",
+    ):
         assert words in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -174,10 +222,14 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--data", "pacs", "--target", "clipart"], "no domain 'clipart'"),
         (["--data", "pacs", "--share", "1.5"], "share held out is 1.5"),
         (["--data", "pacs", "--size", "4"], "at least 8 pixels"),
-        (["--data", "pacs", "--size", "0"], "--size is 0"),
-        (["--data", "pacs", "--set", "drop_path=0.3"], "give drop_path in the file of --recipe"),
+        (["--data", "pacs", "--size", "0"], "--size 0: give at least 8 pixels"),
+        (["--data", "pacs", "--set", "drop_path=0.3"], "use --drop-path"),
         (["--data", "pacs", "--recipe", "missing.toml"], "'missing.toml' cannot be read"),
-        (["--data", "pacs", "--model", "vmamba_giant"], "'vmamba_giant' is unknown"),
+        (
+            ["--data", "pacs", "--model", "vmamba_nanno"],
+            "--model 'vmamba_nanno' is unknown; did you mean 'vmamba_nano'?",
+        ),
+        (["--data", "pasc"], "--data 'pasc' is unknown; did you mean 'pacs'?"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -191,7 +243,7 @@ def test_the_number_of_classes_is_that_of_the_data(command: str, capsys: pytest.
     with pytest.raises(SystemExit) as leaving:
         main([*command.split(), "--data", "pacs", "--out", "out", "--set", "num_classes=10"])
     assert leaving.value.code == 2
-    assert "num_classes is the number of classes of the data; leave it out" in capsys.readouterr().err
+    assert "num_classes is the number of classes of the data; omit it" in capsys.readouterr().err
 
 
 def test_what_is_held_out_depends_on_the_seed_alone(pacs: Path) -> None:
@@ -206,12 +258,12 @@ def test_an_image_folder_without_domains(tmp_path: Path) -> None:
     data = open_training_data("folder", tmp_path / "mine", share=0.3)
     assert (data.dataset.class_names, len(data.chosen), len(data.held_out)) == (("cat", "dog", "owl"), 6, 3)
     fit = Preprocessing(size=20, resize=None, crop=False)
-    seen: list[int] = []
-    images = read_arrays(Pictures(data.dataset, data.chosen), fit, seen.append)
+    counter = Counter()
+    images = read_arrays(LazyImages(data.dataset, data.chosen), fit, counter)
     direct = open_dataset("folder", tmp_path / "mine").image(int(data.chosen[4]))
     resized = Image.fromarray(direct).resize((20, 20), Image.Resampling.BICUBIC)
     assert np.array_equal(images[4], np.asarray(resized))
-    assert sum(seen) == 6
+    assert counter.steps == 6
 
 
 def test_too_few_images_are_refused(tmp_path: Path) -> None:

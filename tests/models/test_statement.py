@@ -20,7 +20,7 @@ from trust_tta.models.factory import create_model
 from trust_tta.models.pretrained import CIFAR10_CLASSES, PRETRAINED, locate
 from trust_tta.preprocessing import PRESETS, Preprocessing, find_preset
 from trust_tta.training.data import TrainingData
-from trust_tta.training.outputs import Origin
+from trust_tta.training.files import Origin
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.21, 0.22)
 

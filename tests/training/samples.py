@@ -1,4 +1,4 @@
-"""A tiny network and tiny pictures for the tests of this room."""
+"""A tiny network and tiny images for the tests of this room."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
 from trust_tta.training.recipe import TrainRecipe
+from trust_tta.training.tasks import classification
 
 TINY = VMambaConfig(
     depths=(1, 1), dims=(8, 16), num_classes=3, patch_size=2, overlapping_stem=False, norm="batch", mlp_ratio=2.0
 )
+TASK = classification(TINY.num_classes)
 # Every random part is on, so that a resumed run must get every one of them right.
 SHORT = TrainRecipe(
     epochs=4,
@@ -34,14 +36,14 @@ def tiny_network(seed: int = 0) -> VMamba:
     return VMamba(TINY)
 
 
-def noisy_pictures(n: int, *, height: int = 8, width: int = 8, seed: int = 0) -> NDArray[np.uint8]:
+def noisy_images(n: int, *, height: int = 8, width: int = 8, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (n, height, width, 3), dtype=np.uint8)
 
 
-def coloured_pictures(n: int, *, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pictures (n, 8, 8, 3) whose brightest channel is their label."""
+def colored_images(n: int, *, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images (n, 8, 8, 3) whose brightest channel is their label."""
     labels = np.arange(n) % 3
-    images = noisy_pictures(n, seed=seed) // 2
+    images = noisy_images(n, seed=seed) // 2
     images[np.arange(n), :, :, labels] += 100
     return images, labels
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tests.training.samples import noisy_pictures
+from tests.training.samples import noisy_images
 from trust_tta.training import augment
 
 
@@ -19,7 +19,7 @@ def crop(images: NDArray[np.uint8], *, padding: int, flip: bool, seed: int = 0) 
 
 
 def test_each_output_is_a_crop_of_the_reflected_image_mirrored_or_not() -> None:
-    images, padding = noisy_pictures(300, height=7, width=9), 3
+    images, padding = noisy_images(300, height=7, width=9), 3
     cropped = crop(images, padding=padding, flip=True)
     padded = np.pad(images[::-1], ((0, 0), (padding,) * 2, (padding,) * 2, (0, 0)), mode="reflect")
     found = []
@@ -39,22 +39,22 @@ def test_each_output_is_a_crop_of_the_reflected_image_mirrored_or_not() -> None:
 
 
 def test_without_padding_and_flip_images_are_only_chosen() -> None:
-    images = noisy_pictures(5, height=3, width=4)
+    images = noisy_images(5, height=3, width=4)
     np.testing.assert_array_equal(crop(images, padding=0, flip=False), images[::-1])
 
 
 def test_the_seed_decides() -> None:
-    images = noisy_pictures(20)
+    images = noisy_images(20)
     first, again, other = (crop(images, padding=3, flip=True, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
-def test_normalised_pixels_are_shares_of_white_less_mean_over_deviation() -> None:
-    images = noisy_pictures(3, height=5, width=4)
+def test_normalized_pixels_are_shares_of_white_less_mean_over_deviation() -> None:
+    images = noisy_images(3, height=5, width=4)
     mean, std = (0.1, 0.5, 0.6), (0.2, 0.3, 0.25)
     scale, shift = augment.channel_constants(mean, std, torch.device("cpu"))
-    found = augment.normalise(torch.from_numpy(images), scale, shift)
+    found = augment.normalize(torch.from_numpy(images), scale, shift)
     expected = ((images / 255 - mean) / std).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-6)
     assert found.is_contiguous(memory_format=torch.channels_last)

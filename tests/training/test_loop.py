@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,46 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.samples import SHORT, coloured_pictures, flat, noisy_pictures, tiny_network
+from tests.training.samples import SHORT, TASK, colored_images, flat, noisy_images, tiny_network
 from trust_tta import recording
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError
 from trust_tta.models.vmamba import VMamba
-from trust_tta.training.evaluation import accuracy, recalibrate
-from trust_tta.training.loop import EpochRecord, TrainResult, _seed_epoch, train
+from trust_tta.progress import Silent
+from trust_tta.training.augment import normalize
+from trust_tta.training.evaluation import evaluate, recalibrate
+from trust_tta.training.loop import FitResult, _seed_epoch, fit
+from trust_tta.training.recipe import TrainRecipe
+from trust_tta.training.tasks import Samples, Task, accuracy
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(path: Path | None = None, **options: Any) -> tuple[VMamba, TrainResult]:
-    model = tiny_network()
-    result = train(model, *coloured_pictures(21), SHORT, checkpoint_path=path, **options)
-    return model, result
+def learn(model: VMamba, images: Any, labels: Any, recipe: TrainRecipe, **options: Any) -> FitResult[VMamba]:
+    return fit(model, images, labels, recipe, task=TASK, **options)
+
+
+def run(path: Path | None = None, *, device: str = "cpu", **options: Any) -> tuple[VMamba, FitResult[VMamba]]:
+    model = tiny_network().to(device)
+    return model, learn(model, *colored_images(21), SHORT, state_path=path, **options)
+
+
+class Told(Silent):
+    """Remembers what it was told; stops after so many notes."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.steps, self.notes, self.stop = 0, list[str](), stop
+        self.total: int | None = None
+
+    def start(self, total: int | None, what: str) -> None:
+        self.total = total
+
+    def advance(self, n: int = 1) -> None:
+        self.steps += n
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        if len(self.notes) == self.stop:
+            raise KeyboardInterrupt
 
 
 def assert_same(path: Path, other: Path) -> None:
@@ -36,7 +61,7 @@ def assert_same(path: Path, other: Path) -> None:
         assert torch.equal(value, second[name]), name
 
 
-def losses(result: TrainResult) -> list[float]:
+def losses(result: FitResult[VMamba]) -> list[float]:
     return [record.loss for record in result.history]
 
 
@@ -56,12 +81,8 @@ def test_killed_and_resumed_equals_undisturbed_bit_for_bit(tmp_path: Path) -> No
 def test_on_a_gpu_stopped_and_resumed_equals_undisturbed_and_unrecorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(record: EpochRecord) -> None:
-        if record.epoch == 1:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "stopped.pt", device="cuda", progress=stop)
+        run(tmp_path / "stopped.pt", device="cuda", progress=Told(stop=2))
     resumed, result = run(tmp_path / "stopped.pt", device="cuda")
     assert result.first_epoch == 2
     undisturbed, _ = run(device="cuda")
@@ -87,9 +108,9 @@ def test_the_seed_decides_and_the_callers_randomness_is_left_alone() -> None:
     expected = torch.rand(3)
     model = tiny_network()
     torch.manual_seed(5)
-    result = train(model, *coloured_pictures(21), SHORT)
+    result = learn(model, *colored_images(21), SHORT)
     assert torch.equal(torch.rand(3), expected)
-    other = train(tiny_network(), *coloured_pictures(21), replace(SHORT, seed=1))
+    other = learn(tiny_network(), *colored_images(21), SHORT.changed(seed=1))
     assert losses(run()[1]) == losses(result)
     assert losses(other) != losses(result)
 
@@ -111,10 +132,9 @@ def test_another_recipe_or_other_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         StateError, match=r"another run: lr was 0.003, is 0.1; give another folder, or delete this file"
     ):
-        train(tiny_network(), *coloured_pictures(21), replace(SHORT, lr=0.1), checkpoint_path=path)
+        learn(tiny_network(), *colored_images(21), SHORT.changed(lr=0.1), state_path=path)
     with pytest.raises(StateError, match="images was"):
-        train(tiny_network(), *coloured_pictures(21, seed=1), SHORT, checkpoint_path=path)
-    assert run(path, resume=False)[1].first_epoch == 0
+        learn(tiny_network(), *colored_images(21, seed=1), SHORT, state_path=path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no state at all"], ids=["empty", "text"])
@@ -126,31 +146,60 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_overfits_noise() -> None:
-    images, labels = noisy_pictures(64), np.random.default_rng(1).integers(0, 3, 64)
-    recipe = replace(
-        SHORT, epochs=60, batch_size=32, lr=1e-2, crop_padding=0, flip=False, cutout=0, mixup=0.0, cutmix=0.0,
+    images, labels = noisy_images(64), np.random.default_rng(1).integers(0, 3, 64)
+    recipe = SHORT.changed(
+        epochs=60, batch_size=32, lr=1e-2, crop_padding=0, flip=False, cutout=0, mixup=0.0, cutmix=0.0,
         label_smoothing=0.0, drop_path=0.0, ema_decay=0.9, weight_decay=0.0, warmup_epochs=3,
     )  # fmt: skip
     model = tiny_network()
-    result = train(model, images, labels, recipe)
+    result = learn(model, images, labels, recipe)
     assert result.history[-1].loss < 0.1
     recalibrate(result.average, images, mean=recipe.mean, std=recipe.std, batch_size=32)
-    assert accuracy(result.average, images, labels, mean=recipe.mean, std=recipe.std) == 1.0
+    assert evaluate(result.average, images, labels, mean=recipe.mean, std=recipe.std) == 1.0
 
 
 def test_learns_what_generalises_with_everything_on() -> None:
-    seen: list[EpochRecord] = []
-    recipe = replace(SHORT, epochs=12, batch_size=16, lr=1e-2, precision="bf16", ema_decay=0.9)
-    test = coloured_pictures(60, seed=9)
-    train(
+    recipe = SHORT.changed(epochs=12, batch_size=16, lr=1e-2, precision="bf16", ema_decay=0.9)
+    test, told = colored_images(60, seed=9), Told()
+    result = learn(
         tiny_network(),
-        *coloured_pictures(96),
+        *colored_images(96),
         recipe,
-        evaluate=lambda model: accuracy(model, *test, mean=recipe.mean, std=recipe.std, batch_size=25),
-        progress=seen.append,
+        evaluate=lambda model: evaluate(model, *test, mean=recipe.mean, std=recipe.std, batch_size=25),
+        progress=told,
     )
-    assert [record.epoch for record in seen] == list(range(12))
-    assert (seen[-1].accuracy or 0) > 0.9
+    assert [record.epoch for record in result.history] == list(range(12))
+    assert (result.history[-1].accuracy or 0) > 0.9
+    assert (told.total, told.steps) == (72, 72)  # progress within epochs: six steps in each of twelve
+    assert [note.split("  loss")[0] for note in told.notes] == [f"epoch {i:2d}/12" for i in range(1, 13)]
+
+
+def test_a_task_brings_its_own_loss_metric_and_augmentation() -> None:
+    """Dense labels through the same loop: each pixel of a constant image is one class."""
+
+    class PerPixel(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Conv2d(3, 3, 1)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.layer(inputs)
+            return logits
+
+    def sample(samples: Samples, chosen: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return normalize(samples.images[chosen], samples.scale, samples.shift), samples.labels[chosen]
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor, _: TrainRecipe) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, targets)
+
+    images, labels = colored_images(24)
+    maps = np.broadcast_to(labels[:, None, None], (24, 8, 8))
+    dense = Task(lambda images, labels: None, sample, loss, accuracy)
+    recipe = SHORT.changed(epochs=40, lr=0.1, ema_decay=0.0)
+    torch.manual_seed(0)
+    result = fit(PerPixel(), images, maps, recipe, task=dense)
+    score = evaluate(result.average, images, maps, mean=recipe.mean, std=recipe.std, metric=dense.metric)
+    assert score > 0.8
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
@@ -164,13 +213,13 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path:
         return 0.0
 
     with pytest.raises(ConfigError, match=r"the loss is nan at step 4 \(epoch 2\) with lr 0.003") as caught:
-        train(model, *coloured_pictures(21), SHORT, evaluate=poison, checkpoint_path=path)
+        learn(model, *colored_images(21), SHORT, evaluate=poison, state_path=path)
     assert "\n" not in str(caught.value)
     assert len(torch.load(path, weights_only=True)["history"]) == 2
 
 
 def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
-    result = train(tiny_network(), *coloured_pictures(5), replace(SHORT, batch_size=64))
+    result = learn(tiny_network(), *colored_images(5), SHORT.changed(batch_size=64))
     assert len(result.history) == SHORT.epochs
 
 
@@ -186,16 +235,16 @@ def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
 )
 def test_arrays_that_do_not_fit_are_named(images: Any, labels: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        train(tiny_network(), images, labels, SHORT)
+        learn(tiny_network(), images, labels, SHORT)
 
 
 def test_padding_as_large_as_the_image_is_refused() -> None:
     with pytest.raises(ConfigError, match="crop_padding 8"):
-        train(tiny_network(), *coloured_pictures(4), replace(SHORT, crop_padding=8))
+        learn(tiny_network(), *colored_images(4), SHORT.changed(crop_padding=8))
 
 
 def test_recalibrated_statistics_are_those_of_the_inputs() -> None:
-    images, model = noisy_pictures(20, seed=3), tiny_network()
+    images, model = noisy_images(20, seed=3), tiny_network()
     recalibrate(model, images, mean=(0.5,) * 3, std=(0.5,) * 3, batch_size=8)
     drawn = np.random.default_rng(0).permutation(20)[:16]
     inputs = torch.from_numpy(images[drawn]).permute(0, 3, 1, 2) / 127.5 - 1
@@ -214,10 +263,10 @@ def test_accuracy_counts() -> None:
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return inputs.mean((2, 3))
 
-    images, labels = coloured_pictures(30)
+    images, labels = colored_images(30)
     wrong = labels.copy()
     wrong[:7] = (wrong[:7] + 1) % 3
-    found = accuracy(FirstChannel(), images, wrong, mean=(0.5,) * 3, std=(0.5,) * 3, batch_size=8)
+    found = evaluate(FirstChannel(), images, wrong, mean=(0.5,) * 3, std=(0.5,) * 3, batch_size=8)
     assert found == pytest.approx(23 / 30)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.training.samples import noisy_pictures
+from tests.training.samples import noisy_images
 from trust_tta.errors import DataError
 
 
@@ -23,12 +23,12 @@ def smooth_pictures(n: int) -> NDArray[np.uint8]:
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_any_pixels_come_back(n: int, height: int, width: int, seed: int) -> None:
-    images = noisy_pictures(n, height=height, width=width, seed=seed)
+    images = noisy_images(n, height=height, width=width, seed=seed)
     np.testing.assert_array_equal(decode(encode(images), height, width), images)
 
 
 def test_extreme_steps_come_back() -> None:
-    images = noisy_pictures(40, height=6, width=5) // 128 * 255  # every difference is 0 or 255
+    images = noisy_images(40, height=6, width=5) // 128 * 255  # every difference is 0 or 255
     np.testing.assert_array_equal(decode(encode(images), 6, 5), images)
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,43 +10,73 @@ import torch
 
 from tests.training.samples import tiny_network
 from trust_tta.errors import ConfigError
-from trust_tta.training.ema import copy_buffers, decay_at, update_average
-from trust_tta.training.loop import set_drop_path
-from trust_tta.training.optimiser import learning_rate, parameter_groups
-from trust_tta.training.recipe import TrainRecipe
+from trust_tta.training.loop import (
+    copy_buffers,
+    decay_at,
+    learning_rate,
+    parameter_groups,
+    set_drop_path,
+    update_average,
+)
+from trust_tta.training.recipe import FinetuneRecipe, TrainRecipe, recipe_for
 
 
 def test_every_mistake_is_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         TrainRecipe(epochs=0, lr=-1.0, label_smoothing=1.0, cutmix=0.7, mixup=0.4, warmup_epochs=0, std=(1.0, 0.0, 1.0))
     message = str(caught.value)
-    for name in ("epochs is 0", "lr is -1.0", "label_smoothing is 1.0", "cutmix is 0.7", "std is"):
-        assert name in message
+    for words in ("epochs is 0", "lr is -1.0", "label_smoothing is 1.0", "cutmix: 0.7", "std: (1.0, 0.0, 1.0)"):
+        assert words in message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"epochs": 2.5}, "epochs is 2.5 but must be a whole number"),
-        ({"lr": "fast"}, "lr is 'fast' but must be a number"),
-        ({"flip": 1}, "flip is 1 but must be true or false"),
-        ({"seed": True}, "seed is True but must be a whole number"),
-        ({"lr": math.nan}, "lr is nan but must be positive"),
-        ({"mean": (0.5, 0.5)}, "mean is (0.5, 0.5) but must be three numbers"),
-        ({"precision": "fp16"}, "must be one of float32, bf16"),
-        ({"speed": 3}, "no field speed; its fields are epochs"),
+        ({"epochs": 2.5}, "epochs is 2.5; give an integer"),
+        ({"lr": "fast"}, "lr is 'fast'; give a number"),
+        ({"flip": 1}, "flip is 1; give true or false"),
+        ({"seed": True}, "seed is True; give an integer"),
+        ({"seed": 2**63}, "seed is 9223372036854775808; give a value < 9223372036854775808"),
+        ({"lr": math.nan}, "lr is nan; give"),
+        ({"lr": math.inf}, "lr is inf; give a finite number"),
+        ({"mean": (0.5, 0.5)}, "mean.2 is missing"),
+        ({"precision": "bf1"}, "precision is 'bf1'; did you mean 'bf16'?"),
+        ({"warmup_epochs": 200}, "warmup_epochs: 200 is more than the 100 epochs"),
+        ({"epocs": 3}, "epocs: there is no such option; did you mean 'epochs'?"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_wrong_value_is_named(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match="TrainRecipe") as caught:
-        TrainRecipe().override(changes)
+    with pytest.raises(ConfigError) as caught:
+        recipe_for("cifar10", changes, where="recipe.toml")
+    assert str(caught.value).startswith("recipe.toml: ")
     assert words in str(caught.value)
 
 
 def test_lists_from_a_file_are_taken() -> None:
-    assert TrainRecipe().override({"mean": [0.1, 0.2, 0.3]}).mean == (0.1, 0.2, 0.3)
+    assert recipe_for("cifar10", {"mean": [0.1, 0.2, 0.3]}).mean == (0.1, 0.2, 0.3)
+
+
+def test_defaults_follow_data_size_and_epochs() -> None:
+    assert recipe_for("cifar10") == TrainRecipe()
+    photos = recipe_for("pacs", {"epochs": 8}, size=64)
+    assert (photos.crop_padding, photos.cutout, photos.warmup_epochs) == (8, 16, 2.0)
+    assert photos.mean == (0.485, 0.456, 0.406)
+    assert recipe_for("pacs", {"cutout": 3}).cutout == 3
+
+
+def test_the_committed_recipes_are_valid() -> None:
+    files = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+    assert files
+    for file in files:
+        given = tomllib.loads(file.read_text())
+        recipe = recipe_for("pacs", given, where=file.name).model_dump(mode="json")
+        assert {name: recipe[name] for name in given} == given
+
+
+def test_the_papers_fine_tuning_is_the_default() -> None:
+    assert FinetuneRecipe.defaults() == {"epochs": 300, "lr": 5e-4, "batch_size": 128, "seed": 0, "weight_decay": 0.0}
 
 
 def test_the_plain_epochs_are_the_last() -> None:

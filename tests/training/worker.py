@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 
-from tests.training.samples import SHORT, coloured_pictures, tiny_network
+from tests.training.samples import SHORT, TASK, colored_images, tiny_network
 from trust_tta.models.vmamba import VMamba
-from trust_tta.training.loop import train
+from trust_tta.training.loop import fit
 
 
 def main(path: str, deadly_epoch: int) -> None:
@@ -19,7 +19,7 @@ def main(path: str, deadly_epoch: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return 0.5
 
-    train(tiny_network(), *coloured_pictures(21), SHORT, checkpoint_path=path, evaluate=evaluate)
+    fit(tiny_network(), *colored_images(21), SHORT, task=TASK, state_path=path, evaluate=evaluate)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli.common import add_run_arguments, changes, option, wait_politely
-from trust_tta.cli.progress import Advance, progress
+from trust_tta.cli import names
+from trust_tta.cli.arguments import add_run_arguments, changes, option, wait_politely
+from trust_tta.cli.output import say, try_folder
+from trust_tta.cli.progress import Drawer
 from trust_tta.cli.rank import DEFAULT_LIMIT, print_ranking, rank
 from trust_tta.errors import ConfigError
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from trust_tta.results.order_records import OrderRecord
 
 KINDS = ("surface", "norms", "memory", "orders")
-HELP = "the loss around adapted networks, norms of their weights, memory of K orders, entropy of the 24 orders"
 EXAMPLES = """\
   trust-tta analyse surface configs/paper/table1.toml --small --out runs/analyses
   trust-tta analyse surface configs/paper/table1.toml --small --option trust.mode=parallel --out runs/analyses
@@ -37,22 +37,24 @@ ORDERS = 6
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, help="surface, norms and memory look at the first domain, orders at all")
     add_run_arguments(parser)
-    parser.add_argument("--small", action="store_true", help="what the section [small] of the configuration says")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the records, KIND-DOMAIN.json")
     parser.add_argument(
         "--option", type=option, action="append", default=[], metavar="trust.OPTION=VALUE", help="of TRUST; repeatable"
     )
-    said = f"of a surface, each way (default: {POINTS}, small {SMALL_POINTS})"
-    parser.add_argument("--points", type=int, metavar="N", help=said)
+    text = f"of a surface, each way (default: {POINTS}, small {SMALL_POINTS})"
+    parser.add_argument("--points", type=int, metavar="N", help=text)
 
 
 def run(arguments: Namespace) -> None:
     wait_politely()
-    from trust_tta.bench.parsing import read_parts
-
+    names.check_run(arguments)
+    names.check_each("--option", [method for method, _, _ in arguments.option], names.methods())
+    try_folder("--out", arguments.out)
     points = surface_points(small=arguments.small) if arguments.points is None else arguments.points
     if points < 2:
         raise ConfigError(f"--points {arguments.points} make no surface; give 2 or more")
+    from trust_tta.bench.parsing import read_parts
+
     changed = changes(arguments) | {"method_options": arguments.option}
     if not arguments.config:
         changed["methods"] = ["trust"]
@@ -78,7 +80,7 @@ def analyse(
             dataset = f"{config.data.dataset}-" if len(parts) > 1 and kind != "orders" else ""
             written.append(out / f"{kind}-{dataset}{name}.json")
             write_record(record, written[-1])
-    print(f"{len(written)} records are in {out}")
+    say(f"{len(written)} records are in {out}")
     return written
 
 
@@ -105,33 +107,28 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
         elif kind == "norms":
             for which, norms in analyses.weight_norms(experiment, domain).items():
                 means = zip(norms.names, norms.mean, norms.deviation, strict=True)
-                print(f"norms over orders: {norms.title}\n  {'tensor':<44} mean norm  deviation")
+                say(f"norms over orders: {norms.title}\n  {'tensor':<44} mean norm  deviation")
                 for name, mean, deviation in means:
-                    print(f"  {name:<44} {mean:9.4f}  {deviation:9.2e}")
+                    say(f"  {name:<44} {mean:9.4f}  {deviation:9.2e}")
                 yield f"{which}-{domain.name}", norms
         else:
             memory = analyses.memory_by_k(experiment, domain)
-            print(f"peak memory: {memory.title}\n  forward alone  {memory.baseline / 2**20:9.1f} MiB")
+            say(f"peak memory: {memory.title}\n  forward alone  {memory.baseline / 2**20:9.1f} MiB")
             for k, peak in zip(memory.k, memory.peak, strict=True):
-                print(f"  K = {k:<10} {peak / 2**20:9.1f} MiB  {peak / memory.peak[0]:5.2f} x one order")
+                say(f"  K = {k:<10} {peak / 2**20:9.1f} MiB  {peak / memory.peak[0]:5.2f} x one order")
             yield domain.name, memory
 
 
 def _surface(experiment: Experiment, domain: Domain, points: int) -> OrderRecord:
     from trust_tta.bench.analyses import loss_surface
 
-    with ExitStack() as stack:
-        bar: list[Advance] = []
+    with Drawer() as drawer:
         record = loss_surface(
-            experiment,
-            domain,
-            points=points,
-            start=lambda total: bar.append(stack.enter_context(progress(total, "points"))),
-            beat=lambda: bar[0](),
+            experiment, domain, points=points, start=lambda total: drawer.start(total, "points"), beat=drawer.advance
         )
-    print(f"loss on a plane: {record.title}\n  {'network':<8}        x        y     loss")
+    say(f"loss on a plane: {record.title}\n  {'network':<8}        x        y     loss")
     for point in (*record.adapted, record.mean):
-        print(f"  {point.name:<8} {point.x:8.4f} {point.y:8.4f} {point.loss:8.4f}")
+        say(f"  {point.name:<8} {point.x:8.4f} {point.y:8.4f} {point.loss:8.4f}")
     lowest = min(value for line in record.loss for value in line)
-    print(f"  the lowest of {points} x {points} points is {lowest:.4f}")
+    say(f"  the lowest of {points} x {points} points is {lowest:.4f}")
     return record

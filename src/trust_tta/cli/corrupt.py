@@ -7,11 +7,12 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from trust_tta.cli.common import names, numbers
-from trust_tta.cli.progress import progress
+from trust_tta.cli import names
+from trust_tta.cli.arguments import integers, names_list
+from trust_tta.cli.output import say, try_folder
+from trust_tta.cli.progress import Drawer
 from trust_tta.errors import ConfigError
 
-HELP = "corrupt an array to the layout of CIFAR-10-C, or an image folder to that of ImageNet-C"
 EXAMPLES = """\
   trust-tta corrupt data/cifar10/test_images.npy data/CIFAR-10-C --severities 1,2,3,4,5 --workers 2
   trust-tta corrupt data/imagenet/val data/ImageNet-C --corruptions fog,snow
@@ -21,11 +22,11 @@ EXAMPLES = """\
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", help="a .npy file, uint8 (n, h, w, 3), or a folder of images")
     parser.add_argument("output", metavar="OUTPUT", help="folder for <corruption>.npy and labels.npy, or for folders")
-    parser.add_argument("--corruptions", type=names, metavar="A,B", help="some of the 19 (default: the 15)")
-    parser.add_argument("--severities", type=numbers, default=[5], metavar="N[,N]", help="1 to 5 (default 5)")
+    parser.add_argument("--corruptions", type=names_list, metavar="A,B", help="some of the 19 (default: the 15)")
+    parser.add_argument("--severities", type=integers, default=[5], metavar="N[,N]", help="1 to 5 (default 5)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (default 0)")
     parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)"
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one per core)"
     )
     parser.add_argument(
         "--labels", metavar="FILE", help="the array's labels (default: for X_images.npy, X_labels.npy beside it)"
@@ -37,17 +38,21 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
+    names.check_each("--corruptions", arguments.corruptions, names.corruptions())
+    try_folder("OUTPUT", arguments.output)
     from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder
     from trust_tta.data.corruptions.table import CORRUPTIONS
 
     source = Path(arguments.input)
     corruptions = CORRUPTIONS if arguments.corruptions is None else arguments.corruptions
     done = 0
-    with progress(None, "images") as advance:
+    with Drawer() as drawer:
 
         def show(images: int, total: int) -> None:
             nonlocal done
-            advance(images - done, f"of {total}")
+            if not done:
+                drawer.start(total, "images")
+            drawer.advance(images - done)
             done = images
 
         if source.is_dir():
@@ -77,9 +82,9 @@ def run(arguments: Namespace) -> None:
                 progress=show,
             )
     for path in paths:
-        print(path)
+        say(str(path))
     if not source.is_dir() and _labels(source, arguments.labels) is None:
-        print(f"no labels lie beside '{source}', so there is no labels.npy; give them with --labels", file=sys.stderr)
+        say(f"there are no labels beside '{source}', so there is no labels.npy; use --labels", stream=sys.stderr)
 
 
 def _labels(source: Path, given: str | None) -> Path | None:

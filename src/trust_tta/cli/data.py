@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from trust_tta.cli.output import say, try_folder
+from trust_tta.cli.progress import Drawer
 from trust_tta.errors import DataError, TrustError
 
-if TYPE_CHECKING:
-    from trust_tta.cli.progress import Advance
-
-HELP = "list, fetch and check data sets"
 EXAMPLES = """\
   trust-tta data list                      the data sets we know, and where to get them
   trust-tta data get cifar10 --root data   fetch CIFAR-10, checked pixel by pixel
@@ -48,18 +44,19 @@ def list_datasets() -> None:
     for spec in DATASETS:
         classes = f"{spec.classes} classes" if spec.classes else "any classes"
         domains = f"{len(spec.domains)} domains" if len(spec.domains) > 1 else "1 domain"
-        print(f"{spec.name}: {classes}, {domains if spec.parts else 'any domains'}")
-        print(f"  files    {spec.wanted}")
-        print(f"  source   {spec.source}")
-        print(f"  licence  {spec.licence}")
+        say(f"{spec.name}: {classes}, {domains if spec.parts else 'any domains'}")
+        say(f"  files    {spec.wanted}")
+        say(f"  source   {spec.source}")
+        say(f"  licence  {spec.licence}")
 
 
 def get_cifar10(root: Path) -> None:
+    try_folder("--root", root)
     from trust_tta.data.fetch import fetch_cifar10
 
     with Stages() as stages:
         folder = fetch_cifar10(root, progress=stages.show)
-    print(f"CIFAR-10 is in {folder}")
+    say(f"CIFAR-10 is in {folder}")
 
 
 def check(root: Path, *, thorough: bool) -> None:
@@ -70,35 +67,22 @@ def check(root: Path, *, thorough: bool) -> None:
     with Stages() as stages:
         findings = check_root(root, thorough=thorough, progress=stages.show)
     for finding in findings:
-        print(finding)
+        say(str(finding))
     counts = Counter(finding.level for finding in findings)
-    print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
+    say(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
     if counts["error"]:
         raise TrustError(f"{root} has {counts['error']} errors, listed above; mend or fetch these files again")
 
 
-class Stages:
+class Stages(Drawer):
     """Progress through several stages, each with a total of its own."""
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._label = ""
-        self._done = 0
-        self._advance: Advance | None = None
-
-    def __enter__(self) -> Stages:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    stage, done = "", 0
 
     def show(self, label: str, done: int, total: int) -> None:
         """`done` of `total` (0: unknown) of the stage `label`."""
-        from trust_tta.cli.progress import progress
-
-        if self._advance is None or label != self._label:
-            self._stack.close()
-            self._label, self._done = label, 0
-            self._advance = self._stack.enter_context(progress(total or None, label))
-        self._advance(done - self._done)
-        self._done = done
+        if label != self.stage:
+            self.stage, self.done = label, 0
+            self.start(total or None, label)
+        self.advance(done - self.done)
+        self.done = done

@@ -3,48 +3,49 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
-from trust_tta.cli.common import wait_politely
+from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError, TrustError
 
-HELP = "the embedded run: a shipped VMamba, shipped images, four corruptions, six methods, a table and a report"
 EXAMPLES = """\
   trust-tta demo                       a few minutes on two cores; results in the folder demo
   trust-tta demo --images 64 --seeds 1 --out /tmp/demo   a quick look
   trust-tta demo                       again: finished cells are not run twice"""
 
+KEPT = "finished cells are kept"
 MOST_PROCESSES = 8  # each holds PyTorch and the network
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", default="demo", metavar="FOLDER", help="where results and report go (default: demo)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="shuffles and corruption seeds (default 3)")
-    parser.add_argument("--images", type=int, metavar="N", help="images of each corruption and seed, at most 2000")
+    parser.add_argument("--images", type=int, metavar="N", help="images per corruption and seed (default 224)")
 
 
 def run(arguments: Namespace) -> None:
     wait_politely()
+    out = try_folder("--out", arguments.out)
     import torch
 
     from trust_tta.bench.demo import CORRUPTIONS, IMAGES, METHODS, demo_config
     from trust_tta.bench.environment import choose_device
-    from trust_tta.cli.bench import run_parts
+    from trust_tta.cli.cells import run_parts
     from trust_tta.cli.printing import verdict
     from trust_tta.report.page import write_page
 
-    out, images = Path(arguments.out), IMAGES if arguments.images is None else arguments.images
+    images = IMAGES if arguments.images is None else arguments.images
     if arguments.seeds < 1 or not 2 <= images <= 2000:
         raise ConfigError(f"--seeds {arguments.seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
     config = demo_config(out, seeds=arguments.seeds, images=images)
     counts = f"{len(METHODS)} methods, {len(CORRUPTIONS)} corruptions, {arguments.seeds} seeds, {images} images each"
-    print(f"{config.model.name} on CIFAR-10 test images: {counts}")
+    say(f"{config.model.name} on CIFAR-10 test images: {counts}")
     # So small a network leaves most of several cores idle, but not of one each.
     processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
     cells, problems = run_parts([config], processes=processes)
     page = out / "report.html"
     write_page(config.store, page)
-    print(f"the report is {page.resolve()}")
+    say(f"the report is {page.resolve()}")
     if problems:
         raise TrustError("; ".join(problems))
-    print(verdict(cells))
+    say(verdict(cells))

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta._version import __version__
+from trust_tta.cli.output import say
 from trust_tta.errors import BackendError
 from trust_tta.optional import available
 
 if TYPE_CHECKING:
     import torch
 
-HELP = "what this machine can run: versions, extras, and a check of every usable scan backend"
 EXAMPLES = """\
   trust-tta doctor                      check this machine
   trust-tta doctor --data /datasets     look for data sets there
@@ -65,7 +65,7 @@ def run(arguments: Namespace) -> None:
             f"the scan backend {', '.join(failed)} does not agree with the reference within {TOLERANCE:g}; "
             "do not trust its results, use backend='reference' and report the lines above"
         )
-    print(f"verdict: ok, every usable scan backend ({', '.join(checks)}) agrees with the reference")
+    say(f"verdict: ok, every usable scan backend ({', '.join(checks)}) agrees with the reference")
 
 
 def versions() -> list[tuple[str, str]]:
@@ -184,6 +184,6 @@ def _version(package: str) -> str:
 
 
 def _section(title: str, lines: list[tuple[str, str]]) -> None:
-    print(title)
+    say(title)
     for name, text in lines:
-        print(f"  {name:<10} {text}")
+        say(f"  {name:<10} {text}")

@@ -9,26 +9,41 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn, Protocol, cast
 
 from trust_tta._version import __version__
 from trust_tta.errors import CheckpointError, ConfigError, DataError, ShapeError, TrustError
+from trust_tta.report.text import safe_line
 
-# To add a command: write trust_tta/cli/<name>.py with the four members of `Command`, and name it here.
-COMMANDS = (
-    "demo", "bench", "rank", "analyse", "paper", "corrupt", "data", "train", "finetune", "report", "speed", "doctor",
-)  # fmt: skip
+# To add a command: write trust_tta/cli/<name>.py with the members of `Command`, and describe it here in one line.
+COMMANDS = {
+    "demo": "see it work: a shipped VMamba on shipped images, four corruptions, six methods, a table and a report",
+    "bench": "run methods on the domains of a data set, resumable, into a results store",
+    "rank": "rank the 24 scan orders by entropy on given data, by default on 256 images per domain",
+    "analyse": "loss around adapted networks, norms of their weights, memory by number of orders, entropy of orders",
+    "paper": "list the tables and figures of the TRUST paper, or run them and write a report of each",
+    "corrupt": "corrupt an array into the layout of CIFAR-10-C, or an image folder into that of ImageNet-C",
+    "data": "list, fetch and check data sets",
+    "train": "train a network from scratch; run again, it continues after the last whole epoch",
+    "finetune": "train only the classifier on a frozen backbone, whose features are computed once",
+    "report": "make tables, figures and one self-contained HTML page from a results store",
+    "speed": "time forward, Tent, each mode of TRUST and the scan against the reference, in one run",
+    "doctor": "say what this machine can run, and check every usable scan backend",
+}
 
 MISUSES = (CheckpointError, ConfigError, DataError, ShapeError)
 
 
 class Command(Protocol):
-    """What a command's module offers; it imports nothing heavy before `run`, so that --help is instant."""
+    """What a command's module offers; it imports nothing heavy before `run`, so that --help is instant.
 
-    HELP: str
+    `KEPT`, where there is one, says what is left of an interrupted run, which the same command then continues.
+    """
+
     EXAMPLES: str
 
     def add_arguments(self, parser: ArgumentParser, /) -> None: ...
@@ -37,21 +52,40 @@ class Command(Protocol):
 
 
 class Parser(ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, with the nearest right name."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see: {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {safe_line(message)}; see: {self.prog} --help\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         sys.stdout.flush()  # help that cannot be written fails like any other output
         super().exit(status, message)
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """As argparse does, but what is unknown is answered here, where the flags are known."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            from trust_tta.schema import did_you_mean
+
+            flag = unknown[0].partition("=")[0]
+            hint = did_you_mean(flag, self._option_string_actions) if flag.startswith("-") else "remove it"
+            self.error(f"there is no {flag!r} here; {hint}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            from trust_tta.schema import did_you_mean
+
+            name = "command" if action.dest == "command" else action.metavar or "/".join(action.option_strings)
+            raise argparse.ArgumentError(None, f"unknown {name} {value!r}; {did_you_mean(value, action.choices)}")
 
 
 def load_command(name: str) -> Command:
     return cast(Command, importlib.import_module(f"trust_tta.cli.{name}"))
 
 
-def build_parser() -> Parser:
+def build_parser(commands: Iterable[str] = tuple(COMMANDS)) -> Parser:
+    """The parser of all commands, with the flags of those named; reading one's module takes time."""
     parser = Parser(
         prog="trust-tta",
         description="Test-time adaptation of vision state-space models: VMamba, TRUST and its baselines.",
@@ -59,31 +93,33 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"trust-tta {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        command = load_command(name)
-        subparser = commands.add_parser(
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        command = load_command(name) if name in commands else None
+        subparser = subparsers.add_parser(
             name,
-            help=command.HELP,
-            description=command.HELP,
-            epilog=f"examples:\n{command.EXAMPLES}",
+            help=text,
+            description=text,
+            epilog=f"examples:\n{command.EXAMPLES}" if command else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        command.add_arguments(subparser)
+        if command:
+            command.add_arguments(subparser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; argparse itself leaves with 0 or 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = build_parser(words[:1]).parse_args(words)
         load_command(arguments.command).run(arguments)
         sys.stdout.flush()
     except TrustError as error:
         return _fail(str(error), 2 if isinstance(error, MISUSES) else 1)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return _fail(_interrupted(words), 130)
     except BrokenPipeError:  # the reader went away, as with `| head`
         _give_up_output()
         return 1
@@ -94,9 +130,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _interrupted(words: Sequence[str]) -> str:
+    """What is left of the run, and the command that continues it or starts over."""
+    kept = getattr(load_command(words[0]), "KEPT", "") if words and words[0] in COMMANDS else ""
+    command = shlex.join(["trust-tta", *words])
+    return f"interrupted; {kept}; to continue: {command}" if kept else f"interrupted; to start over: {command}"
+
+
 def _fail(message: str, code: int) -> int:
     _give_up_output()
-    print("trust-tta:", " ".join(message.split()), file=sys.stderr)
+    print("trust-tta:", safe_line(" ".join(message.split())), file=sys.stderr)
     return code
 
 

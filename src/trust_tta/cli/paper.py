@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trust_tta.cli.common import wait_politely
+from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.output import say
 from trust_tta.errors import BackendError, CheckpointError, ConfigError, DataError, TrustError
 
-HELP = "list the tables and figures of the TRUST paper, or run them and write a report of each"
 EXAMPLES = """\
   trust-tta paper                               what there is, and what it needs
   trust-tta paper --run --small                 all of it on the shipped network and images, in minutes on a CPU
@@ -73,21 +73,21 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     items = read_items(Path(arguments.configs))
     if arguments.run is None:
-        print(markdown(items) if arguments.markdown else listing(items), end="")
+        say((markdown(items) if arguments.markdown else listing(items)).removesuffix("\n"))
         return
     wait_politely()
     chosen = _choose(items, arguments.run)
     problems: list[str] = []
     seconds: dict[str, float] = {}
     for item in chosen:
-        print(f"\n{item.name}: {item.place}, {item.about}")
+        say(f"\n{item.name}: {item.place}, {item.about}")
         begun = time.perf_counter()
         found = run_item(item, small=arguments.small, root=arguments.root)
         problems += [f"{item.name}: {problem}" for problem in found]
         seconds[item.name] = time.perf_counter() - begun
-    print("\n".join(["", *(f"{name:<24} {taken:7.0f} s" for name, taken in seconds.items())]))
+    say("\n".join(["", *(f"{name:<24} {taken:7.0f} s" for name, taken in seconds.items())]))
     for problem in problems:
-        print(problem)
+        say(problem)
     if problems:
         raise TrustError(f"not all could be done ({len(problems)} problems), for the reasons above")
 
@@ -95,7 +95,7 @@ def run(arguments: Namespace) -> None:
 def run_item(item: Item, *, small: bool, root: str) -> list[str]:
     """Run a configuration and its analyses, and write the page; what could not be done, a line each."""
     from trust_tta.bench.parsing import read_parts
-    from trust_tta.cli.bench import run_parts
+    from trust_tta.cli.cells import run_parts
     from trust_tta.report.page import write_page
     from trust_tta.results.order_records import read_records
 
@@ -116,7 +116,7 @@ def run_item(item: Item, *, small: bool, root: str) -> list[str]:
             title=f"{item.place}: {item.about}",
             analyses=read_records([records] if records.is_dir() else []),
         )
-        print(f"report: {page}")
+        say(f"report: {page}")
     return problems
 
 
@@ -129,7 +129,7 @@ def _analyse(item: Item, analysis: Analysis, out: Path, *, small: bool, root: st
         parts = read_parts(item.path, {"data": data}, small=small)
         analyse(analysis.kind, parts, out, points=surface_points(small=small))
     except BackendError as error:
-        print(f"{analysis.place} is left out: {error}")
+        say(f"{analysis.place} is left out: {error}")
     except (CheckpointError, ConfigError, DataError) as error:
         return [f"{analysis.place}: {error}"]
     return []

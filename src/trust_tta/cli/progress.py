@@ -1,30 +1,78 @@
-"""Progress on stderr: a bar where there is a terminal, a plain line every five seconds where there is none."""
+"""The one drawer of progress: a bar where there is a terminal, a plain line every five seconds where there is none."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
-from typing import Protocol, TextIO, TypeVar
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
 
-Item = TypeVar("Item")
+from trust_tta.cli.output import say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
 INTERVAL = 5.0  # seconds between plain lines
 
 
-class Advance(Protocol):
-    """Say that `steps` more are done; `note` is what to show beside the count."""
+class Drawer:
+    """Draws on stderr what it is told; notes are lines of the output. Use it as a context."""
 
-    def __call__(self, steps: int = 1, note: str = "") -> None: ...
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+        self._total: int | None = None
+        self._what = ""
+        self._done = 0
+        self._begun = self._last = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def start(self, total: int | None, what: str) -> None:
+        self.finish()
+        self._total, self._what, self._done = total, what, 0
+        self._begun = self._last = self._clock()
+        if self._stream.isatty():
+            self._bars = _bars(self._stream)
+            self._bars.start()
+            self._task = self._bars.add_task(self._what, total=total)
+
+    def advance(self, n: int = 1) -> None:
+        self._done += n
+        if self._bars is not None and self._task is not None:
+            self._bars.advance(self._task, n)
+        elif self._what and self._clock() - self._last >= INTERVAL:
+            self._last = self._clock()
+            say(self._line(), stream=self._stream)
+
+    def note(self, text: str) -> None:
+        say(text)
+
+    def finish(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        self._bars = self._task = None
+        self._what = ""
+
+    def _line(self) -> str:
+        """`training: 12 of 40, 31 s, about 73 s left`."""
+        spent = self._last - self._begun
+        count = f"{self._done} of {self._total}" if self._total else str(self._done)
+        left = (spent * (self._total - self._done) / self._done) if self._total and self._done else None
+        return f"{self._what}: {count}, {spent:.0f} s" + ("" if left is None else f", about {left:.0f} s left")
 
 
-@contextmanager
-def progress(total: int | None, label: str) -> Iterator[Advance]:
-    """Show progress towards `total` steps (None: unknown) while the block calls what it is given."""
-    if not sys.stderr.isatty():
-        yield plain_lines(total, label, sys.stderr, time.monotonic)
-        return
+def _bars(stream: TextIO) -> Bars:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -35,48 +83,13 @@ def progress(total: int | None, label: str) -> Iterator[Advance]:
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bars = Progress(
-        *columns,
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=Console(file=stream),
         transient=True,
         redirect_stdout=sys.stdout.isatty(),  # a redirected output stays where the user sent it
     )
-    with bars:
-        task = bars.add_task(label, total=total)
-
-        def advance(steps: int = 1, note: str = "") -> None:
-            bars.update(task, advance=steps, description=f"{label} {note}" if note else label)
-
-        yield advance
-
-
-def track(items: Iterable[Item], label: str, *, total: int | None = None) -> Iterator[Item]:
-    """Hand on `items` and show how many are done."""
-    if total is None and isinstance(items, Sized):
-        total = len(items)
-    with progress(total, label) as advance:
-        for item in items:
-            yield item
-            advance()
-
-
-def plain_lines(total: int | None, label: str, stream: TextIO, clock: Callable[[], float]) -> Advance:
-    """Lines `label: 12 of 40, 31 s, about 73 s left, note`, at most one every INTERVAL seconds of `clock`."""
-    start = last = clock()
-    done = 0
-
-    def advance(steps: int = 1, note: str = "") -> None:
-        nonlocal done, last
-        done += steps
-        now = clock()
-        if now - last < INTERVAL:
-            return
-        last = now
-        parts = [f"{done} of {total}" if total else str(done), f"{now - start:.0f} s"]
-        if total and done:
-            parts.append(f"about {(now - start) * (total - done) / done:.0f} s left")
-        print(f"{label}:", ", ".join([*parts, note] if note else parts), file=stream, flush=True)
-
-    return advance

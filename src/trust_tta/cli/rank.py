@@ -1,23 +1,23 @@
-"""`trust-tta rank`: the 24 traversal orders by the entropy of the predictions they give."""
+"""`trust-tta rank`: the 24 scan orders by the entropy of the predictions they give."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trust_tta.cli.common import add_run_arguments, changes, wait_politely
-from trust_tta.cli.progress import Advance, progress
+from trust_tta.cli import names
+from trust_tta.cli.arguments import add_run_arguments, changes, wait_politely
+from trust_tta.cli.output import say, try_file, try_folder
+from trust_tta.cli.progress import Drawer
 from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
     from trust_tta.bench.config import RunConfig
     from trust_tta.bench.ranking import Ranking
 
-HELP = "rank the 24 traversal orders by entropy on given data, by default on 256 images of each domain"
 EXAMPLES = """\
   trust-tta rank configs/demo.toml --domains fog,snow --limit 128
   trust-tta rank --checkpoint net.pth --model vmamba_nano --dataset cifar10-c --root data --json ranking.json
@@ -32,18 +32,20 @@ _FINE, _PLAIN = "░▒▓█", ".:+#"  # from low to high
 def add_arguments(parser: ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--k", type=int, default=6, metavar="N", help="how many orders to choose (default 6)")
-    parser.add_argument("--small", action="store_true", help="what the section [small] of the configuration says")
     parser.add_argument(
-        "--json", metavar="PATH", help="records for `trust-tta report`: FILE.json the mean, a folder one a domain"
+        "--json", metavar="PATH", help="records for `trust-tta report`: FILE.json the mean, a folder one per domain"
     )
 
 
 def run(arguments: Namespace) -> None:
     wait_politely()
+    names.check_run(arguments)
+    if not 1 <= arguments.k <= 24:
+        raise ConfigError(f"--k {arguments.k}: there are 24 orders, give 1 to 24")
+    if arguments.json:
+        (try_file if arguments.json.endswith(".json") else try_folder)("--json", arguments.json)
     from trust_tta.bench.parsing import read_config
 
-    if not 1 <= arguments.k <= 24:
-        raise ConfigError(f"--k {arguments.k} is not possible; there are 24 orders, give 1 to 24")
     changed: dict[str, Any] = {**changes(arguments), "methods": ["source"]}
     path = Path(arguments.config) if arguments.config else None
     ranking = rank(read_config(path, changed, small=arguments.small))
@@ -53,23 +55,18 @@ def run(arguments: Namespace) -> None:
 
 
 def rank(config: RunConfig) -> Ranking:
-    """Rank the orders on the experiment's data, with progress; on DEFAULT_LIMIT images a domain if it sets none."""
+    """Rank the orders on the experiment's data, with progress; on DEFAULT_LIMIT images per domain if it sets none."""
     from trust_tta.bench.ranking import rank_domains
 
     if config.data.limit is None:
         config = replace(config, data=replace(config.data, limit=DEFAULT_LIMIT))
-    with ExitStack() as stack:
-        bar: list[Advance] = []
-        return rank_domains(
-            config,
-            start=lambda batches: bar.append(stack.enter_context(progress(batches, "batches"))),
-            beat=lambda: bar[0](),
-        )
+    with Drawer() as drawer:
+        return rank_domains(config, start=lambda batches: drawer.start(batches, "batches"), beat=drawer.advance)
 
 
 def print_ranking(ranking: Ranking, k: int) -> None:
-    print(heat_map(ranking, k, shades=_shades()), end="")
-    print(f"the {k} of lowest entropy: {', '.join(ranking.best(k))}")
+    say(heat_map(ranking, k, shades=_shades()).removesuffix("\n"))
+    say(f"the {k} of lowest entropy: {', '.join(ranking.best(k))}")
 
 
 def heat_map(ranking: Ranking, k: int, *, shades: str) -> str:
@@ -97,7 +94,7 @@ def _write_json(ranking: Ranking, k: int, path: Path) -> None:
     else:
         for domain, record in ranking.domain_records(k).items():
             write_record(record, path / f"orders-{domain}.json")
-    print(f"the ranking is in {path}")
+    say(f"the ranking is in {path}")
 
 
 def _shade(value: float, low: float, high: float, shades: str) -> str:

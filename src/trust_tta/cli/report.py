@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-HELP = "tables, figures and one self-contained HTML page from a results store"
 EXAMPLES = """\
   trust-tta report runs/demo.sqlite                       write runs/demo.html and print the tables
   trust-tta report runs/demo.sqlite --out page.html --title "My network on CIFAR-10-C"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trust_tta.cli.common import names, numbers, wait_politely
+from trust_tta.cli import names
+from trust_tta.cli.arguments import integers, names_list, wait_politely
+from trust_tta.cli.output import say, try_file
 from trust_tta.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
     from trust_tta.bench.speed import Row
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from trust_tta.cli.doctor import Check
     from trust_tta.models.vmamba import VMamba
 
-HELP = "time forward, Tent, each mode of TRUST and the scan against the reference, in one run"
 EXAMPLES = """\
   trust-tta speed                                  the shipped network on a CPU, VMamba-T at 224 pixels on a GPU
   trust-tta speed --out speed.json                 the same, with its record there
@@ -31,14 +31,16 @@ EXAMPLES = """\
 
 SCHEMA_VERSION = 1
 
+Record: TypeAlias = Mapping[str, Any]
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="variant of the network, with random weights")
-    parser.add_argument("--batch", type=numbers, metavar="N[,N]", help="images at a time (CPU: 64; GPU: 128,1)")
+    parser.add_argument("--batch", type=integers, metavar="N[,N]", help="images at a time (CPU: 64; GPU: 128,1)")
     parser.add_argument("--size", type=int, metavar="N", help="pixels of a side (CPU: 32; GPU: 224)")
-    parser.add_argument("--dtype", type=names, metavar="A[,B]", help="float32, bf16 or both (GPU: both)")
+    parser.add_argument("--dtype", type=names_list, metavar="A[,B]", help="float32, bf16 or both (GPU: both)")
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
-    parser.add_argument("--orders", type=numbers, metavar="K[,K]", help="numbers of orders for --memory")
+    parser.add_argument("--orders", type=integers, metavar="K[,K]", help="numbers of orders for --memory")
     parser.add_argument("--memory", action=BooleanOptionalAction, help="memory by the number of orders (GPU: on)")
     parser.add_argument("--repeats", type=int, metavar="N", help="repeats of each row at least (default 3)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: a smoke run")
@@ -48,6 +50,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     """Measure, print, write; a backend that fails its self-check is not timed and makes the run fail."""
     wait_politely()
+    if arguments.model is not None:
+        names.check("--model", arguments.model, names.models())
+    out = try_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
     import torch
 
     from trust_tta.bench.environment import choose_device, now
@@ -56,7 +61,6 @@ def run(arguments: Namespace) -> None:
 
     device = choose_device(arguments.device)
     settings = make_settings(arguments, device)
-    out = Path(arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
     torch.manual_seed(0)
     model = create_model(settings.model).to(device).eval()
     begun = time.perf_counter()
@@ -69,7 +73,7 @@ def run(arguments: Namespace) -> None:
     record["facts"]["finished"] = now()
     show(record, gpu=device.type == "cuda")
     write(out, record)
-    print(f"the record is in {out}")
+    say(f"the record is in {out}")
     failed = [name for name, check in checks.items() if not check.passed]
     if failed:
         raise BackendError(
@@ -134,19 +138,20 @@ def measure(
     """The rows so far, after each; those of a backend that fails its check are refused."""
     from trust_tta.bench.speed import refuse, run_job
     from trust_tta.bench.speed_plan import make_jobs
-    from trust_tta.cli.progress import progress
+    from trust_tta.cli.progress import Drawer
     from trust_tta.scan import grouped_scan
 
     jobs = make_jobs(settings, model, grouped_scan, device=device, bandwidth=bandwidth)
     rows: list[Row] = []
-    with progress(len(jobs), "measuring") as advance:
+    with Drawer() as drawer:
+        drawer.start(len(jobs), "measuring")
         for job in jobs:
             check = checks[job.row.backend]
             if check.passed:
                 rows.append(run_job(job, device))
             else:
                 rows.append(refuse(job, f"the backend's error is {check.error:.1e} ({check.where})"))
-            advance(note=job.row.work)
+            drawer.advance()
             yield rows
 
 
@@ -174,14 +179,86 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 def show(record: dict[str, Any], *, gpu: bool) -> None:
     """The record as tables and a few lines."""
-    from trust_tta.cli.speed_tables import network_table, scan_table, summary_lines
-
     rows, facts = record["rows"], record["facts"]
-    print(f"{facts['device']}, PyTorch {facts['torch']}, {facts['threads']} threads; median of the repeats, in ms\n")
+    say(f"{facts['device']}, PyTorch {facts['torch']}, {facts['threads']} threads; median of the repeats, in ms\n")
     for title, part in (("network", "network"), ("parallel mode by orders", "orders")):
         chosen = [row for row in rows if row["part"] == part]
         if chosen:
-            print(f"{title}\n{network_table(chosen, record['network'])}")
-    print(f"scan alone\n{scan_table([row for row in rows if row['part'] == 'scan'])}")
+            say(f"{title}\n{network_table(chosen, record['network'])}")
+    say(f"scan alone\n{scan_table([row for row in rows if row['part'] == 'scan'])}")
     for line in summary_lines(record, gpu=gpu):
-        print(line)
+        say(line)
+
+
+def network_table(rows: Sequence[Record], network: Record) -> str:
+    """Times, images a second, memory; for the forward pass also the arithmetic it reaches."""
+    flops = network["flops_products"] + network["flops_scan"]
+    header = ("", "scan", "dtype", "batch", "ms", "p20", "p80", "n", "images/s", "GiB", "GFLOP/s")
+    lines = []
+    for row in rows:
+        place = (row["work"], row["backend"], row["dtype"], str(row["batch"]))
+        if row["failed"]:
+            lines.append((*place, "failed", *[""] * 6))
+            continue
+        rate = 1e3 * row["batch"] / row["median_ms"]
+        reached = f"{rate * flops / 1e9:.1f}" if row["work"] == "forward" else ""
+        memory = f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else ""
+        lines.append((*place, *_times(row), f"{rate:.1f}", memory, reached))
+    return _draw(header, lines) + _failures(rows)
+
+
+def scan_table(rows: Sequence[Record]) -> str:
+    """Times, and their ratio to the bytes that must move at the speed of a copy."""
+    header = ("", "scan", "dtype", "batch", "channels", "length", "ms", "p20", "p80", "n", "x floor", "x unfused")
+    lines = []
+    for row in rows:
+        shape = (str(row[name]) for name in ("batch", "channels", "size"))
+        place = (row["work"], row["backend"], row["dtype"], *shape)
+        if row["failed"]:
+            lines.append((*place, "failed", *[""] * 5))
+        else:
+            lines.append((*place, *_times(row), f"{row['floor_ratio']:.2f}", f"{row['unfused_ratio']:.2f}"))
+    return _draw(header, lines) + _failures(rows)
+
+
+def summary_lines(record: Record, *, gpu: bool) -> Iterator[str]:
+    """What the rows amount to."""
+    network = record["network"]
+    yield (
+        f"{network['name']}: {network['parameters']:,} parameters, of which Tent adapts "
+        f"{network['adapted_by_tent']:,} and TRUST {network['adapted_by_trust']:,}"
+    )
+    yield (
+        f"an image's forward pass: {network['flops_products'] / 1e9:.3f} GFLOP in products and convolutions, "
+        f"{network['flops_scan'] / 1e9:.3f} in scans"
+    )
+    yield f"copying within the {'GPU' if gpu else 'memory'}: {record['copy_bytes_per_second'] / 1e9:.1f} GB/s"
+    for place, ratio in record["over_reference"].items():
+        if place.startswith("network"):
+            yield f"{ratio:.1f} x as fast as with the reference scan: {place.removeprefix('network: ')}"
+    grown = {name: value for name, value in record["exponents"].items() if value is not None}
+    if grown:
+        powers = ", ".join(f"{name}^{value:.2f}" for name, value in grown.items())
+        yield f"the time of a step grows as {powers} (fitted; 1 is linear)"
+    if record["memory_over_one_order"]:
+        ratios = ", ".join(f"K={k} {ratio:.2f}" for k, ratio in record["memory_over_one_order"].items())
+        yield f"memory of the parallel mode over one order: {ratios}"
+    yield f"{len(record['rows'])} rows in {record['seconds']:.0f} s"
+
+
+def _times(row: Record) -> tuple[str, ...]:
+    times = (
+        f"{row[name]:.3g}" if row[name] < 100 else f"{row[name]:.0f}" for name in ("median_ms", "p20_ms", "p80_ms")
+    )
+    return *times, str(row["repeats"])
+
+
+def _failures(rows: Sequence[Record]) -> str:
+    failed = [row for row in rows if row["failed"]]
+    return "".join(f"failed: {row['work']}, {row['dtype']}, batch {row['batch']}: {row['failed']}\n" for row in failed)
+
+
+def _draw(header: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    from trust_tta.report.tables import Entry, Layout, to_text
+
+    return to_text(Layout(header, tuple(tuple(Entry(text) for text in line) for line in lines)))

@@ -1,1 +1,46 @@
-"""Training a network from arrays, training a classifier on a frozen one, and writing the result."""
+"""Training from Python: `train` and `finetune`, the recipes they follow, and the data they learn from.
+
+Loaded on first use, so that a recipe can be read and checked without waiting for PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trust_tta.training.data import TrainingData, open_training_data
+    from trust_tta.training.recipe import FinetuneRecipe, TrainRecipe, recipe_for
+    from trust_tta.training.runs import Trained, finetune, train
+
+__all__ = [
+    "FinetuneRecipe",
+    "TrainRecipe",
+    "Trained",
+    "TrainingData",
+    "finetune",
+    "open_training_data",
+    "recipe_for",
+    "train",
+]
+
+_HOMES = {
+    "FinetuneRecipe": "recipe",
+    "TrainRecipe": "recipe",
+    "Trained": "runs",
+    "TrainingData": "data",
+    "finetune": "runs",
+    "open_training_data": "data",
+    "recipe_for": "recipe",
+    "train": "runs",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trust_tta.training' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"trust_tta.training.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,6 @@
 """Crop, flip, cutout, mixup and cutmix of whole batches on their device, drawn from one generator.
 
-Nothing here resembles a corruption (no noise, blur, colour or contrast), so that corrupted test images stay unseen.
+Nothing here resembles a corruption (no noise, blur, color or contrast), so that corrupted test images stay unseen.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from torch import Generator, Tensor
 
 
 def channel_constants(mean: Sequence[float], std: Sequence[float], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Scale and shift (3, 1, 1) with which `pixels * scale - shift` is normalised."""
+    """Scale and shift (3, 1, 1) with which `pixels * scale - shift` is normalized."""
     deviation = torch.tensor(std, dtype=torch.float64)
     scale, shift = 1 / (255 * deviation), torch.tensor(mean, dtype=torch.float64) / deviation
     return tuple(t.float().view(3, 1, 1).to(device) for t in (scale, shift))  # type: ignore[return-value]
 
 
-def normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def normalize(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """uint8 (n, h, w, 3) to float32 (n, 3, h, w), channels last in memory."""
     return images.permute(0, 3, 1, 2).float().mul_(scale).sub_(shift)
 
@@ -68,7 +68,7 @@ def _reflect(index: Tensor, size: int) -> Tensor:
 
 def _spans(lengths: Tensor, size: int, generator: Generator) -> Tensor:
     """Masks (n, size) of spans with `lengths` (n,) around uniformly drawn places, cut at the ends."""
-    centre = torch.randint(0, size, lengths.shape, generator=generator, device=lengths.device)
-    first = (centre - lengths // 2)[:, None]
+    center = torch.randint(0, size, lengths.shape, generator=generator, device=lengths.device)
+    first = (center - lengths // 2)[:, None]
     place = torch.arange(size, device=lengths.device)
     return (place >= first) & (place < first + lengths[:, None])

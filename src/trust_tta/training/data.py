@@ -1,13 +1,12 @@
-"""A data set as training needs it: what is learnt from, what is held out, and all of it as one array."""
+"""A data set as training needs it: what to learn from, what to hold out, and all of it as one array."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +14,13 @@ from numpy.typing import NDArray
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
 from trust_tta.data.reading import available_domains, open_dataset
 from trust_tta.data.specs import DatasetSpec, find_domain, find_spec
-from trust_tta.data.transforms import fit_image
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
+from trust_tta.progress import SILENT, Progress
 
-Advance: TypeAlias = Callable[[int], None]
 TRAINABLE = ("cifar10", "cifar100", "pacs", "folder")
 
-_AHEAD = 256  # pictures decoded between two reports of progress
+_AHEAD = 256  # images decoded between two reports of progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +37,10 @@ class TrainingData:
     def description(self) -> str:
         return f"{self.dataset.name} ({self.dataset.domain})"
 
+    def split(self) -> tuple[LazyImages, LazyImages]:
+        """The images to learn from, and those held out."""
+        return LazyImages(self.dataset, self.chosen), LazyImages(self.dataset, self.held_out)
+
 
 def open_training_data(
     name: str, root: Path | str, *, target: str | None = None, share: float = 0.1, seed: int = 0
@@ -51,7 +53,7 @@ def open_training_data(
         raise ConfigError(f"the share held out is {share}; it must lie between 0 and 1")
     if spec.layout == "cifar":
         if target is not None:
-            raise ConfigError(f"target is {target!r}, but {spec.name} has no domains to leave out; leave it away")
+            raise ConfigError(f"target is {target!r}, but {spec.name} has no domains to leave out; omit it")
         parts = [open_dataset(name, root, domain=part) for part in ("train", "test")]
         chosen, held_out = np.split(np.arange(sum(map(len, parts)), dtype=np.int64), [len(parts[0])])
         return TrainingData(spec, join_datasets(parts, domain="train"), chosen, held_out, "test")
@@ -71,13 +73,13 @@ def _without(spec: DatasetSpec, root: Path, target: str | None) -> Dataset:
         raise ConfigError(f"{root} has no domain {target!r} to leave out; it has {', '.join(domains)}")
     kept = [domain for domain in domains if domain != left_out]
     if not kept:
-        raise ConfigError(f"without {target!r} nothing is left of {root} to train on; leave the target away")
+        raise ConfigError(f"without {target!r} nothing is left of {root} to train on; omit the target")
     label = "all domains" if left_out is None else f"all domains but {left_out}"
     return join_datasets([open_dataset(spec.name, root, domain=d) for d in kept], domain=label)
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures(Sequence[NDArray[np.uint8]]):
+class LazyImages(Sequence[NDArray[np.uint8]]):
     """The images at `indices` of a data set, uint8 (h, w, 3) each, decoded when they are asked for."""
 
     dataset: Dataset
@@ -86,35 +88,31 @@ class Pictures(Sequence[NDArray[np.uint8]]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, place: int | slice) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:  # type: ignore[override]
-        if isinstance(place, slice):
+    def __getitem__(self, index: int | slice) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:  # type: ignore[override]
+        if isinstance(index, slice):
             with ThreadPoolExecutor(_workers(self.dataset)) as pool:
-                return list(pool.map(self.dataset.image, self.indices[place].tolist()))
-        return self.dataset.image(int(self.indices[place]))
+                return list(pool.map(self.dataset.image, self.indices[index].tolist()))
+        return self.dataset.image(int(self.indices[index]))
 
     @property
     def labels(self) -> NDArray[np.int64]:
         return self.dataset.labels[self.indices]
 
 
-def read_arrays(pictures: Pictures, preprocessing: Preprocessing, advance: Advance | None = None) -> NDArray[np.uint8]:
-    """The pictures at the size of the network's input, uint8 (n, size, size, 3)."""
+def read_arrays(source: LazyImages, preprocessing: Preprocessing, progress: Progress = SILENT) -> NDArray[np.uint8]:
+    """The images at the size of the network's input, uint8 (n, size, size, 3)."""
     size = preprocessing.size
-    images = np.empty((len(pictures), size, size, 3), dtype=np.uint8)
-    for start, fitted in _fitted(pictures, preprocessing):
-        images[start : start + len(fitted)] = fitted
-        if advance:
-            advance(len(fitted))
+    images = np.empty((len(source), size, size, 3), dtype=np.uint8)
+
+    def read(index: int) -> NDArray[np.uint8]:
+        return preprocessing.fit_image(source.dataset.image(index))
+
+    with ThreadPoolExecutor(_workers(source.dataset)) as pool:
+        for start in range(0, len(source), _AHEAD):
+            indices = source.indices[start : start + _AHEAD].tolist()
+            images[start : start + len(indices)] = list(pool.map(read, indices))
+            progress.advance(len(indices))
     return images
-
-
-def _fitted(pictures: Pictures, preprocessing: Preprocessing) -> Iterator[tuple[int, list[NDArray[np.uint8]]]]:
-    def fit(index: int) -> NDArray[np.uint8]:
-        return fit_image(pictures.dataset.image(index), preprocessing)
-
-    with ThreadPoolExecutor(_workers(pictures.dataset)) as pool:
-        for start in range(0, len(pictures), _AHEAD):
-            yield start, list(pool.map(fit, pictures.indices[start : start + _AHEAD].tolist()))
 
 
 def _workers(dataset: Dataset) -> int:

@@ -1,4 +1,7 @@
-"""The training loop: the whole data set on the device, one seed for each epoch, one checkpoint after each."""
+"""The training loop: the whole data set on the device, one seed per epoch, one saved state after each.
+
+AdamW with a linear warm-up and a cosine decay, and an exponential moving average of the weights.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,31 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
 from trust_tta.models.layers import StochasticDepth
 from trust_tta.models.vmamba import VMamba
+from trust_tta.progress import SILENT, Progress
 from trust_tta.recording import Recorder
-from trust_tta.training import augment
-from trust_tta.training.checkpointing import identify, load_state, save_state
-from trust_tta.training.ema import copy_buffers, decay_at, update_average
-from trust_tta.training.evaluation import check_images
-from trust_tta.training.optimiser import learning_rate, make_optimiser, set_learning_rate
+from trust_tta.training.augment import channel_constants
 from trust_tta.training.recipe import TrainRecipe
+from trust_tta.training.state import identify, load_state, save_state
+from trust_tta.training.tasks import Samples, Task
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_UNDECAYED = {"A_logs", "Ds", "dt_projs_bias"}  # they set time scales: pulling them to zero changes the memory
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch, counted from 0: mean loss, the learning rate of its last step, accuracy of the averaged weights."""
+    """One epoch, counted from 0: mean loss, the learning rate of its last step, the score of the averaged weights."""
 
     epoch: int
     loss: float
@@ -42,83 +47,63 @@ class EpochRecord:
 
 
 @dataclass(frozen=True)
-class TrainResult:
-    """The averaged network in evaluation mode and the course; the network given to `train` holds the last weights."""
+class FitResult(Generic[Model]):
+    """The averaged network in evaluation mode, and the history; the network given to `fit` holds the last weights."""
 
-    average: VMamba
+    average: Model
     history: tuple[EpochRecord, ...]
-    first_epoch: int  # 0, or where a checkpoint let it go on
-
-
-Evaluate: TypeAlias = Callable[[VMamba], float]
-Progress: TypeAlias = Callable[[EpochRecord], None]
+    first_epoch: int  # 0, or where a saved state let the run continue
 
 
 @dataclass
-class _Run:
+class _Run(Generic[Model]):
     """What changes while training; `network` calls the model, compiled or recorded."""
 
-    model: VMamba
-    average: VMamba
+    model: Model
+    average: Model
     network: Callable[[Tensor], Tensor]
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     history: list[EpochRecord] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Data:
-    """Images uint8 (N, h, w, 3) and labels (N,) on the device, and the constants that normalise them."""
-
-    images: Tensor
-    labels: Tensor
-    scale: Tensor
-    shift: Tensor
-    classes: int
-
-    def batch_size(self, recipe: TrainRecipe) -> int:
-        return min(recipe.batch_size, len(self.images))
-
-    def steps(self, recipe: TrainRecipe) -> int:
-        """Whole batches in an epoch; the rest waits for the next epoch's shuffle."""
-        return len(self.images) // self.batch_size(recipe)
-
-
-def train(
-    model: VMamba,
+def fit(
+    model: Model,
     images: NDArray[np.uint8],
     labels: NDArray[Any],
     recipe: TrainRecipe,
     *,
-    device: str | torch.device = "cpu",
-    checkpoint_path: str | PathLike[str] | None = None,
-    resume: bool = True,
-    evaluate: Evaluate | None = None,
-    progress: Progress | None = None,
-) -> TrainResult:
-    """Train `model` in place on images uint8 (n, h, w, 3) and labels (n,).
+    task: Task,
+    state_path: str | PathLike[str] | None = None,
+    evaluate: Callable[[Model], float] | None = None,
+    progress: Progress = SILENT,
+) -> FitResult[Model]:
+    """Train `model` in place, on the device it is on, with images uint8 (n, h, w, 3) and labels (n, ...).
 
-    With a `checkpoint_path` the state is saved after each epoch, and a run found there goes on where it was.
-    `evaluate` gets the averaged network after each epoch; its number goes into the history.
+    With a `state_path` the state is saved after each epoch, and a run found there is continued. `evaluate` gets the
+    averaged network after each epoch; its score goes into the history.
     """
-    target = torch.device(device)
-    data = _load(images, labels, recipe, model.config.num_classes, target)
-    run = _start(model, recipe, target)
-    path = Path(checkpoint_path) if checkpoint_path is not None else None
+    samples = _load(images, labels, recipe, task, next(model.parameters()).device)
+    run = _start(model, recipe)
+    path = Path(state_path) if state_path is not None else None
     identity = identify(model, images, labels, recipe) if path else {}
-    if path and resume and path.is_file():
-        _restore(run, load_state(path, identity, target))
+    if path and path.is_file():
+        _restore(run, load_state(path, identity, samples.images.device))
     first = len(run.history)
-    with _own_randomness(target):
+    steps = _steps(samples, recipe)
+    if first:
+        progress.note(f"continued after epoch {first} of an earlier run")
+    progress.start((recipe.epochs - first) * steps, "training")
+    with _own_randomness(samples.images.device):
         for epoch in range(first, recipe.epochs):
             begun = time.perf_counter()
-            loss, lr = _run_epoch(run, data, recipe, epoch)
-            value = evaluate(run.average.eval()) if evaluate else None
-            run.history.append(EpochRecord(epoch, loss, lr, value, time.perf_counter() - begun))
+            loss, lr = _run_epoch(run, samples, recipe, epoch, task=task, progress=progress)
+            score = evaluate(run.average.eval()) if evaluate else None
+            run.history.append(EpochRecord(epoch, loss, lr, score, time.perf_counter() - begun))
             if path:
                 save_state(path, _snapshot(run), identity)
-            if progress:
-                progress(run.history[-1])
-    return TrainResult(run.average.eval(), tuple(run.history), first)
+            progress.note(_line(run.history[-1], recipe))
+    progress.finish()
+    return FitResult(run.average.eval(), tuple(run.history), first)
 
 
 def set_drop_path(model: nn.Module, rate: float) -> None:
@@ -128,10 +113,48 @@ def set_drop_path(model: nn.Module, rate: float) -> None:
         layer.rate = rate * i / max(1, len(layers) - 1)
 
 
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The trainable parameters with decay, and those without: norms, biases, the scan's A, D and step biases."""
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            leaf = name.rpartition(".")[2]
+            (free if parameter.dim() <= 1 or leaf in _UNDECAYED else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
+
+
+def learning_rate(step: int, steps_per_epoch: int, recipe: TrainRecipe) -> float:
+    """Linear from lr/warmup to lr over the warm-up steps, then half a cosine down to zero after the last step."""
+    warmup = round(recipe.warmup_epochs * steps_per_epoch)
+    if step < warmup:
+        return recipe.lr * (step + 1) / warmup
+    total = recipe.epochs * steps_per_epoch
+    return recipe.lr / 2 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+
+
+def decay_at(step: int, decay: float) -> float:
+    """The average's decay at a step counted from 0: lower at first, so that it forgets the initial weights."""
+    return min(decay, (1 + step) / (10 + step))
+
+
+@torch.no_grad()
+def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """average = decay * average + (1 - decay) * model, over the parameters."""
+    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
+
+
+@torch.no_grad()
+def copy_buffers(average: nn.Module, model: nn.Module) -> None:
+    """Give the average the running statistics of the model; averaging them twice would only delay them."""
+    for own, other in zip(average.buffers(), model.buffers(), strict=True):
+        own.copy_(other)
+
+
 def _load(
-    images: NDArray[np.uint8], labels: NDArray[Any], recipe: TrainRecipe, classes: int, device: torch.device
-) -> _Data:
-    check_images(images, labels, classes=classes)
+    images: NDArray[np.uint8], labels: NDArray[Any], recipe: TrainRecipe, task: Task, device: torch.device
+) -> Samples:
+    task.check(images, labels)
     if len(images) < 2 or recipe.crop_padding >= min(images.shape[1:3]):
         raise ConfigError(
             f"{len(images)} images of {images.shape[1]}x{images.shape[2]} pixels with crop_padding "
@@ -139,31 +162,39 @@ def _load(
         )
     pixels = torch.from_numpy(np.array(images)).to(device)
     truth = torch.from_numpy(np.array(labels, dtype=np.int64)).to(device)
-    return _Data(pixels, truth, *augment.channel_constants(recipe.mean, recipe.std, device), classes)
+    return Samples(pixels, truth, *channel_constants(recipe.mean, recipe.std, device))
 
 
-def _start(model: VMamba, recipe: TrainRecipe, device: torch.device) -> _Run:
+def _start(model: Model, recipe: TrainRecipe) -> _Run[Model]:
     set_drop_path(model, recipe.drop_path)
-    model.to(device)
+    device = next(model.parameters()).device
     network = torch.compile(model) if recipe.compile else _recorded(model)
     average = copy.deepcopy(model).requires_grad_(False)
-    return _Run(model, average, network, make_optimiser(model, recipe, device))
+    groups = parameter_groups(model, recipe.weight_decay)
+    return _Run(model, average, network, torch.optim.AdamW(groups, lr=recipe.lr, fused=device.type == "cuda"))
 
 
-def _recorded(model: VMamba) -> Callable[[Tensor], Tensor]:
-    """On a CUDA device the host takes longer to ask for a small network's kernels than the device to run them."""
+def _recorded(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """On a CUDA device the host takes longer to launch a small network's kernels than the device to run them."""
+    if not isinstance(model, VMamba):
+        return model
     call = Recorder(model, list(model.parameters()))
     return lambda inputs: call(inputs, model.slots(None, len(inputs)))
 
 
-def _snapshot(run: _Run) -> dict[str, Any]:
-    parts = {name: getattr(run, name).state_dict() for name in ("model", "average", "optimiser")}
-    return {**parts, "history": [asdict(record) for record in run.history]}
+def _snapshot(run: _Run[Model]) -> dict[str, Any]:
+    return {
+        "model": run.model.state_dict(),
+        "average": run.average.state_dict(),
+        "optimiser": run.optimizer.state_dict(),  # the key of states written earlier
+        "history": [asdict(record) for record in run.history],
+    }
 
 
-def _restore(run: _Run, state: dict[str, Any]) -> None:
-    for name in ("model", "average", "optimiser"):
-        getattr(run, name).load_state_dict(state[name])
+def _restore(run: _Run[Model], state: dict[str, Any]) -> None:
+    run.model.load_state_dict(state["model"])
+    run.average.load_state_dict(state["average"])
+    run.optimizer.load_state_dict(state["optimiser"])
     run.history[:] = [EpochRecord(**record) for record in state["history"]]
 
 
@@ -187,60 +218,66 @@ def _seed_epoch(seed: int, epoch: int, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(int(words[1]))
 
 
-def _run_epoch(run: _Run, data: _Data, recipe: TrainRecipe, epoch: int) -> tuple[float, float]:
+def _batch_size(samples: Samples, recipe: TrainRecipe) -> int:
+    return min(recipe.batch_size, len(samples.images))
+
+
+def _steps(samples: Samples, recipe: TrainRecipe) -> int:
+    """Whole batches in an epoch; the rest waits for the next epoch's shuffle."""
+    return len(samples.images) // _batch_size(samples, recipe)
+
+
+def _run_epoch(
+    run: _Run[Model], samples: Samples, recipe: TrainRecipe, epoch: int, *, task: Task, progress: Progress
+) -> tuple[float, float]:
     """One pass over the shuffled data: mean loss and last learning rate."""
-    device, size, steps = data.images.device, data.batch_size(recipe), data.steps(recipe)
+    device, size, steps = samples.images.device, _batch_size(samples, recipe), _steps(samples, recipe)
     generator = _seed_epoch(recipe.seed, epoch, device)
-    shuffled = torch.randperm(len(data.images), generator=generator, device=device)
+    shuffled = torch.randperm(len(samples.images), generator=generator, device=device)
     losses = torch.empty(steps, device=device)
     plain = epoch >= recipe.plain_from
     run.model.train()
     for i in range(steps):
         step = epoch * steps + i
         lr = learning_rate(step, steps, recipe)
-        set_learning_rate(run.optimiser, lr)
-        inputs, targets = _sample(data, shuffled[i * size : (i + 1) * size], recipe, generator, plain=plain)
-        losses[i] = _step(run, inputs, targets, recipe, step)
+        for group in run.optimizer.param_groups:
+            group["lr"] = lr
+        inputs, targets = task.augment(samples, shuffled[i * size : (i + 1) * size], recipe, generator, plain)
+        losses[i] = _step(run, inputs, targets, recipe, task)
+        update_average(run.average, run.model, decay_at(step, recipe.ema_decay))
+        progress.advance()
     copy_buffers(run.average, run.model)
-    values: list[float] = losses.tolist()  # once an epoch: reading each loss would stall the device
+    values: list[float] = losses.tolist()  # once per epoch: reading each loss would stall the device
     _check_finite(values, epoch, recipe)
     return sum(values) / steps, lr
 
 
-def _sample(
-    data: _Data, chosen: Tensor, recipe: TrainRecipe, generator: torch.Generator, *, plain: bool
-) -> tuple[Tensor, Tensor]:
-    """Augmented inputs (n, 3, h, w) and target distributions (n, classes) of the images at `chosen` (n,)."""
-    pixels = augment.crop_and_flip(
-        data.images, chosen, padding=recipe.crop_padding, flip=recipe.flip, generator=generator
-    )
-    inputs = augment.normalise(pixels, data.scale, data.shift)
-    targets = F.one_hot(data.labels[chosen], data.classes).float()
-    if not plain and recipe.cutout:
-        inputs = augment.cut_out(inputs, side=recipe.cutout, generator=generator)
-    if not plain and recipe.mixup + recipe.cutmix > 0:
-        inputs, targets = augment.mix(inputs, targets, mixup=recipe.mixup, cutmix=recipe.cutmix, generator=generator)
-    return inputs, targets
-
-
-def _step(run: _Run, inputs: Tensor, targets: Tensor, recipe: TrainRecipe, step: int) -> Tensor:
+def _step(run: _Run[Model], inputs: Tensor, targets: Tensor, recipe: TrainRecipe, task: Task) -> Tensor:
     with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16"):
         logits = run.network(inputs)
-    loss = F.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
-    run.optimiser.zero_grad()
+    loss = task.loss(logits, targets, recipe)
+    run.optimizer.zero_grad()
     loss.backward()
     if recipe.grad_clip:
         nn.utils.clip_grad_norm_(run.model.parameters(), recipe.grad_clip)
-    run.optimiser.step()
-    update_average(run.average, run.model, decay_at(step, recipe.ema_decay))
+    run.optimizer.step()
     return loss.detach()
 
 
 def _check_finite(losses: list[float], epoch: int, recipe: TrainRecipe) -> None:
-    """Stop before a broken state replaces the last good checkpoint."""
+    """Stop before a broken state replaces the last good one."""
     for i, loss in enumerate(losses):
         if not math.isfinite(loss):
             raise ConfigError(
                 f"the loss is {loss} at step {epoch * len(losses) + i} (epoch {epoch}) with lr {recipe.lr:g} and "
-                f"grad_clip {recipe.grad_clip:g}; lower lr or clip harder; a checkpoint holds the epoch before"
+                f"grad_clip {recipe.grad_clip:g}; lower lr or clip harder; the state of the epoch before is kept"
             )
+
+
+def _line(record: EpochRecord, recipe: TrainRecipe) -> str:
+    score = "" if record.accuracy is None else f"accuracy {100 * record.accuracy:.2f} %  "
+    width = len(str(recipe.epochs))
+    return (
+        f"epoch {record.epoch + 1:{width}d}/{recipe.epochs}  loss {record.loss:.4f}  lr {record.lr:.2e}  "
+        f"{score}{record.seconds:.2f} s"
+    )

@@ -1,58 +1,65 @@
-"""How a network is trained, as one frozen record."""
+"""How a network is trained, declared once: files, flags, defaults and records derive from these two schemas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from trust_tta.errors import ConfigError
-from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD
+from pydantic import Field, ValidationInfo, field_validator
 
-PRECISIONS = ("float32", "bf16")
+from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD
+from trust_tta.schema import Count, Fraction, Natural, Positive, Rate, Schema, parse
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Channels = tuple[float, float, float]
 
 
-@dataclass(frozen=True)
-class TrainRecipe:
+class TrainRecipe(Schema):
     """Everything but the data and the network that decides a training run; the defaults fit CIFAR at 32 pixels."""
 
-    epochs: int = 100
-    batch_size: int = 512
-    lr: float = 3e-3
-    weight_decay: float = 0.05  # on weights only, never on norms, biases and the scan's A, D and step biases
-    warmup_epochs: float = 5.0
-    grad_clip: float = 1.0  # largest norm of all gradients together; 0: none
-    label_smoothing: float = 0.1
-    drop_path: float = 0.1  # at the last block, rising linearly from 0 at the first
-    crop_padding: int = 4  # pixels reflected at each border before a random crop of the old size
-    flip: bool = True
-    cutout: int = 8  # side of the square that is set to the mean; 0: none
-    mixup: float = 0.0  # share of the images that are blended with another
-    cutmix: float = 0.5  # share of the images that get a rectangle of another
-    plain_share: float = 0.1  # the last epochs go without cutout, mixup and cutmix
-    ema_decay: float = 0.999  # of the averaged weights; 0: the average is the last step
-    precision: Literal["float32", "bf16"] = "float32"
-    compile: bool = False
-    seed: int = 0
-    mean: tuple[float, float, float] = CIFAR10_MEAN
-    std: tuple[float, float, float] = CIFAR10_STD
+    epochs: Count = Field(100, description="passes over the training images")
+    batch_size: Annotated[int, Field(ge=2)] = Field(512, description="images per step; BatchNorm needs at least 2")
+    lr: Positive = Field(3e-3, description="peak learning rate of AdamW")
+    weight_decay: Rate = Field(0.05, description="on weights only: not on norms, biases and the scan's A and D")
+    warmup_epochs: Rate = Field(5.0, description="epochs of linear warm-up, at most all of them")
+    grad_clip: Rate = Field(1.0, description="largest norm of the gradient; 0 to disable")
+    label_smoothing: BelowOne = Field(0.1, description="share of the target spread over all classes")
+    drop_path: BelowOne = Field(0.1, description="stochastic depth of the last block, rising linearly from 0")
+    crop_padding: Natural = Field(4, description="pixels reflected at each border before a random crop")
+    flip: bool = Field(True, description="mirror half of the images")
+    cutout: Natural = Field(8, description="side of the square set to the mean; 0 to disable")
+    mixup: Fraction = Field(0.0, description="share of the images blended with another")
+    cutmix: Fraction = Field(0.5, description="share of the images that get a rectangle of another")
+    plain_share: Fraction = Field(0.1, description="share of the epochs, the last, without cutout, mixup and cutmix")
+    ema_decay: BelowOne = Field(0.999, description="decay of the averaged weights; 0 keeps the last step")
+    precision: Literal["float32", "bf16"] = Field("float32", description="number format of the forward pass")
+    compile: bool = Field(False, description="use torch.compile")
+    seed: Seed = Field(0, description="of weights, shuffling and augmentation")
+    mean: Channels = Field(CIFAR10_MEAN, description="channel means subtracted from pixels in 0..1")
+    std: Channels = Field(CIFAR10_STD, description="channel deviations divided by")
 
-    def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            value = getattr(self, name)
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
-        problems = _type_problems(self) or _value_problems(self)
-        if problems:
-            raise ConfigError("TrainRecipe: " + "; ".join(problems))
+    @field_validator("cutmix")
+    @classmethod
+    def _beside_mixup(cls, value: float, info: ValidationInfo) -> float:
+        mixup = info.data.get("mixup", 0.0)
+        if value > 1 - mixup:
+            raise ValueError(f"{value:g} and mixup {mixup:g} are shares of the same images; their sum must be <= 1")
+        return value
 
-    def override(self, changes: Mapping[str, Any]) -> TrainRecipe:
-        """A copy with some fields changed; an unknown field is refused with the valid ones."""
-        known = [f.name for f in fields(self)]
-        unknown = sorted(set(changes) - set(known))
-        if unknown:
-            raise ConfigError(f"TrainRecipe has no field {', '.join(unknown)}; its fields are {', '.join(known)}")
-        return replace(self, **changes)
+    @field_validator("warmup_epochs")
+    @classmethod
+    def _within_epochs(cls, value: float, info: ValidationInfo) -> float:
+        if "epochs" in info.data and value > info.data["epochs"]:
+            raise ValueError(f"{value:g} is more than the {info.data['epochs']} epochs; give a value <= epochs")
+        return value
+
+    @field_validator("std")
+    @classmethod
+    def _positive(cls, value: Channels) -> Channels:
+        if min(value) <= 0:
+            raise ValueError(f"{value} must be three numbers > 0")
+        return value
 
     @property
     def plain_from(self) -> int:
@@ -60,46 +67,37 @@ class TrainRecipe:
         return self.epochs - round(self.plain_share * self.epochs)
 
 
-_WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "three numbers"}
+class FinetuneRecipe(Schema):
+    """How a classifier is trained on a frozen backbone; the defaults are the paper's."""
+
+    epochs: Count = Field(300, description="passes over the features")
+    lr: Positive = Field(5e-4, description="learning rate of AdamW")
+    batch_size: Count = Field(128, description="images per step")
+    seed: Seed = Field(0, description="of the classifier's weights and the shuffling")
+    weight_decay: Rate = Field(0.0, description="of the classifier")
 
 
-def _type_problems(recipe: TrainRecipe) -> list[str]:
-    """What is not of the type of its default; the value checks compare numbers and would stumble over it."""
-    problems = []
-    for field in fields(recipe):
-        value, kind = getattr(recipe, field.name), type(field.default)
-        fits = _is_number(value) if kind is float else type(value) is kind
-        if kind is tuple and fits:
-            fits = len(value) == 3 and all(map(_is_number, value))
-        if not fits:
-            problems.append(f"{field.name} is {value!r} but must be {_WANTED[kind]}")
-    return problems
+def default_size(dataset: str) -> int:
+    """The side in pixels to which the images of a data set are squashed if nothing else is said."""
+    return 32 if _is_cifar(dataset) else 96
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def recipe_for(
+    dataset: str, given: Mapping[str, Any] | None = None, *, size: int | None = None, where: str = ""
+) -> TrainRecipe:
+    """The recipe for a data set at `size` pixels: what is not `given` and depends on these is filled in.
+
+    Every mistake in `given` is reported at once, with `where` it was written.
+    """
+    pixels, given = size or default_size(dataset), given or {}
+    values: dict[str, Any] = {"crop_padding": pixels // 8, "cutout": pixels // 4}
+    if not _is_cifar(dataset):
+        values |= {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    epochs = given.get("epochs")
+    if isinstance(epochs, int):
+        values["warmup_epochs"] = min(TrainRecipe.defaults()["warmup_epochs"], max(epochs, 0) / 4)
+    return parse(TrainRecipe, values | dict(given), where=where)
 
 
-def _value_problems(r: TrainRecipe) -> list[str]:
-    checks = {
-        "epochs": (r.epochs >= 1, "at least 1"),
-        "batch_size": (r.batch_size >= 2, "at least 2, or batch statistics mean nothing"),
-        "lr": (0 < r.lr < float("inf"), "positive"),
-        "weight_decay": (r.weight_decay >= 0, "0 or more"),
-        "warmup_epochs": (0 <= r.warmup_epochs <= r.epochs, f"between 0 and the {r.epochs} epochs"),
-        "grad_clip": (r.grad_clip >= 0, "0 (none) or more"),
-        "label_smoothing": (0 <= r.label_smoothing < 1, "in [0, 1)"),
-        "drop_path": (0 <= r.drop_path < 1, "in [0, 1)"),
-        "crop_padding": (r.crop_padding >= 0, "0 or more"),
-        "cutout": (r.cutout >= 0, "0 (none) or more"),
-        "mixup": (0 <= r.mixup <= 1, "in [0, 1]"),
-        "cutmix": (0 <= r.cutmix <= 1 - max(r.mixup, 0), "in [0, 1 - mixup]"),
-        "plain_share": (0 <= r.plain_share <= 1, "in [0, 1]"),
-        "ema_decay": (0 <= r.ema_decay < 1, "in [0, 1)"),
-        "precision": (r.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
-        "seed": (0 <= r.seed < 2**63, "in [0, 2**63)"),
-        "std": (min(r.std) > 0, "positive"),
-    }
-    return [
-        f"{name} is {getattr(r, name)!r} but must be {wanted}" for name, (fits, wanted) in checks.items() if not fits
-    ]
+def _is_cifar(dataset: str) -> bool:
+    return dataset.lower().startswith("cifar")

@@ -1,22 +1,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.training.samples import coloured_pictures, tiny_network
+from tests.training.samples import colored_images, tiny_network
 from trust_tta.data.dataset import array_dataset
 from trust_tta.data.specs import find_spec
 from trust_tta.errors import CheckpointError
-from trust_tta.models.checkpoint import load_checkpoint
+from trust_tta.models.checkpoint import Checkpoint, load_checkpoint
+from trust_tta.models.pretrained import PRETRAINED
 from trust_tta.models.weights import read_weights
 from trust_tta.preprocessing import Preprocessing
+from trust_tta.schema import parse
 from trust_tta.training.data import TrainingData
-from trust_tta.training.export import export_model
-from trust_tta.training.outputs import Origin
+from trust_tta.training.files import Origin, export_model, model_card
 from trust_tta.training.recipe import TrainRecipe
 
 
@@ -62,15 +63,15 @@ def test_a_weight_beyond_fp16_is_refused_and_the_old_file_stays(tmp_path: Path) 
 
 def test_the_description_comes_back(tmp_path: Path) -> None:
     path, recipe = tmp_path / "model.safetensors", TrainRecipe(epochs=7, mean=(0.1, 0.2, 0.3))
-    images, labels = coloured_pictures(9)
+    images, labels = colored_images(9)
     dataset = array_dataset(images, labels, ("red", "green", "blue"), name="ours", domain="day")
     origin = Origin(
         variant="vmamba_nano",
         overrides={"depths": (1, 1)},
         data=TrainingData(find_spec("folder"), dataset, labels, labels, "validation"),
-        hashes={"learnt from": "ab", "held out": "cd"},
+        hashes={"learned from": "ab", "held out": "cd"},
         preprocessing=Preprocessing(size=32, resize=None, crop=True, mean=recipe.mean, std=recipe.std),
-        recipe=asdict(recipe),
+        recipe=recipe.model_dump(),
     )
     export_model(tiny_network(), path, metadata=origin.metadata(0.93456))
     found = read_weights(path).metadata
@@ -84,7 +85,7 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
         "std": list(recipe.std),
         "interpolation": "bicubic",
     }
-    assert TrainRecipe().override(json.loads(found["recipe"])) == recipe
+    assert parse(TrainRecipe, json.loads(found["recipe"])) == recipe
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
@@ -92,3 +93,13 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"half")
     with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
         read_weights(path)
+
+
+def test_the_shipped_card_is_made_from_the_shipped_record_and_file() -> None:
+    known = PRETRAINED["vmamba_nano_cifar10"]
+    assets = resources.files("trust_tta") / "assets"
+    record = json.loads((assets / "vmamba_nano_cifar10.json").read_text())
+    assert Checkpoint.open(known.name).sha256 == record["sha256"]
+    assert known.accuracy == round(100 * record["accuracy"]["exported_file"], 2)
+    card = (assets / "vmamba_nano_cifar10.md").read_text()
+    assert card == model_card(record, name=known.name, data="CIFAR-10 (Krizhevsky, 2009)", license=known.license)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ _FORMAT = 1
 
 
 def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: TrainRecipe) -> dict[str, str]:
-    """What must be the same for a run to go on: the recipe field by field, the data, the shape of the network."""
+    """What must be the same for a run to continue: the recipe field by field, the data, the network's shapes."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     return {
-        **{name: json.dumps(value) for name, value in asdict(recipe).items()},
+        **{name: json.dumps(value) for name, value in recipe.model_dump().items()},
         "images": hash_pixels(images),
         "labels": hash_pixels(labels.astype(np.int64)),
         "network": hash_pixels(np.frombuffer(repr(shapes).encode(), np.uint8)),
@@ -36,23 +35,21 @@ def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], 
 def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]) -> None:
     """Write tensors and plain values; a crash leaves the last state that was whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = io.BytesIO()  # written as bytes, so that a full disk is told as such
+    content = io.BytesIO()  # written as bytes, so that a full disk is reported as such
     torch.save({"format": _FORMAT, "identity": dict(identity), **state}, content)
     with replacing(path) as temporary:
         temporary.write_bytes(content.getbuffer())
 
 
 def load_state(path: Path, identity: Mapping[str, str], device: torch.device) -> dict[str, Any]:
-    """Read what `save_state` wrote; a state of another run is refused with what differs."""
+    """Read what `save_state` wrote; the state of another run is refused with what differs."""
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # the reader raises many types; each means the same to a user
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"'{path}' cannot be read as a training state ({reason}); delete it or start anew"
-        ) from error
+        raise CheckpointError(f"'{path}' cannot be read as a training state ({reason}); delete this file") from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise CheckpointError(f"'{path}' is not a training state of this version; give another path or start anew")
+        raise CheckpointError(f"'{path}' is not a training state of this version; delete it or give another folder")
     saved = state["identity"]
     changed = [f"{key} was {saved.get(key)}, is {value}" for key, value in identity.items() if saved.get(key) != value]
     if changed:

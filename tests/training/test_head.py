@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.training.samples import coloured_pictures, tiny_network
+from tests.training.samples import colored_images, tiny_network
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.training.finetune import extract_features, finetune_head
+from trust_tta.training.head import extract_features, fit_head
+from trust_tta.training.recipe import FinetuneRecipe
 
 
 def preprocess(images: NDArray[np.uint8] | list[NDArray[np.uint8]]) -> Tensor:
@@ -18,12 +17,10 @@ def preprocess(images: NDArray[np.uint8] | list[NDArray[np.uint8]]) -> Tensor:
 
 
 def test_touches_nothing_but_the_head_and_fits() -> None:
-    images, labels = coloured_pictures(75)
+    images, labels = colored_images(75)
     model = tiny_network().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    result = finetune_head(
-        model, images, labels, preprocess=preprocess, epochs=60, lr=2e-2, batch_size=32, feature_batch_size=40
-    )
+    result = fit_head(model, images, labels, FinetuneRecipe(epochs=60, lr=2e-2, batch_size=32), preprocess=preprocess)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"classifier.head.weight", "classifier.head.bias"}
     assert all(p.grad is None for p in model.parameters())
@@ -35,28 +32,29 @@ def test_touches_nothing_but_the_head_and_fits() -> None:
 
 
 def test_the_course_is_that_of_training_by_hand() -> None:
-    images, labels = coloured_pictures(24)
+    images, labels = colored_images(24)
     model, reference = tiny_network(), tiny_network().eval()
-    result = finetune_head(model, images, labels, preprocess=preprocess, epochs=5, lr=1e-2, batch_size=24)
-    optimiser = torch.optim.Adam(reference.classifier.head.parameters(), lr=1e-2)
+    recipe = FinetuneRecipe(epochs=5, lr=1e-2, batch_size=24)
+    result = fit_head(model, images, labels, recipe, preprocess=preprocess)
+    optimizer = torch.optim.Adam(reference.classifier.head.parameters(), lr=1e-2)
     for expected in result.losses:  # whole batches through the whole network
         loss = torch.nn.functional.cross_entropy(reference(preprocess(images)), torch.from_numpy(labels))
         assert loss.item() == pytest.approx(expected, abs=1e-5)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def test_deterministic_by_seed_and_lists_of_images_are_taken() -> None:
-    images, labels = coloured_pictures(20)
-    options: dict[str, Any] = {"preprocess": preprocess, "epochs": 3, "batch_size": 7}
-    first = finetune_head(tiny_network(), images, labels, **options)
-    assert finetune_head(tiny_network(), list(images), labels, **options) == first
-    assert finetune_head(tiny_network(), images, labels, seed=1, **options) != first
+    images, labels = colored_images(20)
+    recipe = FinetuneRecipe(epochs=3, batch_size=7)
+    first = fit_head(tiny_network(), images, labels, recipe, preprocess=preprocess)
+    assert fit_head(tiny_network(), list(images), labels, recipe, preprocess=preprocess) == first
+    assert fit_head(tiny_network(), images, labels, recipe.changed(seed=1), preprocess=preprocess) != first
 
 
 def test_features_are_those_of_evaluation_mode() -> None:
-    images, _ = coloured_pictures(11)
+    images, _ = colored_images(11)
     model = tiny_network().train()
     found = extract_features(model, images, preprocess=preprocess, batch_size=4)
     with torch.no_grad():
@@ -65,12 +63,13 @@ def test_features_are_those_of_evaluation_mode() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    images, labels = coloured_pictures(6)
+    images, labels = colored_images(6)
+    recipe = FinetuneRecipe(epochs=9)
     with pytest.raises(DataError, match="num_classes=9"):
-        finetune_head(tiny_network(), images, labels + 6, preprocess=preprocess)
-    with pytest.raises(DataError, match="one integer an image"):
-        finetune_head(tiny_network(), images, labels[:5], preprocess=preprocess)
-    with pytest.raises(ConfigError, match=r"epochs is 0 .*lr is -1 "):
-        finetune_head(tiny_network(), images, labels, preprocess=preprocess, epochs=0, lr=-1)
+        fit_head(tiny_network(), images, labels + 6, recipe, preprocess=preprocess)
+    with pytest.raises(DataError, match="one per image"):
+        fit_head(tiny_network(), images, labels[:5], recipe, preprocess=preprocess)
+    with pytest.raises(ConfigError, match=r"epochs is 0; .*lr is -1.0; "):
+        FinetuneRecipe(epochs=0, lr=-1.0)
     with pytest.raises(ConfigError, match="the loss is nan in epoch 0 with lr 0.0005"):
-        finetune_head(tiny_network(), images, labels, preprocess=lambda batch: preprocess(batch) / 0, epochs=9)
+        fit_head(tiny_network(), images, labels, recipe, preprocess=lambda batch: preprocess(batch) / 0)

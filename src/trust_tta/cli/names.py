@@ -1,0 +1,140 @@
+"""The names a user can type, known without PyTorch, so that a wrong one is answered at once."""
+
+from __future__ import annotations
+
+import tomllib
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trust_tta.errors import CheckpointError, ConfigError
+
+# Those of trust_tta.methods, which take seconds to import; a test compares the two.
+METHODS = (
+    "source", "bn", "tent", "eta", "sar", "shot", "lame", "foa", "trust_naive", "trust",
+    "ensemble", "repetition", "augmentation",
+)  # fmt: skip
+CORRUPTED = ("sample", "array")  # data that are corrupted as they are read
+
+
+def methods() -> list[str]:
+    return [*METHODS, *_installed("trust_tta.methods")]
+
+
+def models() -> list[str]:
+    from trust_tta.models.variants import VARIANTS
+
+    return [*sorted(VARIANTS), *_installed("trust_tta.models")]
+
+
+def datasets() -> list[str]:
+    from trust_tta.data.specs import DATASETS
+
+    return [*(spec.name for spec in DATASETS), *_installed("trust_tta.datasets")]
+
+
+def domains(dataset: str) -> list[str]:
+    """The domains of a data set; none where they are whatever folders there are."""
+    from trust_tta.data.specs import DATASETS, fold_name
+
+    if dataset in CORRUPTED:
+        return ["clean", *corruptions()]
+    parts = [part for spec in DATASETS if fold_name(spec.name) == fold_name(dataset) for part in spec.parts]
+    return [name for part in parts for name in (part.name, *part.folders)]
+
+
+def corruptions() -> list[str]:
+    from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
+
+    return list(ALL_CORRUPTIONS)
+
+
+def check(flag: str, name: object, known: Iterable[str]) -> None:
+    """Refuse a name that is neither known, in whatever case, nor "package.module:Name", with the nearest one."""
+    from trust_tta.schema import did_you_mean, show
+
+    choices = list(known)
+    if not isinstance(name, str) or (":" not in name and _fold(name) not in map(_fold, choices)):
+        raise ConfigError(f"{flag} {show(name)} is unknown; {did_you_mean(name, choices)}")
+
+
+def check_each(flag: str, given: Iterable[object] | None, known: Iterable[str]) -> None:
+    choices = list(known)
+    for name in given or ():
+        check(flag, name, choices)
+
+
+def check_checkpoint(source: str) -> None:
+    """Refuse what is neither a file nor a known name; names that differ by domain are found out later."""
+    from trust_tta.models.pretrained import PRETRAINED
+    from trust_tta.schema import did_you_mean
+
+    if "{domain}" in source or source in PRETRAINED or Path(source).exists():
+        return
+    path = Path(source).suffix or "/" in source
+    hint = "give a .pth or .safetensors file or a known name" if path else did_you_mean(source, PRETRAINED)
+    raise CheckpointError(f"--checkpoint {source}: there is no such checkpoint; {hint}")
+
+
+def check_run(arguments: Namespace) -> None:
+    """The names in the configuration and in the flags that change it, and flags that exclude each other."""
+    config = _glance(arguments.config)
+    _check_file(config, str(arguments.config))
+    if arguments.checkpoint is not None:
+        check_checkpoint(arguments.checkpoint)
+    if arguments.model is not None:
+        check("--model", arguments.model, models())
+    if arguments.dataset is not None:
+        check("--dataset", arguments.dataset, [*CORRUPTED, *datasets()])
+        if arguments.dataset != "array" and (arguments.images or arguments.labels):
+            raise ConfigError(f"--images and --labels go with --dataset array, not with --dataset {arguments.dataset}")
+    dataset = arguments.dataset or _table(config, "data").get("dataset")
+    if isinstance(dataset, str) and (known := domains(dataset)):
+        check_each("--domains", arguments.domains, known)
+
+
+def _glance(path: str | None) -> dict[str, Any]:
+    """A configuration as it is written; what is wrong with it is said by whoever reads it in earnest."""
+    if path is None:
+        return {}
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no configuration '{path}'; give a TOML file{_nearest(Path(path))}")
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _check_file(config: Mapping[str, Any], path: str) -> None:
+    listed = config.get("methods", [])
+    found = [entry.get("name") if isinstance(entry, Mapping) else entry for entry in listed if entry]
+    check_each(f"{path}: method", [name for name in found if isinstance(name, str)], methods())
+    if isinstance(name := _table(config, "model").get("name"), str):
+        check(f"{path}: model", name, models())
+    if isinstance(dataset := _table(config, "data").get("dataset"), str):
+        check(f"{path}: data set", dataset, [*CORRUPTED, *datasets()])
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = config.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
+def _nearest(path: Path) -> str:
+    """The file beside it whose name is nearest, as a question."""
+    from difflib import get_close_matches
+
+    siblings = [file.name for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, siblings, n=1)
+    return f"; did you mean '{path.with_name(close[0])}'?" if close else ""
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "-").replace(" ", "-")
+
+
+def _installed(group: Any) -> list[str]:
+    from trust_tta.plugins import installed
+
+    return installed(group)

@@ -1,0 +1,165 @@
+"""The files of a trained network: the weights, the record of how they came about, and a card made from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trust_tta.atomic import replacing
+from trust_tta.errors import CheckpointError
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.training.data import TrainingData
+
+WEIGHTS, RECORD, CARD, STATE = "model.safetensors", "train.json", "card.md", "checkpoint.pt"
+
+TRAINED = """\
+The averaged weights are exported, with running statistics recomputed on the training images.
+No noise, blur or color change was part of the augmentation, so corruption benchmarks stay honest."""
+FINETUNED = """\
+Only the classifier was trained, on features of the frozen backbone, without augmentation.
+The backbone is that of the checkpoint named below."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Origin:
+    """Where a network comes from: variant and changes to it, data and their hashes, preprocessing, recipe."""
+
+    variant: str
+    overrides: Mapping[str, Any]
+    data: TrainingData
+    hashes: Mapping[str, str]  # sha256 by part; the first is what was learned from
+    preprocessing: Preprocessing
+    recipe: Mapping[str, Any]
+
+    def metadata(self, accuracy: float) -> dict[str, str]:
+        """The description inside the weights file, from which the network can be rebuilt and fed."""
+        return {
+            "variant": self.variant,
+            "overrides": json.dumps(dict(self.overrides)),
+            "num_classes": str(len(self.data.dataset.class_names)),
+            "classes": json.dumps(self.data.dataset.class_names),
+            "preprocessing": self.preprocessing.to_json(),
+            "recipe": json.dumps(dict(self.recipe)),
+            "accuracy": f"{accuracy:.4f}",
+            "data": self.data.description,
+            "data_sha256": next(iter(self.hashes.values())),
+        }
+
+
+def write_network(
+    folder: Path,
+    model: nn.Module,
+    origin: Origin,
+    *,
+    accuracy: Mapping[str, float],
+    history: list[dict[str, Any]],
+    seconds: float,
+    how: str,
+) -> dict[str, Any]:
+    """Write the weights in fp16, the record and the card, each whole or not at all; return the record.
+
+    The last of the accuracies is that of the weights that are written.
+    """
+    path = folder / WEIGHTS
+    export_model(model, path, metadata=origin.metadata(list(accuracy.values())[-1]))
+    device = next(model.parameters()).device
+    record = {
+        "model": origin.variant,
+        "overrides": dict(origin.overrides),
+        "accuracy": dict(accuracy),
+        "measured_on": origin.data.measured_on,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "data": origin.data.description,
+        "data_sha256": dict(origin.hashes),
+        "seconds": seconds,
+        "torch": str(torch.__version__),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "recipe": dict(origin.recipe),
+        "history": history,
+    }
+    card = model_card(
+        record,
+        name=folder.resolve().name,
+        data=origin.data.description,
+        license=f"yours to choose; that of the data: {origin.data.spec.licence}",
+        measured_on=origin.data.measured_on,
+        how=how,
+    )
+    for name, text in ((RECORD, json.dumps(record, indent=1) + "\n"), (CARD, card)):
+        with replacing(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return record
+
+
+def export_model(
+    model: nn.Module,
+    path: str | PathLike[str],
+    *,
+    dtype: torch.dtype = torch.float16,
+    metadata: Mapping[str, str],
+) -> None:
+    """Write the parameters in `dtype` under upstream's names, running statistics in full, whole or not at all."""
+    from safetensors.torch import save
+
+    weights = dict(model.named_parameters())
+    state = {}
+    for name, tensor in model.state_dict().items():
+        value = tensor.to(dtype) if name in weights else tensor
+        if not bool(torch.isfinite(value).all()):
+            raise CheckpointError(f"{name} does not fit {dtype} (it has values that become inf or nan); use float32")
+        state[name] = value.cpu().contiguous()
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as temporary:
+        temporary.write_bytes(save(state, metadata={"format": "pt", **metadata}))
+
+
+def model_card(
+    record: Mapping[str, Any], *, name: str, data: str, license: str, measured_on: str = "test", how: str = TRAINED
+) -> str:
+    """Markdown that says what the network is, how it was made, how well it does and how to check it.
+
+    All numbers come from the `record` of a run; `measured_on` names the images of its accuracies, and `how` says in
+    words what was exported.
+    """
+    settings = _rows({key: str(value) for key, value in record["recipe"].items()})
+    scores = _rows({key: f"{100 * value:.2f} %" for key, value in record["accuracy"].items()})
+    hashes = "\n".join(f"sha256 of the uint8 pixels, {part}: `{sha}`" for part, sha in record["data_sha256"].items())
+    return f"""# {name}
+
+A `{record["model"]}` trained on {data}. License of the weights: {license}.
+
+Stored as fp16 safetensors with running statistics in float32; loads into a float32 network.
+sha256 of the file: `{record["sha256"]}`
+
+## Clean {measured_on} accuracy
+
+| weights | top-1 |
+| --- | --- |
+{scores}
+
+## Training
+
+{len(record["history"])} epochs in {record["seconds"]:.0f} s on one {record["device"]}, PyTorch {record["torch"]}.
+{how}
+
+| setting | value |
+| --- | --- |
+{settings}
+
+## Data
+
+{hashes}
+"""
+
+
+def _rows(values: Mapping[str, str]) -> str:
+    return "\n".join(f"| {key.replace('_', ' ')} | {value} |" for key, value in values.items())

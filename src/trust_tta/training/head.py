@@ -1,0 +1,121 @@
+"""A new classifier on a frozen backbone, whose features are computed once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trust_tta.errors import ConfigError
+from trust_tta.models.vmamba import VMamba
+from trust_tta.progress import SILENT, Progress
+from trust_tta.training.recipe import FinetuneRecipe
+from trust_tta.training.tasks import accuracy, check_labels
+
+Images: TypeAlias = NDArray[np.uint8] | Sequence[NDArray[np.uint8]]
+
+_FEATURE_BATCH = 128  # images per forward pass of the backbone
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """Mean loss of each epoch, and the accuracy on the training images at the end."""
+
+    losses: tuple[float, ...]
+    accuracy: float
+
+
+def fit_head(
+    model: VMamba,
+    images: Images,
+    labels: NDArray[Any],
+    recipe: FinetuneRecipe,
+    *,
+    preprocess: Callable[[Any], Tensor],
+    progress: Progress = SILENT,
+) -> HeadResult:
+    """Train `model.classifier.head` with AdamW and nothing else; the network is left in evaluation mode.
+
+    `images` is anything that slices into what `preprocess` turns into float32 (n, 3, h, w).
+    """
+    check_labels(labels, len(images), classes=model.config.num_classes)
+    features = extract_features(model, images, preprocess=preprocess, progress=progress)
+    device = features.device
+    truth = torch.from_numpy(np.array(labels, dtype=np.int64)).to(device)
+    head = model.classifier.head.requires_grad_(True)
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=device.type == "cuda"
+    )
+    generator = torch.Generator(device).manual_seed(recipe.seed)
+    losses = []
+    progress.start(recipe.epochs, "epochs")
+    for epoch in range(recipe.epochs):
+        losses.append(_run_epoch(head, optimizer, features, truth, recipe.batch_size, generator))
+        if not math.isfinite(losses[-1]):
+            raise ConfigError(f"the loss is {losses[-1]} in epoch {epoch} with lr {recipe.lr:g}; lower lr")
+        progress.advance()
+        if epoch + 1 == recipe.epochs or (epoch + 1) % max(1, recipe.epochs // 10) == 0:
+            progress.note(f"epoch {epoch + 1:{len(str(recipe.epochs))}d}/{recipe.epochs}  loss {losses[-1]:.4f}")
+    progress.finish()
+    with torch.no_grad():
+        return HeadResult(tuple(losses), accuracy(head(features).argmax(1), truth))
+
+
+@torch.no_grad()
+def extract_features(
+    model: VMamba,
+    images: Images,
+    *,
+    preprocess: Callable[[Any], Tensor],
+    batch_size: int = _FEATURE_BATCH,
+    progress: Progress = SILENT,
+) -> Tensor:
+    """The pooled features float32 (n, dims[-1]) of the images; the network is put in evaluation mode."""
+    device = next(model.parameters()).device
+    model.eval()
+    features = []
+    progress.start(len(images), "features")
+    for start in range(0, len(images), batch_size):
+        batch = preprocess(images[start : start + batch_size]).to(device)
+        features.append(model.forward_features(batch).float())
+        progress.advance(len(batch))
+    progress.finish()
+    return torch.cat(features)
+
+
+def score_head(
+    model: VMamba, images: Images, labels: NDArray[Any], *, preprocess: Callable[[Any], Tensor], progress: Progress
+) -> float:
+    """The accuracy of the whole network on the images."""
+    features = extract_features(model, images, preprocess=preprocess, progress=progress)
+    with torch.no_grad():
+        predictions = model.forward_head(features).argmax(1).cpu()
+    return accuracy(predictions, torch.from_numpy(np.array(labels, dtype=np.int64)))
+
+
+def _run_epoch(
+    head: nn.Linear,
+    optimizer: torch.optim.Optimizer,
+    features: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    generator: torch.Generator,
+) -> float:
+    """One pass over the shuffled features: the mean loss of its batches."""
+    shuffled = torch.randperm(len(labels), generator=generator, device=labels.device)
+    losses = []
+    for chosen in shuffled.split(batch_size):
+        loss = F.cross_entropy(head(features[chosen]), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    optimizer.zero_grad()
+    return float(torch.stack(losses).mean())

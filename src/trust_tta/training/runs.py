@@ -1,0 +1,174 @@
+"""A data set and a recipe in, a described network out: what `trust-tta train` and `trust-tta finetune` call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trust_tta.data.files import hash_pixels
+from trust_tta.errors import ConfigError
+from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.models.factory import create_model
+from trust_tta.models.vmamba import VMamba
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.progress import SILENT, Progress
+from trust_tta.training import files
+from trust_tta.training.data import TrainingData, read_arrays
+from trust_tta.training.evaluation import evaluate, recalibrate
+from trust_tta.training.head import fit_head, score_head
+from trust_tta.training.loop import fit
+from trust_tta.training.recipe import FinetuneRecipe, TrainRecipe, default_size, recipe_for
+from trust_tta.training.tasks import classification
+
+Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A trained network on its device in evaluation mode, where its files are, and what they record."""
+
+    model: VMamba
+    folder: Path
+    record: Mapping[str, Any]  # of train.json
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / files.WEIGHTS
+
+    @property
+    def accuracy(self) -> float:
+        """Of the weights that were written, on the images held out."""
+        return float(list(self.record["accuracy"].values())[-1])
+
+
+def train(
+    data: TrainingData,
+    recipe: TrainRecipe | None = None,
+    *,
+    out: str | PathLike[str],
+    model: str = "vmamba_nano",
+    overrides: Mapping[str, Any] | None = None,
+    size: int | None = None,
+    device: str | torch.device = "cpu",
+    progress: Progress = SILENT,
+) -> Trained:
+    """Train the variant `model`, with `overrides` of its fields, from scratch on images of `size` pixels.
+
+    Writes model.safetensors, train.json and card.md into the folder `out`; a run that was stopped is continued from
+    the state kept there. Without a recipe, the default one for the data and the size is taken.
+
+    >>> data = open_training_data("cifar10", "data")
+    >>> train(data, TrainRecipe(epochs=50), out="runs/nano", device="cuda").accuracy
+    """
+    begun = time.perf_counter()
+    folder, size = Path(out), size or default_size(data.spec.name)
+    recipe = recipe or recipe_for(data.spec.name, size=size)
+    classes = len(data.dataset.class_names)
+    torch.manual_seed(recipe.seed)
+    network = create_model(model, num_classes=classes, **dict(overrides or {})).to(device)
+    fed = Preprocessing(size=size, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
+    network.preprocessing, network.classes = fed, data.dataset.class_names
+    images, held_out = _read(data, fed, progress)
+    task = classification(classes)
+
+    def score(candidate: VMamba) -> float:
+        return evaluate(candidate, *held_out, mean=fed.mean, std=fed.std, metric=task.metric)
+
+    fitted = fit(
+        network, *images, recipe, task=task, state_path=folder / files.STATE, evaluate=score, progress=progress
+    )
+    average = fitted.average
+    accuracy = {"averaged weights": score(average)}
+    recalibrate(average, images[0], mean=fed.mean, std=fed.std)
+    accuracy["averaged weights, new statistics"] = score(average)
+    origin = files.Origin(
+        variant=model,
+        overrides=dict(overrides or {}),
+        data=data,
+        hashes={"train": hash_pixels(images[0]), data.measured_on: hash_pixels(held_out[0])},
+        preprocessing=fed,
+        recipe=recipe.model_dump(),
+    )
+    record = files.write_network(
+        folder,
+        average,
+        origin,
+        accuracy=accuracy,
+        history=[asdict(epoch) for epoch in fitted.history],
+        seconds=time.perf_counter() - begun,
+        how=files.TRAINED,
+    )
+    return Trained(model=average, folder=folder, record=record)
+
+
+def finetune(
+    checkpoint: Checkpoint,
+    data: TrainingData,
+    *,
+    recipe: FinetuneRecipe | None = None,
+    out: str | PathLike[str],
+    device: str | torch.device = "cpu",
+    progress: Progress = SILENT,
+) -> Trained:
+    """Train a new classifier for the classes of `data` on the frozen backbone of `checkpoint`, as the paper does.
+
+    Writes the same files as `train`; a network that is in `out` already is not replaced.
+    """
+    begun = time.perf_counter()
+    folder, recipe = Path(out), recipe or FinetuneRecipe()
+    if (folder / files.WEIGHTS).exists():
+        raise ConfigError(f"'{folder / files.WEIGHTS}' exists and would be lost; give another folder, or delete it")
+    fed = checkpoint.preprocessing.for_layout(data.spec.layout)
+    chosen, held_out = data.split()
+    _announce(data, progress)
+    torch.manual_seed(recipe.seed)
+    model = checkpoint.load(device=device, num_classes=len(data.dataset.class_names), head=False)
+    model.preprocessing, model.classes = fed, data.dataset.class_names
+    result = fit_head(model, chosen, chosen.labels, recipe, preprocess=fed, progress=progress)
+    accuracy = {
+        "classifier on its training images": result.accuracy,
+        "classifier": score_head(model, held_out, held_out.labels, preprocess=fed, progress=progress),
+    }
+    backbone = {"backbone": checkpoint.file.name, "backbone_sha256": checkpoint.sha256}
+    origin = files.Origin(
+        variant=checkpoint.variant,
+        overrides=checkpoint.fields,
+        data=data,
+        hashes={f"{data.description} and what is held out": data.dataset.fingerprint},
+        preprocessing=fed,
+        recipe=recipe.model_dump() | backbone,
+    )
+    record = files.write_network(
+        folder,
+        model,
+        origin,
+        accuracy=accuracy,
+        history=[{"epoch": epoch, "loss": loss} for epoch, loss in enumerate(result.losses)],
+        seconds=time.perf_counter() - begun,
+        how=files.FINETUNED,
+    )
+    return Trained(model=model, folder=folder, record=record)
+
+
+def _read(data: TrainingData, fed: Preprocessing, progress: Progress) -> tuple[Arrays, Arrays]:
+    """Images and labels to train on, and those held out, at the size of the network's input."""
+    _announce(data, progress)
+    chosen, held_out = data.split()
+    progress.start(len(chosen) + len(held_out), "reading images")
+    arrays = [(read_arrays(part, fed, progress), part.labels) for part in (chosen, held_out)]
+    progress.finish()
+    return arrays[0], arrays[1]
+
+
+def _announce(data: TrainingData, progress: Progress) -> None:
+    chosen, held_out = data.split()
+    counts = f"{len(chosen)} images of {data.description} to train on, {len(held_out)} {data.measured_on} images"
+    progress.note(counts)

@@ -1,0 +1,92 @@
+"""What a network learns: the training loop takes its checks, augmentation, loss and metric from a `Task`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from trust_tta.errors import DataError
+from trust_tta.training import augment
+from trust_tta.training.recipe import TrainRecipe
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Training images uint8 (N, h, w, 3) and labels int64 (N, ...) on the device, with the constants that normalize."""
+
+    images: Tensor
+    labels: Tensor
+    scale: Tensor
+    shift: Tensor
+
+
+@dataclass(frozen=True)
+class Task:
+    """The functions in which tasks differ.
+
+    `check(images, labels)` refuses arrays that do not fit. `augment(samples, chosen, recipe, generator, plain)` draws
+    inputs (n, 3, h, w) and targets for the images at `chosen` (n,); the last epochs are `plain`. `loss(logits, targets,
+    recipe)` is a scalar. `metric(predictions, labels)` scores class indices (n, ...) between 0 and 1.
+    """
+
+    check: Callable[[NDArray[Any], NDArray[Any]], None]
+    augment: Callable[[Samples, Tensor, TrainRecipe, Generator, bool], tuple[Tensor, Tensor]]
+    loss: Callable[[Tensor, Tensor, TrainRecipe], Tensor]
+    metric: Callable[[Tensor, Tensor], float]
+
+
+def classification(classes: int) -> Task:
+    """One label per image; targets (n, classes) are distributions, since mixed images belong to two classes."""
+
+    def check(images: NDArray[Any], labels: NDArray[Any]) -> None:
+        check_images(images, labels, classes=classes)
+
+    def sample(
+        samples: Samples, chosen: Tensor, recipe: TrainRecipe, generator: Generator, plain: bool
+    ) -> tuple[Tensor, Tensor]:
+        pixels = augment.crop_and_flip(
+            samples.images, chosen, padding=recipe.crop_padding, flip=recipe.flip, generator=generator
+        )
+        inputs = augment.normalize(pixels, samples.scale, samples.shift)
+        targets = F.one_hot(samples.labels[chosen], classes).float()
+        if not plain and recipe.cutout:
+            inputs = augment.cut_out(inputs, side=recipe.cutout, generator=generator)
+        if not plain and recipe.mixup + recipe.cutmix > 0:
+            shares = {"mixup": recipe.mixup, "cutmix": recipe.cutmix}
+            inputs, targets = augment.mix(inputs, targets, **shares, generator=generator)
+        return inputs, targets
+
+    return Task(check, sample, _cross_entropy, accuracy)
+
+
+def accuracy(predictions: Tensor, labels: Tensor) -> float:
+    """The share of predictions that equal their label."""
+    return float((predictions == labels).double().mean())
+
+
+def check_images(images: NDArray[Any], labels: NDArray[Any], *, classes: int | None = None) -> None:
+    """Refuse arrays that are not uint8 (n, h, w, 3) with n labels, each below `classes`."""
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or len(images) == 0:
+        raise DataError(f"images are {images.dtype} {images.shape}; give uint8 (n, height, width, 3), n at least 1")
+    check_labels(labels, len(images), classes=classes)
+
+
+def check_labels(labels: NDArray[Any], images: int, *, classes: int | None = None) -> None:
+    """Refuse labels that are not one integer below `classes` for each image."""
+    if labels.dtype.kind not in "iu" or labels.shape != (images,) or not images:
+        raise DataError(f"labels are {labels.dtype} {labels.shape}; give {images or 'some'} integers, one per image")
+    if classes is not None and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise DataError(
+            f"labels run from {labels.min()} to {labels.max()} but the network has {classes} classes; "
+            f"create it with num_classes={int(labels.max()) + 1}"
+        )
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, recipe: TrainRecipe) -> Tensor:
+    return F.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
