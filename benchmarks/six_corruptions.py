@@ -23,7 +23,7 @@ from torch import Tensor
 import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import choose_device
-from trust_tta.data.transforms import find_preset
+from trust_tta.preprocessing import find_preset
 
 CORRUPTIONS = ("gaussian_noise", "impulse_noise", "glass_blur", "contrast", "snow", "jpeg_compression")
 IMAGES, BATCH, SEED = 4096, 128, 42

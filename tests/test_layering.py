@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LEAVES = {
     "_version", "atomic", "download", "errors", "optional", "orders", "plugins", "preprocessing", "progress",
-    "recording", "roles", "schema",
+    "recording", "roles", "schema", "textfiles",
 }  # fmt: skip
 ROOMS: dict[str, set[str]] = {
     "scan": set(),

@@ -10,7 +10,7 @@ from trust_tta.errors import TrustError
 from trust_tta.orders import ScanOrder
 
 if TYPE_CHECKING:
-    from trust_tta.data.corruptions import corrupt
+    from trust_tta.data.corruptions.apply import corrupt
     from trust_tta.live.guard import Guard
     from trust_tta.live.stream import Stream
     from trust_tta.methods.ranking import rank_orders
@@ -45,7 +45,7 @@ _HOMES = {
     "Stream": "trust_tta.live.stream",
     "VMamba": "trust_tta.models.vmamba",
     "VMambaConfig": "trust_tta.models.config",
-    "corrupt": "trust_tta.data.corruptions",
+    "corrupt": "trust_tta.data.corruptions.apply",
     "create_method": "trust_tta.methods.registry",
     "create_model": "trust_tta.models.factory",
     "list_methods": "trust_tta.methods.registry",

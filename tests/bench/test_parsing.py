@@ -16,8 +16,8 @@ from trust_tta.bench.config import RunConfig
 from trust_tta.bench.demo import demo_config
 from trust_tta.bench.parsing import parse_config, read_config
 from trust_tta.data.corruptions.table import CORRUPTIONS
-from trust_tta.data.transforms import find_preset
 from trust_tta.errors import ConfigError
+from trust_tta.preprocessing import find_preset
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.toml"
 YACS = """

@@ -14,12 +14,12 @@ from trust_tta.bench.runner import Conditions, run_domain, run_stream
 from trust_tta.data.dataset import array_dataset
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.streams import Domain, StreamConfig, stream_datasets
-from trust_tta.data.transforms import find_preset
 from trust_tta.errors import ShapeError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
+from trust_tta.preprocessing import find_preset
 
 CPU = Conditions(device=torch.device("cpu"))
 

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.bench.tiny import tiny_config
 from trust_tta.bench.config import DataConfig
 from trust_tta.bench.sources import CorruptedImages, DataSource
-from trust_tta.data.corruptions import corrupt
+from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.embedded import load_sample
 from trust_tta.errors import ConfigError, DataError
 

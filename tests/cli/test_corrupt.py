@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from trust_tta.cli.main import main
-from trust_tta.data.corruptions import corrupt
+from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.embedded import load_sample
 
 

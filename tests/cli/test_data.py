@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trust_tta.cli.data import Stages
 from trust_tta.cli.main import main
 from trust_tta.data.specs import DATASETS
 
@@ -17,7 +16,7 @@ def test_the_list_names_every_data_set(capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
     for spec in DATASETS:
         assert f"\n{spec.name}: " in f"\n{printed}"
-        assert spec.source in printed
+        assert spec.homepage in printed
 
 
 def write_corrupted(root: Path, images: int) -> None:
@@ -52,11 +51,3 @@ def test_a_healthy_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (tmp_path / name / "a.ppm").write_bytes(b"P6 2 2 255\n" + bytes(12))
     assert main(["data", "check", str(tmp_path), "--thorough"]) == 0
     assert "0 errors" in capsys.readouterr().out
-
-
-def test_stages_count_from_nothing_each(capsys: pytest.CaptureFixture[str]) -> None:
-    with Stages() as stages:
-        stages.show("one", 3, 10)
-        stages.show("one", 10, 10)
-        stages.show("two", 1, 2)
-        assert stages.done == 1

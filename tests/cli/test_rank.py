@@ -14,9 +14,9 @@ from trust_tta.bench.ranking import Ranking
 from trust_tta.bench.sources import DataSource, prepare
 from trust_tta.cli.main import main
 from trust_tta.cli.rank import heat_map
-from trust_tta.data.transforms import find_preset
 from trust_tta.models.factory import create_model
 from trust_tta.orders import ScanOrder
+from trust_tta.preprocessing import find_preset
 from trust_tta.results.order_records import EntropyByOrder, read_records
 
 

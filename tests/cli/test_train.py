@@ -18,10 +18,9 @@ from trust_tta.bench.experiment import load_network
 from trust_tta.bench.plan import find_checkpoint
 from trust_tta.cli.main import main
 from trust_tta.cli.progress import Drawer
+from trust_tta.data.classes import PACS_CLASSES
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.reading import open_dataset
-from trust_tta.data.specs import PACS_CLASSES
-from trust_tta.data.transforms import preprocess
 from trust_tta.errors import DataError
 from trust_tta.models.weights import read_weights
 from trust_tta.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -99,7 +98,7 @@ def accuracy_of(config: ModelConfig, part: tuple[Dataset, list[int]]) -> float:
     checkpoint = find_checkpoint(config, domain="photo")
     model = load_network(checkpoint, dataset=dataset, device=torch.device("cpu"))
     with torch.no_grad():
-        logits = model(preprocess([dataset.image(i) for i in indices], checkpoint.preprocessing))
+        logits = model(checkpoint.preprocessing([dataset.image(i) for i in indices]))
     return float((logits.argmax(1).numpy() == dataset.labels[indices]).mean())
 
 

@@ -8,19 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.trees import PACS_ROOT, WNIDS, class_tree, corrupted_arrays, save, thumbnails
-from trust_tta.data.check import check_root, find_present
+from tests.data.trees import PACS_ROOT, WNIDS, Seen, class_tree, corrupted_arrays, save, thumbnails
+from trust_tta.data.check import Finding, check_root, find_present
+from trust_tta.data.classes import PACS_CLASSES
 from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder
-from trust_tta.data.findings import Finding
-from trust_tta.data.specs import PACS_CLASSES
 
 
 def _errors(findings: list[Finding]) -> list[str]:
-    return [f"{finding.path.name}: {finding.message}" for finding in findings if finding.level == "error"]
+    return [f"{finding.path.name}: {finding.message}" for finding in findings if finding.status == "error"]
 
 
 def _levels(findings: list[Finding], level: str) -> list[str]:
-    return [f"{finding.path.name}: {finding.message}" for finding in findings if finding.level == level]
+    return [f"{finding.path.name}: {finding.message}" for finding in findings if finding.status == level]
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def _beyond_counts(findings: list[Finding]) -> list[str]:
 @pytest.mark.skipif(not PACS_ROOT.is_dir(), reason="real PACS is not beside the checkout")
 def test_real_pacs_is_whole() -> None:
     findings = check_root(PACS_ROOT)
-    assert [finding.level for finding in findings] == ["ok"] * 4
+    assert [finding.status for finding in findings] == ["ok"] * 4
     assert findings[0].message == "2048 images in 7 classes"
 
 
@@ -109,7 +108,7 @@ def test_cifar_c_of_every_kind_of_damage(tmp_path: Path) -> None:
         "fog.npy: holds 50 images; there must be 50000 (five severities) or 10000 (one)",
         f"snow.npy: {folder / 'snow.npy'} is float32 (50, 32, 32, 3); images must be uint8 (n, height, width, 3)",
         "frost.npy: images have the shape (33, 32, 3); they must have (32, 32, 3)",
-        "saturate.npy: holds 30 images but labels.npy has 50 labels",
+        f"saturate.npy: {folder / 'labels.npy'} has 50 labels for the 30 images of saturate.npy; it must have 30 or 6",
     ):
         assert expected in found
     assert any(error.startswith("contrast.npy") and "is not a whole .npy file" in error for error in found)
@@ -202,7 +201,8 @@ def test_a_generic_folder(tmp_path: Path) -> None:
     class_tree(tmp_path / "night", ["ape", "zebra"])
     (tmp_path / "night" / "void").mkdir()
     findings = check_root(tmp_path)
-    assert [finding.dataset for finding in findings] == ["folder", "folder"]
+    assert {finding.dataset for finding in findings} == {"folder"}
+    assert _levels(findings, "warning") == ["day: lacks classes that other domains have: void"]
     assert _errors(findings) == ["void: this class has no images"]
 
 
@@ -210,17 +210,16 @@ def test_nothing_there(tmp_path: Path) -> None:
     (nothing,) = check_root(tmp_path / "nowhere")
     assert nothing.message == "is not a folder; give the folder that holds your data sets"
     (empty, absent) = check_root(tmp_path)
-    assert (empty.level, absent.level) == ("error", "ok")
+    assert (empty.status, absent.status) == ("error", "ok")
     assert empty.message.startswith("holds no data set; folders we know are cifar10, ")
 
 
 def test_progress_reaches_the_end(pacs: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
-    check_root(pacs, progress=lambda note, done, total: seen.append((note, done, total)))
-    assert [note for note, _, _ in seen] == [
-        f"checking pacs/{d}" for d in ("art_painting", "cartoon", "photo", "sketch")
-    ]
-    assert all(done == total == 7 for _, done, total in seen)
+    seen = Seen()
+    check_root(pacs, progress=seen)
+    assert seen.stages == [(f"checking pacs/{d}", 7) for d in ("art_painting", "cartoon", "photo", "sketch")]
+    assert seen.steps == [[7]] * 4
+    assert seen.finished == 4
 
 
 def test_arbitrary_damage_is_reported_and_never_raised(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 from tests.data.pictures import make_pictures
+from tests.data.trees import Seen
 from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder, cut_image, list_tree
-from trust_tta.data.corruptions import corrupt
-from trust_tta.data.images import IMAGE_SUFFIXES, read_image
+from trust_tta.data.corruptions.apply import corrupt
+from trust_tta.data.images import SUFFIXES, read_image
 from trust_tta.data.reading import open_dataset
 from trust_tta.errors import ConfigError, DataError
 
@@ -67,24 +68,29 @@ def test_workers_write_the_same_array(tmp_path: Path) -> None:
 
 
 def test_array_progress_counts_every_image(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
     options: dict[str, Any] = {"corruptions": ["fog", "contrast"], "severities": [1, 5]}
     for _ in range(2):
-        seen.clear()
-        corrupt_array(
-            make_pictures(200, 32, 32), tmp_path, progress=lambda done, total: seen.append((done, total)), **options
-        )
-        assert seen[-1] == (800, 800)
-        assert all(a < b for (a, _), (b, _) in zip(seen, seen[1:], strict=False))
-    assert seen == [(400, 800), (800, 800)]
+        seen = Seen()
+        corrupt_array(make_pictures(200, 32, 32), tmp_path, progress=seen, **options)
+        assert seen.stages == [("corrupting images", 800)]
+        assert sum(seen.steps[0]) == 800
+        assert min(seen.steps[0]) > 0
+    assert seen.steps == [[400, 400]]
 
 
 ARRAY_KILL = """
 import os, signal, sys
 import numpy as np
 from trust_tta.data.corrupt_tree import corrupt_array
+from trust_tta.progress import Silent
+class Killer(Silent):
+    done = 0
+    def advance(self, n=1):
+        self.done += n
+        if self.done > 900:
+            os.kill(os.getpid(), signal.SIGKILL)
 corrupt_array(sys.argv[1], sys.argv[2], corruptions=["contrast", "fog", "pixelate"], severities=[1, 5],
-              progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL) if done > 900 else None)
+              progress=Killer())
 """
 
 
@@ -144,14 +150,14 @@ def test_files_of_unknown_origin_are_not_touched(tmp_path: Path) -> None:
 def test_broken_record_is_refused(tmp_path: Path) -> None:
     for text in ("{", "[]"):
         (tmp_path / "corrupt.json").write_text(text)
-        with pytest.raises(DataError, match=r"corrupt\.json .*delete it"):
+        with pytest.raises(DataError, match=r"corrupt\.json.* delete"):
             corrupt_array(make_pictures(2, 8, 8), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": np.zeros(4, np.int64)}, r"labels have .*\(4,\); give 2 whole numbers"),
+        ({"labels": np.zeros(4, np.int64)}, r"labels have .*\(4,\); give 2 integers"),
         ({"labels": np.zeros(2)}, "labels have dtype float64"),
         ({"source": "missing.npy"}, r"missing\.npy is missing"),
         ({"source": np.zeros((0, 8, 8, 3), np.uint8)}, "no images"),
@@ -215,12 +221,12 @@ def test_whole_images_keep_their_size(tmp_path: Path) -> None:
 
 
 def test_every_image_that_the_reader_counts_is_corrupted(tmp_path: Path) -> None:
-    source = save_images(tmp_path / "in", {f"cat/{suffix[1:]}{suffix}": (20, 24) for suffix in IMAGE_SUFFIXES})
+    source = save_images(tmp_path / "in", {f"cat/{suffix[1:]}{suffix}": (20, 24) for suffix in SUFFIXES})
     save_images(tmp_path / "elsewhere", {"a.png": (20, 20)})
     (source / "dog").symlink_to(tmp_path / "elsewhere")
     (source / "cat" / "back").symlink_to(source)
     clean = open_dataset("folder", source)
-    assert len(clean) == len(IMAGE_SUFFIXES) + 1
+    assert len(clean) == len(SUFFIXES) + 1
     corrupt_folder(source, tmp_path / "out", corruptions=["contrast"], size=None)
     made = open_dataset("folder", tmp_path / "out" / "contrast" / "5")
     assert made.labels.tolist() == clean.labels.tolist()
@@ -262,8 +268,15 @@ def test_workers_write_the_same_folder(tmp_path: Path) -> None:
 FOLDER_KILL = """
 import os, signal, sys
 from trust_tta.data.corrupt_tree import corrupt_folder
+from trust_tta.progress import Silent
+class Killer(Silent):
+    done = 0
+    def advance(self, n=1):
+        self.done += n
+        if self.done > 9:
+            os.kill(os.getpid(), signal.SIGKILL)
 corrupt_folder(sys.argv[1], sys.argv[2], corruptions=["contrast", "fog"], severities=[1, 5], size=32,
-               progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL) if done > 9 else None)
+               progress=Killer())
 """
 
 

@@ -13,12 +13,11 @@ from PIL import Image
 from scipy import ndimage
 
 from tests.data.pictures import make_pictures
-from trust_tta.data.corruptions import SEVERITIES, TABLES, corrupt
+from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.blur import blur_along, disk_kernel, streak_weights, zoom_places
-from trust_tta.data.corruptions.colour import hsv_to_rgb, rgb_to_hsv
-from trust_tta.data.corruptions.elastic import affine_places
-from trust_tta.data.corruptions.loops import sample, take_neighbours
-from trust_tta.data.corruptions.table import CIFAR_LEVELS, IMAGENET_LEVELS, level_of
+from trust_tta.data.corruptions.digital import affine_places, hsv_to_rgb, rgb_to_hsv
+from trust_tta.data.corruptions.loops import gather_neighbors, sample
+from trust_tta.data.corruptions.table import CIFAR_LEVELS, IMAGENET_LEVELS, SEVERITIES, TABLES, level_of
 
 
 def grey(value: int, count: int = 4, side: int = 32) -> NDArray[np.uint8]:
@@ -124,7 +123,7 @@ def test_glass_takes_colours_from_near_pixels() -> None:
     places = np.arange(20 * 24, dtype=np.int64).reshape(1, 20, 24, 1)
     moved = places.copy()
     shifts = np.random.default_rng(0).integers(-3, 3, (1, 1, 14, 18, 2), dtype=np.int8)
-    take_neighbours(moved, shifts, 3)
+    gather_neighbors(moved, shifts, 3)
     right, down = np.abs(moved % 24 - places % 24), np.abs(moved // 24 - places // 24)
     assert down.max() <= 9  # a colour may be handed on, three pixels at a time
     assert right.max() <= 9

@@ -7,11 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trust_tta.data.corruptions import corrupt
-from trust_tta.data.corruptions.ice import ICES, frost_picture
+from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.loops import chamfer_distance
-from trust_tta.data.corruptions.plasma import plasma
-from trust_tta.data.corruptions.spatter import equalise, find_edges
+from trust_tta.data.corruptions.weather import ICES, equalize, find_edges, frost_picture, plasma
 
 
 def grey(value: int, count: int = 4, side: int = 32) -> NDArray[np.uint8]:
@@ -54,7 +52,7 @@ def test_fog_on_black_and_on_white() -> None:
 @pytest.mark.parametrize("variant", range(len(ICES)))
 def test_frost_pictures_are_as_bright_as_photographs(variant: int) -> None:
     picture = frost_picture(variant, shrinking=1, height=224, width=224).astype(np.float64)
-    assert picture.mean(axis=(0, 1)) == pytest.approx(ICES[variant].colour, abs=3)
+    assert picture.mean(axis=(0, 1)) == pytest.approx(ICES[variant].color, abs=3)
     assert picture.std(axis=(0, 1)) == pytest.approx([ICES[variant].contrast] * 3, rel=0.1)
 
 
@@ -68,7 +66,7 @@ def test_frost_pictures_cover_any_image(shrinking: int, height: int, width: int)
 def test_frost_weighs_image_and_ice() -> None:
     dark, light = (corrupt(grey(value, count=40), "frost", 5).astype(np.float64) for value in (0, 100))
     assert np.abs(light - dark - 75).max() <= 1
-    assert dark.mean() == pytest.approx(0.45 * np.mean([ice.colour for ice in ICES]), rel=0.1)
+    assert dark.mean() == pytest.approx(0.45 * np.mean([ice.color for ice in ICES]), rel=0.1)
 
 
 def test_snow_is_point_symmetric_and_whitens() -> None:
@@ -88,11 +86,11 @@ def test_edges_of_a_square_are_its_outline() -> None:
     assert not find_edges(np.full((9, 9), 80, np.uint8)).any()
 
 
-def test_equalised_levels_are_evenly_spread() -> None:
+def test_equalized_levels_are_evenly_spread() -> None:
     levels = np.repeat(np.array([3, 4, 9, 10], np.uint8), 25).reshape(10, 10)
-    assert np.unique(equalise(levels)).tolist() == [0, 85, 170, 255]
+    assert np.unique(equalize(levels)).tolist() == [0, 85, 170, 255]
     plain = np.full((4, 4), 7, np.uint8)
-    assert np.array_equal(equalise(plain), plain)
+    assert np.array_equal(equalize(plain), plain)
 
 
 def test_chamfer_distance_is_close_to_the_true_one() -> None:

@@ -9,15 +9,17 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.data.pictures import make_pictures
-from trust_tta.data.corruptions import (
+from trust_tta.data.corruptions.apply import corrupt
+from trust_tta.data.corruptions.table import (
     ALL_CORRUPTIONS,
+    CIFAR_LEVELS,
     CORRUPTIONS,
     EXTRA_CORRUPTIONS,
+    IMAGENET_LEVELS,
     SEVERITIES,
     TABLES,
-    corrupt,
+    choose_table,
 )
-from trust_tta.data.corruptions.table import CIFAR_LEVELS, IMAGENET_LEVELS, choose_table
 from trust_tta.errors import ConfigError, DataError
 
 WITHOUT_CHANCE = {
@@ -208,11 +210,11 @@ def test_other_images_are_refused(images: Any) -> None:
         ({"severity": 0}, "severity 0 .*1 to 5"),
         ({"severity": 2.5}, "severity 2.5 .*1 to 5"),
         ({"severity": True}, "severity True .*1 to 5"),
-        ({"seed": -1}, "seed -1 .*from 0 on"),
-        ({"seed": 0.5}, "seed 0.5 .*from 0 on"),
+        ({"seed": -1}, "seed -1 .*integer >= 0"),
+        ({"seed": 0.5}, "seed 0.5 .*integer >= 0"),
         ({"table": "cifar100"}, "'cifar100'.*'cifar', 'imagenet'"),
-        ({"workers": 0}, "workers 0 .*from 1 on"),
-        ({"first_index": -2}, "first_index -2 .*from 0 on"),
+        ({"workers": 0}, "workers 0 .*processes >= 1"),
+        ({"first_index": -2}, "first_index -2 .*integer >= 0"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 
 from tests.data.trees import PACS_ROOT, WNID_LABELS, WNIDS, class_tree, corrupted_arrays, pictures, save, thumbnails
+from trust_tta.data.classes import PACS_CLASSES, rendition_mask
 from trust_tta.data.corrupt_tree import corrupt_array
 from trust_tta.data.dataset import array_dataset, join_datasets
-from trust_tta.data.imagenet import rendition_mask
 from trust_tta.data.reading import available_domains, open_dataset
-from trust_tta.data.specs import PACS_CLASSES
 from trust_tta.errors import ConfigError, DataError
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trust_tta.data.imagenet import imagenet_classes, label_of_wnid, rendition_mask
-from trust_tta.data.specs import DATASETS, DatasetSpec, find_domain, find_spec, fold_name
+from trust_tta.data.classes import fold_name, imagenet_classes, label_of_wnid, rendition_mask
+from trust_tta.data.specs import DATASETS, DatasetSpec, find_domain, find_spec
 from trust_tta.errors import ConfigError
 
 
@@ -31,10 +31,10 @@ def test_names_are_unique_and_folder_names_belong_to_one_data_set() -> None:
 )
 def test_figures_of_the_published_sets(name: str, classes: int, domains: int, images: int) -> None:
     spec = find_spec(name)
-    assert (spec.classes, len(spec.domains)) == (classes, domains)
-    assert sum(part.images for part in spec.parts if part.target) == images
-    assert spec.licence
-    assert spec.source.startswith("https://")
+    assert (spec.classes, len(spec.targets)) == (classes, domains)
+    assert sum(domain.images for domain in spec.domains if domain.target) == images
+    assert spec.license
+    assert spec.homepage.startswith("https://")
 
 
 @pytest.mark.parametrize("spelling", ["CIFAR-10-C", "cifar10c", "Cifar10_C", "cifar10-c"])
@@ -43,11 +43,11 @@ def test_any_spelling_finds_the_set(spelling: str) -> None:
 
 
 def test_unknown_set_and_domain_name_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown data set 'cifar11'; known are cifar10, .*pacs"):
+    with pytest.raises(ConfigError, match=r"unknown data set 'cifar11'; did you mean 'cifar10'\?"):
         find_spec("cifar11")
     with pytest.raises(ConfigError, match="pacs has no domain 'clipart'; choose one of art_painting, cartoon"):
         find_domain(find_spec("pacs"), "clipart")
-    with pytest.raises(ConfigError, match="has no domain None"):
+    with pytest.raises(ConfigError, match="pacs has several domains; choose one of art_painting"):
         find_domain(find_spec("pacs"), None)
 
 

@@ -12,12 +12,19 @@ from hypothesis import strategies as st
 
 from tests.data.trees import class_tree, corrupted_arrays, thumbnails
 from trust_tta.data.dataset import Dataset, array_dataset
-from trust_tta.data.loading import Batches
 from trust_tta.data.reading import open_dataset
-from trust_tta.data.settings import GRADUAL_SEVERITIES, SETTINGS, Setting, parse_setting
-from trust_tta.data.streams import StreamConfig, correlated_order, stream_datasets
-from trust_tta.data.transforms import PRESETS
+from trust_tta.data.streams import (
+    GRADUAL_SEVERITIES,
+    SETTINGS,
+    Batches,
+    Setting,
+    StreamConfig,
+    correlated_order,
+    parse_setting,
+    stream_datasets,
+)
 from trust_tta.errors import ConfigError, DataError
+from trust_tta.preprocessing import PRESETS
 
 DOMAINS = ("gaussian_noise", "fog", "contrast")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -59,3 +60,25 @@ def corrupted_arrays(folder: Path, corruptions: Sequence[str], *, images: int, c
         np.save(folder / f"{corruption}.npy", array)
     np.save(folder / "labels.npy", np.tile(labels, 5))
     return labels.astype(np.int64)
+
+
+@dataclass
+class Seen:
+    """A progress that remembers: each stage with its total, and how far each came."""
+
+    stages: list[tuple[str, int | None]] = field(default_factory=list)
+    steps: list[list[int]] = field(default_factory=list)
+    finished: int = 0
+
+    def start(self, total: int | None, what: str) -> None:
+        self.stages.append((what, total))
+        self.steps.append([])
+
+    def advance(self, n: int = 1) -> None:
+        self.steps[-1].append(n)
+
+    def note(self, text: str) -> None:
+        pass
+
+    def finish(self) -> None:
+        self.finished += 1

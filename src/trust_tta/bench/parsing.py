@@ -24,15 +24,14 @@ from trust_tta.bench.config import (
 from trust_tta.bench.fields import Fields
 from trust_tta.bench.scales import PARTS, change, full_scale, pick_parts, small_scale
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
-from trust_tta.data.settings import parse_setting
 from trust_tta.data.specs import find_domain, find_spec
-from trust_tta.data.transforms import find_preset
+from trust_tta.data.streams import parse_setting
 from trust_tta.errors import ConfigError
 from trust_tta.methods.registry import check_options, create_method, method_options
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.variants import VARIANTS
 from trust_tta.models.vmamba import VMamba
-from trust_tta.preprocessing import Preprocessing
+from trust_tta.preprocessing import Preprocessing, find_preset
 from trust_tta.results.codec import canonical_json
 from trust_tta.schema import parse
 
@@ -202,7 +201,7 @@ def _domains(table: Fields, dataset: str) -> tuple[str, ...] | None:
                 table.complain("domains", f"{name!r} is not one of {', '.join((CLEAN, *ALL_CORRUPTIONS))}")
         return given
     spec = find_spec(dataset)
-    if not spec.parts:
+    if not spec.domains:
         return given
     return tuple(table.try_to("domains", lambda n=name: find_domain(spec, n).name, name) for name in given)  # type: ignore[misc]
 

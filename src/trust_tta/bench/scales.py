@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trust_tta.bench.aliases import merge, translate
-from trust_tta.data.specs import fold_name
+from trust_tta.data.classes import fold_name
 from trust_tta.errors import ConfigError
 
 PARTS, SMALL = "parts", "small"

@@ -11,14 +11,23 @@ from numpy.typing import NDArray
 
 from trust_tta.bench.config import ARRAY, CLEAN, DataConfig, StreamPlan
 from trust_tta.data.arrays import open_images, open_labels
+from trust_tta.data.classes import CIFAR10_CLASSES, numbered_classes
 from trust_tta.data.corruptions.apply import corrupt
+from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, array_dataset, join_datasets
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.reading import available_domains, open_dataset
-from trust_tta.data.settings import GRADUAL_SEVERITIES, parse_setting
-from trust_tta.data.specs import CIFAR10_CLASSES, Layout, find_spec
-from trust_tta.data.streams import Domain, StreamConfig, stream_datasets
+from trust_tta.data.specs import DiskLayout, find_spec
+from trust_tta.data.streams import (
+    GRADUAL_SEVERITIES,
+    SEGMENTS,
+    Domain,
+    StreamConfig,
+    draw_segments,
+    parse_setting,
+    stream_datasets,
+)
 from trust_tta.errors import ConfigError
 from trust_tta.preprocessing import Preprocessing
 
@@ -60,7 +69,7 @@ class DataSource:
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
-        self.layout: Layout = "array-c" if config.corrupts else find_spec(config.dataset).layout
+        self.layout: DiskLayout = "array-c" if config.corrupts else find_spec(config.dataset).layout
         self._opened: dict[tuple[str, int], Dataset] = {}
         self._clean: dict[str | None, Dataset] = {}
 
@@ -105,7 +114,7 @@ class DataSource:
         config = self.config
         if config.dataset == ARRAY:
             images, labels = open_images(Path(str(config.images))), open_labels(Path(str(config.labels)))
-            names = tuple(map(str, range(int(labels.max(initial=0)) + 1)))
+            names = numbered_classes(labels, where=config.labels)
             return array_dataset(images, labels, names, name=ARRAY, domain=CLEAN)
         if config.corrupts:
             images, labels = load_sample()
@@ -137,9 +146,16 @@ class DataSource:
         return domain
 
     def _datasets(self, setting: str, seed: int) -> Iterator[Dataset]:
-        gradual = parse_setting(setting).gradual
+        parsed = parse_setting(setting)
+        severities: tuple[int, ...] = (self.config.severity,)
+        if parsed.sequence:
+            graded = self.config.corrupts or find_spec(self.config.dataset).has_severities
+            severities = SEVERITIES if graded else severities
+            for domain, severity in draw_segments(self.domains(), severities, count=SEGMENTS, seed=seed):
+                yield self.open(domain, severity=severity, seed=seed)
+            return
         for domain in self.domains():
-            for severity in GRADUAL_SEVERITIES if gradual else (self.config.severity,):
+            for severity in GRADUAL_SEVERITIES if parsed.gradual else severities:
                 yield self.open(domain, severity=severity, seed=seed)
 
 

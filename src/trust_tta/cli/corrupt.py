@@ -45,16 +45,7 @@ def run(arguments: Namespace) -> None:
 
     source = Path(arguments.input)
     corruptions = CORRUPTIONS if arguments.corruptions is None else arguments.corruptions
-    done = 0
     with Drawer() as drawer:
-
-        def show(images: int, total: int) -> None:
-            nonlocal done
-            if not done:
-                drawer.start(total, "images")
-            drawer.advance(images - done)
-            done = images
-
         if source.is_dir():
             if arguments.labels:
                 raise ConfigError("--labels belong to an array; the labels of an image folder are its class folders")
@@ -67,7 +58,7 @@ def run(arguments: Namespace) -> None:
                 table=arguments.table,
                 size=arguments.size,
                 workers=arguments.workers,
-                progress=show,
+                progress=drawer,
             )
         else:
             paths = corrupt_array(
@@ -79,7 +70,7 @@ def run(arguments: Namespace) -> None:
                 seed=arguments.seed,
                 table=arguments.table,
                 workers=arguments.workers,
-                progress=show,
+                progress=drawer,
             )
     for path in paths:
         say(str(path))

@@ -8,81 +8,91 @@ from pathlib import Path
 
 from trust_tta.cli.output import say, try_folder
 from trust_tta.cli.progress import Drawer
-from trust_tta.errors import DataError, TrustError
+from trust_tta.errors import CheckpointError, DataError, TrustError
 
 EXAMPLES = """\
   trust-tta data list                      the data sets we know, and where to get them
   trust-tta data get cifar10 --root data   fetch CIFAR-10, checked pixel by pixel
+  trust-tta data get cifar10 --from cifar-10-python.tar.gz
   trust-tta data check data                what is there, what is missing, what is broken
-  trust-tta data check data --thorough     the same, reading every pixel"""
+  trust-tta data check data --thorough     the same, reading every pixel
+  trust-tta data check photos --checkpoint net.safetensors      are the class folders those of the network?
+  trust-tta data check photos --dataset mypackage.data:Photos   a data set of your own"""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="the data sets we know", epilog="example: trust-tta data list")
     get = actions.add_parser("get", help="fetch a data set", epilog="example: trust-tta data get cifar10 --root data")
-    get.add_argument("dataset", choices=("cifar10",), help="the one that can be fetched")
+    get.add_argument("dataset", metavar="NAME", help="cifar10, or a data set of yours that has a function `fetch`")
     get.add_argument("--root", default="data", metavar="FOLDER", help="where to put it (default: data)")
+    get.add_argument("--from", dest="archive", metavar="FILE", help="the archive: a file, or its address")
     thorough = "example: trust-tta data check data --thorough"
     check = actions.add_parser("check", help="look at every data set under a folder", epilog=thorough)
     check.add_argument("root", metavar="ROOT", help="folder that holds data sets, or is one")
     check.add_argument("--thorough", action="store_true", help="read every pixel, not only the headers")
+    check.add_argument("--checkpoint", metavar="NAME", help="compare class folders with those of this network")
+    check.add_argument("--dataset", metavar="NAME", help="a data set of yours, as package.module:Name")
 
 
 def run(arguments: Namespace) -> None:
     if arguments.action == "list":
         list_datasets()
     elif arguments.action == "get":
-        get_cifar10(Path(arguments.root))
+        get(arguments.dataset, Path(arguments.root), archive=arguments.archive)
     else:
-        check(Path(arguments.root), thorough=arguments.thorough)
+        check(arguments)
 
 
 def list_datasets() -> None:
-    from trust_tta.data.specs import DATASETS
+    from trust_tta.data.specs import DATASETS, GROUP
+    from trust_tta.plugins import installed
 
     for spec in DATASETS:
         classes = f"{spec.classes} classes" if spec.classes else "any classes"
-        domains = f"{len(spec.domains)} domains" if len(spec.domains) > 1 else "1 domain"
-        say(f"{spec.name}: {classes}, {domains if spec.parts else 'any domains'}")
+        domains = f"{len(spec.targets)} domains" if len(spec.targets) > 1 else "1 domain"
+        say(f"{spec.name}: {classes}, {domains if spec.domains else 'any domains'}")
         say(f"  files    {spec.wanted}")
-        say(f"  source   {spec.source}")
-        say(f"  licence  {spec.licence}")
+        say(f"  source   {spec.homepage}")
+        say(f"  license  {spec.license}")
+    for name in installed(GROUP):
+        say(f"{name}: of an installed package")
 
 
-def get_cifar10(root: Path) -> None:
+def get(name: str, root: Path, *, archive: str | None) -> None:
     try_folder("--root", root)
-    from trust_tta.data.fetch import fetch_cifar10
+    from trust_tta.data.fetch import fetch_dataset
 
-    with Stages() as stages:
-        folder = fetch_cifar10(root, progress=stages.show)
-    say(f"CIFAR-10 is in {folder}")
+    with Drawer() as drawer:
+        folder = fetch_dataset(name, root, archive=archive, progress=drawer)
+    say(f"{name} is in {folder}")
 
 
-def check(root: Path, *, thorough: bool) -> None:
-    from trust_tta.data.check import check_root
+def check(arguments: Namespace) -> None:
+    from trust_tta.data.check import check_outside, check_root
 
+    root = Path(arguments.root)
     if not root.is_dir():
         raise DataError(f"'{root}' is not a folder; give the folder that holds your data sets, or is one")
-    with Stages() as stages:
-        findings = check_root(root, thorough=thorough, progress=stages.show)
+    classes = _classes(arguments.checkpoint) if arguments.checkpoint else None
+    with Drawer() as drawer:
+        if arguments.dataset:
+            findings = check_outside(arguments.dataset, root, classes=classes, thorough=arguments.thorough)
+        else:
+            findings = check_root(root, classes=classes, thorough=arguments.thorough, progress=drawer)
     for finding in findings:
         say(str(finding))
-    counts = Counter(finding.level for finding in findings)
+    counts = Counter(finding.status for finding in findings)
     say(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
     if counts["error"]:
         raise TrustError(f"{root} has {counts['error']} errors, listed above; mend or fetch these files again")
 
 
-class Stages(Drawer):
-    """Progress through several stages, each with a total of its own."""
+def _classes(source: str) -> tuple[str, ...]:
+    """The names of a network's classes."""
+    from trust_tta.models.checkpoint import Checkpoint
 
-    stage, done = "", 0
-
-    def show(self, label: str, done: int, total: int) -> None:
-        """`done` of `total` (0: unknown) of the stage `label`."""
-        if label != self.stage:
-            self.stage, self.done = label, 0
-            self.start(total or None, label)
-        self.advance(done - self.done)
-        self.done = done
+    classes = Checkpoint.open(source).classes
+    if classes is None:
+        raise CheckpointError(f"--checkpoint {source} does not name its classes; there is nothing to compare")
+    return classes

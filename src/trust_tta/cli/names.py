@@ -36,12 +36,13 @@ def datasets() -> list[str]:
 
 def domains(dataset: str) -> list[str]:
     """The domains of a data set; none where they are whatever folders there are."""
-    from trust_tta.data.specs import DATASETS, fold_name
+    from trust_tta.data.classes import fold_name
+    from trust_tta.data.specs import DATASETS
 
     if dataset in CORRUPTED:
         return ["clean", *corruptions()]
-    parts = [part for spec in DATASETS if fold_name(spec.name) == fold_name(dataset) for part in spec.parts]
-    return [name for part in parts for name in (part.name, *part.folders)]
+    found = [domain for spec in DATASETS if fold_name(spec.name) == fold_name(dataset) for domain in spec.domains]
+    return [name for domain in found for name in (domain.name, *domain.folders)]
 
 
 def corruptions() -> list[str]:

@@ -1,52 +1,61 @@
-"""CIFAR and its corrupted versions: arrays on disk, memory-mapped."""
+"""Data sets that are arrays on disk: CIFAR as its authors release it, and arrays of corrupted images."""
 
 from __future__ import annotations
 
-import json
+import math
+import os
+import pickle
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.cifar_files import read_batches
-from trust_tta.data.corruptions.record import RECORD_NAME
+from trust_tta.data.classes import numbered_classes
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, array_dataset
-from trust_tta.data.locate import OFFICIAL_PARTS
 from trust_tta.data.specs import DatasetSpec
 from trust_tta.errors import DataError
+from trust_tta.textfiles import read_json
 
+LABELS = "labels.npy"
+RECORD_NAME = "corrupt.json"  # what `trust-tta corrupt` writes beside its arrays
+TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+TEST_BATCH = "test_batch"
+CIFAR_ARRAYS = ("test_images.npy", "train_images.npy")
+OFFICIAL_BATCHES: dict[str, dict[str, tuple[str, ...]]] = {
+    "cifar10": {"train": TRAIN_BATCHES, "test": (TEST_BATCH,)},
+    "cifar100": {"train": ("train",), "test": ("test",)},
+}
 
-@dataclass(frozen=True)
-class Blocks:
-    """How a corrupted array is divided: `size` images for each of `severities` in turn; none known: one block."""
+LabeledImages: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images (n, 32, 32, 3) and their labels (n,)."""
 
-    size: int
-    severities: tuple[int, ...]
-
-    def find(self, severity: int, *, path: Path) -> slice:
-        """Where the images of `severity` lie."""
-        if not self.severities:
-            return slice(0, self.size)
-        if severity not in self.severities:
-            have = ", ".join(map(str, self.severities))
-            raise DataError(f"{path} has no severity {severity}; it holds {have}")
-        start = self.severities.index(severity) * self.size
-        return slice(start, start + self.size)
+_MOST_BATCH_BYTES = 1 << 28  # CIFAR-100's training set has 155 MB
+_NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 def open_array(path: Path) -> NDArray[Any]:
     """Memory-map a `.npy` file; a broken or missing one is named."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise DataError(f"{path} is not a file; give a .npy file")
+        with path.open("rb") as file:
+            start = file.read(len(_NPY))
+        if start.startswith(_ZIP):  # never unpacked: a small archive may hold more than the memory
+            raise DataError(f"{path} is an archive of arrays; give a .npy file with one array")
+        if start != _NPY:
+            raise DataError(f"{path} is not a whole .npy file: it does not begin like one; make or fetch it again")
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; put it there or fetch the data set again") from error
+    except DataError:
+        raise
     except Exception as error:  # a broken header raises whatever its parser stumbles over
-        raise DataError(f"{path} is not a whole .npy file: {error}; make or fetch it again") from error
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path} is an archive of arrays; it must be a .npy file with one array")
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is not a whole .npy file: {reason}; make or fetch it again") from error
     return array
 
 
@@ -66,52 +75,88 @@ def open_labels(path: Path) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def find_blocks(folder: Path, images: int, labels: NDArray[np.int64]) -> Blocks:
-    """How many severities an array of so many `images` holds: by our own record, else by the labels' repetition."""
-    recorded = recorded_severities(folder)
-    if recorded and images % len(recorded) == 0:
-        return Blocks(images // len(recorded), recorded)
-    size = images // len(SEVERITIES)
-    five = images % len(SEVERITIES) == 0 and size > 0
-    if five and len(labels) == size:
-        return Blocks(size, SEVERITIES)
-    if five and len(labels) == images and (labels.reshape(len(SEVERITIES), size) == labels[:size]).all():
-        return Blocks(size, SEVERITIES)
-    return Blocks(images, ())
+@dataclass(frozen=True)
+class SeverityBlocks:
+    """How an array is divided: `size` images for each of `severities` in turn; none: one block of unknown severity."""
+
+    size: int
+    severities: tuple[int, ...]
+
+    def find(self, severity: int, *, path: Path) -> slice:
+        """Where the images of `severity` lie."""
+        if not self.severities:
+            return slice(0, self.size)
+        if severity not in self.severities:
+            have = ", ".join(map(str, self.severities))
+            raise DataError(f"{path} has no severity {severity}; it holds {have}")
+        start = self.severities.index(severity) * self.size
+        return slice(start, start + self.size)
+
+
+def find_blocks(path: Path, images: int, labels: NDArray[np.int64], *, one: int = 0) -> SeverityBlocks:
+    """How the `images` of a corrupted array lie in blocks: by our own record, else five that repeat the labels.
+
+    `one`: the number of images at one severity, 0 where nobody knows. Labels that repeat but for some are refused;
+    those that do not repeat at all belong to one block, of unknown severity.
+    """
+    recorded = recorded_severities(path.parent)
+    severities = recorded or SEVERITIES
+    size, rest = divmod(images, len(severities))
+    if size and not rest and len(labels) in (size, images) and (recorded or images != one):
+        blocks = labels.reshape(-1, size)
+        differing = np.flatnonzero((blocks != blocks[0]).any(axis=0))
+        if not len(differing):
+            return SeverityBlocks(size, severities)
+        if recorded or images == len(severities) * one or len(differing) < size / 2:
+            raise DataError(_unequal(path, blocks, int(differing[0])))
+    if recorded or len(labels) != images:
+        raise DataError(
+            f"{path.parent / LABELS} has {len(labels)} labels for the {images} images of {path.name}; it must have "
+            f"{images}" + (f" or {size}" if size and not rest else "")
+        )
+    return SeverityBlocks(images, ())
+
+
+def _unequal(path: Path, blocks: NDArray[np.int64], place: int) -> str:
+    block = int(np.flatnonzero(blocks[:, place] != blocks[0, place])[0])
+    return (
+        f"{path.parent / LABELS} is not {len(blocks)} equal blocks, one for each severity: label {place} is "
+        f"{blocks[0, place]} in the first and {blocks[block, place]} in block {block + 1}; fetch it again"
+    )
 
 
 def recorded_severities(folder: Path) -> tuple[int, ...]:
     """The severities that `trust-tta corrupt` says it wrote into `folder`; empty where there is no such record."""
     try:
-        record = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
-        return tuple(int(severity) for severity in record["severities"])
-    except (OSError, ValueError, KeyError, TypeError):
+        record = read_json(folder / RECORD_NAME, error=DataError)
+        return tuple(int(severity) for severity in record["severities"] if severity in SEVERITIES)
+    except (DataError, KeyError, TypeError):
         return ()
 
 
 def open_corrupted(spec: DatasetSpec, folder: Path, domain: str, *, severity: int, limit: int | None) -> Dataset:
-    """One severity of `<domain>.npy`, with the labels of `labels.npy`; `limit` takes the first images."""
+    """One severity of `<domain>.npy`, with the labels of `labels.npy`; `limit` takes the first images.
+
+    An array of one block has no severity, whichever is asked for.
+    """
     path = folder / f"{domain}.npy"
-    images, labels = open_images(path), open_labels(folder / "labels.npy")
-    blocks = find_blocks(folder, len(images), labels)
-    if len(labels) not in (len(images), blocks.size):
-        raise DataError(
-            f"{folder / 'labels.npy'} has {len(labels)} labels for the {len(images)} images of {path.name}; "
-            f"it must have {len(images)} or {blocks.size}"
-        )
+    images, labels = open_images(path), open_labels(folder / LABELS)
+    one = next(known.images for known in spec.domains if known.name == domain)
+    blocks = find_blocks(path, len(images), labels, one=one)
     place = blocks.find(severity, path=path)
     chosen = labels[place] if len(labels) == len(images) else labels
-    names = spec.class_names or tuple(map(str, range(int(labels.max()) + 1)))
-    return array_dataset(images[place][:limit], chosen[:limit], names, name=spec.name, domain=domain, severity=severity)
+    names = spec.class_names or numbered_classes(labels, where=folder / LABELS)
+    known = severity if blocks.severities else None
+    return array_dataset(images[place][:limit], chosen[:limit], names, name=spec.name, domain=domain, severity=known)
 
 
 def open_cifar(spec: DatasetSpec, folder: Path, domain: str, *, limit: int | None) -> Dataset:
-    """The clean train or test part, from our `.npy` files or the official Python batches."""
+    """The clean training or test set, from our `.npy` files or the official Python batches."""
     arrays = folder / f"{domain}_images.npy", folder / f"{domain}_labels.npy"
     if arrays[0].exists():
         images, labels = open_images(arrays[0]), open_labels(arrays[1])
     else:
-        names = OFFICIAL_PARTS[spec.name][domain]
+        names = OFFICIAL_BATCHES[spec.name][domain]
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise DataError(f"{folder} lacks {arrays[0].name} and the official {', '.join(missing)}; fetch it again")
@@ -119,3 +164,93 @@ def open_cifar(spec: DatasetSpec, folder: Path, domain: str, *, limit: int | Non
     if len(images) != len(labels):
         raise DataError(f"{folder} has {len(images)} {domain} images but {len(labels)} labels; fetch it again")
     return array_dataset(images[:limit], labels[:limit], spec.class_names, name=spec.name, domain=domain)
+
+
+def read_batches(folder: Path, names: tuple[str, ...]) -> LabeledImages:
+    """The official Python batches `names` of a folder, one after the other."""
+    found = []
+    for name in names:
+        with (folder / name).open("rb") as file:
+            found.append(read_batch(file, name=str(folder / name)))
+    return join_labeled(found)
+
+
+def join_labeled(batches: list[LabeledImages]) -> LabeledImages:
+    """Several sets of images, one after the other."""
+    return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+
+
+def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:
+    """One official Python batch of CIFAR-10 or CIFAR-100 (fine labels)."""
+    try:
+        if file.seek(0, os.SEEK_END) > _MOST_BATCH_BYTES:
+            raise pickle.UnpicklingError(f"it is larger than {_MOST_BATCH_BYTES} bytes")
+        file.seek(0)
+        content = _BatchUnpickler(file, encoding="bytes").load()
+        pixels = content[b"data"].array.reshape(-1, 3, 32, 32)
+        labels = content[b"labels"] if b"labels" in content else content[b"fine_labels"]
+        if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 100 for label in labels):
+            raise pickle.UnpicklingError("its labels are not a list of integers from 0 to 99")
+    except Exception as error:  # a broken pickle raises whatever it stumbles over
+        reason = " ".join(str(error).split())
+        raise DataError(f"{name} is not a CIFAR batch: {reason}; fetch it again") from error
+    if len(labels) != len(pixels):
+        raise DataError(f"{name} holds {len(pixels)} images but {len(labels)} labels; fetch it again")
+    return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    """Reads plain containers and arrays of bytes; every numpy name is answered by a stand-in that checks its state."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _STAND_INS.get((module, name))
+        if found is None:
+            raise pickle.UnpicklingError(f"the file asks for {module}.{name}, which no CIFAR batch holds")
+        return found
+
+
+class _ByteType:
+    """Stands in for `numpy.dtype("u1")`, the only one that batches have."""
+
+    def __init__(self, code: object, *_: object) -> None:
+        if code not in ("u1", b"u1"):
+            raise pickle.UnpicklingError(f"the file has an array of {code!r}; CIFAR batches are bytes")
+
+    def __setstate__(self, state: object) -> None:
+        pass  # byte order and alignment, which bytes do not have
+
+
+class _ByteArray:
+    """Stands in for `numpy.ndarray`: an array of bytes whose shape fits its content."""
+
+    array: NDArray[np.uint8]
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, fortran, content = state
+        sizes = [size for size in shape if type(size) is int and size >= 0]
+        if not isinstance(kind, _ByteType) or not isinstance(content, bytes) or len(sizes) != len(shape):
+            raise pickle.UnpicklingError("the file has an array that is not of bytes")
+        if math.prod(sizes) != len(content):
+            raise pickle.UnpicklingError(f"the file has an array of {len(content)} bytes for the shape {tuple(sizes)}")
+        self.array = np.frombuffer(content, dtype=np.uint8).reshape(sizes, order="F" if fortran else "C")
+
+
+def _rebuild_array(*_: object) -> _ByteArray:
+    """Stands in for `_reconstruct`, which makes an empty array for its state to fill."""
+    return _ByteArray()
+
+
+def _encode(text: object, encoding: object = "latin1") -> bytes:
+    """Stands in for `_codecs.encode`, by which old protocols write bytes."""
+    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
+        raise pickle.UnpicklingError(f"the file encodes text as {encoding!r}")
+    return text.encode("latin1")
+
+
+_STAND_INS = {
+    ("numpy.core.multiarray", "_reconstruct"): _rebuild_array,
+    ("numpy._core.multiarray", "_reconstruct"): _rebuild_array,
+    ("numpy", "ndarray"): _ByteArray,
+    ("numpy", "dtype"): _ByteType,
+    ("_codecs", "encode"): _encode,
+}

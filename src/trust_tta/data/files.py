@@ -23,15 +23,9 @@ def make_folder(folder: Path) -> None:
         raise DataError(f"the folder {folder} cannot be made: {error}; choose one you may write to") from error
 
 
-def write_npy(path: Path, array: NDArray[Any]) -> None:
-    """Write `array` to `path` so that a crash leaves the old file or the new one, never half of one."""
-    with writing(path) as file:
-        np.save(file, array)
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that appears as `path` when the block ends well; what fails is said in one line."""
+    """A file to write that appears as `path`, whole, when the block ends well; what fails is said in one line."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
@@ -40,16 +34,28 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         raise DataError(f"cannot write {path}: {error}; free some space or choose a folder you may write to") from error
 
 
+def write_npy(path: Path, array: NDArray[Any]) -> None:
+    """Write `array` to `path`, whole or not at all."""
+    with writing(path) as file:
+        np.save(file, array)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, whole or not at all."""
+    with writing(path) as file:
+        file.write(content)
+
+
 def hash_pixels(array: NDArray[Any]) -> str:
     """The sha256 of the array's bytes in C order, little-endian: `array.tobytes()` without the copy."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return hashlib.sha256(little.reshape(-1).view(np.uint8).data).hexdigest()
 
 
-def hash_listing(entries: Iterable[tuple[str, int]]) -> str:
+def hash_listing(files: Iterable[tuple[str, int]]) -> str:
     """The sha256 over (name, size) pairs: cheap, and changes when a file comes, goes or changes its length."""
     digest = hashlib.sha256()
-    for name, size in entries:
+    for name, size in files:
         digest.update(f"{name}\0{size}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 

@@ -1,9 +1,12 @@
-"""Image files: which files are images, which lie in a folder, and what is in one."""
+"""The one reader of image files: formats, sizes and modes are checked before a pixel is decoded."""
 
 from __future__ import annotations
 
+import io
 import os
+import stat
 from pathlib import Path
+from typing import IO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +14,17 @@ from PIL import Image
 
 from trust_tta.errors import DataError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF")  # whatever the name says, nothing else is tried
+MOST_PIXELS = 89_478_485  # what Pillow takes without a warning; 256 MiB of RGB
+
+ImageFile: TypeAlias = Path | str | bytes
+"""A path, or the bytes of a file."""
 
 
 def is_image(name: str) -> bool:
     """Whether a file of this name is read as an image; hidden ones are not."""
-    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def list_images(folder: Path) -> list[str]:
@@ -25,12 +33,62 @@ def list_images(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if is_image(entry.name))
 
 
-def read_image(path: Path | str) -> NDArray[np.uint8]:
-    """Decode one image file to RGB, uint8 (h, w, 3)."""
+def read_image(file: ImageFile, *, name: str | None = None) -> NDArray[np.uint8]:
+    """Decode an image to RGB, uint8 (h, w, 3); `name` stands for it in messages.
+
+    Gray values of 16 bits are scaled to 8. Orientation tags are not followed.
+    """
     try:
-        with Image.open(path) as image:
-            return np.array(image.convert("RGB"), dtype=np.uint8)
+        with _open(file) as image:
+            return _to_rgb(image)
     except Exception as error:  # decoders raise whatever they stumble over
-        raise DataError(
-            f"the image {os.fspath(path)} cannot be read: {error}; replace it or run `trust-tta data check`"
-        ) from error
+        raise _refusal(file, name, error) from error
+
+
+def check_image(file: ImageFile, *, name: str | None = None) -> None:
+    """Refuse what `read_image` would refuse by its header, without decoding it."""
+    try:
+        with _open(file):
+            pass
+    except Exception as error:
+        raise _refusal(file, name, error) from error
+
+
+def check_size(height: int, width: int) -> None:
+    """Refuse a size that would not fit in memory, before anything is made that large."""
+    if height * width > MOST_PIXELS:
+        raise DataError(f"an image of {height}x{width} pixels is too large; at most {MOST_PIXELS} pixels are handled")
+
+
+def _open(file: ImageFile) -> Image.Image:
+    image = Image.open(_stream(file), formats=FORMATS)
+    try:
+        check_size(image.height, image.width)
+        if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+            kind = "floating point" if image.mode == "F" else "32-bit integer"
+            raise DataError(f"its pixels are {kind} numbers, whose range nothing states; save it with 8 or 16 bits")
+    except DataError:
+        image.close()
+        raise
+    return image
+
+
+def _stream(file: ImageFile) -> IO[bytes] | Path | str:
+    if isinstance(file, bytes):
+        return io.BytesIO(file)
+    if not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would block
+        raise DataError("it is not a regular file")
+    return file
+
+
+def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    if image.mode == "I" or image.mode.startswith("I;16"):  # PPM scales all above 8 bits to 16
+        gray = np.rint(np.asarray(image).astype(np.float32) / 257)
+        return np.repeat(np.clip(gray, 0, 255).astype(np.uint8)[..., None], 3, axis=-1)
+    return np.array(image.convert("RGB"), dtype=np.uint8)
+
+
+def _refusal(file: ImageFile, name: str | None, error: Exception) -> DataError:
+    shown = name or ("in memory" if isinstance(file, bytes) else os.fspath(file))
+    reason = " ".join(str(error).split())
+    return DataError(f"the image {shown} cannot be read: {reason}; replace it or run `trust-tta data check`")

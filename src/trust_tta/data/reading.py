@@ -1,71 +1,365 @@
-"""Opening a data set by name."""
+"""Finding and opening a data set by name, whatever spelling and nesting its folders have."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from trust_tta.data.arrays import open_cifar, open_corrupted
+import numpy as np
+from numpy.typing import NDArray
+
+from trust_tta import plugins
+from trust_tta.data.arrays import CIFAR_ARRAYS, OFFICIAL_BATCHES, open_cifar, open_corrupted
+from trust_tta.data.classes import fold_name, imagenet_classes, label_of_wnid, near_misses, rendition_mask
 from trust_tta.data.corruptions.table import SEVERITIES
-from trust_tta.data.dataset import Dataset
-from trust_tta.data.folders import open_folder
-from trust_tta.data.locate import domain_folder, generic_domains, locate
-from trust_tta.data.specs import DatasetSpec, find_domain, find_spec
+from trust_tta.data.dataset import Dataset, FileImages, python_dataset
+from trust_tta.data.images import is_image, list_images
+from trust_tta.data.specs import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
 from trust_tta.errors import ConfigError, DataError
+from trust_tta.schema import did_you_mean
+
+ONLY_DOMAIN = "all"
+"""The domain of a folder or an object that has classes and no domains."""
+
+_GROUPS = ("noise", "blur", "weather", "digital", "extra")  # the archives that ImageNet-C comes in
 
 
 def open_dataset(
-    name: str, root: Path | str, *, domain: str | None = None, severity: int = 5, limit: int | None = None
+    name: str,
+    root: Path | str,
+    *,
+    domain: str | None = None,
+    severity: int = 5,
+    limit: int | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """One domain of the data set `name`, found under `root` or in `root` itself.
 
-    `domain` may be left out where there is only one; `severity` counts for corrupted sets only; `limit` takes the
-    first images of an array, and images at even distances from folders.
+    `domain` may be omitted where there is only one; `severity` counts for corrupted sets only; `limit` takes the
+    first images of an array, and images at even distances elsewhere; `options` go to a data set from outside.
     """
     spec = find_spec(name)
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit is {limit}; it must be a positive number of images, or None for all")
-    if spec.has_severities and severity not in SEVERITIES:
-        raise ConfigError(f"severity is {severity}; it must be one of {', '.join(map(str, SEVERITIES))}")
-    if not spec.parts:
+    _check_request(spec, severity, limit, options)
+    if spec.layout == "python":
+        return _open_outside(spec, Path(root), domain, limit=limit, options=options)
+    if not spec.domains:
         return _open_generic(spec, Path(root), domain, limit=limit)
-    part = find_domain(spec, domain)
+    known = find_domain(spec, domain)
     folder = locate(spec, Path(root))
     if spec.layout == "cifar":
-        return open_cifar(spec, folder, part.name, limit=limit)
+        return open_cifar(spec, folder, known.name, limit=limit)
     if spec.layout == "array-c":
-        return open_corrupted(spec, folder, part.name, severity=severity, limit=limit)
-    place = domain_folder(spec, folder, part)
+        return open_corrupted(spec, folder, known.name, severity=severity, limit=limit)
+    place = domain_folder(spec, folder, known)
     if place is None:
-        raise DataError(f"{folder} has no domain {part.name}; it has {_list(available_domains(name, root))}")
+        here = ", ".join(available_domains(name, root)) or "none"
+        raise DataError(f"{folder} has no domain {known.name}; it has {here}")
     if spec.layout == "domains":
-        return open_folder(spec, place, part.name, limit=limit)
+        return open_folder(spec, place, known.name, limit=limit)
     if not (place / str(severity)).is_dir():
         raise DataError(f"{place} has no severity {severity}; it must hold a folder named {severity}")
-    return open_folder(spec, place / str(severity), part.name, severity=severity, limit=limit)
+    return open_folder(spec, place / str(severity), known.name, severity=severity, limit=limit)
 
 
-def available_domains(name: str, root: Path | str) -> tuple[str, ...]:
+def _check_request(spec: DatasetSpec, severity: int, limit: int | None, options: Mapping[str, Any] | None) -> None:
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit is {limit}; give a number of images >= 1, or None for all")
+    if spec.has_severities and severity not in SEVERITIES:
+        raise ConfigError(f"severity is {severity}; choose one of {', '.join(map(str, SEVERITIES))}")
+    if options and spec.layout != "python":
+        raise ConfigError(f"{spec.name} takes no options, but {', '.join(options)} is given; omit it")
+
+
+def available_domains(name: str, root: Path | str, *, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """The target domains of the data set that are on disk, in the field's order."""
     spec = find_spec(name)
+    if spec.layout == "python":
+        return tuple(_outside_domains(spec, Path(root), options))
     folder = locate(spec, Path(root))
-    if not spec.parts:
+    if not spec.domains:
         return tuple(generic_domains(folder))
-    targets = [part for part in spec.parts if part.target]
+    targets = [domain for domain in spec.domains if domain.target]
     if spec.layout == "array-c":
-        return tuple(part.name for part in targets if (folder / f"{part.name}.npy").is_file())
+        return tuple(domain.name for domain in targets if (folder / f"{domain.name}.npy").is_file())
     if spec.layout == "cifar":
-        return tuple(part.name for part in targets)
-    return tuple(part.name for part in targets if domain_folder(spec, folder, part) is not None)
+        return tuple(domain.name for domain in targets)
+    return tuple(domain.name for domain in targets if domain_folder(spec, folder, domain) is not None)
+
+
+# image folders
+
+
+def open_folder(
+    spec: DatasetSpec, folder: Path, domain: str, *, severity: int | None = None, limit: int | None = None
+) -> Dataset:
+    """One domain from its class folders; `limit` takes images at even distances, so that all classes stay in."""
+    labels_of, class_names = class_map(spec, folder, siblings=_siblings(spec, folder, domain))
+    names: list[str] = []
+    labels: list[int] = []
+    for class_folder, label in sorted(labels_of.items(), key=lambda item: (item[1], item[0])):
+        files = list_images(folder / class_folder)
+        names += [f"{class_folder}/{file}" for file in files]
+        labels += [label] * len(files)
+    if not names:
+        raise DataError(f"{folder} has no images; {spec.name} wants them as {domain}/<class>/<image>")
+    chosen = spread(len(names), limit)
+    return Dataset(
+        name=spec.name,
+        domain=domain,
+        images=FileImages(folder, tuple(names[i] for i in chosen)),
+        labels=np.array(labels, dtype=np.int64)[chosen],
+        class_names=class_names,
+        severity=severity,
+        class_mask=rendition_mask() if spec.renditions else None,
+    )
+
+
+def class_map(
+    spec: DatasetSpec, folder: Path, *, siblings: tuple[Path, ...] = ()
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The label of each class folder, and the names of all classes: those of the data set, or of all its domains.
+
+    `siblings` are the folders of the other domains; a class that only they have keeps its label free here.
+    """
+    found = [child.name for child in subfolders(folder)]
+    if not found:
+        raise DataError(f"{folder} has no class folders; sort the images into one folder for each class")
+    if spec.class_folders == "sorted":
+        ordered = _all_classes(folder, found, siblings)
+        return {name: label for label, name in enumerate(ordered) if name in found}, ordered
+    labels = {name: class_label(spec, name) for name in found}
+    if unknown := [name for name, label in labels.items() if label is None]:
+        raise DataError(f"{folder / unknown[0]} is no class of {spec.name}; allowed are {_allowed(spec)}")
+    return {name: label for name, label in labels.items() if label is not None}, spec.class_names
+
+
+def _all_classes(folder: Path, found: list[str], siblings: tuple[Path, ...]) -> tuple[str, ...]:
+    """The classes of all domains in order; two spellings of one class are refused."""
+    names = set(found)
+    for sibling in siblings:
+        others = [child.name for child in subfolders(sibling)]
+        if misses := near_misses(sorted(found), others):
+            ours, theirs = misses[0]
+            raise DataError(
+                f"the class '{ours}' of {folder} is spelled '{theirs}' in {sibling}; rename one of them "
+                f"({folder.name} has {', '.join(sorted(found))}; {sibling.name} has {', '.join(sorted(others))})"
+            )
+        names.update(others)
+    return tuple(sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names))
+
+
+def _siblings(spec: DatasetSpec, folder: Path, domain: str) -> tuple[Path, ...]:
+    """The class folders' folders of the other domains, where these decide on the classes together."""
+    if spec.class_folders != "sorted" or domain == ONLY_DOMAIN:
+        return ()
+    if spec.layout == "domains":
+        return tuple(place for place in generic_domains(folder.parent).values() if place != folder)
+    corruptions = subfolders(folder.parent.parent)  # <corruption>/<severity>/<class>
+    levels = [level for corruption in corruptions for level in subfolders(corruption) if level.name.isdecimal()]
+    return tuple(level for level in levels if level != folder)
+
+
+def spread(count: int, limit: int | None) -> NDArray[np.int64]:
+    """`limit` of `count` indices at even distances, or all of them."""
+    if limit is None or limit >= count:
+        return np.arange(count, dtype=np.int64)
+    return np.arange(limit, dtype=np.int64) * count // limit
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in `folder` by name, without hidden ones and those that archivers leave behind."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".") and e.name != "__MACOSX"]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names)]
+
+
+def class_label(spec: DatasetSpec, name: str) -> int | None:
+    """The label that a class folder called `name` stands for, None where the data set has no such class."""
+    if spec.class_folders == "named":
+        return {fold_name(known): label for label, known in enumerate(spec.class_names)}.get(fold_name(name))
+    if spec.class_folders == "number-or-wnid" and name.isdecimal():
+        return int(name) if len(name) < 8 and int(name) < spec.classes else None
+    label = label_of_wnid().get(name.lower())
+    if spec.renditions and label is not None and not imagenet_classes()[label].rendition:
+        return None
+    return label
+
+
+def _allowed(spec: DatasetSpec) -> str:
+    if spec.class_folders == "named":
+        return ", ".join(spec.class_names)
+    kind = "its 200 WordNet ids" if spec.renditions else "the 1000 WordNet ids of ILSVRC 2012, as n01440764"
+    return f"{kind}, or the numbers 0..999" if spec.class_folders == "number-or-wnid" else kind
 
 
 def _open_generic(spec: DatasetSpec, root: Path, domain: str | None, *, limit: int | None) -> Dataset:
     domains = generic_domains(locate(spec, root))
-    if domain is None and len(domains) == 1:
-        domain = next(iter(domains))
-    if domain is None or domain not in domains:
-        raise ConfigError(f"{root} has no domain {domain!r}; choose one of {_list(tuple(domains))}")
+    domain = _choose_domain(domain, tuple(domains), where=root)
     return open_folder(spec, domains[domain], domain, limit=limit)
 
 
-def _list(names: tuple[str, ...]) -> str:
-    return ", ".join(names) or "none"
+def _choose_domain(domain: str | None, domains: tuple[str, ...], *, where: object) -> str:
+    if domain is None and len(domains) == 1:
+        return domains[0]
+    if domain is None or domain not in domains:
+        raise ConfigError(f"{where} has no domain {domain!r}; {did_you_mean(domain or '', domains)}")
+    return domain
+
+
+# where a data set lies
+
+
+def find_dataset(spec: DatasetSpec, root: Path) -> Path | None:
+    """The folder under `root`, or `root` itself, that holds the content of the data set."""
+    if not spec.folders:
+        return root if _holds(spec, root) else None
+    own = {fold_name(name) for name in spec.folders}
+    candidates = [child for child in subfolders(root) if fold_name(child.name) in own]
+    others = {fold_name(name) for other in DATASETS if other is not spec for name in other.folders}
+    if fold_name(root.resolve().name) not in others - own:
+        candidates.append(root)
+    found = (_descend(spec, candidate) for candidate in candidates)
+    return next((folder for folder in found if folder is not None), None)
+
+
+def locate(spec: DatasetSpec, root: Path) -> Path:
+    """The folder that holds the data set, or an error that says what was looked for."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; give the folder that holds your data sets")
+    found = find_dataset(spec, root)
+    if found is None:
+        name = f" in a folder named {' or '.join(spec.folders)}" if spec.folders else ""
+        raise DataError(f"{spec.name} is not in {root}: it wants {spec.wanted}{name}; get it from {spec.homepage}")
+    return found
+
+
+def domain_folder(spec: DatasetSpec, folder: Path, domain: DomainSpec) -> Path | None:
+    """Where in the data set's folder the domain's class folders (or severities) lie."""
+    names = _names(domain)
+    children = subfolders(folder)
+    if spec.layout == "folder-c":
+        children += [inner for child in children if child.name.lower() in _GROUPS for inner in subfolders(child)]
+    for child in children:
+        if fold_name(child.name) in names:
+            return child
+    if spec.layout != "domains" or spec.class_folders == "named" or not _has_classes(spec, folder):
+        return None
+    # The folder is a domain itself: the one of its name, or the first.
+    named = [other for other in spec.domains if fold_name(folder.name) in _names(other)]
+    return folder if domain == (named or spec.domains)[0] else None
+
+
+def generic_domains(folder: Path) -> dict[str, Path]:
+    """The domains of a generic image folder: its subfolders where these hold folders, else the folder as a whole."""
+    children = subfolders(folder)
+    if any(has_images(child) for child in children):
+        return {ONLY_DOMAIN: folder}
+    return {child.name: child for child in children if any(has_images(inner) for inner in subfolders(child))}
+
+
+def has_images(folder: Path) -> bool:
+    """Whether an image file lies directly in `folder`."""
+    try:
+        with os.scandir(folder) as entries:
+            return any(is_image(entry.name) for entry in entries)
+    except OSError:
+        return False
+
+
+def _names(domain: DomainSpec) -> set[str]:
+    return {fold_name(name) for name in (domain.name, *domain.folders)}
+
+
+def _descend(spec: DatasetSpec, folder: Path) -> Path | None:
+    """`folder`, or the first folder within that holds the content, going through known nestings only."""
+    nested = {fold_name(name) for name in spec.nested}
+    waiting = [folder]
+    seen: set[Path] = set()
+    while waiting:
+        candidate = waiting.pop(0)
+        if _holds(spec, candidate):
+            return candidate
+        inner = [child for child in subfolders(candidate) if fold_name(child.name) in nested]
+        fresh = {place: child for child in inner if (place := child.resolve()) not in seen}
+        seen |= fresh.keys()  # folders may link to each other
+        waiting = [*fresh.values(), *waiting]
+    return None
+
+
+def _holds(spec: DatasetSpec, folder: Path) -> bool:
+    """Whether the content of the data set, or some of it, lies directly in `folder`."""
+    if spec.layout == "cifar":
+        official = (name for names in OFFICIAL_BATCHES[spec.name].values() for name in names)
+        return any((folder / name).is_file() for name in (*CIFAR_ARRAYS, *official))
+    if spec.layout == "array-c":
+        return any((folder / f"{domain.name}.npy").is_file() for domain in spec.domains)
+    if not spec.domains:
+        return bool(generic_domains(folder))
+    found = (domain_folder(spec, folder, domain) for domain in spec.domains)
+    return any(place is not None and _is_domain(spec, place) for place in found)
+
+
+def _is_domain(spec: DatasetSpec, folder: Path) -> bool:
+    if spec.layout == "folder-c":
+        return any(child.name.isdecimal() and _has_classes(spec, child) for child in subfolders(folder))
+    return _has_classes(spec, folder)
+
+
+def _has_classes(spec: DatasetSpec, folder: Path) -> bool:
+    children = subfolders(folder)
+    if spec.class_folders == "sorted":
+        return bool(children)
+    return any(class_label(spec, child.name) is not None for child in children)
+
+
+# data sets from outside the package
+
+
+def _open_outside(
+    spec: DatasetSpec, root: Path, domain: str | None, *, limit: int | None, options: Mapping[str, Any] | None
+) -> Dataset:
+    domains = _outside_domains(spec, root, options)
+    domain = _choose_domain(domain, tuple(domains), where=spec.name)
+    indices = domains[domain]
+    content = _outside(spec, root, options)
+    return python_dataset(content, indices[spread(len(indices), limit)], name=spec.name, domain=domain)
+
+
+def _outside_domains(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> dict[str, NDArray[np.int64]]:
+    """The indices of each domain's images, in the order in which domains first appear."""
+    content = _outside(spec, root, options)
+    given = getattr(content, "domains", None)
+    if given is None:
+        return {ONLY_DOMAIN: np.arange(len(content.labels), dtype=np.int64)}
+    names = np.array([str(name) for name in given])
+    if len(names) != len(content.labels):
+        raise DataError(
+            f"{spec.name} has {len(names)} domains for {len(content.labels)} labels; give one name for each image"
+        )
+    return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
+
+
+def _outside(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> Any:
+    plain = ((key, tuple(value) if isinstance(value, list) else value) for key, value in (options or {}).items())
+    return _load_outside(spec.name, root, tuple(plain))
+
+
+@lru_cache(maxsize=2)  # the domains of one experiment come out of one object
+def _load_outside(name: str, root: Path, options: tuple[tuple[str, Any], ...]) -> Any:
+    make = plugins.resolve(name, {}, group=GROUP)
+    if not callable(make):
+        raise ConfigError(f"the data set '{name}' is a {type(make).__name__}; give a class or a function of a folder")
+    try:
+        content = make(root, **dict(options))
+    except TypeError as error:
+        raise ConfigError(f"the data set '{name}' cannot be made from a folder and {dict(options)}: {error}") from error
+    lacking = [field for field in ("images", "labels", "class_names") if not hasattr(content, field)]
+    if lacking:
+        raise DataError(f"the data set '{name}' has no {' and no '.join(lacking)}; see docs/adding_a_dataset.md")
+    return content

@@ -1,36 +1,34 @@
-"""The data sets we know, as data: classes, domains, layout on disk, counts, licence and source."""
+"""The data sets we know, as data: classes, domains, layout on disk, counts, license and homepage."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from importlib import resources
 from typing import Literal, TypeAlias
 
+from trust_tta import plugins
+from trust_tta.data.classes import CIFAR10_CLASSES, CIFAR100_CLASSES, PACS_CLASSES, fold_name, imagenet_classes
 from trust_tta.data.corruptions.table import CORRUPTIONS, EXTRA_CORRUPTIONS
-from trust_tta.data.imagenet import imagenet_classes
 from trust_tta.errors import ConfigError
+from trust_tta.schema import did_you_mean
 
-Layout: TypeAlias = Literal["cifar", "array-c", "folder-c", "domains"]
+DiskLayout: TypeAlias = Literal["cifar", "array-c", "folder-c", "domains", "python"]
 """cifar: clean arrays or official batches; array-c: `<corruption>.npy` + `labels.npy`;
-folder-c: `<corruption>/<severity>/<class>/`; domains: `<domain>/<class>/`, or `<class>/` where there is one domain."""
+folder-c: `<corruption>/<severity>/<class>/`; domains: `<domain>/<class>/`, or `<class>/` where there is one domain;
+python: whatever an object from outside the package reads."""
 
 ClassFolders: TypeAlias = Literal["named", "wnid", "number-or-wnid", "sorted"]
 """named: one of the spec's class names; wnid: WordNet ids in the 1000; sorted: whatever is there, in order."""
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR100_CLASSES = tuple(
-    resources.files("trust_tta").joinpath("assets/cifar100_classes.txt").read_text(encoding="utf-8").split()
-)
-PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+GROUP: plugins.Group = "trust_tta.datasets"
 
-_WANTED: dict[Layout, str] = {
+_WANTED: dict[DiskLayout, str] = {
     "cifar": "test_images.npy and test_labels.npy, or the official Python batches",
     "array-c": "<corruption>.npy and labels.npy",
     "folder-c": "<corruption>/<severity>/<class>/<image>",
     "domains": "<domain>/<class>/<image>",
+    "python": "whatever its class reads",
 }
-_NO_LICENCE = "none stated; cite the authors"
+_NO_LICENSE = "none stated; cite the authors"
 _RESEARCH = "non-commercial research, by ImageNet's terms of access"
 
 
@@ -41,20 +39,20 @@ class DomainSpec:
     name: str
     images: int
     folders: tuple[str, ...] = ()
-    target: bool = True  # part of the benchmark; training parts and held-out corruptions are not
+    target: bool = True  # evaluated by the benchmark; training sets and held-out corruptions are not
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One data set; folder names are compared by `fold_name`. No `parts`: a generic one whose domains are on disk."""
+    """One data set; folder names are compared by `fold_name`. Without `domains`: those that are on disk."""
 
     name: str
-    layout: Layout
+    layout: DiskLayout
     class_folders: ClassFolders
     class_names: tuple[str, ...]  # empty: those on disk
-    parts: tuple[DomainSpec, ...]
-    licence: str
-    source: str
+    domains: tuple[DomainSpec, ...]
+    license: str
+    homepage: str
     folders: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()  # folders that some copies put between the data set and its content
     renditions: bool = False  # has ImageNet-R's 200 classes only
@@ -65,9 +63,9 @@ class DatasetSpec:
         return len(self.class_names)
 
     @property
-    def domains(self) -> tuple[str, ...]:
-        """The target domains, in the field's order."""
-        return tuple(part.name for part in self.parts if part.target)
+    def targets(self) -> tuple[str, ...]:
+        """The names of the target domains, in the field's order."""
+        return tuple(domain.name for domain in self.domains if domain.target)
 
     @property
     def wanted(self) -> str:
@@ -79,29 +77,34 @@ class DatasetSpec:
         return self.layout in ("array-c", "folder-c")
 
 
-def fold_name(name: str) -> str:
-    """`name` without case, dashes, dots, underscores and spaces, so that all spellings of a folder compare equal."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 def find_spec(name: str) -> DatasetSpec:
-    """The data set called `name`, in any spelling."""
+    """The data set called `name`: one of ours in any spelling, an installed one, or "package.module:Name"."""
     for spec in DATASETS:
-        if fold_name(spec.name) == fold_name(name):
+        if isinstance(name, str) and fold_name(spec.name) == fold_name(name):
             return spec
-    raise ConfigError(f"unknown data set {name!r}; known are {', '.join(spec.name for spec in DATASETS)}")
+    plugins.resolve(name, {spec.name: spec for spec in DATASETS}, group=GROUP)
+    return DatasetSpec(
+        name=name,
+        layout="python",
+        class_folders="sorted",
+        class_names=(),
+        domains=(),
+        license="stated by its package",
+        homepage="an installed package or a module of yours",
+    )
 
 
 def find_domain(spec: DatasetSpec, name: str | None) -> DomainSpec:
     """The domain called `name`, in any spelling; None stands for the only target there is."""
-    targets = [part for part in spec.parts if part.target]
+    targets = [domain for domain in spec.domains if domain.target]
     if name is None and len(targets) == 1:
         return targets[0]
-    for part in spec.parts:
-        if name is not None and fold_name(name) in {fold_name(known) for known in (part.name, *part.folders)}:
-            return part
-    known = ", ".join(part.name for part in spec.parts)
-    raise ConfigError(f"{spec.name} has no domain {name!r}; choose one of {known}")
+    for domain in spec.domains:
+        if name is not None and fold_name(name) in {fold_name(known) for known in (domain.name, *domain.folders)}:
+            return domain
+    if name is None:
+        raise ConfigError(f"{spec.name} has several domains; choose one of {', '.join(d.name for d in spec.domains)}")
+    raise ConfigError(f"{spec.name} has no domain {name!r}; {did_you_mean(name, [d.name for d in spec.domains])}")
 
 
 def _corruptions(images: int) -> tuple[DomainSpec, ...]:
@@ -115,9 +118,9 @@ def _cifar(name: str, class_names: tuple[str, ...], batches: str) -> DatasetSpec
         layout="cifar",
         class_folders="named",
         class_names=class_names,
-        parts=(DomainSpec("test", 10_000), DomainSpec("train", 50_000, target=False)),
-        licence=_NO_LICENCE,
-        source="https://www.cs.toronto.edu/~kriz/cifar.html",
+        domains=(DomainSpec("test", 10_000), DomainSpec("train", 50_000, target=False)),
+        license=_NO_LICENSE,
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
         folders=(name, batches),
         nested=(batches,),
     )
@@ -129,9 +132,9 @@ def _cifar_c(name: str, class_names: tuple[str, ...], record: int) -> DatasetSpe
         layout="array-c",
         class_folders="named",
         class_names=class_names,
-        parts=_corruptions(10_000),
-        licence="CC BY 4.0",
-        source=f"https://zenodo.org/records/{record}",
+        domains=_corruptions(10_000),
+        license="CC BY 4.0",
+        homepage=f"https://zenodo.org/records/{record}",
         folders=(name,),
         nested=(name,),
     )
@@ -149,12 +152,12 @@ DATASETS = (
         layout="domains",
         class_folders="wnid",
         class_names=_IMAGENET_NAMES,
-        parts=(
+        domains=(
             DomainSpec("val", 50_000, folders=("validation", "ILSVRC2012_img_val")),
             DomainSpec("train", 1_281_167, folders=("ILSVRC2012_img_train",), target=False),
         ),
-        licence=_RESEARCH,
-        source="https://www.image-net.org/download.php",
+        license=_RESEARCH,
+        homepage="https://www.image-net.org/download.php",
         folders=("imagenet", "imagenet2012", "imagenet-1k", "ILSVRC2012", "ILSVRC"),
         nested=("Data", "CLS-LOC", "images"),
     ),
@@ -163,9 +166,9 @@ DATASETS = (
         layout="folder-c",
         class_folders="wnid",
         class_names=_IMAGENET_NAMES,
-        parts=_corruptions(50_000),
-        licence="CC BY 4.0; the images by ImageNet's terms of access",
-        source="https://zenodo.org/records/2235448",
+        domains=_corruptions(50_000),
+        license="CC BY 4.0; the images by ImageNet's terms of access",
+        homepage="https://zenodo.org/records/2235448",
         folders=("imagenet-c",),
         nested=("imagenet-c",),
     ),
@@ -174,9 +177,9 @@ DATASETS = (
         layout="domains",
         class_folders="wnid",
         class_names=_IMAGENET_NAMES,
-        parts=(DomainSpec("sketch", 50_889),),
-        licence="MIT",
-        source="https://github.com/HaohanWang/ImageNet-Sketch",
+        domains=(DomainSpec("sketch", 50_889),),
+        license="MIT",
+        homepage="https://github.com/HaohanWang/ImageNet-Sketch",
         folders=("imagenet-sketch", "imagenet-s"),
     ),
     DatasetSpec(
@@ -184,12 +187,12 @@ DATASETS = (
         layout="domains",
         class_folders="number-or-wnid",
         class_names=_IMAGENET_NAMES,
-        parts=tuple(
+        domains=tuple(
             DomainSpec(name, 10_000, folders=(f"imagenetv2-{name}-format-val", f"imagenetv2-{name}"))
             for name in ("matched-frequency", "threshold0.7", "top-images")
         ),
-        licence="MIT",
-        source="https://huggingface.co/datasets/vaishaal/ImageNetV2",
+        license="MIT",
+        homepage="https://huggingface.co/datasets/vaishaal/ImageNetV2",
         folders=("imagenet-v2",),
         nested=("imagenet-v2",),
     ),
@@ -198,9 +201,9 @@ DATASETS = (
         layout="domains",
         class_folders="wnid",
         class_names=_IMAGENET_NAMES,
-        parts=(DomainSpec("renditions", 30_000),),
-        licence="MIT",
-        source="https://github.com/hendrycks/imagenet-r",
+        domains=(DomainSpec("renditions", 30_000),),
+        license="MIT",
+        homepage="https://github.com/hendrycks/imagenet-r",
         folders=("imagenet-r", "imagenet-rendition"),
         nested=("imagenet-r",),
         renditions=True,
@@ -210,14 +213,14 @@ DATASETS = (
         layout="domains",
         class_folders="named",
         class_names=PACS_CLASSES,
-        parts=(
+        domains=(
             DomainSpec("art_painting", 2048, folders=("art",)),
             DomainSpec("cartoon", 2344),
             DomainSpec("photo", 1670),
             DomainSpec("sketch", 3929),
         ),
-        licence=_NO_LICENCE,
-        source="https://domaingeneralization.github.io/#data",
+        license=_NO_LICENSE,
+        homepage="https://domaingeneralization.github.io/#data",
         folders=("pacs", "pacs_data"),
         nested=("kfold", "pacs", "pacs_data", "images", "raw_images"),
     ),
@@ -226,26 +229,26 @@ DATASETS = (
         layout="domains",
         class_folders="sorted",
         class_names=(),
-        parts=(),
-        licence="yours",
-        source="any folder of `<class>/<image>` or `<domain>/<class>/<image>`",
+        domains=(),
+        license="yours",
+        homepage="any folder of `<class>/<image>` or `<domain>/<class>/<image>`",
     ),
     DatasetSpec(
         name="folder-c",
         layout="folder-c",
         class_folders="sorted",
         class_names=(),
-        parts=_corruptions(0),
-        licence="yours",
-        source="an image folder put through `trust-tta corrupt`",
+        domains=_corruptions(0),
+        license="yours",
+        homepage="an image folder put through `trust-tta corrupt`",
     ),
     DatasetSpec(
         name="array-c",
         layout="array-c",
         class_folders="named",
         class_names=(),
-        parts=_corruptions(0),
-        licence="yours",
-        source="an image array put through `trust-tta corrupt`",
+        domains=_corruptions(0),
+        license="yours",
+        homepage="an image array put through `trust-tta corrupt`",
     ),
 )

@@ -1,21 +1,100 @@
-"""Streams: the domains of a data set in the order a network meets them, with the moments it is reset."""
+"""Streams: the domains of a data set in the order a network meets them, batch by batch, with the moments of reset."""
 
 from __future__ import annotations
 
 import os
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.dataset import Dataset, join_datasets
-from trust_tta.data.loading import Batches
-from trust_tta.data.settings import Setting, parse_setting
-from trust_tta.errors import ConfigError
+from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
+from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
+from trust_tta.schema import did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+
+Reset: TypeAlias = Literal["domain", "never", "batch"]
+
+GRADUAL_SEVERITIES = (1, 2, 3, 4, 5, 4, 3, 2, 1)
+SEGMENTS = 100  # of a sequence, where no other number is given
+SETTINGS = ("online", "continual", "standard", "mixed", "correlated", "gradual", "sequence")
+
+_RESETS: dict[str, Reset] = {"online": "domain", "continual": "never", "standard": "batch"}
+_ALIASES = {
+    "reset_each_shift": "online",
+    "episodic": "standard",
+    "mixed_domains": "mixed",
+    "dirichlet": "correlated",
+    "non_iid": "correlated",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """When the network goes back to its source, and in which order images come."""
+
+    reset: Reset
+    mixed: bool = False
+    correlated: bool = False
+    gradual: bool = False
+    sequence: bool = False
+
+    @property
+    def name(self) -> str:
+        """The one spelling of this setting: `parse_setting(s.name) == s`."""
+        traits = [trait for trait in ("mixed", "correlated", "gradual", "sequence") if getattr(self, trait)]
+        word = next(word for word, reset in _RESETS.items() if reset == self.reset)
+        return "+".join(traits if traits and self.reset == "never" else [word, *traits])
+
+
+def parse_setting(text: str) -> Setting:
+    """A setting from its name, an alias of the field, or several joined by `+` or `_`, as "online+correlated".
+
+    Without a word for the reset, mixed, correlated, gradual streams and sequences never reset.
+    """
+    words = _words(text)
+    resets = [_RESETS[word] for word in words if word in _RESETS]
+    if not words or len(resets) > 1 or len(words) != len(set(words)):
+        raise ConfigError(
+            f"the setting {text!r} is not known; {did_you_mean(text, SETTINGS)} "
+            f"({', '.join(SETTINGS)}, or several joined with '+', at most one of online, continual and standard)"
+        )
+    setting = Setting(
+        reset=resets[0] if resets else "never",
+        mixed="mixed" in words,
+        correlated="correlated" in words,
+        gradual="gradual" in words,
+        sequence="sequence" in words,
+    )
+    if setting.mixed + setting.gradual + setting.sequence > 1:
+        raise ConfigError(
+            f"the setting {text!r} orders domains in several ways; choose one of mixed, gradual, sequence"
+        )
+    return setting
+
+
+def _words(text: str) -> list[str]:
+    """The setting's words, aliases replaced; empty where one of them is unknown."""
+    rest = text.lower().replace("-", "_").replace(" ", "").replace("+", "_")
+    words = []
+    while rest:
+        known = (name for name in (*_ALIASES, *SETTINGS) if rest == name or rest.startswith(f"{name}_"))
+        name = max(known, key=len, default=None)
+        if name is None:
+            return []
+        words.append(_ALIASES.get(name, name))
+        rest = rest[len(name) + 1 :]
+    return words
+
 
 MIXED = "mixed"
 _MOST_SLOTS = 100
@@ -39,13 +118,13 @@ class StreamConfig:
     def __post_init__(self) -> None:
         parse_setting(self.setting)
         if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; it must be at least 1")
+            raise ConfigError(f"batch_size is {self.batch_size}; give an integer >= 1")
         if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; it must not be negative")
+            raise ConfigError(f"seed is {self.seed}; give an integer >= 0")
         if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit is {self.limit}; it must be a positive number of images, or None for all")
+            raise ConfigError(f"limit is {self.limit}; give a number of images >= 1, or None for all")
         if not self.gamma > 0:
-            raise ConfigError(f"gamma is {self.gamma}; it must be above zero")
+            raise ConfigError(f"gamma is {self.gamma}; give a number > 0")
 
     @cached_property
     def parsed(self) -> Setting:
@@ -77,43 +156,58 @@ def stream_datasets(
     """The stream of `datasets` in this order; a change of domain is a shift, a change of severity alone is not."""
     if workers is None:
         workers = min(4, os.cpu_count() or 1)
-    reset, gradual = config.parsed.reset, config.parsed.gradual
-    groups = [tuple(datasets)] if config.parsed.mixed else ((dataset,) for dataset in datasets)
+    setting = config.parsed
+    groups = [tuple(datasets)] if setting.mixed else ((dataset,) for dataset in datasets)
     previous: Dataset | None = None
-    for parts in groups:
-        dataset = join_datasets(parts, domain=MIXED) if len(parts) > 1 else parts[0]
+    for number, group in enumerate(groups, start=1):
+        dataset = join_datasets(group, domain=MIXED) if len(group) > 1 else group[0]
+        name = _name(dataset, previous, setting, number)
         batches = Batches(
             dataset=dataset,
-            order=presentation_order(parts, dataset.labels, config),
+            order=presentation_order(group, dataset.labels, config, segment=name if setting.sequence else None),
             batch_size=config.batch_size,
             drop_last=config.drop_last,
             preprocessing=preprocessing,
             workers=workers,
         )
-        shift = previous is not None and previous.domain != dataset.domain
+        shift = previous is None or setting.sequence or previous.domain != dataset.domain
         yield Domain(
-            name=_gradual_name(dataset, previous) if gradual else dataset.domain,
+            name=name,
             batches=batches,
-            reset_before=previous is None or (shift and reset == "domain"),
-            reset_each_batch=reset == "batch",
+            reset_before=previous is None or (shift and setting.reset == "domain"),
+            reset_each_batch=setting.reset == "batch",
         )
         previous = dataset
 
 
-def presentation_order(parts: Sequence[Dataset], labels: NDArray[np.int64], config: StreamConfig) -> NDArray[np.int64]:
-    """The indices into the joined `parts` in the order of the stream, int64 (n,); each at most once.
+def draw_segments(domains: Sequence[str], severities: Sequence[int], *, count: int, seed: int) -> list[tuple[str, int]]:
+    """The domain and severity of each of `count` segments of a sequence: all pairs in a drawn order, then all again."""
+    pairs = [(domain, severity) for domain in domains for severity in severities]
+    generator = _generator(seed, "sequence")
+    drawn: list[tuple[str, int]] = []
+    while len(drawn) < count:
+        drawn += [pairs[k] for k in generator.permutation(len(pairs))]
+    return drawn[:count]
 
-    A domain is drawn by the seed and its name alone, so that it comes out the same in whichever company it runs.
+
+def presentation_order(
+    datasets: Sequence[Dataset], labels: NDArray[np.int64], config: StreamConfig, *, segment: str | None = None
+) -> NDArray[np.int64]:
+    """The indices into the joined `datasets` in the order of the stream, int64 (n,); each at most once.
+
+    A domain is drawn by the seed and its name alone, so that it comes out the same in whichever company it runs;
+    a `segment` of a sequence by its own name, so that a domain that returns brings other images.
     """
     chosen, offset = [], 0
-    for part in parts:
-        chosen.append(offset + _choose(len(part), config.limit, _generator(config.seed, part.domain, "limit")))
-        offset += len(part)
+    for dataset in datasets:
+        draw = _generator(config.seed, segment or dataset.domain, "limit")
+        chosen.append(offset + _choose(len(dataset), config.limit, draw))
+        offset += len(dataset)
     indices = np.concatenate(chosen)
-    generator = _generator(config.seed, parts[0].domain if len(parts) == 1 else MIXED, "order")
+    generator = _generator(config.seed, segment or (datasets[0].domain if len(datasets) == 1 else MIXED), "order")
     if config.parsed.correlated:
         return indices[correlated_order(labels[indices], gamma=config.gamma, generator=generator)]
-    if config.shuffle or len(parts) > 1:
+    if config.shuffle or len(datasets) > 1:
         return generator.permutation(indices)
     return indices
 
@@ -144,8 +238,97 @@ def _generator(seed: int, *words: str) -> np.random.Generator:
     return np.random.default_rng([seed, *(zlib.crc32(word.encode()) for word in words)])
 
 
-def _gradual_name(dataset: Dataset, previous: Dataset | None) -> str:
-    """`fog/3` while the severity rises, `fog/3-falling` when it comes back."""
+def _name(dataset: Dataset, previous: Dataset | None, setting: Setting, number: int) -> str:
+    """`fog`; in gradual streams `fog/3`, and `fog/3-falling` on the way back; in sequences `007-fog/3`."""
+    graded = dataset.domain if dataset.severity is None else f"{dataset.domain}/{dataset.severity}"
+    if setting.sequence:
+        return f"{number:03d}-{graded}"
+    if not setting.gradual:
+        return dataset.domain
     same = previous is not None and previous.domain == dataset.domain
     falling = same and previous is not None and (previous.severity or 0) > (dataset.severity or 0)
-    return f"{dataset.domain}/{dataset.severity}{'-falling' if falling else ''}"
+    return f"{graded}-falling" if falling else graded
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """`images`: float32 (n, 3, size, size), or uint8 (n, h, w, 3) where there is no preprocessing.
+
+    `labels`, and `indices` into the data set: int64 (n,).
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """The batches of `dataset` in `order`, int64 (n,); every iteration gives the same ones.
+
+    `workers` threads decode ahead; 0 decodes in the calling thread. The result does not depend on it.
+    """
+
+    dataset: Dataset
+    order: NDArray[np.int64]
+    batch_size: int
+    drop_last: bool = False
+    preprocessing: Preprocessing | None = None
+    workers: int = 0
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.order), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    @property
+    def images(self) -> int:
+        """The number of images in all batches."""
+        return min(len(self.order), len(self) * self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._ahead() if self.workers else (self.load(k) for k in range(len(self)))
+
+    def load(self, k: int) -> Batch:
+        """Batch number `k`."""
+        import torch
+
+        indices = self.order[k * self.batch_size : (k + 1) * self.batch_size]
+        images = _read(self.dataset, indices)
+        tensor = self.preprocessing(images) if self.preprocessing else _stack(self.dataset, images)
+        return Batch(tensor, torch.from_numpy(self.dataset.labels[indices]), torch.from_numpy(indices.copy()))
+
+    def _ahead(self) -> Iterator[Batch]:
+        pending: deque[Future[Batch]] = deque()
+        executor = ThreadPoolExecutor(self.workers, thread_name_prefix="decode")
+        try:
+            for k in range(len(self)):
+                pending.append(executor.submit(self.load, k))
+                if len(pending) > self.workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _read(dataset: Dataset, indices: NDArray[np.int64]) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:
+    if isinstance(dataset.images, ArrayImages):
+        return np.asarray(dataset.images.array[indices])
+    return [dataset.image(int(i)) for i in indices]
+
+
+def _stack(dataset: Dataset, images: NDArray[np.uint8] | list[NDArray[np.uint8]]) -> torch.Tensor:
+    import torch
+
+    if isinstance(images, list):
+        sizes = sorted({image.shape[:2] for image in images})
+        if len(sizes) > 1:
+            raise DataError(
+                f"{dataset.name}/{dataset.domain} has images of {len(sizes)} sizes, as {sizes[0]} and {sizes[-1]}; "
+                "give a preprocessing that brings them to one"
+            )
+        images = np.stack(images)
+    return torch.from_numpy(np.require(images, requirements=["C", "W"]))

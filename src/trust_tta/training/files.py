@@ -89,7 +89,7 @@ def write_network(
         record,
         name=folder.resolve().name,
         data=origin.data.description,
-        license=f"yours to choose; that of the data: {origin.data.spec.licence}",
+        license=f"yours to choose; that of the data: {origin.data.spec.license}",
         measured_on=origin.data.measured_on,
         how=how,
     )

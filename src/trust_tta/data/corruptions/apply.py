@@ -1,23 +1,35 @@
-"""Corrupt a stack of images: choose the figures, seed every image by itself, work in small batches."""
+"""Corrupt a stack of images: choose the figures, seed every image by itself, work in batches and processes."""
 
 from __future__ import annotations
 
+import multiprocessing
 import operator
-from collections.abc import Callable, Iterator, Mapping
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
-from trust_tta.data.corruptions.digital import brightness, contrast, jpeg_compression, pixelate, saturate
-from trust_tta.data.corruptions.elastic import elastic_transform
+from trust_tta.data.corruptions.digital import (
+    brightness,
+    contrast,
+    elastic_transform,
+    jpeg_compression,
+    pixelate,
+    saturate,
+)
 from trust_tta.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
-from trust_tta.data.corruptions.parallel import map_in_order, worker_pool
-from trust_tta.data.corruptions.pixels import Generators, Images, image_generator
-from trust_tta.data.corruptions.spatter import spatter
+from trust_tta.data.corruptions.pixels import Generators, Pixels, image_generator
 from trust_tta.data.corruptions.table import (
     ALL_CORRUPTIONS,
     Level,
@@ -26,10 +38,12 @@ from trust_tta.data.corruptions.table import (
     choose_table,
     level_of,
 )
-from trust_tta.data.corruptions.weather import fog, frost, snow
-from trust_tta.errors import ConfigError, DataError
+from trust_tta.data.corruptions.weather import fog, frost, snow, spatter
+from trust_tta.errors import ConfigError, DataError, StateError
 
-Corruption: TypeAlias = Callable[[Images, Generators, Level], Images]
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Corruption: TypeAlias = Callable[[Pixels, Generators, Level], Pixels]
 
 _FUNCTIONS: Mapping[str, Corruption] = MappingProxyType(
     {
@@ -55,13 +69,14 @@ _FUNCTIONS: Mapping[str, Corruption] = MappingProxyType(
     }
 )
 _BATCH_VALUES = 400_000  # values in one batch: its float copies stay in the processor's cache
+_IN_FLIGHT = 3  # tasks per worker that wait or run at a time, so that memory stays bounded
 
 
 @dataclass(frozen=True)
-class Batch:
+class CorruptionTask:
     """A few images and what is to be done to them: the unit of work that travels to a worker process."""
 
-    images: Images
+    images: Pixels
     corruption: str
     severity: int
     seed: int
@@ -87,13 +102,13 @@ def corrupt(
     check_images(images)
     check_request(corruption, severity, seed)
     if first_index < 0:
-        raise ConfigError(f"first_index {first_index} is negative; give the index of the first image, from 0 on")
+        raise ConfigError(f"first_index {first_index} is negative; give the index of the first image, an integer >= 0")
     table = choose_table(table, height=images.shape[1], width=images.shape[2])
     out = np.empty_like(images, order="C")
-    batches = cut_batches(images, corruption, severity, seed=seed, table=table, first_index=first_index)
+    tasks = make_tasks(images, corruption, severity, seed=seed, table=table, first_index=first_index)
     done = 0
     with worker_pool(workers) as pool:
-        for result in map_in_order(pool, corrupt_batch, batches):
+        for result in map_in_order(pool, run_task, tasks):
             out[done : done + len(result)] = result
             done += len(result)
     return out
@@ -111,7 +126,7 @@ def check_images(images: Any) -> None:
 
 
 def check_request(corruption: str, severity: int, seed: int) -> None:
-    """Refuse an unknown corruption or severity, or a seed that is not a whole number from 0 on."""
+    """Refuse an unknown corruption or severity, or a seed that is not an integer >= 0."""
     check_corruption(corruption)
     check_severity(severity)
     try:
@@ -119,25 +134,79 @@ def check_request(corruption: str, severity: int, seed: int) -> None:
     except TypeError:
         negative = True
     if negative:
-        raise ConfigError(f"seed {seed!r} is not possible; give a whole number from 0 on")
+        raise ConfigError(f"seed {seed!r} is not possible; give an integer >= 0")
 
 
-def cut_batches(
-    images: Images, corruption: str, severity: int, *, seed: int, table: str, first_index: int = 0
-) -> Iterator[Batch]:
-    """The images in pieces that are small enough to be quick, each with its whole order."""
+def make_tasks(
+    images: Pixels, corruption: str, severity: int, *, seed: int, table: str, first_index: int = 0
+) -> Iterator[CorruptionTask]:
+    """The images in pieces that are small enough to be quick, each with all that its task needs."""
     size = max(1, _BATCH_VALUES // int(np.prod(images.shape[1:])))
     for start in range(0, len(images), size):
         piece = np.ascontiguousarray(images[start : start + size])
-        yield Batch(piece, corruption, severity, seed, table, first_index + start)
+        yield CorruptionTask(piece, corruption, severity, seed, table, first_index + start)
 
 
-def corrupt_batch(batch: Batch) -> Images:
-    """The corrupted images of one batch."""
-    number = ALL_CORRUPTIONS.index(batch.corruption)
+def run_task(task: CorruptionTask) -> Pixels:
+    """The corrupted images of one task."""
+    number = ALL_CORRUPTIONS.index(task.corruption)
     generators = [
-        image_generator(seed=batch.seed, number=number, severity=batch.severity, index=batch.first_index + i)
-        for i in range(len(batch.images))
+        image_generator(seed=task.seed, number=number, severity=task.severity, index=task.first_index + i)
+        for i in range(len(task.images))
     ]
-    level = level_of(batch.corruption, batch.severity, batch.table)
-    return _FUNCTIONS[batch.corruption](batch.images, generators, level)
+    level = level_of(task.corruption, task.severity, task.table)
+    return _FUNCTIONS[task.corruption](task.images, generators, level)
+
+
+def check_workers(workers: int) -> None:
+    """Refuse a number of processes that is not an integer >= 1."""
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ConfigError(f"workers {workers!r} is not possible; give a number of processes >= 1")
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[Executor | None]:
+    """A pool of processes, or None where one worker means this process."""
+    check_workers(workers)
+    if workers == 1:
+        yield None
+        return
+    # spawn: a fork of a process with running threads can hang
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent)
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise StateError(
+            f"one of {workers} worker processes died; use workers=1 or free memory, "
+            "and in a script call this under `if __name__ == '__main__':`"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def map_in_order(pool: Executor | None, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+    """The results of `function`, in the order of the tasks, with a bounded number of tasks under way."""
+    if pool is None:
+        yield from map(function, tasks)
+        return
+    limit = _IN_FLIGHT * (getattr(pool, "_max_workers", None) or 1)
+    waiting: deque[Future[Result]] = deque()
+    for task in tasks:
+        waiting.append(pool.submit(function, task))
+        if len(waiting) >= limit:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _follow_parent() -> None:
+    """Leave an interrupt to the parent, and do not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+
+
+def _exit_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trust_tta.data.corruptions.loops import add_zoomed, streak, take_neighbours
-from trust_tta.data.corruptions.pixels import Floats, Generators, Images, draw_uniform, to_bytes, to_unit
+from trust_tta.data.corruptions.loops import add_zoomed, gather_neighbors, streak
+from trust_tta.data.corruptions.pixels import Floats, Generators, Pixels, draw_uniform, to_bytes, to_unit
 from trust_tta.data.corruptions.table import Level
 
 
@@ -20,21 +20,21 @@ def smooth(values: Floats, sigma: float, *, mode: str = "nearest", truncate: flo
     return smoothed
 
 
-def gaussian_blur(images: Images, generators: Generators, level: Level) -> Images:
+def gaussian_blur(images: Pixels, generators: Generators, level: Level) -> Pixels:
     """A Gaussian filter, edges repeated."""
     (sigma,) = level
     return to_bytes(smooth(to_unit(images), sigma))
 
 
-def glass_blur(images: Images, generators: Generators, level: Level) -> Images:
-    """Blur, let pixels take the colour of near ones, blur again."""
+def glass_blur(images: Pixels, generators: Generators, level: Level) -> Pixels:
+    """Blur, let pixels take the color of near ones, blur again."""
     sigma, reach, rounds = level[0], int(level[1]), int(level[2])
     shuffled = to_bytes(smooth(to_unit(images), sigma))
     height, width = (max(side - 2 * reach, 0) for side in images.shape[1:3])
     shape = (rounds, height, width, 2)
     shifts = np.stack([g.integers(-reach, reach, shape, dtype=np.int8) for g in generators])
     # overwriting, not swapping: the released generator's swap goes through views of one array, which copies one way
-    take_neighbours(shuffled, shifts, reach)
+    gather_neighbors(shuffled, shifts, reach)
     return to_bytes(smooth(to_unit(shuffled), sigma))
 
 
@@ -50,7 +50,7 @@ def disk_kernel(radius: float, alias_sigma: float) -> Floats:
     return softened
 
 
-def defocus_blur(images: Images, generators: Generators, level: Level) -> Images:
+def defocus_blur(images: Pixels, generators: Generators, level: Level) -> Pixels:
     """A disk-shaped filter, reflected at the border."""
     kernel = disk_kernel(*level)
     half = kernel.shape[0] // 2
@@ -81,14 +81,14 @@ def blur_along(images: NDArray[np.uint8], angles: Floats, *, radius: float, sigm
     return out
 
 
-def motion_blur(images: Images, generators: Generators, level: Level) -> Images:
+def motion_blur(images: Pixels, generators: Generators, level: Level) -> Pixels:
     """Motion to the right, up to 45 degrees up or down."""
     radius, sigma = level
     return blur_along(images, draw_uniform(generators, (1,), -45, 45)[:, 0], radius=radius, sigma=sigma)
 
 
 def zoom_places(side: int, factor: float) -> Floats:
-    """Where a centred zoom of `side` pixels by `factor` reads its source, (side,)."""
+    """Where a centered zoom of `side` pixels by `factor` reads its source, (side,)."""
     crop = math.ceil(side / factor)
     zoomed = round(crop * factor)
     step = (crop - 1) / (zoomed - 1) if zoomed > 1 else 1.0
@@ -97,8 +97,8 @@ def zoom_places(side: int, factor: float) -> Floats:
     return places
 
 
-def zoom_blur(images: Images, generators: Generators, level: Level) -> Images:
-    """The mean of the image and its centred zooms."""
+def zoom_blur(images: Pixels, generators: Generators, level: Level) -> Pixels:
+    """The mean of the image and its centered zooms."""
     stop, step = level
     factors = np.arange(1, stop, step)
     clean = to_unit(images)

@@ -15,8 +15,8 @@ _jit = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 @_jit  # type: ignore[untyped-decorator]
-def take_neighbours(images: Array, shifts: Array, reach: int) -> None:
-    """Give each pixel the colour of a near one, bottom right to top left, in place.
+def gather_neighbors(images: Array, shifts: Array, reach: int) -> None:
+    """Give each pixel the color of a near one, bottom right to top left, in place.
 
     images: (n, h, w, c); shifts: (n, rounds, h - 2 * reach, w - 2 * reach, 2) as (dx, dy) in -reach..reach-1.
     """
@@ -88,7 +88,7 @@ def sample(images: Array, rows: Array, columns: Array, repeat_edge: int, out: Ar
     """Read images at fractional places, linearly interpolated and reflected at the border.
 
     images, out: (n, h, w, c); rows, columns: (n, h, w). repeat_edge 1 reflects about the pixel's outer edge
-    (d c b a | a b c d), 0 about its centre (d c b | a b c d).
+    (d c b a | a b c d), 0 about its center (d c b | a b c d).
     """
     n, height, width, channels = images.shape
     for i in range(n):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Images: TypeAlias = NDArray[np.uint8]  # (n, h, w, 3)
+Pixels: TypeAlias = NDArray[np.uint8]  # (n, h, w, 3)
 Floats: TypeAlias = NDArray[np.float64]
 Generators: TypeAlias = Sequence[np.random.Generator]
 
@@ -18,12 +18,12 @@ def image_generator(*, seed: int, number: int, severity: int, index: int) -> np.
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, number, severity, index))))
 
 
-def to_unit(images: Images) -> Floats:
+def to_unit(images: Pixels) -> Floats:
     """Bytes to floats in 0..1."""
     return images / 255.0
 
 
-def to_bytes(values: Floats) -> Images:
+def to_bytes(values: Floats) -> Pixels:
     """Floats clipped to 0..1, then cut off (not rounded) to bytes, as the released sets were."""
     scaled = np.clip(values, 0, 1)
     scaled *= 255

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from trust_tta.errors import ConfigError
+from trust_tta.schema import did_you_mean
 
 Level: TypeAlias = tuple[float, ...]
 Levels: TypeAlias = tuple[Level, Level, Level, Level, Level]
@@ -123,13 +124,13 @@ IMAGENET_LEVELS: MappingProxyType[str, Levels] = MappingProxyType(
 def check_corruption(corruption: str) -> None:
     """Refuse a name that is not one of the 19."""
     if corruption not in ALL_CORRUPTIONS:
-        raise ConfigError(f"unknown corruption {corruption!r}; give one of {', '.join(ALL_CORRUPTIONS)}")
+        raise ConfigError(f"unknown corruption {corruption!r}; {did_you_mean(corruption, ALL_CORRUPTIONS)}")
 
 
 def check_severity(severity: int) -> None:
     """Refuse a severity outside 1 to 5."""
     if isinstance(severity, bool) or severity not in SEVERITIES:
-        raise ConfigError(f"severity {severity!r} does not exist; give a whole number from 1 to 5")
+        raise ConfigError(f"severity {severity!r} does not exist; give an integer from 1 to 5")
 
 
 def choose_table(table: str | None, *, height: int, width: int) -> str:

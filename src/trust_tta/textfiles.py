@@ -1,0 +1,89 @@
+"""Text, JSON and TOML files of users: read within bounds; what is wrong with one is said in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trust_tta.errors import ConfigError, TrustError
+
+MOST_BYTES = 16 << 20
+DEEPEST = 64  # arrays and tables inside each other
+
+
+def read_text(path: Path | str, *, error: type[TrustError] = ConfigError, most: int = MOST_BYTES) -> str:
+    """The text of a UTF-8 file of at most `most` bytes; a missing, large or odd one raises `error`."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block, a device need not end
+            raise error(f"'{path}' is not a file; give the path of a text file")
+        with Path(path).open("rb") as file:
+            content = file.read(most + 1)
+    except FileNotFoundError:
+        raise error(f"there is no file '{path}'; check the path") from None
+    except (OSError, ValueError) as problem:
+        raise error(f"'{path}' cannot be read: {_one_line(problem)}") from problem
+    if len(content) > most:
+        raise error(f"'{path}' is larger than {most} bytes; that is no file of settings")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise error(f"'{path}' is not UTF-8 text: {_one_line(problem)}; save it as UTF-8") from problem
+
+
+def read_json(path: Path | str, *, error: type[TrustError] = ConfigError) -> Any:
+    """The content of a JSON file."""
+    return parse_json(read_text(path, error=error), where=f"'{path}'", error=error)
+
+
+def read_toml(path: Path | str, *, error: type[TrustError] = ConfigError) -> dict[str, Any]:
+    """The content of a TOML file."""
+    return parse_toml(read_text(path, error=error), where=f"'{path}'", error=error)
+
+
+def parse_json(text: str, *, where: str, error: type[TrustError] = ConfigError) -> Any:
+    """What JSON text stands for; NaN and Infinity are refused, as JSON has neither."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{where} is not JSON: {_one_line(problem)}") from problem
+    _check_depth(value, where=where, error=error)
+    return value
+
+
+def parse_toml(text: str, *, where: str, error: type[TrustError] = ConfigError) -> dict[str, Any]:
+    """What TOML text stands for."""
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{where} is not TOML: {_one_line(problem)}") from problem
+    _check_depth(table, where=where, error=error)
+    return table
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _check_depth(value: Any, *, where: str, error: type[TrustError]) -> None:
+    """Refuse what is nested deeper than anything that walks it may recurse."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return
+    raise error(f"{where} is nested deeper than {DEEPEST} levels; make it flatter")
+
+
+def _children(item: Any) -> list[Any]:
+    values = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    return [value for value in values if isinstance(value, (dict, list))]
+
+
+def _one_line(problem: BaseException) -> str:
+    if isinstance(problem, RecursionError):
+        return f"it is nested deeper than {DEEPEST} levels"
+    return " ".join(str(problem).split())[:200]
