@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_every_table_and_figure_with_numbers_has_an_item() -> None:
     assert {("Figure", "2"), ("Figure", "12"), ("Figure", "13")} <= numbers
 
 
+def test_the_list_is_there_outside_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper"]) == 0
+    assert capsys.readouterr().out == paper.listing(ITEMS)
+
+
+def test_a_wheel_carries_the_configurations() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included == {paper.FOLDER: "trust_tta/assets/paper"}
+
+
 def test_the_document_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "--markdown", "--configs", str(ROOT / paper.FOLDER)]) == 0
     assert capsys.readouterr().out in (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
@@ -71,8 +86,9 @@ def test_the_document_is_what_the_command_prints(capsys: pytest.CaptureFixture[s
 def test_every_command_of_the_table_parses() -> None:
     commands = re.findall(r"`(trust-tta [^`]+)`", paper.markdown(ITEMS))
     assert len(commands) == 2 * (len(ITEMS) + sum(len(item.analyses) for item in ITEMS))
+    parser = build_parser()
     for command in commands:
-        arguments = build_parser().parse_args(shlex.split(command)[1:])
+        arguments = parser.parse_args(shlex.split(command)[1:])
         changes = {"data": {"dataset": arguments.dataset}} if arguments.dataset else {}
         assert read_parts(ROOT / arguments.config, changes, small=arguments.small)
 
@@ -123,7 +139,7 @@ def test_what_cannot_be_run_is_told_at_the_end_and_stops_nothing(
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--run", "tabel1"], "there is no tabel1; choose among broken, standard, plain"),
+        (["--run", "tabel1"], "--run tabel1: there is no such table or figure; choose one of broken, standard, plain"),
         (["--configs", "nowhere"], "no configurations in 'nowhere'"),
     ],
     ids=["a name", "a folder"],

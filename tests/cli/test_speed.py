@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,12 @@ def one_thread(threads: SetThreads) -> None:
     threads(1)
 
 
-def test_a_quick_run_measures_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "records" / "speed.json"
-    assert main(["speed", "--quick", "--device", "cpu", "--out", str(out)]) == 0
+def test_a_quick_run_measures_every_part_and_leaves_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["speed", "--quick", "--device", "cpu"]) == 0
+    (out,) = (tmp_path / "runs").iterdir()
     record = json.loads(out.read_text())
     assert record["schema_version"] == 1
     assert record["facts"]["started"] < record["facts"]["finished"]
@@ -31,8 +35,9 @@ def test_a_quick_run_measures_every_part(tmp_path: Path, capsys: pytest.CaptureF
     assert set(record["exponents"]) == {"batch", "pixels", "k"}
     assert None not in record["exponents"].values()
     assert any("TRUST K=6 sequential" in place for place in record["over_reference"])
-    assert [path.name for path in out.parent.iterdir()] == ["speed.json"]
     text = capsys.readouterr().out
+    assert f"the record is in runs/{out.name}" in text
+    assert re.fullmatch(r"speed-\d{8}-\d{6}\.json", out.name)
     for words in ("TRUST K=6 parallel split", "x floor", "2,570,314 parameters", "GB/s", "grows as batch^"):
         assert words in text
 
@@ -41,8 +46,9 @@ def test_a_backend_that_fails_its_check_is_not_timed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "TOLERANCE", 1e-12)  # no float32 result is that close
-    assert main(["speed", "--quick", "--device", "cpu", "--out", str(tmp_path / "speed.json")]) == 1
-    record = json.loads((tmp_path / "speed.json").read_text())
+    assert main(["speed", "--quick", "--device", "cpu", "--out", str(tmp_path / "new" / "speed.json")]) == 1
+    record = json.loads((tmp_path / "new" / "speed.json").read_text())
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["speed.json"]
     assert all(row["failed"].startswith("refused") and row["median_ms"] is None for row in record["rows"])
     assert not record["parity"]["cpu"]["passed"]
     output = capsys.readouterr()
@@ -64,13 +70,3 @@ def test_misuse(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
-
-
-def test_there_is_always_a_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["speed", "--quick", "--device", "cpu"]) == 0
-    (record,) = (tmp_path / "runs").glob("speed-*.json")
-    assert json.loads(record.read_text())["rows"]
-    assert f"the record is in runs/{record.name}" in capsys.readouterr().out

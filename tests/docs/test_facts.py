@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from benchmarks.commands_page import fill
 
 from tests.docs.pages import DOCS, sections, table_rows
 from trust_tta.bench.config import DataConfig
@@ -20,6 +21,13 @@ def test_every_command_has_a_section_with_an_example() -> None:
     assert list(written) == list(COMMANDS)
     for name, text in written.items():
         assert re.search(rf"^(\w+=\S+ )?trust-tta {name}\b", text, re.MULTILINE), name
+
+
+def test_every_flag_is_in_the_table_of_its_command() -> None:
+    """Run `python -m benchmarks.commands_page` after a flag has changed."""
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    assert fill(page) == page
+    assert re.findall(r"<!-- flags: (\w+) -->", page) == list(COMMANDS)
 
 
 def test_known_checkpoints() -> None:

@@ -39,9 +39,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the records, KIND-DOMAIN.json")
     parser.add_argument(
-        "--option", type=option, action="append", default=[], metavar="trust.OPTION=VALUE", help="of TRUST; repeatable"
+        "--option",
+        type=option,
+        action="append",
+        default=[],
+        metavar="trust.OPTION=VALUE",
+        help="an option of TRUST; repeatable",
     )
-    text = f"of a surface, each way (default: {POINTS}, small {SMALL_POINTS})"
+    text = f"points of a surface in each direction (default {POINTS}, with --small {SMALL_POINTS})"
     parser.add_argument("--points", type=int, metavar="N", help=text)
 
 

@@ -12,20 +12,35 @@ if TYPE_CHECKING:
 
     from trust_tta.schema import Schema
 
-# Flag, key in the configuration, help.
+# Flag, key in the configuration, kind of value, help.
 _KEYS = (
-    ("experiment", "experiment", "name of the experiment (default: that of the configuration file)"),
-    ("checkpoint", "model.checkpoint", ".pth or .safetensors file, or a known name; {domain} stands for the domain"),
-    ("model", "model.name", "variant of the network (default: what the checkpoint says)"),
-    ("preprocessing", "model.preprocessing", "preset such as imagenet, squash224, cifar32 (default: the checkpoint's)"),
-    ("dataset", "data.dataset", "sample (shipped images), array (with --images and --labels), or a data set"),
-    ("root", "data.root", "folder that holds the data sets (default: data)"),
-    ("images", "data.images", "uint8 (n, h, w, 3) .npy file, for --dataset array"),
-    ("labels", "data.labels", ".npy file of its labels"),
-    ("setting", "stream.setting", "online, continual, standard, mixed, correlated, gradual, or several joined by +"),
-    ("device", "device", "auto, cpu, cuda or cuda:1"),
-    ("dtype", "dtype", "float32 or bf16"),
-    ("store", "store", "results store (default: runs/EXPERIMENT.sqlite)"),
+    ("experiment", "experiment", "NAME", "name of the experiment (default: that of the configuration file)"),
+    (
+        "checkpoint",
+        "model.checkpoint",
+        "FILE",
+        ".pth or .safetensors file, or a known name; {domain} stands for the domain",
+    ),
+    ("model", "model.name", "NAME", "variant of the network (default: what the checkpoint says)"),
+    (
+        "preprocessing",
+        "model.preprocessing",
+        "NAME",
+        "preset such as imagenet, squash224, cifar32 (default: the checkpoint's)",
+    ),
+    ("dataset", "data.dataset", "NAME", "sample (shipped images), array (with --images and --labels), or a data set"),
+    ("root", "data.root", "FOLDER", "folder that holds the data sets (default: data)"),
+    ("images", "data.images", "FILE", "uint8 (n, h, w, 3) .npy file, for --dataset array"),
+    ("labels", "data.labels", "FILE", ".npy file of its labels"),
+    (
+        "setting",
+        "stream.setting",
+        "NAME",
+        "online, continual, standard, mixed, correlated, gradual, or several joined by +",
+    ),
+    ("device", "device", "DEVICE", "auto, cpu, cuda or cuda:1"),
+    ("dtype", "dtype", "NAME", "float32 or bf16"),
+    ("store", "store", "FILE", "results store (default: runs/EXPERIMENT.sqlite)"),
 )
 _NUMBERS = (
     ("num-classes", "model.num_classes", "outputs of the network (default: what the checkpoint or the data say)"),
@@ -50,13 +65,13 @@ def wait_politely() -> None:
 def add_run_arguments(parser: ArgumentParser) -> None:
     """The configuration file and the flags that change it."""
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file; flags override what it says")
-    for flag, _, text in _KEYS:
-        parser.add_argument(f"--{flag}", metavar=flag.upper(), help=text)
+    for flag, _, kind, text in _KEYS:
+        parser.add_argument(f"--{flag}", metavar=kind, help=text)
     for flag, _, text in _NUMBERS:
         parser.add_argument(f"--{flag}", type=int, metavar="N", help=text)
-    parser.add_argument("--domains", type=names_list, metavar="A,B", help="domains in this order (default: all)")
-    parser.add_argument("--batch-size", type=integers, metavar="N[,N]", help="one or several (default 128)")
-    parser.add_argument("--seeds", type=integers, metavar="N[,N]", help="one or several (default 0)")
+    parser.add_argument("--domains", type=names_list, metavar="A,B", help="domains, in this order (default: all)")
+    parser.add_argument("--batch-size", type=integers, metavar="N[,N]", help="one batch size or several (default 128)")
+    parser.add_argument("--seeds", type=integers, metavar="N[,N]", help="one seed or several (default 0)")
     parser.add_argument("--small", action="store_true", help="run the configuration's section [small]")
 
 

@@ -24,9 +24,16 @@ KEPT = "finished cells are kept"
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--methods", type=names_list, metavar="A,B", help="methods, with the configuration's options")
     parser.add_argument(
-        "--option", type=option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help="repeatable"
+        "--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration"
+    )
+    parser.add_argument(
+        "--option",
+        type=option,
+        action="append",
+        default=[],
+        metavar="METHOD.OPTION=VALUE",
+        help="an option of a method; repeatable",
     )
     parser.add_argument("--clean-after", action="store_true", help="measure clean accuracy after each domain")
     parser.add_argument("--keep-samples", type=int, metavar="N", help="keep the predictions of N images per domain")

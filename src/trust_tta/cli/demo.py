@@ -18,8 +18,8 @@ MOST_PROCESSES = 8  # each holds PyTorch and the network
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--out", default="demo", metavar="FOLDER", help="where results and report go (default: demo)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="shuffles and corruption seeds (default 3)")
+    parser.add_argument("--out", default="demo", metavar="FOLDER", help="folder for results and report (default: demo)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds (default 3)")
     parser.add_argument("--images", type=int, metavar="N", help="images per corruption and seed (default 224)")
 
 

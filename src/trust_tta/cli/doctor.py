@@ -47,7 +47,13 @@ class Check:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, default=Path("data"), metavar="ROOT", help="where data sets lie (data)")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("data"),
+        metavar="ROOT",
+        help="folder that holds the data sets (default: data)",
+    )
 
 
 def run(arguments: Namespace) -> None:

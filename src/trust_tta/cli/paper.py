@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import trust_tta
 from trust_tta.cli.arguments import wait_politely
 from trust_tta.cli.output import say
 from trust_tta.errors import BackendError, CheckpointError, ConfigError, DataError, TrustError
@@ -63,15 +64,15 @@ class Item:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--run", nargs="*", metavar="NAME", help="run these, or all if none is named")
-    parser.add_argument("--small", action="store_true", help="on the shipped network and images")
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="run the named ones, or all of them if none is named")
+    parser.add_argument("--small", action="store_true", help="run on the shipped network and images")
     parser.add_argument("--root", default="data", metavar="DIR", help="folder that holds the data sets (default: data)")
-    parser.add_argument("--configs", default=FOLDER, metavar="DIR", help=f"their configurations (default: {FOLDER})")
-    parser.add_argument("--markdown", action="store_true", help="list them as the table of docs/paper.md")
+    parser.add_argument("--configs", metavar="DIR", help="their configurations (default: those that are shipped)")
+    parser.add_argument("--markdown", action="store_true", help="print the list as the table of docs/paper.md")
 
 
 def run(arguments: Namespace) -> None:
-    items = read_items(Path(arguments.configs))
+    items = read_items(Path(arguments.configs) if arguments.configs else shipped())
     if arguments.run is None:
         say((markdown(items) if arguments.markdown else listing(items)).removesuffix("\n"))
         return
@@ -135,6 +136,13 @@ def _analyse(item: Item, analysis: Analysis, out: Path, *, small: bool, root: st
     return []
 
 
+def shipped() -> Path:
+    """The paper's configurations: of the clone one stands in, of the package, or of the clone it is run from."""
+    package = Path(trust_tta.__file__).parent
+    places = (Path(FOLDER), package / "assets" / "paper", package.parents[1] / FOLDER)
+    return next((place for place in places if place.is_dir()), places[0])
+
+
 def read_items(folder: Path) -> list[Item]:
     """The configurations of a folder in the paper's order: tables, figures, then what is not in it."""
     items = []
@@ -144,7 +152,7 @@ def read_items(folder: Path) -> list[Item]:
             raise ConfigError(f"'{path}' does not begin with '# PLACE: ABOUT' and '# Needs ...'; write these two lines")
         items.append(Item(path, **header.groupdict()))
     if not items:
-        raise ConfigError(f"no configurations in '{folder}'; run this in a clone of trust-tta, or give --configs")
+        raise ConfigError(f"no configurations in '{folder}'; give a folder of TOML files with --configs")
     return sorted(items, key=lambda item: _rank(item.place))
 
 
@@ -180,7 +188,9 @@ def _choose(items: Sequence[Item], names: Sequence[str]) -> list[Item]:
     known = {item.name: item for item in items}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ConfigError(f"there is no {', '.join(unknown)}; choose among {', '.join(known)}")
+        from trust_tta.schema import did_you_mean
+
+        raise ConfigError(f"--run {unknown[0]}: there is no such table or figure; {did_you_mean(unknown[0], known)}")
     return [known[name] for name in names] if names else list(items)
 
 
