@@ -15,8 +15,10 @@ from trust_tta.bench.parsing import read_config
 from trust_tta.bench.plan import make_plan
 from trust_tta.bench.sources import DataSource
 from trust_tta.bench.sweep import sweep
-from trust_tta.report.tables import layout, to_text
-from trust_tta.results import Cell, CellKey, CellResult, ResultStore, table
+from trust_tta.report.formats import to_text
+from trust_tta.report.model import make_groups
+from trust_tta.report.tables import accuracy_table
+from trust_tta.results import Cell, CellKey, CellResult, ResultStore
 
 DOMAINS = ["gaussian_noise", "defocus_blur", "snow", "contrast", "fog", "pixelate"]
 METHODS = ["bn", {"name": "tent", "lr": 0.01}]
@@ -54,7 +56,7 @@ def cells_of(store: Path) -> list[Cell]:
 
 def table_of(cells: list[Cell]) -> str:
     """The table of accuracies as the command prints it."""
-    return to_text(layout(table(cells, rows="label"), baseline="bn", spread=True))
+    return to_text(accuracy_table(make_groups(cells)[0]))
 
 
 def test_kill_and_resume_in_a_continual_stream(tmp_path: Path) -> None:

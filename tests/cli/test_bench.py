@@ -14,8 +14,10 @@ import pytest
 from tests.bench.tiny import write_checkpoint
 from trust_tta.cli.arguments import integers, option
 from trust_tta.cli.main import main
-from trust_tta.report.tables import layout, to_text
-from trust_tta.results import ResultStore, table
+from trust_tta.report.formats import to_text
+from trust_tta.report.model import make_groups
+from trust_tta.report.tables import accuracy_table
+from trust_tta.results import ResultStore
 
 TOML = """
 store = "{folder}/results.sqlite"
@@ -46,14 +48,14 @@ def test_lines_tables_and_export(config: Path, tmp_path: Path, capsys: pytest.Ca
     assert [line.split()[0] for line in lines[:4]] == ["source", "tent", "source", "tent"]
     with ResultStore(tmp_path / "results.sqlite") as store:
         cells = store.results()
-    drawn = to_text(layout(table(cells), baseline="source", spread=True))
+    drawn = to_text(accuracy_table(make_groups(cells)[0]))
     assert drawn in printed
     with out.open(encoding="utf-8") as file:
         assert [row["digest"] for row in csv.DictReader(file)] == [cell.key.digest for cell in cells]
 
     assert main(["bench", str(config), "--seeds", "0,1"]) == 0
     again = capsys.readouterr().out
-    assert "seed 0 " not in again.split("sample, severity 5")[0]
+    assert "seed 0 " not in again.split("sample, online, severity 5")[0]
     assert drawn in again
 
 
@@ -66,7 +68,7 @@ def test_a_terminal_without_the_signs_gets_plain_ones(config: Path, monkeypatch:
         assert main(flags) == 0
         assert main(["report", str(config.with_name("results.sqlite"))]) == 0
         stream.seek(0)
-        shown[encoding] = stream.read().split("sample, severity 5", 1)[1]
+        shown[encoding] = stream.read().split("sample, online, severity 5", 1)[1]
     assert shown["utf-8"].count(" ± ") >= 4
     assert shown["ascii"] == shown["utf-8"].replace(" ± ", " +-")  # no wider, so that columns stay in line
     assert "caf?: sample" in shown["ascii"]
@@ -139,7 +141,7 @@ def test_labels_of_the_configuration_name_the_rows(config: Path, capsys: pytest.
     )
     config.write_text(text, encoding="utf-8")
     assert main(["bench", str(config), "--domains", "fog"]) == 0
-    rows = [line.split()[0] for line in capsys.readouterr().out.split("severity 5")[1].splitlines()[3:6]]
+    rows = [line.split()[0] for line in capsys.readouterr().out.split("severity 5")[1].splitlines()[4:7]]
     assert rows == ["source", "tent", "twice"]
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.results.samples import cell
+from tests.report.samples import make_cell
 from trust_tta.bench.demo import CORRUPTIONS, METHODS
 from trust_tta.cli.main import main
-from trust_tta.cli.printing import verdict
+from trust_tta.report.terminal import verdict
 from trust_tta.results import Cell, ResultStore
 
 
@@ -20,7 +20,7 @@ def test_the_demo_ends_with_a_table_a_page_and_a_verdict(tmp_path: Path, capsys:
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.lstrip().lower().startswith("<!doctype html>")
     assert page.count("data:image/webp;base64,") == 4 * len(CORRUPTIONS)
-    assert " leads with " in last
+    assert last.startswith("On sample (online, severity 5")
     with ResultStore(tmp_path / "results.sqlite", create=False) as store:
         assert {(cell.key.method, cell.key.domain) for cell in store.results()} == {
             (method, corruption) for method in METHODS for corruption in CORRUPTIONS
@@ -38,7 +38,7 @@ def test_impossible_amounts_are_refused(capsys: pytest.CaptureFixture[str], argu
 def cells(accuracies: dict[str, tuple[float, ...]]) -> list[Cell]:
     """Two domains, the second five points easier, and one seed for each accuracy."""
     return [
-        cell(method, domain, accuracy + extra, seed=seed)
+        make_cell(method, domain, accuracy=accuracy + extra, seed=seed)
         for method, found in accuracies.items()
         for seed, accuracy in enumerate(found)
         for domain, extra in (("fog", -0.025), ("snow", 0.025))
@@ -48,19 +48,12 @@ def cells(accuracies: dict[str, tuple[float, ...]]) -> list[Cell]:
 @pytest.mark.parametrize(
     ("accuracies", "text"),
     [
-        (
-            {"bn": (0.6, 0.7, 0.8), "trust": (0.61, 0.72, 0.83)},
-            "trust leads with 72.0 % mean accuracy, +2.0 over bn; it is ahead in all 3 seeds (+1.0, +2.0, +3.0).",
-        ),
-        (
-            {"bn": (0.7, 0.7, 0.79), "trust": (0.71, 0.71, 0.71)},
-            "bn leads with 73.0 % mean accuracy, +2.0 over trust; it is ahead in 1 of 3 seeds (-1.0, -1.0, +8.0), "
-            "which do not tell the two apart.",
-        ),
-        ({"bn": (0.7,), "tent": (0.6,)}, "bn leads with 70.0 % mean accuracy, +10.0 over tent."),
-        ({"bn": (0.7,)}, "Fewer than two methods have complete results; there is no one to lead."),
+        ({"bn": (0.6, 0.7, 0.8), "trust": (0.62, 0.721, 0.819)}, ", trust leads with 72.0 % accuracy averaged over 2"),
+        ({"bn": (0.7, 0.7, 0.79), "trust": (0.71, 0.71, 0.71)}, ", a tie: bn and trust reach 71.0 to 73.0 % accuracy"),
+        ({"bn": (0.7,), "tent": (0.6,)}, ", bn leads with 70.0 % accuracy averaged over 2 domains (one seed, so no"),
+        ({"bn": (0.7,)}, ", bn reaches 70.0 % accuracy"),
     ],
     ids=["clear", "one seed decides", "one seed", "alone"],
 )
 def test_whoever_leads_is_named(accuracies: dict[str, tuple[float, ...]], text: str) -> None:
-    assert verdict(cells(accuracies)) == text
+    assert text in verdict(cells(accuracies))

@@ -10,10 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.results.samples import FACTS
-from trust_tta.results import Cell, CellKey, CellResult, Course, Facts, Reliability, ResultStore, SamplePrediction
-from trust_tta.results.display import CORRUPTIONS
+from trust_tta.report import model
+from trust_tta.report.model import Group
+from trust_tta.results import (
+    Cell,
+    CellKey,
+    CellResult,
+    Course,
+    Facts,
+    Failure,
+    Reliability,
+    ResultStore,
+    SamplePrediction,
+)
+from trust_tta.results.display import CORRUPTIONS, old_labels
 
-# Mean accuracy after and before the update, updates and passes a batch, milliseconds an image.
+# Mean accuracy after and before the update, updates and passes per batch, milliseconds per image.
 PLAUSIBLE = {
     "source": (0.595, None, 0, 1, 1.1),
     "bn": (0.764, None, 0, 1, 1.1),
@@ -132,11 +144,23 @@ def plausible_cells(
     return cells
 
 
+def make_groups(cells: Sequence[Cell], failures: Sequence[Failure] = (), absent: Sequence[CellKey] = ()) -> list[Group]:
+    """Groups of cells that are labeled as those of a store that recorded no labels."""
+    keys = [
+        *((cell.key, cell.facts.config) for cell in cells),
+        *((f.key, "") for f in failures),
+        *((k, "") for k in absent),
+    ]
+    labels = old_labels(keys)
+    named = [replace(cell, label=labels[cell.key.digest]) for cell in cells]
+    return model.make_groups(named, [replace(f, label=labels[f.key.digest]) for f in failures], absent, labels)
+
+
 def fill_store(path: Path, cells: Iterable[Cell]) -> Path:
     """A store with finished cells."""
     with ResultStore(path) as store:
         for cell in cells:
-            store.finish(cell.key, cell.result, cell.facts)
+            store.finish(cell.key, cell.result, cell.facts, label=cell.label if cell.label != cell.key.method else None)
     return path
 
 

@@ -10,10 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.report.browser import CHROMIUM, browse
-from tests.report.samples import fill_store, make_cell, plausible_cells
+from tests.report.samples import fill_store, make_cell, make_groups, plausible_cells
 from tests.report.test_page import HOSTILE
+from trust_tta.report.formats import to_csv
+from trust_tta.report.model import read_report
 from trust_tta.report.page import write_page
-from trust_tta.report.tables import layout, to_csv
+from trust_tta.report.tables import accuracy_table
 from trust_tta.results import Cell, ResultStore, format_percent, table
 
 pytestmark = [
@@ -33,7 +35,7 @@ Open: TypeAlias = Callable[..., Any]
 def visit(tmp_path: Path) -> Open:
     def run(steps: str, *, cells: list[Cell] = CELLS, width: int = 1400, dark: bool = False) -> Any:
         store = fill_store(tmp_path / "store.db", cells)
-        write_page(store, tmp_path / "page.html")
+        write_page(read_report(store), tmp_path / "page.html")
         return browse(tmp_path / "page.html", steps, tmp_path / "profile", width=width, dark=dark)
 
     return run
@@ -42,22 +44,23 @@ def visit(tmp_path: Path) -> Open:
 def test_what_is_shown_is_what_the_store_holds(visit: Open) -> None:
     shown = visit(f"return table('{TABLE}');")
     pivot = table(CELLS)
-    assert [line[0] for line in shown[1:]] == ["Source", "BN statistics", "Tent", "TRUST"]
+    assert [line[0] for line in shown[1:]] == METHODS
     for line, cells, mean in zip(shown[1:], pivot.cells, pivot.means, strict=True):
-        assert line[1:4] == [format_percent(entry.mean) for entry in cells]
-        assert line[4] == f"{format_percent(mean.mean)} ± {format_percent(mean.std)}"
+        assert line[5:] == [format_percent(entry.mean) for entry in cells]
+        assert line[2] == format_percent(min(entry.mean or 0.0 for entry in cells))
+        assert line[1] == f"{format_percent(mean.mean)} ± {format_percent(mean.std)}"
 
 
 def test_sorting_by_a_column_and_back(visit: Open) -> None:
     steps = f"""
       const heads = all('{TABLE} thead button'), orders = [];
-      for (let i = 0; i < 3; i += 1) {{ heads[4].click(); orders.push(table('{TABLE}').slice(1).map((r) => r[0])); }}
-      heads[4].click();
-      return {{ orders, sort: heads[4].closest("th").getAttribute("aria-sort") }};"""
+      for (let i = 0; i < 3; i += 1) {{ heads[1].click(); orders.push(table('{TABLE}').slice(1).map((r) => r[0])); }}
+      heads[1].click();
+      return {{ orders, sort: heads[1].closest("th").getAttribute("aria-sort") }};"""
     found = visit(steps)
-    assert found["orders"][0] == ["TRUST", "Tent", "BN statistics", "Source"]
+    assert found["orders"][0] == ["trust", "tent", "bn", "source"]
     assert found["orders"][1] == found["orders"][0][::-1]
-    assert found["orders"][2] == ["Source", "BN statistics", "Tent", "TRUST"]
+    assert found["orders"][2] == METHODS
     assert found["sort"] == "descending"
 
 
@@ -65,14 +68,14 @@ def test_missing_values_sort_last_both_ways(tmp_path: Path) -> None:
     store = fill_store(tmp_path / "store.db", [make_cell("tent", "fog"), make_cell("trust", "fog", accuracy=0.9)])
     with ResultStore(store) as opened:
         opened.plan([make_cell("bn", "fog").key])
-    write_page(store, tmp_path / "page.html")
+    write_page(read_report(store), tmp_path / "page.html")
     steps = f"""
       const head = all('{TABLE} thead button')[1], orders = [];
       for (let i = 0; i < 2; i += 1) {{ head.click(); orders.push(table('{TABLE}').slice(1).map((r) => r[0])); }}
       return orders;"""
     assert browse(tmp_path / "page.html", steps, tmp_path / "profile") == [
-        ["TRUST", "Tent", "BN statistics"],
-        ["Tent", "TRUST", "BN statistics"],
+        ["trust", "tent", "bn"],
+        ["tent", "trust", "bn"],
     ]
 
 
@@ -89,24 +92,89 @@ def test_picking_methods_and_domains_changes_table_and_charts(visit: Open) -> No
       all('.all[data-all="md"]')[0].click();
       return {{ picked, back: table('{TABLE}').length, ...state() }};"""
     found = visit(steps)
-    assert [line[0] for line in found["picked"]["table"]] == ["method", "BN statistics", "Tent", "TRUST"]
-    assert found["picked"]["table"][0][1:3] == ["gauss", "fog"]
+    assert [line[0] for line in found["picked"]["table"]] == ["method", "bn", "tent", "trust"]
+    assert found["picked"]["table"][0][5:] == ["gauss", "fog"]
     assert (found["picked"]["rows"], found["picked"]["dots"]) == (2, 6)
     assert (found["back"], found["rows"]) == (5, 3)
     assert found["picked"]["box"] != found["box"]
+
+
+@pytest.mark.parametrize("hidden", [[1], [0, 2]], ids=["one of three", "two of three"])
+def test_the_mean_is_of_the_domains_that_are_shown(visit: Open, hidden: list[int]) -> None:
+    clicks = "".join(f"""all('.chip[data-md="{i}"]')[0].click();""" for i in hidden)
+    steps = f"""
+      const before = table('{TABLE}');
+      {clicks}
+      document.querySelector('{TABLE}').closest("figure").querySelector('[data-save="csv"]').click();
+      const best = all('{TABLE} td.mean.best').map((cell) => cell.closest("tr").cells[0].innerText);
+      const note = document.querySelector(".note.shown").innerText, shown = table('{TABLE}');
+      all('.all[data-all="md"]')[0].click();
+      const back = table('{TABLE}'), tip = document.querySelector('{TABLE} td.mean').dataset.tip;
+      return {{ before, shown, back, best, note, tip, csv: (await saved())[0] }};"""
+    found = visit(steps)
+    kept = [domain for i, domain in enumerate(DOMAINS) if i not in hidden]
+    (group,) = make_groups([cell for cell in CELLS if cell.key.domain in kept])
+    ours = list(csv.reader(io.StringIO(to_csv(accuracy_table(group)))))
+    page = list(csv.reader(io.StringIO(found["csv"])))
+    columns = 6 if len(kept) > 1 else 0  # a table of one domain has no mean of its own
+    assert [line[:columns] for line in page] == [line[:columns] for line in ours]
+    pivot = table([cell for cell in CELLS if cell.key.domain in kept])
+    assert [line[1] for line in page[1:]] == [format_percent(mean.mean) for mean in pivot.means]
+    assert [line[2] for line in page[1:]] == [format_percent(mean.std) for mean in pivot.means]
+    assert found["best"] == ["trust"]
+    assert f"the {len(kept)} domain" in found["note"]
+    assert found["back"] == found["before"] != found["shown"]
+    assert "3 domains" in found["tip"]
+
+
+@pytest.mark.parametrize("kind", ["mouse", "touch"])
+def test_charts_tell_at_once_what_is_nearest(visit: Open, kind: str) -> None:
+    event = "pointermove" if kind == "mouse" else "pointerdown"
+    steps = f"""
+      const tip = document.getElementById("tip"), told = [];
+      const mark = document.querySelector("svg.dots g.row .m-trust[data-tip]"), box = mark.getBoundingClientRect();
+      const at = (x, y, target) => {{
+        const place = {{ clientX: x, clientY: y, bubbles: true, pointerType: "{kind}" }};
+        target.dispatchEvent(new PointerEvent("{event}", place));
+        told.push(tip.hidden ? "" : tip.textContent);
+      }};
+      at(box.right + 8, box.top + box.height / 2, mark.ownerSVGElement);
+      at(box.left, box.top - 400, document.body);
+      const curve = document.querySelector("path[data-at]"), end = curve.getPointAtLength(curve.getTotalLength());
+      const place = new DOMPoint(end.x, end.y).matrixTransform(curve.getScreenCTM());
+      at(place.x + 3, place.y, curve.ownerSVGElement);
+      return [told, mark.dataset.tip, curve.dataset.tip, all("svg.chart title").length];"""
+    (first, away, along), expected, name, titles = visit(steps)
+    assert first == expected
+    assert away == ""
+    assert along.startswith(f"{name}: ")
+    assert along.endswith(" at 2000")
+    assert titles == 0  # the browser's own would come a second later, and never on touch
+
+
+@pytest.mark.parametrize("width", [500, 1400])
+def test_a_wide_table_keeps_its_mean_in_view(visit: Open, width: int) -> None:
+    cells = plausible_cells(methods=METHODS, seeds=1)
+    steps = f"""
+      const scroll = document.querySelector('{TABLE}').closest(".scroll");
+      scroll.scrollLeft = 2000;
+      const place = (query) => document.querySelector(`{TABLE} tbody ${{query}}`).getBoundingClientRect();
+      const box = place("td.mean"), head = place("th"), frame = scroll.getBoundingClientRect();
+      return [box.left >= head.right - 1, box.right <= frame.right, box.left - frame.left < 260];"""
+    assert visit(steps, cells=cells, width=width) == [True, True, True]
 
 
 def test_shift_click_shows_one_method_alone(visit: Open) -> None:
     steps = f"""
       all('.chip[data-ms="3"]')[0].dispatchEvent(new MouseEvent("click", {{ shiftKey: true, bubbles: true }}));
       return table('{TABLE}').map((r) => r[0]);"""
-    assert visit(steps) == ["method", "TRUST"]
+    assert visit(steps) == ["method", "trust"]
 
 
 def test_hovering_tells_and_clicking_traces_to_the_runs(visit: Open) -> None:
     steps = f"""
-      const cell = document.querySelector('{TABLE} tbody tr:last-child td');
-      cell.dispatchEvent(new MouseEvent("mouseover", {{ bubbles: true }}));
+      const cell = document.querySelector('{TABLE} tbody tr:last-child td[data-d]');
+      cell.dispatchEvent(new PointerEvent("pointermove", {{ bubbles: true }}));
       const tip = document.getElementById("tip"), told = tip.hidden ? "" : tip.textContent;
       cell.click();
       const trace = document.getElementById("trace");
@@ -116,7 +184,7 @@ def test_hovering_tells_and_clicking_traces_to_the_runs(visit: Open) -> None:
       return out;"""
     found = visit(steps)
     mine = [cell for cell in CELLS if cell.key.method == "trust" and cell.key.domain == "gaussian_noise"]
-    assert "over Source" in found["told"]
+    assert "over source" in found["told"]
     assert "2 seeds" in found["told"]
     assert found["open"]
     assert sorted(found["runs"]) == sorted(cell.key.digest for cell in mine)
@@ -127,9 +195,9 @@ def test_hovering_tells_and_clicking_traces_to_the_runs(visit: Open) -> None:
 def test_every_number_of_a_line_leads_to_its_runs(visit: Open) -> None:
     steps = """
       const trace = document.getElementById("trace"), found = [];
-      for (const name of ["accuracy", "cost", "calibration", "equal cost", "beside Table 1"]) {
+      for (const name of ["accuracy", "cost", "calibration", "equal cost", "paper Table 1"]) {
         const cells = Array.from(document.querySelectorAll(`figure[data-name^="${name}"] tbody tr:last-child td.num`));
-        cells.at(-1).click();
+        cells.at(name === "accuracy" ? 0 : -1).click();
         const runs = Array.from(trace.querySelectorAll("code")).map((code) => code.textContent);
         found.push([name, trace.open, document.getElementById("trace-title").textContent, runs]);
         if (trace.open) trace.close();
@@ -138,7 +206,7 @@ def test_every_number_of_a_line_leads_to_its_runs(visit: Open) -> None:
     mine = {cell.key.digest for cell in CELLS if cell.key.method == "trust"}
     for name, is_open, title, runs in visit(steps):
         assert is_open, name
-        assert title.startswith("TRUST"), name
+        assert title.startswith("trust"), name
         assert mine <= set(runs), name
 
 
@@ -165,11 +233,10 @@ def test_tables_are_saved_as_csv_and_latex(visit: Open) -> None:
       figure.querySelector('[data-save="tex"]').click();
       return saved();"""
     as_csv, as_latex = visit(steps)
-    ours = list(csv.reader(io.StringIO(to_csv(layout(table(CELLS), spread=True)))))
-    page = list(csv.reader(io.StringIO(as_csv)))
-    assert [line[1:9] for line in page] == [line[1:9] for line in ours]
-    assert as_latex.startswith("\\begin{tabular}{lrrrrrr}\n\\toprule\nmethod & gauss")
-    assert as_latex.count("\\textbf{") == 4
+    (group,) = make_groups(CELLS)
+    assert as_csv == to_csv(accuracy_table(group))
+    assert as_latex.startswith("\\begin{tabular}{lrrrrrrr}\n\\toprule\nmethod & mean")
+    assert as_latex.count("\\textbf{") == 5
     assert as_latex.endswith("\\end{tabular}\n")
 
 
@@ -232,7 +299,7 @@ def test_hostile_names_do_nothing(visit: Open) -> None:
     steps = """
       let boom = false; window.boom = () => { boom = true; };
       const cell = document.querySelector("td[data-r]");
-      cell.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
+      cell.dispatchEvent(new PointerEvent("pointermove", { bubbles: true }));
       cell.click();
       await new Promise((done) => setTimeout(done, 50));
       return { boom, images: all("img").length, heading: document.querySelector("h2").innerText.split("\\n")[0] };"""

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trust_tta.report import charts, palette, svg
-from trust_tta.report.charts import Curve, Dots, Look, Spot
+from trust_tta.report import charts, looks, svg
+from trust_tta.report.charts import Spot
+from trust_tta.report.model import Variant
+from trust_tta.report.series import Curve, Dots
 from trust_tta.results import Reliability
 from trust_tta.results.display import METHODS
 
@@ -57,16 +60,16 @@ def test_far_outliers_are_taken_off_the_scale_and_named() -> None:
     assert charts.off_scale([0.1, 0.2, 0.3, 0.4]) == -math.inf
     assert charts.off_scale([0.5]) == -math.inf
     assert charts.off_scale([]) == -math.inf
-    spots = [Spot(Look(i, m, m), 1.0 + i, v) for i, (m, v) in enumerate(zip(METHODS, values, strict=False))]
+    spots = [Spot(Variant(i, m, m), 1.0 + i, v) for i, (m, v) in enumerate(zip(METHODS, values, strict=False))]
     drawn = charts.scatter("t", spots, axis="x")
-    assert "below the frame: Source 59.5" in drawn
+    assert "below the frame: source 59.5" in drawn
     assert len(parse(drawn).findall(".//s:g[@data-s]/*[@class]", NAMESPACE)) >= 4
 
 
 def test_dots_stand_where_their_values_are() -> None:
     dots = [
-        Dots(Look(0, "bn", "bn"), ((0.5, None), None)),
-        Dots(Look(1, "source", "source"), ((0.7, 0.01), (0.6, None))),
+        Dots(Variant(0, "bn", "bn"), ((0.5, None), None)),
+        Dots(Variant(1, "source", "source"), ((0.7, 0.01), (0.6, None))),
     ]
     root = parse(charts.dot_plot("t", ["fog", "snow"], dots))
     rows = root.findall(".//s:g[@class='row']", NAMESPACE)
@@ -75,12 +78,45 @@ def test_dots_stand_where_their_values_are() -> None:
     assert xs[0][0] < xs[1][0] < xs[0][1]
     assert (xs[1][0] - xs[0][0]) == pytest.approx(xs[0][1] - xs[1][0], abs=0.02)
     assert len(root.findall(".//s:line[@class]", NAMESPACE)) > 2
-    hints = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert "Source on fog: 70.0 ± 1.0" in hints
+    tips = [item.get("data-tip") for item in root.iter()]
+    assert "source on fog: 70.0 ± 1.0" in tips
+
+
+def test_dots_that_would_cover_each_other_stand_side_by_side() -> None:
+    methods = ("bn", "tent", "sar", "trust")
+    dots = [Dots(Variant(i, m, m), ((0.7 + i * 1e-4, None), (0.3 + 0.1 * i, None))) for i, m in enumerate(methods)]
+    root = parse(charts.dot_plot("t", ["fog", "snow"], dots))
+    crowded, apart = root.findall(".//s:g[@class='row']", NAMESPACE)
+    found = [
+        sorted(_middle(mark) for mark in row.iter() if "mark" in mark.get("class", "")) for row in (crowded, apart)
+    ]
+    assert all(below - above > 6 for above, below in pairwise(found[0]))
+    assert found[1][-1] - found[1][0] < 2
+
+
+def _middle(mark: ElementTree.Element) -> float:
+    """The height of a marker's middle."""
+    if mark.get("cy"):
+        return float(mark.get("cy", ""))
+    heights = [float(y) for y in re.findall(r"[ML][-\d.]+ ([-\d.]+)", mark.get("d", ""))]
+    return (min(heights) + max(heights)) / 2
+
+
+def test_intervals_are_drawn_and_within_the_frame() -> None:
+    variant = Variant(0, "tent", "tent")
+    drawings = [
+        charts.scatter("t", [Spot(variant, 1.0, 0.70, half=0.01), Spot(Variant(1, "bn", "bn"), 2.0, 0.701)], axis="x"),
+        charts.line_chart("t", [Curve(variant, ((0.0, 0.5), (1.0, 0.501)), (0.01, None))], axis="x"),
+        charts.dot_plot("t", ["fog"], [Dots(variant, ((0.7, 0.01),))]),
+    ]
+    for drawn in drawings:
+        bars = [item for item in parse(drawn).iter() if "whisker" in item.get("class", "")]
+        assert len(bars) == 1
+        assert all(0 <= float(bars[0].get(side, "nan")) <= 560 for side in ("x1", "x2", "y1", "y2"))
 
 
 def test_a_curve_lifts_the_pen_where_there_is_no_number() -> None:
-    curve = Curve(Look(0, "tent", "tent"), ((0.0, 0.5), (1.0, math.nan), (2.0, 0.6), (3.0, 0.7)))
+    curve = Curve(Variant(0, "tent", "tent"), ((0.0, 0.5), (1.0, math.nan), (2.0, 0.6), (3.0, 0.7)))
     drawn = charts.line_chart("t", [curve], axis="x")
     d = next(
         p.get("d", "") for p in parse(drawn).iter("{http://www.w3.org/2000/svg}path") if "curve" in p.get("class", "")
@@ -91,18 +127,20 @@ def test_a_curve_lifts_the_pen_where_there_is_no_number() -> None:
 
 def test_reliability_bars_reach_the_accuracy_of_their_bin() -> None:
     bins = Reliability(count=(0,) * 14 + (10,), confidence=(0.0,) * 14 + (9.8,), correct=(0,) * 14 + (5,))
-    root = parse(charts.reliability("t", Look(0, "trust", "trust"), bins))
+    root = parse(charts.reliability("t", Variant(0, "trust", "trust"), bins))
     (bar,) = root.findall(".//s:rect", NAMESPACE)
     assert float(bar.get("height", "0")) == pytest.approx((190 - 34 - 8) / 2, abs=0.01)
 
 
 def test_dumbbells_write_the_gain() -> None:
-    drawn = charts.dumbbells("t", [(Look(0, "tent", "tent"), 0.5, 0.52), (Look(1, "sar", "sar"), 0.5, 0.49)])
-    assert ">+2.0<" in drawn
+    drawn = charts.dumbbells(
+        "t", [(Variant(0, "tent", "tent"), 0.5, 0.52, 0.001), (Variant(1, "sar", "sar"), 0.5, 0.49, None)]
+    )
+    assert ">+2.0 ± 0.1<" in drawn
     assert ">-1.0<" in drawn
 
 
-@pytest.mark.parametrize("empty", [[], [Curve(Look(0, "a", "a"), ())]], ids=["no curve", "no point"])
+@pytest.mark.parametrize("empty", [[], [Curve(Variant(0, "a", "a"), ())]], ids=["no curve", "no point"])
 def test_charts_of_nothing_are_still_drawings(empty: list[Curve]) -> None:
     parse(charts.line_chart("t", empty, axis="x"))
     parse(charts.dot_plot("t", [], []))
@@ -110,12 +148,12 @@ def test_charts_of_nothing_are_still_drawings(empty: list[Curve]) -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    look = Look(0, HOSTILE, HOSTILE)
+    look = Variant(0, HOSTILE, HOSTILE)
     drawings = [
         charts.dot_plot(HOSTILE, [HOSTILE], [Dots(look, ((0.5, 0.1),))]),
         charts.scatter(HOSTILE, [Spot(look, 1.0, 0.5)], axis=HOSTILE),
         charts.line_chart(HOSTILE, [Curve(look, ((0.0, 0.5), (1.0, 0.6)))], axis=HOSTILE, names=[HOSTILE, HOSTILE]),
-        charts.dumbbells(HOSTILE, [(look, 0.5, 0.6)]),
+        charts.dumbbells(HOSTILE, [(look, 0.5, 0.6, 0.01)]),
         charts.reliability(HOSTILE, look, Reliability()),
     ]
     for drawn in drawings:
@@ -132,18 +170,14 @@ def test_every_method_has_its_own_colour_marker_pair_and_both_grounds_have_contr
         low, high = sorted((luminance(one), luminance(other)))
         return (high + 0.05) / (low + 0.05)
 
-    styles = [palette.style_of(method) for method in METHODS]
-    assert set(palette.STYLES) == set(METHODS) == set(palette.NAMES)
+    styles = [looks.style_of(method) for method in METHODS]
+    assert set(METHODS) <= set(looks.STYLES)
     assert len({s.light for s in styles}) == len({s.dark for s in styles}) == len(METHODS)
     assert len({(s.marker, s.hollow) for s in styles}) == len(METHODS)
-    for s in [*styles, *palette.OTHERS]:
+    for s in [*styles, *looks.OTHERS]:
         assert contrast(s.light, "#ffffff") >= 3
         assert contrast(s.dark, "#1b1e24") >= 3
 
 
-def test_class_names_are_safe_and_display_names_keep_options() -> None:
-    assert re.fullmatch(r"tone m-other\d", palette.css_class(HOSTILE))
-    assert palette.display_name("trust (k=2)") == "TRUST (k=2)"
-    assert palette.display_name("trust_naive") == "TRUST naive"
-    assert palette.display_name("trustworthy") == "trustworthy"
-    assert palette.display_name(HOSTILE) == HOSTILE
+def test_class_names_are_safe() -> None:
+    assert re.fullmatch(r"tone m-other\d", looks.css_class(HOSTILE))

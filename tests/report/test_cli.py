@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.report.samples import fill_store, make_cell, plausible_cells
-from tests.report.test_analyses import ENTROPY
+from tests.report.test_order_charts import ENTROPY
 from trust_tta.cli.main import main
 from trust_tta.results import to_json
 
 
 def test_report_prints_tables_and_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = fill_store(
-        tmp_path / "store.db", plausible_cells(methods=["bn", "trust"], domains=["fog", "snow"], seeds=2)
+        tmp_path / "store.db", plausible_cells(methods=["bn", "trust"], domains=["fog", "snow"], seeds=3)
     )
     analysis = tmp_path / "rank.json"
     analysis.write_text(to_json(ENTROPY))
     tables = tmp_path / "tables"
     assert main(["report", str(store), "--title", "Mine", "--tables", str(tables), "--analyses", str(analysis)]) == 0
     out = capsys.readouterr().out
-    assert "TRUST leads with" in out
+    assert "trust leads with" in out
     assert "snow" in out
     assert out.rstrip().endswith(f"report: {tmp_path / 'store.html'}")
     page = (tmp_path / "store.html").read_text(encoding="utf-8")

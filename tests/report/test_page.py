@@ -6,19 +6,20 @@ import re
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from tests.report.samples import fill_store, make_cell, plausible_cells
-from tests.report.test_analyses import ALL
+from tests.report.samples import fill_store, make_cell, make_groups, plausible_cells
+from tests.report.test_order_charts import ALL
 from trust_tta.errors import DataError
-from trust_tta.report.groups import Contents, make_groups
-from trust_tta.report.markup import embedded_json
-from trust_tta.report.page import render_page, write_page
-from trust_tta.results import Cell, CellKey, Counts, ResultStore, format_percent
+from trust_tta.report.model import Report, read_report
+from trust_tta.report.page import embedded_json, render_page, write_page
+from trust_tta.results import Cell, Counts, ResultStore, format_percent
+from trust_tta.results.order_records import OrderRecord
 
 HOSTILE = '</script><img src=x onerror="boom()">&<!--body-->'
 VOID = {"meta", "img"}
@@ -63,30 +64,30 @@ class Reader(HTMLParser):
             self.data = data
 
 
-def page_of(tmp_path: Path, cells: list[Cell], *, absent: list[CellKey] | None = None, **options: object) -> Reader:
+def page_of(
+    tmp_path: Path, cells: list[Cell], *, title: str | None = None, records: Sequence[OrderRecord] = ()
+) -> Reader:
     store = fill_store(tmp_path / "store.db", cells)
-    if absent:
-        with ResultStore(store) as opened:
-            opened.plan(absent)
     out = tmp_path / "page.html"
-    write_page(store, out, **options)  # type: ignore[arg-type]
+    write_page(read_report(store, order_records=records), out, title=title)
     return Reader(out.read_text(encoding="utf-8"))
 
 
 def test_the_table_shows_what_the_store_holds(tmp_path: Path) -> None:
     cells = plausible_cells(methods=["source", "bn", "trust"], domains=["fog", "snow"], seeds=2)
     page = page_of(tmp_path, cells)
-    trust = next(row for row in page.rows if row[0] == "TRUST")
+    trust = next(row for row in page.rows if row[0] == "trust")
     mean = {
         d: sum(c.result.accuracy for c in cells if c.key.method == "trust" and c.key.domain == d) / 2
         for d in ("snow", "fog")
     }
-    assert trust[1:4] == [
+    assert page.rows[0] == ["method", "mean", "worst", "over source", "over bn", "snow", "fog"]
+    assert [trust[k] for k in (1, 2, 5, 6)] == [
+        format_percent(sum(mean.values()) / 2),
+        format_percent(min(mean.values())),
         format_percent(mean["snow"]),
         format_percent(mean["fog"]),
-        format_percent(sum(mean.values()) / 2),
     ]
-    assert page.rows[0][:4] == ["method", "snow", "fog", "mean"]
 
 
 def test_each_number_leads_to_its_runs(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_each_number_leads_to_its_runs(tmp_path: Path) -> None:
 
 def test_one_cell(tmp_path: Path) -> None:
     page = page_of(tmp_path, [make_cell("tent", "fog", accuracy=0.5)])
-    assert ["Tent", "50.0"] in [row[:2] for row in page.rows]
+    assert ["tent", "50.0"] in [row[:2] for row in page.rows]
 
 
 def test_an_empty_store_says_so(tmp_path: Path) -> None:
@@ -120,10 +121,10 @@ def test_failed_and_missing_cells_are_marked_and_listed(tmp_path: Path) -> None:
         opened.claim(failed)
         opened.fail(failed, "out of <memory>")
         opened.plan([absent])
-    write_page(store, tmp_path / "page.html")
+    write_page(read_report(store), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     page = Reader(text)
-    assert ["TRUST", "–", "failed", "–"] in [row[:4] for row in page.rows]
+    assert ["trust", "–", "–", "–", "failed"] in [row[:5] for row in page.rows]
     assert "out of &lt;memory&gt;" in text
     assert "1 failed, 1 missing" in text
     assert "2 cells finished, 1 failed, 1 still to be run." in text
@@ -135,7 +136,7 @@ def test_only_failures(tmp_path: Path) -> None:
         key = make_cell("trust", "fog").key
         opened.claim(key)
         opened.fail(key, "no such file")
-    write_page(store, tmp_path / "page.html")
+    write_page(read_report(store), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     Reader(text)
     assert "Nothing has finished" in text
@@ -147,7 +148,7 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
     cell = make_cell("trust", "fog", accuracy=nan)
     result = replace(cell.result, entropy=nan, nll=math.inf, ece=nan, brier=nan, seconds_median=nan, seconds_total=nan)
     page = page_of(tmp_path, [replace(cell, result=result), make_cell("tent", "fog")])
-    assert ["TRUST", "NaN"] in [row[:2] for row in page.rows]
+    assert ["trust", "NaN"] in [row[:2] for row in page.rows]
     assert json.loads(page.data)["runs"]
     charts = (tmp_path / "page.html").read_text(encoding="utf-8").split("<script")[0]
     assert not re.search(r'="[^"]*\b(nan|inf)\b[^"]*"', re.sub(r'(data-tip|aria-label)="[^"]*"', "", charts))
@@ -159,7 +160,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     )
     second = make_cell(HOSTILE, "fog", dataset=HOSTILE, experiment=HOSTILE, setting=HOSTILE)
     cells = [replace(c, facts=replace(c.facts, config=HOSTILE, device=HOSTILE)) for c in (cell, second)]
-    page = page_of(tmp_path, cells, title=HOSTILE, analyses=ALL)
+    page = page_of(tmp_path, cells, title=HOSTILE, records=ALL)
     assert [tag for tag, _ in page.tags if tag == "img"] == []
     assert len([tag for tag, _ in page.tags if tag == "script"]) == 2
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
@@ -182,7 +183,7 @@ def test_control_characters_do_not_reach_the_page(tmp_path: Path) -> None:
         key = make_cell("tent", "fog", dataset=attack, experiment=attack).key
         opened.claim(key)
         opened.fail(key, attack)
-    write_page(store, tmp_path / "page.html", title=attack)
+    write_page(read_report(store), tmp_path / "page.html", title=attack)
     text = (tmp_path / "page.html").read_bytes().decode("utf-8")
     shown = text + json.dumps(json.loads(Reader(text).data), ensure_ascii=False)
     assert {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")} <= {"\n"}
@@ -216,7 +217,7 @@ def test_three_thousand_cells() -> None:
         for s in range(3)
         for b in (8, 16, 32, 64, 128)
     ]
-    text = render_page(Contents(tuple(make_groups(cells)), Counts(done=3000)))
+    text = render_page(Report(tuple(make_groups(cells)), Counts(done=3000)))
     assert len(text) < 5_000_000
     page = Reader(text)
     assert len(json.loads(page.data)["runs"]) == 3000
@@ -234,7 +235,7 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     out.write_text("old")
     with pytest.raises(DataError, match="no results store"):
-        write_page(tmp_path / "none.db", out)
+        write_page(read_report(tmp_path / "none.db"), out)
     assert out.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
@@ -243,9 +244,10 @@ def test_the_report_works_without_torch(tmp_path: Path) -> None:
     store = fill_store(tmp_path / "store.db", [make_cell("trust", "fog")])
     code = (
         "import sys; sys.modules['torch'] = None\n"
+        "from trust_tta.report.model import read_report\n"
         "from trust_tta.report.page import write_page\n"
-        "import trust_tta.report.figures, trust_tta.report.files\n"
-        "write_page(sys.argv[1], sys.argv[2])\n"
+        "import trust_tta.report.figures, trust_tta.report.formats, trust_tta.report.terminal\n"
+        "write_page(read_report(sys.argv[1]), sys.argv[2])\n"
     )
     subprocess.run([sys.executable, "-c", code, store, tmp_path / "page.html"], check=True)
     assert (tmp_path / "page.html").stat().st_size > 10_000

@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.report.samples import fill_store, make_cell
 from tests.report.test_page import HOSTILE, Reader
 from trust_tta.cli.main import main
+from trust_tta.report.model import read_report
 from trust_tta.report.page import write_page
 from trust_tta.results import Cell, ResultStore, SamplePrediction
 
@@ -24,7 +25,7 @@ def page_text(tmp_path: Path, cells: list[Cell], pictures: dict[int, bytes], nam
     store = fill_store(tmp_path / "store.db", cells)
     with ResultStore(store) as opened:
         opened.keep_pictures(cells[0].key, pictures, class_names=names)
-    write_page(store, tmp_path / "page.html")
+    write_page(read_report(store), tmp_path / "page.html")
     return (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -38,10 +39,10 @@ def test_an_image_carries_its_fate_with_every_method(tmp_path: Path) -> None:
     cells = [make_cell("source", "fog", predictions=FATES[:1]), make_cell("trust", "fog", predictions=FATES)]
     text = page_text(tmp_path, cells, {7: PNG}, ("cat", "dog"))
     assert fates(text) == [
-        "Source dog 40% → cat 91% ✓",
-        "TRUST dog 40% → cat 91% ✓",
-        "TRUST 50% → cat 66% ✗",
-        "TRUST no number ✗",
+        "source dog 40% → cat 91% ✓",
+        "trust dog 40% → cat 91% ✓",
+        "trust 50% → cat 66% ✗",
+        "trust no number ✗",
     ]
     images = [a["alt"] for tag, a in Reader(text).tags if tag == "img"]
     assert images == ["image 7, fog, severity 5"]
@@ -51,7 +52,7 @@ def test_an_image_carries_its_fate_with_every_method(tmp_path: Path) -> None:
 
 def test_a_store_without_pictures_still_tells_the_fates(tmp_path: Path) -> None:
     text = page_text(tmp_path, [make_cell("trust", "fog", predictions=FATES)], {})
-    assert fates(text)[0] == "TRUST class 1 40% → class 0 91% ✓"
+    assert fates(text)[0] == "trust class 1 40% → class 0 91% ✓"
     assert "no picture kept" not in text
     assert "<img" not in text
 
@@ -60,7 +61,7 @@ def test_methods_are_compared_on_one_stream_only(tmp_path: Path) -> None:
     """Image 7 of another seed is another picture."""
     first = make_cell("trust", "fog", seed=0, predictions=FATES[:1], fingerprint="a" * 64)
     other = make_cell("tent", "fog", seed=1, predictions=FATES[:1], fingerprint="b" * 64)
-    assert fates(page_text(tmp_path, [first, other], {7: PNG})) == ["TRUST class 1 40% → class 0 91% ✓"]
+    assert fates(page_text(tmp_path, [first, other], {7: PNG})) == ["trust class 1 40% → class 0 91% ✓"]
 
 
 def test_hostile_class_names_stay_text(tmp_path: Path) -> None:
@@ -86,4 +87,4 @@ def test_names_that_are_no_text_are_written_with_question_marks(tmp_path: Path) 
     text = (tmp_path / "store.html").read_text(encoding="utf-8")
     assert "<title>a?o</title>" in text
     assert "<h2>mi? " in text
-    assert fates(text)[0] == "TRUST dog 40% → ni?o 91% ✓"
+    assert fates(text)[0] == "trust dog 40% → ni?o 91% ✓"

@@ -1,4 +1,4 @@
-"""The pages of docs/results that a store is turned into: every sentence follows the numbers."""
+"""The pages of docs/results that a store is turned into: the report's own tables and sentences."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from benchmarks.results_tables import main
 from tests.report.samples import make_cell
 from trust_tta.bench.parsing import read_parts
 from trust_tta.bench.plan import key_options
+from trust_tta.report.formats import to_markdown
+from trust_tta.report.model import read_report
+from trust_tta.report.summary import summarize
+from trust_tta.report.tables import accuracy_table
 from trust_tta.results import Cell, ResultStore
 
 CONFIG = Path(__file__).parents[2] / "configs" / "results" / "cifar10c.toml"
@@ -53,7 +57,7 @@ def pages(folder: Path, cells: list[Cell], *, absent: int = 0) -> dict[str, str]
         for cell in cells[: len(cells) - absent]:
             store.finish(cell.key, cell.result, cell.facts)
     times: list[dict[str, Any]] = [{"step": step, "seconds": seconds, "processes": n} for step, seconds, n in TIMES]
-    times[-1]["beside"] = "training"
+    times[-1]["meanwhile"] = "training"
     (folder / "out").mkdir()
     (folder / "out" / "cifar10c_times.json").write_text(json.dumps(times), encoding="utf-8")
     main([str(CONFIG), str(folder / "store.sqlite"), "--out", str(folder / "out")])
@@ -68,19 +72,17 @@ def trust_wins_but_on_snow(label: str, domain: str, seed: int) -> float:
     return 0.76 if label == "sar" else 0.6
 
 
-def test_the_sentences_follow_the_numbers(tmp_path: Path) -> None:
+def test_the_page_says_what_the_report_says(tmp_path: Path) -> None:
     cells = cells_of("online", trust_wins_but_on_snow)
     found = pages(tmp_path, cells)
     assert set(found) == {"cifar10c_online.md", "cifar10c.csv", "cifar10c_times.json"}
     page = found["cifar10c_online.md"]
-    assert "**trust** leads with 78.33 %, +0.33 over trust_naive, 6 steps." in page
-    assert "- trust leads; it is first, alone or level, in 2 of 3 domains." in page
-    assert "In 1 of 3 domains with seed 0" in page
-    assert "| snow | 75.00 | trust_naive, 6 steps | 77.00 | -2.00 |" in page
-    assert "Of 9 pairs of domain and seed TRUST is ahead in 6, behind in 3 and level in 0." in page
-    assert "Mean over all: +1.00; by seed: +0.33, +1.00, +1.67." in page
-    assert "| contrast | +1.50 | +2.50 | +3.50 | +2.50 |" in page
-    assert "make 6 updates a batch, seed 0: repetition +18.33." in page
+    group = read_report(tmp_path / "store.sqlite").groups[0]
+    assert " ".join(summarize(group)) in page
+    assert to_markdown(accuracy_table(group)) in page
+    assert "Of 9 pairs of domain and seed TRUST is ahead in 6, behind in 3 and level in 0; +1.0 on average." in page
+    assert "| contrast | +1.5 | +2.5 | +3.5 | +2.5 |" in page
+    assert "| **mean** | +0.3 | +1.0 | +1.7 | +1.0 |" in page
     assert "| bench | 522 | 14 | training |" in page
     assert "Not finished" not in page
     rows = list(csv.DictReader(found["cifar10c.csv"].splitlines()))
@@ -93,15 +95,13 @@ def test_the_winner_is_whoever_it_is_and_gaps_are_told(tmp_path: Path) -> None:
     order = {"foa": 0.9, "augmentation": 0.8, "trust": 0.7}
     cells = cells_of("standard", lambda label, domain, seed: order.get(label, 0.5))
     page = pages(tmp_path, cells, absent=2)["cifar10c_standard.md"]
-    assert "**foa** leads with 90.00 %, +10.00 over augmentation." in page
-    assert "- trust is number 3 of 16, -20.00 to the first; it is first, alone or level, in 0 of 3 domains." in page
-    assert "In 3 of 3 domains with seed 0" in page
-    assert "**Not finished: 2 cells** (trust with seed 1 on contrast; trust with seed 2 on contrast)." in page
-    assert "| domain | seed 0 | mean |" in page
+    assert "foa leads with 90.0 % accuracy" in page
+    assert "TRUST does not win here: trust is 20.0 points behind foa." in page
+    assert "**Not finished: 2 cells** (trust on contrast, seed 1; trust on contrast, seed 2)." in page
 
 
 def test_a_line_without_every_domain_has_no_place(tmp_path: Path) -> None:
     cells = cells_of("online", trust_wins_but_on_snow)
     lame = [cell for cell in cells if cell.key.method == "lame" and cell.key.domain == "fog"]
     page = pages(tmp_path, [cell for cell in cells if cell not in lame])["cifar10c_online.md"]
-    assert "- Without every domain with seed 0, and so without a place: lame." in page
+    assert "without every domain, and so without a mean: lame" in page

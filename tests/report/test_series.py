@@ -6,16 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.samples import make_cell
+from tests.report.samples import make_cell, make_groups
 from tests.results.samples import FACTS
 from trust_tta.report import series
-from trust_tta.report.groups import make_groups
 from trust_tta.results import Cell, Course, Reliability
+
+
+def means(sweep: series.Sweep) -> tuple[tuple[object, float], ...]:
+    return tuple((x, mean) for x, (mean, _) in sweep.points)
 
 
 def test_costs_are_per_batch_and_per_image() -> None:
     (group,) = make_groups([make_cell("trust", "fog", batches=7, batch_size=10, work=(6, 13, 25.0))])
-    (cost,) = series.costs(group)
+    (cost,) = group.costs
     assert (cost.updates, cost.passes) == (6, 13)
     assert cost.milliseconds == pytest.approx(25.0)
 
@@ -24,13 +27,13 @@ def test_cost_without_a_course_counts_batches_from_the_samples() -> None:
     cell = make_cell("tent", "fog", batches=3, batch_size=8)
     bare = replace(cell, result=replace(cell.result, course=Course(), samples=17, updates=3))
     (group,) = make_groups([bare])
-    assert series.costs(group)[0].updates == 1  # ceil(17 / 8) = 3 batches
+    assert group.costs[0].updates == 1  # ceil(17 / 8) = 3 batches
 
 
 def test_unknown_times_give_no_time() -> None:
     cell = make_cell("tent", "fog")
     (group,) = make_groups([replace(cell, result=replace(cell.result, seconds_median=math.nan))])
-    assert series.costs(group)[0].milliseconds is None
+    assert group.costs[0].milliseconds is None
 
 
 def test_running_accuracy_weights_batches_by_their_size() -> None:
@@ -65,9 +68,9 @@ def test_the_stream_order_is_that_of_the_runs() -> None:
     ]
     (group,) = make_groups(cells)
     assert series.stream_order(group) == ["fog", "contrast", "snow"]
-    (curve,) = series.sequence(group, lambda cell: cell.result.accuracy)
+    (curve,) = series.sequence(group)
     assert [x for x, _ in curve.points] == [0, 1, 2]
-    assert series.sequence(group, lambda cell: cell.result.clean_accuracy) == []
+    assert series.sequence(group, "clean_accuracy") == []
 
 
 def test_sweeps_hold_all_other_options_fixed() -> None:
@@ -75,7 +78,7 @@ def test_sweeps_hold_all_other_options_fixed() -> None:
         return make_cell("trust", "fog", accuracy=accuracy, options=f'{{"k": {k}, "steps": {steps}}}')
 
     (group,) = make_groups([cell(6, 1, 0.7), cell(2, 1, 0.6), cell(10, 1, 0.75), cell(6, 2, 0.8)])
-    found = {(s.option, s.points) for s in series.sweeps(group)}
+    found = {(s.option, means(s)) for s in series.sweeps(group)}
     assert found == {("k", ((2, 0.6), (6, 0.7), (10, 0.75))), ("steps", ((1, 0.7), (2, 0.8)))}
     assert all(s.numeric for s in series.sweeps(group))
 
@@ -91,13 +94,13 @@ def orders_cell(orders: list[str] | None, accuracy: float, *, k: int = 6) -> Cel
 def test_orders_that_continue_the_papers_are_on_the_curve_over_k(k: int) -> None:
     cells = [orders_cell(None, 0.6, k=2), orders_cell(None, 0.7), orders_cell([*PAPER, "acbd", "dcba"], 0.8, k=k)]
     (sweep,) = series.sweeps(make_groups(cells)[0])
-    assert (sweep.option, sweep.points, sweep.numeric) == ("k", ((2, 0.6), (6, 0.7), (8, 0.8)), True)
+    assert (sweep.option, means(sweep), sweep.numeric) == ("k", ((2, 0.6), (6, 0.7), (8, 0.8)), True)
 
 
 def test_digits_and_a_beginning_of_the_papers_orders_count_too() -> None:
     cells = [orders_cell(["0123", "0132", "0321"], 0.5), orders_cell(None, 0.7)]
     (sweep,) = series.sweeps(make_groups(cells)[0])
-    assert sweep.points == ((3, 0.5), (6, 0.7))
+    assert means(sweep) == ((3, 0.5), (6, 0.7))
 
 
 @pytest.mark.parametrize(
@@ -107,14 +110,14 @@ def test_digits_and_a_beginning_of_the_papers_orders_count_too() -> None:
 )
 def test_other_orders_are_not_on_the_curve_over_k(orders: list[str]) -> None:
     cells = [orders_cell(None, 0.6, k=2), orders_cell(None, 0.7), orders_cell(orders, 0.1, k=len(orders))]
-    points = [s.points for s in series.sweeps(make_groups(cells)[0]) if s.option == "k"]
+    points = [means(s) for s in series.sweeps(make_groups(cells)[0]) if s.option == "k"]
     assert points == [((2, 0.6), (6, 0.7))]
 
 
 def test_a_number_of_orders_is_on_the_curve_once() -> None:
     more = [orders_cell([*PAPER, last], a) for last, a in (("acbd", 0.8), ("dcba", 0.1))]
     (sweep,) = series.sweeps(make_groups([orders_cell(None, 0.7), *more])[0])
-    assert sweep.points == ((6, 0.7), (7, 0.8))
+    assert means(sweep) == ((6, 0.7), (7, 0.8))
 
 
 def test_batch_sizes_are_compared_across_groups() -> None:
@@ -127,9 +130,9 @@ def test_batch_sizes_are_compared_across_groups() -> None:
 def test_a_mean_needs_every_domain_of_the_group() -> None:
     cells = [make_cell("tent", "fog"), make_cell("tent", "snow"), make_cell("sar", "fog")]
     (group,) = make_groups(cells)
-    assert series.means(group).keys() == {"tent"}
+    assert group.means().keys() == {"tent"}
     (with_failed,) = make_groups([make_cell("tent", "fog")], [], [make_cell("sar", "snow").key])
-    assert series.means(with_failed) == {}
+    assert with_failed.means() == {}
 
 
 def test_curves_relative_to_the_first_baseline() -> None:
@@ -140,10 +143,10 @@ def test_curves_relative_to_the_first_baseline() -> None:
         for d, a in zip(("snow", "fog"), both, strict=True)
     ]
     (group,) = make_groups(cells)
-    curves = series.sequence(group, lambda cell: cell.result.accuracy)
-    found = series.relative(curves)
-    assert found is not None
-    base, (trust,) = found
-    assert (base.label, trust.look.label) == ("bn", "trust")
+    curves = series.sequence(group)
+    base = series.baseline_of(curves)
+    assert base is not None
+    (trust,) = series.sequence(group, over=base)
+    assert (base.label, trust.variant.label) == ("bn", "trust")
     assert [y for _, y in trust.points] == pytest.approx([0.05, -0.1])
-    assert series.relative([c for c in curves if c.look.method == "trust"]) is None
+    assert series.baseline_of([c for c in curves if c.variant.method == "trust"]) is None

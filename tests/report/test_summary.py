@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.samples import make_cell, plausible_cells
-from trust_tta.report.groups import Group, make_groups
-from trust_tta.report.summary import not_compared, paired_difference, seed_means, summarise
+from tests.report.samples import make_cell, make_groups, plausible_cells
+from trust_tta.report.evidence import difference, seed_means
+from trust_tta.report.model import Group
+from trust_tta.report.summary import not_compared, summarize
 from trust_tta.results import Cell, Failure
 
 
@@ -22,39 +23,43 @@ def seeded(method: str, values: list[float], domain: str = "fog", options: str =
 
 def test_the_leader_its_interval_and_its_margin() -> None:
     group = group_of(*seeded("trust", [0.79, 0.80, 0.81]), *seeded("bn", [0.75, 0.76, 0.77]))
-    first, second, *_ = summarise(group)
+    first, second, *_ = summarize(group)
     # 4.302653 is the 97.5 % quantile of Student's t with two degrees of freedom: 0.01 * 4.302653 / sqrt(3) = 0.0248.
-    assert "TRUST leads with 80.0 % accuracy on its only domain" in first
+    assert "trust leads with 80.0 % accuracy on the only domain" in first
     assert "(95 % interval over 3 seeds: 77.5 to 82.5)" in first
-    assert second == "That is 4.0 points above BN statistics (the second, ± 0.0 seed by seed)."
+    assert second == "That is 4.0 points above bn (the second, ± 0.0 seed by seed)."
 
 
 def test_a_difference_within_its_interval_is_called_unresolved() -> None:
     group = group_of(*seeded("trust", [0.70, 0.80, 0.75]), *seeded("tent", [0.78, 0.70, 0.76]))
-    assert any("do not tell the two apart" in sentence for sentence in summarise(group))
+    first, *_ = summarize(group)
+    assert first.endswith(
+        "a tie: trust and tent reach 74.7 to 75.0 % accuracy on the only domain, which 3 seeds do not tell apart."
+    )
 
 
 def test_paired_differences_in_closed_form() -> None:
     group = group_of(*seeded("trust", [0.70, 0.74]), *seeded("tent", [0.69, 0.70]))
-    mean, half = paired_difference(group, "trust", "tent")
-    assert mean == pytest.approx(0.025)
-    assert half == pytest.approx(12.706204736 * 0.03 / math.sqrt(2) / math.sqrt(2))
+    tent, trust = group.variants
+    found = difference(group, trust, tent)
+    assert found.gain == found.seeds.mean == pytest.approx(0.025)
+    assert found.seeds.half_width == pytest.approx(12.706204736 * 0.03 / math.sqrt(2) / math.sqrt(2))
     assert seed_means(group, "trust") == {0: 0.70, 1: 0.74}
 
 
 def test_it_says_plainly_when_trust_does_not_win() -> None:
     text = " ".join(
-        summarise(group_of(make_cell("trust", "fog", accuracy=0.7), make_cell("sar", "fog", accuracy=0.75)))
+        summarize(group_of(make_cell("trust", "fog", accuracy=0.7), make_cell("sar", "fog", accuracy=0.75)))
     )
-    assert "SAR leads with 75.0 %" in text
-    assert "TRUST does not win here: TRUST is 5.0 points behind SAR." in text
+    assert "sar leads with 75.0 %" in text
+    assert "TRUST does not win here: trust is 5.0 points behind sar." in text
     assert "one seed, so no interval" in text
 
 
 def test_trust_that_loses_to_naive_is_said_to_lose() -> None:
     cells = [make_cell("trust", "fog", accuracy=0.7), make_cell("trust_naive", "fog", accuracy=0.72)]
-    text = " ".join(summarise(group_of(*cells, make_cell("tent", "fog", accuracy=0.74))))
-    assert "TRUST loses 2.0 points on TRUST naive" in text
+    text = " ".join(summarize(group_of(*cells, make_cell("tent", "fog", accuracy=0.74))))
+    assert "trust loses 2.0 points on trust_naive" in text
 
 
 def test_domains_on_which_the_leader_is_beaten_are_named() -> None:
@@ -64,8 +69,8 @@ def test_domains_on_which_the_leader_is_beaten_are_named() -> None:
         make_cell("tent", "fog", accuracy=0.6),
         make_cell("tent", "gaussian_noise", accuracy=0.55),
     ]
-    text = " ".join(summarise(group_of(*cells)))
-    assert "best on 1 of 2 domains; ahead of it is Tent on gaussian noise (by 5.0)" in text
+    text = " ".join(summarize(group_of(*cells)))
+    assert "best on 1 of 2 domains; ahead of it is tent on gaussian noise (by 5.0)" in text
 
 
 def test_equal_as_shown_is_not_called_beaten() -> None:
@@ -78,7 +83,7 @@ def test_equal_as_shown_is_not_called_beaten() -> None:
             ("tent", "snow", 0.50002),
         )
     ]
-    assert "No other method beats it on any of the 2 domains." in summarise(group_of(*cells))
+    assert "No other method beats it on any of the 2 domains." in summarize(group_of(*cells))
 
 
 def test_cost_and_equal_updates() -> None:
@@ -87,24 +92,24 @@ def test_cost_and_equal_updates() -> None:
         make_cell("trust", "fog", accuracy=0.8, work=(6, 13, 24.0)),
         make_cell("trust_naive", "fog", accuracy=0.79, work=(6, 13, 23.0), options='{"steps": 6}'),
     ]
-    text = " ".join(summarise(group_of(*cells)))
-    assert "TRUST makes 6 updates and 13 passes a batch, 24 ms an image, 6 times Tent." in text
-    assert "At equal updates (6 a batch) TRUST is ahead with 80.0 %, TRUST naive has 79.0 %." in text
-    assert "In no more time than TRUST takes (24 ms an image), TRUST is ahead with 80.0 %" in text
+    text = " ".join(summarize(group_of(*cells)))
+    assert "trust makes 6 updates and 13 passes per batch, 24 ms per image, 6 times tent." in text
+    assert "At equal updates (6 per batch) trust is ahead with 80.0 %, trust_naive has 79.0 %." in text
+    assert "In no more time than trust takes (24 ms per image), trust is ahead with 80.0 %" in text
 
 
 def test_a_shared_lead_is_said_to_be_shared() -> None:
     cells = [make_cell(m, "fog", accuracy=a) for m, a in (("bn", 0.7), ("tent", 0.70001), ("sar", 0.7), ("eta", 0.6))]
-    first, second, *_ = summarise(group_of(*cells))
-    assert first.endswith("BN statistics, Tent and SAR share the lead with 70.0 % accuracy on the only domain.")
-    assert second == "That is 10.0 points above ETA (the next)."
+    first, second, *_ = summarize(group_of(*cells))
+    assert first.endswith("a tie: tent, bn and sar reach 70.0 % accuracy on the only domain.")
+    assert second == "tent is 10.0 points above eta (the next)."
 
 
 def test_trust_that_is_level_is_neither_said_to_win_nor_to_lose() -> None:
     cells = [make_cell(m, "fog", accuracy=a) for m, a in (("bn", 0.70001), ("trust", 0.7), ("trust_naive", 0.69999))]
-    text = " ".join(summarise(group_of(*cells)))
+    text = " ".join(summarize(group_of(*cells)))
     assert "does not win" not in text
-    assert "TRUST is level with TRUST naive" in text
+    assert "trust is level with trust_naive" in text
 
 
 def test_every_number_of_updates_that_both_sides_have_is_told() -> None:
@@ -114,62 +119,62 @@ def test_every_number_of_updates_that_both_sides_have_is_told() -> None:
         cells.append(make_cell("trust", "fog", accuracy=ours, work=(n, 2 * n + 1, 4.0 * n), options=f'{{"k": {n}}}'))
         steps = f'{{"steps": {n}}}'
         cells.append(make_cell("trust_naive", "fog", accuracy=naive, work=(n, 2 * n + 1, 3.0 * n), options=steps))
-    text = " ".join(summarise(group_of(*cells)))
-    assert "At equal updates (6 a batch) TRUST (k=6) is ahead with 76.0 %, TRUST naive (steps=6) has 75.0 %." in text
+    text = " ".join(summarize(group_of(*cells)))
+    assert "At equal updates (6 per batch) trust (k=6) is ahead with 76.0 %, trust_naive (steps=6) has 75.0 %." in text
     assert "TRUST is ahead at 3 and 6, behind at 1, level at 2." in text
-    assert "In no more time than TRUST (k=6) takes (24 ms an image), TRUST (k=6) is ahead with 76.0 %" in text
+    assert "In no more time than trust (k=6) takes (24 ms per image), trust (k=6) is ahead with 76.0 %" in text
 
 
 def test_a_lead_at_equal_updates_that_seeds_do_not_resolve_is_doubted() -> None:
     ours = [make_cell("trust", "fog", seed=i, accuracy=a) for i, a in enumerate((0.70, 0.80, 0.75))]
     naive = [make_cell("trust_naive", "fog", seed=i, accuracy=a) for i, a in enumerate((0.78, 0.70, 0.76))]
-    text = " ".join(summarise(group_of(*ours, *naive)))
-    assert "At equal updates (1 a batch) TRUST is ahead with 75.0 %, TRUST naive has 74.7 %, though these seeds" in text
+    text = " ".join(summarize(group_of(*ours, *naive)))
+    assert "At equal updates (1 per batch) trust is ahead with 75.0 %, trust_naive has 74.7 %, though the runs" in text
 
 
 def test_gaps_are_told() -> None:
     done = [make_cell("tent", "fog"), make_cell("tent", "snow"), make_cell("sar", "fog")]
     (group,) = make_groups(done, [Failure(make_cell("sar", "snow").key, "x")], [make_cell("eta", "fog").key])
-    assert summarise(group)[-1] == (
-        "Mind the gaps: 1 cell failed; 1 is still to be run; without every domain, and so without a mean: ETA and SAR."
+    assert summarize(group)[-1] == (
+        "Mind the gaps: 1 cell failed; 1 is still to be run; without every domain, and so without a mean: eta and sar."
     )
 
 
 def test_nobody_leads_where_nobody_is_complete() -> None:
-    text = " ".join(summarise(group_of(make_cell("tent", "fog"), make_cell("sar", "snow"))))
+    text = " ".join(summarize(group_of(make_cell("tent", "fog"), make_cell("sar", "snow"))))
     assert "no method has finished every domain" in text
     assert "leads" not in text
 
 
 def test_a_group_with_nothing_finished() -> None:
     (group,) = make_groups([], [Failure(make_cell("tent", "fog").key, "x")])
-    assert summarise(group) == [f"Nothing has finished on {group.title} yet.", "Mind the gaps: 1 cell failed."]
+    assert summarize(group) == [f"Nothing has finished on {group.title} yet.", "Mind the gaps: 1 cell failed."]
 
 
 def test_numbers_that_are_none_do_not_lead() -> None:
     broken = make_cell("trust", "fog", accuracy=math.nan)
-    text = " ".join(summarise(group_of(broken, make_cell("tent", "fog", accuracy=0.6))))
-    assert "Tent reaches 60.0 %" in text
+    text = " ".join(summarize(group_of(broken, make_cell("tent", "fog", accuracy=0.6))))
+    assert "tent reaches 60.0 %" in text
     assert "1 hold predictions that are not finite" in text
 
 
 def test_one_cell_is_enough() -> None:
-    first, *rest = summarise(group_of(make_cell("tent", "fog", accuracy=0.5)))
-    assert first.endswith("Tent reaches 50.0 % accuracy on its only domain (one seed, so no interval).")
+    first, *rest = summarize(group_of(make_cell("tent", "fog", accuracy=0.5)))
+    assert first.endswith("tent reaches 50.0 % accuracy on the only domain (one seed, so no interval).")
     assert len(rest) == 1  # its cost
 
 
 def test_sentences_do_not_depend_on_the_order_of_cells() -> None:
     cells = plausible_cells(methods=["trust", "tent", "bn"], domains=["fog", "snow"])
-    assert summarise(group_of(*cells)) == summarise(group_of(*reversed(cells)))
+    assert summarize(group_of(*cells)) == summarize(group_of(*reversed(cells)))
     faster = [replace(c, result=replace(c.result, seconds_median=1.0)) for c in cells]
-    assert summarise(group_of(*cells)) != summarise(group_of(*faster))
+    assert summarize(group_of(*cells)) != summarize(group_of(*faster))
 
 
 def test_what_is_missing_for_a_fair_comparison_is_told() -> None:
     trust, tent = make_cell("trust", "fog", work=(6, 13, 24.0)), make_cell("tent", "fog", work=(1, 3, 4.0))
     (sentence,) = not_compared(group_of(trust, tent))
-    assert sentence.startswith("No other method makes as many updates a batch as TRUST (6)")
+    assert sentence.startswith("No other method makes as many updates per batch as TRUST (6)")
     assert "steps = 6" in sentence
     naive = make_cell("trust_naive", "fog", work=(6, 13, 23.0))
     assert not_compared(group_of(trust, naive)) == not_compared(group_of(trust)) == not_compared(group_of(tent)) == []

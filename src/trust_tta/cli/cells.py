@@ -14,9 +14,10 @@ from trust_tta.bench.processes import Job, share
 from trust_tta.bench.sources import DataSource
 from trust_tta.bench.sweep import Observer, Outcome, retry_failed, standing, sweep, unsettled
 from trust_tta.cli.output import say
-from trust_tta.cli.printing import find_baseline, result_tables
 from trust_tta.cli.progress import Drawer
 from trust_tta.errors import CheckpointError, ConfigError, DataError
+from trust_tta.report.model import BASELINES
+from trust_tta.report.terminal import results_text
 from trust_tta.results import (
     Cell,
     CellKey,
@@ -34,7 +35,8 @@ class Lines(Observer):
 
     def __init__(self, config: RunConfig, known: Iterable[Cell], drawer: Drawer, *, prefix: str = "") -> None:
         self.prefix, self.drawer = prefix, drawer
-        self.baseline = find_baseline(method.name for method in config.methods)
+        present = {method.name for method in config.methods}
+        self.baseline = next((name for name in BASELINES if name in present), None)
         self.several = len(config.stream.batch_sizes) > 1
         self.width = max(len(method.name) for method in config.methods)
         self.accuracies: dict[tuple[object, ...], float] = {}
@@ -185,7 +187,7 @@ def _show_results(config: RunConfig, outcome: Outcome) -> list[Cell]:
             key = failure.key
             say(f"failed: {failure.label} on {key.domain}, seed {key.seed}, batch {key.batch_size}: {failure.message}")
         cells = store.results(lambda key: key.digest in digests, course=False)
-    for block in result_tables(cells):
+    for block in results_text(cells):
         say(f"\n{block}".removesuffix("\n"))
     say(f"\nresults are in {config.store}")
     return cells

@@ -31,8 +31,9 @@ def run(arguments: Namespace) -> None:
     from trust_tta.bench.demo import CORRUPTIONS, IMAGES, METHODS, demo_config
     from trust_tta.bench.environment import choose_device
     from trust_tta.cli.cells import run_parts
-    from trust_tta.cli.printing import verdict
+    from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
+    from trust_tta.report.terminal import verdict
 
     images = IMAGES if arguments.images is None else arguments.images
     if arguments.seeds < 1 or not 2 <= images <= 2000:
@@ -44,7 +45,7 @@ def run(arguments: Namespace) -> None:
     processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
     cells, problems = run_parts([config], processes=processes)
     page = out / "report.html"
-    write_page(config.store, page)
+    write_page(read_report(config.store), page)
     say(f"the report is {page.resolve()}")
     if problems:
         raise TrustError("; ".join(problems))

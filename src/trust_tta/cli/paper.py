@@ -97,6 +97,7 @@ def run_item(item: Item, *, small: bool, root: str) -> list[str]:
     """Run a configuration and its analyses, and write the page; what could not be done, a line each."""
     from trust_tta.bench.parsing import read_parts
     from trust_tta.cli.cells import run_parts
+    from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
     from trust_tta.results.order_records import read_records
 
@@ -111,12 +112,8 @@ def run_item(item: Item, *, small: bool, root: str) -> list[str]:
         problems += _analyse(item, analysis, records, small=small, root=root)
     if cells:
         page = store.with_suffix(".html")
-        write_page(
-            store,
-            page,
-            title=f"{item.place}: {item.about}",
-            analyses=read_records([records] if records.is_dir() else []),
-        )
+        report = read_report(store, order_records=read_records([records] if records.is_dir() else []))
+        write_page(report, page, title=f"{item.place}: {item.about}")
         say(f"report: {page}")
     return problems
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from trust_tta.cli.output import say, try_file, try_folder
+
 EXAMPLES = """\
   trust-tta report runs/demo.sqlite                       write runs/demo.html and print the tables
   trust-tta report runs/demo.sqlite --out page.html --title "My network on CIFAR-10-C"
@@ -26,24 +28,26 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     """Write what was asked for, and say in words what the numbers are."""
     from trust_tta.report.figures import write_figures
-    from trust_tta.report.files import group_text, write_tables
-    from trust_tta.report.groups import read_contents
+    from trust_tta.report.formats import write_tables
+    from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
-    from trust_tta.report.text import printable
+    from trust_tta.report.terminal import group_text
     from trust_tta.results.order_records import read_records
 
-    analyses = read_records(arguments.analyses)
-    contents = read_contents(arguments.store)
+    report = read_report(arguments.store, order_records=read_records(arguments.analyses))
+    out = try_file("--out", arguments.out or Path(arguments.store).with_suffix(".html"))
+    for flag in ("tables", "figures"):
+        if getattr(arguments, flag):
+            try_folder(f"--{flag}", getattr(arguments, flag))
     if not arguments.quiet:
-        for group in contents.groups:
-            print(printable(group_text(group)))
-    out = Path(arguments.out) if arguments.out else Path(arguments.store).with_suffix(".html")
+        for group in report.groups:
+            say(group_text(group))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_page(arguments.store, out, title=arguments.title, analyses=analyses)
+    write_page(report, out, title=arguments.title)
     if arguments.tables:
-        tables = write_tables(contents.groups, arguments.tables)
-        print(printable(f"tables: {len(tables)} files in {arguments.tables}"))
+        tables = write_tables(report, arguments.tables)
+        say(f"tables: {len(tables)} files in {arguments.tables}")
     if arguments.figures:
-        written = write_figures(arguments.store, arguments.figures, analyses=analyses)
-        print(printable(f"figures: {len(written)} files in {arguments.figures}"))
-    print(printable(f"report: {out}"))
+        written = write_figures(report, arguments.figures)
+        say(f"figures: {len(written)} files in {arguments.figures}")
+    say(f"report: {out}")

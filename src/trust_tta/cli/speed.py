@@ -268,6 +268,6 @@ def _failures(rows: Sequence[Record]) -> str:
 
 
 def _draw(header: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
-    from trust_tta.report.tables import Entry, Layout, to_text
+    from trust_tta.report.formats import plain_table, to_text
 
-    return to_text(Layout(header, tuple(tuple(Entry(text) for text in line) for line in lines)))
+    return to_text(plain_table(header, lines))

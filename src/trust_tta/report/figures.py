@@ -1,8 +1,9 @@
-"""Figures for papers, as PDF and SVG, with the page's colours and markers; only those for which there are data."""
+"""Figures for papers, as PDF and SVG, with the page's colors and markers; only those for which there are data."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any, TypeAlias
 
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
-from trust_tta.report import analysis_figures, series
-from trust_tta.report.charts import Curve, Dots, Look, off_scale
-from trust_tta.report.groups import Group, read_contents
-from trust_tta.report.palette import MARKERS, display_name, domain_name, style_of
-from trust_tta.results.order_records import OrderRecord
+from trust_tta.report import order_charts, series
+from trust_tta.report.charts import off_scale
+from trust_tta.report.looks import STYLES
+from trust_tta.report.model import Group, Report, Variant
+from trust_tta.report.series import Curve, Dots
+from trust_tta.report.text import domain_name, safe_line
+from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, OrderRecord, WeightNorms
 
 Axes: TypeAlias = Any  # of matplotlib
 Draw: TypeAlias = Callable[[Axes], None]
@@ -46,16 +49,13 @@ SWEEPS = {
 }
 
 
-def write_figures(
-    store: str | os.PathLike[str], folder: str | os.PathLike[str], *, analyses: Sequence[OrderRecord] = ()
-) -> list[Path]:
-    """Draw all figures that the store and the analyses have data for; gives the files, a PDF and an SVG each."""
-    groups = read_contents(store).groups
+def write_figures(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
+    """Draw all figures that the report has data for; gives the files, a PDF and an SVG each."""
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     names: set[str] = set()
-    for name, size, draw in [*_figures(groups), *analysis_figures.figures(analyses)]:
+    for name, size, draw in [*_figures(report.groups), *_order_figures(report.order_records)]:
         unique = next(n for i in range(1, 10_000) if (n := name if i == 1 else f"{name}_{i}") not in names)
         names.add(unique)
         written += save(out / unique, size, draw)
@@ -88,14 +88,13 @@ def _figures(groups: Sequence[Group]) -> Iterator[tuple[str, tuple[float, float]
         if not group.cells:
             continue
         where = _slug(f"{group.experiment} {group.dataset} {group.setting} {group.batch_size}")
-        width = max(4.0, 0.5 * len(group.domains) * max(1.0, len(group.rows) / 6) + 1.5)
-        dots = series.domain_dots(group)
-        yield f"bars_{where}", (min(width, 12), 3.2), _bars(group, dots, "accuracy in %")
-        found = series.gains(dots)
-        if found is not None and found[1]:
-            against = f"gain over {display_name(found[0].label)} in points"
+        width = max(4.0, 0.5 * len(group.domains) * max(1.0, len(group.variants) / 6) + 1.5)
+        yield f"bars_{where}", (min(width, 12), 3.2), _bars(group, series.domain_dots(group), "accuracy in %")
+        found = series.gains(group)
+        if found is not None:
+            against = f"gain over {found[0].name} in points"
             yield f"gain_{where}", (min(width, 12), 3.2), _bars(group, found[1], against)
-        if series.costs(group):
+        if group.costs:
             yield f"cost_{where}", (5.2, 3.2), _cost(group)
         curves = series.running_accuracy(group)
         if curves:
@@ -120,9 +119,9 @@ def _bars(group: Group, every: Sequence[Dots], label: str) -> Draw:
                 [100 * v[0] for _, v in found],
                 width,
                 yerr=[100 * (v[1] or 0.0) for _, v in found],
-                color=style_of(d.look.method).light,
-                alpha=1.0 if d.look.variant == 0 else max(0.35, 1 - 0.2 * d.look.variant),
-                label=display_name(d.look.label),
+                color=d.variant.style.light,
+                alpha=1.0 if d.variant.number == 0 else max(0.35, 1 - 0.2 * d.variant.number),
+                label=d.variant.name,
                 error_kw={"lw": 0.6},
             )
         axes.set_xticks(range(len(group.domains)), [domain_name(d) for d in group.domains], rotation=35, ha="right")
@@ -136,13 +135,14 @@ def _bars(group: Group, every: Sequence[Dots], label: str) -> Draw:
 
 def _cost(group: Group) -> Draw:
     def draw(axes: Axes) -> None:
-        look = series.looks(group)
-        for cost in series.costs(group):
-            axes.plot(cost.passes, 100 * cost.accuracy, linestyle="none", **_mark(look[cost.row.label], 7))
+        for cost in group.costs:
+            half = group.mean(cost.variant.label).half_width
+            mark = {"linestyle": "none", "elinewidth": 0.6, **_mark(cost.variant, 7)}
+            axes.errorbar(cost.passes, 100 * cost.accuracy, yerr=None if half is None else 100 * half, **mark)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-        _leave_out_far(axes, [[100 * cost.accuracy] for cost in series.costs(group)])
-        axes.set_xlabel("forward and backward passes a batch")
+        _leave_out_far(axes, [[100 * cost.accuracy] for cost in group.costs])
+        axes.set_xlabel("forward and backward passes per batch")
         axes.set_ylabel("mean accuracy in %")
         axes.figure.legend(loc="outside right upper")
 
@@ -152,10 +152,11 @@ def _cost(group: Group) -> Draw:
 def _lines(curves: Sequence[Curve], axis: str, *, marked: bool = False) -> Draw:
     def draw(axes: Axes) -> None:
         for curve in curves:
-            mark = _mark(curve.look, 5) if marked else {"color": style_of(curve.look.method).light}
-            dash = ("-", "--", ":", "-.")[min(curve.look.variant, 3)]
+            mark = _mark(curve.variant, 5) if marked else {"color": curve.variant.style.light}
+            mark |= {"linestyle": ("-", "--", ":", "-.")[min(curve.variant.number, 3)], "label": curve.variant.name}
             x, y = [p[0] for p in curve.points], [100 * p[1] for p in curve.points]
-            axes.plot(x, y, **{**mark, "linestyle": dash, "label": display_name(curve.look.label)})
+            halves = [0.0 if half is None else 100 * half for half in curve.halves]
+            axes.errorbar(x, y, yerr=halves if any(halves) else None, elinewidth=0.6, **mark)
         _leave_out_far(axes, [[100 * p[1] for p in curve.points] for curve in curves])
         axes.set_xlabel(axis)
         axes.set_ylabel("accuracy in %")
@@ -179,25 +180,24 @@ def _leave_out_far(axes: Axes, lines: Sequence[Sequence[float]]) -> None:
 
 def _sweep(sweep: series.Sweep) -> Draw:
     if not sweep.numeric:
-        return _columns([(Look(0, str(x), sweep.method), y) for x, y in sweep.points])
-    points = tuple((float(x), y) for x, y in sweep.points)
-    return _lines([Curve(Look(0, sweep.method, sweep.method), points)], sweep.option, marked=True)
+        return _columns([(Variant(0, str(x), sweep.method), y) for x, (y, _) in sweep.points])
+    points, halves = tuple((float(x), y) for x, (y, _) in sweep.points), tuple(half for _, (_, half) in sweep.points)
+    return _lines([Curve(Variant(0, sweep.method, sweep.method), points, halves)], sweep.option, marked=True)
 
 
-def _aggregation(group: Group) -> list[tuple[Look, float]]:
+def _aggregation(group: Group) -> list[tuple[Variant, float]]:
     """The ways to aggregate over orders, where more than one was run."""
-    reached, look = series.means(group), series.looks(group)
+    reached = group.means()
     wanted = ("ensemble", "repetition", "augmentation", "trust_naive", "trust")
-    rows = [row for row in group.rows if row.method in wanted and row.label in reached]
-    several = len({row.method for row in rows} & {"ensemble", "repetition", "trust"}) > 1
-    return [(look[row.label], reached[row.label]) for row in rows] if several else []
+    found = [variant for variant in group.variants if variant.method in wanted and variant.label in reached]
+    several = len({variant.method for variant in found} & {"ensemble", "repetition", "trust"}) > 1
+    return [(variant, reached[variant.label]) for variant in found] if several else []
 
 
-def _columns(values: Sequence[tuple[Look, float]]) -> Draw:
+def _columns(values: Sequence[tuple[Variant, float]]) -> Draw:
     def draw(axes: Axes) -> None:
-        names = [display_name(look.label) for look, _ in values]
-        heights = [100 * y for _, y in values]
-        drawn = axes.bar(range(len(names)), heights, 0.6, color=[style_of(look.method).light for look, _ in values])
+        names, heights = [variant.name for variant, _ in values], [100 * y for _, y in values]
+        drawn = axes.bar(range(len(names)), heights, 0.6, color=[variant.style.light for variant, _ in values])
         axes.bar_label(drawn, fmt="%.1f", fontsize=7.5)
         axes.set_xticks(range(len(names)), names, rotation=25, ha="right")
         axes.set_ylim(max(0.0, min(heights) - 5), max(heights) + 2)
@@ -207,17 +207,87 @@ def _columns(values: Sequence[tuple[Look, float]]) -> Draw:
     return draw
 
 
-def _mark(look: Look, size: float) -> dict[str, Any]:
-    style = style_of(look.method)
-    shape = style.marker if look.variant == 0 else MARKERS[(MARKERS.index(style.marker) + look.variant) % len(MARKERS)]
+def _mark(variant: Variant, size: float) -> dict[str, Any]:
+    color = variant.style.light
     return {
-        "marker": MARKS[shape],
+        "marker": MARKS[variant.style.shape(variant.number)],
         "markersize": size,
-        "color": style.light,
-        "markerfacecolor": "white" if style.hollow else style.light,
-        "label": display_name(look.label),
+        "color": color,
+        "markerfacecolor": "white" if variant.style.hollow else color,
+        "label": variant.name,
     }
 
 
+def _order_figures(records: Sequence[OrderRecord]) -> Iterator[tuple[str, tuple[float, float], Draw]]:
+    """Name, size in inches and drawing of each figure; maps of the same orders share one."""
+    maps = [r for r in records if isinstance(r, EntropyByOrder)]
+    if maps:
+        columns = len(order_charts.aligned(maps)[0])
+        yield "entropy_by_order", (0.42 * columns + 1.4, 0.4 * len(maps) + 1.0), _entropy(maps)
+    for record in records:
+        if isinstance(record, LossSurface):
+            yield "loss_surface", (3.8, 3.2), _surface(record)
+        elif isinstance(record, WeightNorms):
+            yield "weight_norms", (5.5, 0.16 * len(record.names) + 1.0), _norms(record)
+        elif isinstance(record, MemoryByK):
+            yield "memory_by_k", (3.4, 2.6), _memory(record)
+
+
+def _entropy(maps: Sequence[EntropyByOrder]) -> Draw:
+    def draw(axes: Axes) -> None:
+        columns, rows = order_charts.aligned(maps)
+        shades = [order_charts.shades(numbers) for numbers in rows]
+        for i, (record, numbers) in enumerate(zip(maps, rows, strict=True)):
+            best = order_charts.lowest(numbers, record.k)
+            for j, v in enumerate(numbers):
+                ink: dict[str, Any] = {"color": "white" if shades[i][j] < 0.45 else "black"}
+                ink |= {"weight": "bold" if j in best else None}
+                axes.text(j, i, f"{v:.2f}", ha="center", va="center", fontsize=6, **ink)
+        axes.imshow(shades, cmap="Blues_r", aspect="auto", vmin=-0.1, vmax=1.3)
+        axes.set_xticks(range(len(columns)), columns, rotation=60, fontsize=7)
+        axes.set_yticks(range(len(maps)), [safe_line(record.title) for record in maps])
+        axes.grid(visible=False)
+
+    return draw
+
+
+def _surface(record: LossSurface) -> Draw:
+    def draw(axes: Axes) -> None:
+        filled = axes.contourf(record.x, record.y, record.loss, 16, cmap="Blues_r")
+        axes.figure.colorbar(filled, ax=axes, label="loss")
+        mark = {"markeredgecolor": "white", "markersize": 9, "linestyle": "none"}
+        x, y = [p.x for p in record.adapted], [p.y for p in record.adapted]
+        axes.plot(x, y, "^", color=STYLES["trust_naive"].light, label="adapted", **mark)
+        axes.plot(record.mean.x, record.mean.y, "X", color=STYLES["trust"].light, label="mean", **mark)
+        axes.set_title(safe_line(record.title), fontsize=8)
+        axes.legend()
+        axes.grid(visible=False)
+
+    return draw
+
+
+def _norms(record: WeightNorms) -> Draw:
+    def draw(axes: Axes) -> None:
+        places = range(len(record.names))
+        axes.barh(places, record.mean, xerr=record.deviation, color=STYLES["trust"].light, error_kw={"lw": 0.6})
+        axes.set_yticks(places, [safe_line(name) for name in record.names], fontsize=6)
+        axes.invert_yaxis()
+        axes.set_xlabel("mean L2 norm over orders, and deviation")
+        axes.set_title(safe_line(record.title), fontsize=8)
+
+    return draw
+
+
+def _memory(record: MemoryByK) -> Draw:
+    def draw(axes: Axes) -> None:
+        base = record.baseline or 1
+        axes.plot(record.k, [p / base for p in record.peak], marker="*", markersize=8, color=STYLES["trust"].light)
+        axes.set_xlabel("number of orders")
+        axes.set_ylabel("relative peak memory")
+        axes.set_title(safe_line(record.title), fontsize=8)
+
+    return draw
+
+
 def _slug(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "-." else "_" for c in text)[:60]
+    return re.sub(r"[^\w.-]", "_", text)[:60]

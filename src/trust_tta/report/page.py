@@ -1,131 +1,112 @@
-"""One self-contained HTML page from a store: no network, no fonts to fetch, nothing but this file."""
+"""One self-contained HTML page from a report: no network, no fonts to fetch, nothing but this file."""
 
 from __future__ import annotations
 
+import base64
+import math
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from html import escape
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trust_tta._version import __version__
 from trust_tta.atomic import replacing
-from trust_tta.report import beside, charts, markup, pictures, sections, series
-from trust_tta.report.accuracy import accuracy_table
-from trust_tta.report.analysis_charts import analyses_part
-from trust_tta.report.groups import Contents, Group, read_contents
-from trust_tta.report.palette import palette_css
-from trust_tta.report.published import load_published
-from trust_tta.report.text import safe
+from trust_tta.report import svg
+from trust_tta.report.looks import palette_css
+from trust_tta.report.model import Report
+from trust_tta.report.sections import across_sections, group_sections, order_sections
+from trust_tta.report.text import duration, safe
 from trust_tta.results import Cell, CellKey, Facts
-from trust_tta.results.order_records import OrderRecord
 from trust_tta.results.select import VALUES
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 _FACTS = tuple(f.name for f in fields(Facts) if f.name not in ("started", "finished"))
-_KEY = tuple(f.name for f in fields(CellKey))
+_KEY = tuple(f.name for f in fields(CellKey) if f.name != "options")
+_PICTURES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"RIFF", "image/webp"))
 
 
-def write_page(
-    store_path: str | os.PathLike[str],
-    out_path: str | os.PathLike[str],
-    *,
-    title: str | None = None,
-    analyses: Sequence[OrderRecord] = (),
-) -> None:
-    """Write the page of a store to `out_path`, whole or not at all."""
-    html = render_page(read_contents(store_path), title=title, analyses=analyses)
+def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str | None = None) -> None:
+    """Write the page of a report to `out_path`, whole or not at all."""
+    html = render_page(report, title=title)
     with replacing(Path(out_path)) as temporary:
-        temporary.write_text(safe(html), encoding="utf-8")
+        temporary.write_text(html, encoding="utf-8")
 
 
-def render_page(contents: Contents, *, title: str | None = None, analyses: Sequence[OrderRecord] = ()) -> str:
+def render_page(report: Report, *, title: str | None = None) -> str:
     """The page as text."""
-    cells, groups = contents.cells, contents.groups
-    run_index = {cell.key.digest: i for i, cell in enumerate(cells)}
-    facts = _distinct_facts(cells)
-    album: pictures.Album = {}
-    shown = [_group(i, group, run_index, pictures.samples(group, contents, album)) for i, group in enumerate(groups)]
-    if not shown:
-        shown = ['<p class="summary lead">The store is empty: nothing has been planned or run yet.</p>']
-    return _fill(
-        _asset("page.html"),
-        {
-            "title": escape(title or "Test-time adaptation: results"),
-            "style": _asset("page.css") + palette_css(),
-            "status": escape(_status(contents)),
-            "groups": _group_menu(groups),
-            "body": "".join([*shown, _across(groups), analyses_part(analyses)]),
-            "facts": _facts_part(cells, facts),
-            "data": markup.embedded_json({**_payload(cells, facts), "pictures": pictures.addresses(album)}),
-            "script": _asset("page.js"),
-        },
+    facts = _distinct_facts(report.cells)
+    runs = {cell.key.digest: i for i, cell in enumerate(report.cells)}
+    album: dict[bytes, int] = {}  # each picture once, with its place: groups often show the same ones
+    html = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=title or "Test-time adaptation: results",
+            style=_asset("page.css") + palette_css(),
+            script=_asset("page.js"),
+            status=_status(report),
+            groups=[(group, group_sections(group, report)) for group in report.groups],
+            fullest=max(range(len(report.groups)), key=lambda i: len(report.groups[i].cells), default=0),
+            across=across_sections(report.groups),
+            orders=order_sections(report.order_records),
+            facts=[(found, sum(_circumstances(cell) == found for cell in report.cells)) for found in facts],
+            runs=lambda cells: ",".join(str(runs[cell.key.digest]) for cell in cells),
+            place=lambda picture: album.setdefault(picture, len(album)),
+            data=lambda: {**_payload(report.cells, facts), "pictures": _addresses(album)},
+        )
     )
+    return safe(html)
 
 
-def _group(i: int, group: Group, run_index: Mapping[str, int], samples: str) -> str:
-    charts_of_group = (
-        markup.section("By domain", sections.by_domain(group)),
-        markup.section("Accuracy against cost", sections.cost(group)),
-        markup.section("Along the stream", sections.stream(group)),
-        markup.section("Before and after the update", sections.before_after(group)),
+def embedded_json(value: object) -> str:
+    """JSON that may stand inside a script element: nothing in it can end the element."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return htmlsafe_json_dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+
+
+@cache
+def _environment() -> Environment:
+    """Every value is escaped, and a name that a template does not get is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup, escape
+
+    environment = Environment(
+        loader=PackageLoader("trust_tta.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    labels = [row.label for row in group.rows]
-    runs = {k: tuple(run_index[cell.key.digest] for cell in series.row_cells(group, k)) for k in labels}
-    grid = "".join(f'<div class="cell">{part}</div>' for part in charts_of_group if part)
-    parts = [
-        sections.words(group),
-        sections.pickers(group),
-        markup.section("Accuracy", accuracy_table(group, run_index)),
-        f'<div class="grid">{grid}</div>' if grid else "",
-        sections.equal_cost(group, load_published(), runs),
-        sections.stability(group),
-        sections.calibration(group, runs),
-        sections.ablations(group),
-        samples,
-        beside.comparisons(group, load_published(), runs),
-    ]
-    heading = f"<h2>{escape(group.experiment)} <span>{escape(group.title)}</span></h2>"
-    return f'<section class="group" id="group-{i}">{heading}{"".join(parts)}</section>'
+    environment.filters["key"] = lambda variant: Markup(svg.key(variant))
+    environment.filters["drawn"] = Markup  # the charts escape what they are given themselves
+    environment.filters["json"] = embedded_json
+    # A percent sign stays with its number.
+    environment.filters["prose"] = lambda text: Markup(str(escape(text)).replace(" %", "&nbsp;%"))
+    environment.tests["number"] = lambda value: value is not None and math.isfinite(value)
+    return environment
 
 
-def _across(groups: Sequence[Group]) -> str:
-    """What compares groups with each other."""
-    drawn = [
-        markup.drawing("batch size", f"Mean accuracy by batch size, {sizes.title}.", _batch_chart(sizes))
-        for sizes in series.batch_size_curves(groups)
-    ]
-    sizes = markup.section("Batch size", f'<div class="grid free">{"".join(drawn)}</div>' if drawn else "")
-    both = sizes + beside.sweep_comparisons(groups, load_published())
-    return f'<section class="across"><h2>Across experiments</h2>{both}</section>' if both else ""
-
-
-def _batch_chart(sizes: series.BatchSizes) -> str:
-    return charts.line_chart(f"Batch size: {sizes.title}", sizes.curves, axis="batch size", doubling=True)
-
-
-def _group_menu(groups: Sequence[Group]) -> str:
-    """A choice of groups, the fullest shown first."""
-    if len(groups) < 2:
-        return ""
-    fullest = max(range(len(groups)), key=lambda i: len(groups[i].cells))
-    options = "".join(
-        f'<option value="{i}"{" selected" if i == fullest else ""}>{escape(f"{g.experiment}: {g.title}")}</option>'
-        for i, g in enumerate(groups)
-    )
-    return f'<label class="pick">results <select id="group">{options}</select></label>'
-
-
-def _status(contents: Contents) -> str:
-    counts = contents.counts
+def _status(report: Report) -> str:
+    counts = report.counts
     parts = [f"{counts.done} cells finished"]
     parts += [f"{n} {word}" for n, word in ((counts.failed, "failed"), (counts.running, "running")) if n]
     parts += [f"{counts.pending} still to be run"] if counts.pending else []
-    return f"{', '.join(parts)}. Written by trust-tta {__version__}."
+    dates = ""
+    if report.dates is not None:
+        first, last = (date[:16].replace("T", " ") for date in report.dates)
+        dates = f" Run {first} to {last} UTC, {duration(report.seconds)} in methods."
+        if first[:10] == last[:10]:
+            dates = f" Run on {first[:10]}, {first[11:]} to {last[11:]} UTC, {duration(report.seconds)} in methods."
+    return f"{', '.join(parts)}.{dates} Written by trust-tta {__version__}."
 
 
-def _distinct_facts(cells: Sequence[Cell]) -> list[dict[str, object]]:
+def _distinct_facts(cells: Iterable[Cell]) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for cell in cells:
         facts = _circumstances(cell)
@@ -139,15 +120,14 @@ def _circumstances(cell: Cell) -> dict[str, object]:
     return {name: values[name] for name in _FACTS}
 
 
-def _payload(cells: Sequence[Cell], facts: Sequence[dict[str, object]]) -> dict[str, object]:
-    """What a click on a number shows: a row a run, long texts once."""
+def _payload(cells: Sequence[Cell], facts: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """What a click on a number shows: one row per run, long texts once."""
     options = sorted({cell.key.options for cell in cells})
     places = {text: i for i, text in enumerate(options)}
-    names = [name for name in _KEY if name != "options"]
     rows = [
         [
             cell.key.digest,
-            *(getattr(cell.key, name) for name in names),
+            *(getattr(cell.key, name) for name in _KEY),
             places[cell.key.options],
             *(getattr(cell.result, name) for name in VALUES),
             facts.index(_circumstances(cell)),
@@ -156,31 +136,29 @@ def _payload(cells: Sequence[Cell], facts: Sequence[dict[str, object]]) -> dict[
         ]
         for cell in cells
     ]
-    header = ["digest", *names, "options", *VALUES, "facts", "started", "finished"]
+    header = ["digest", *_KEY, "options", *VALUES, "facts", "started", "finished"]
     return {"header": header, "runs": rows, "options": options, "facts": list(facts)}
 
 
-def _facts_part(cells: Sequence[Cell], facts: Sequence[dict[str, object]]) -> str:
-    """The circumstances of the runs, one list for each that differs."""
-    if not cells:
-        return ""
-    parts = []
-    for i, found in enumerate(facts):
-        count = sum(_circumstances(cell) == found for cell in cells)
-        items = "".join(
-            f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
-            for name, value in found.items()
-            if name != "config" and value is not None
-        )
-        config = f"<details><summary>configuration</summary><pre>{escape(str(found['config']))}</pre></details>"
-        parts.append(f'<div class="facts" id="facts-{i}"><h4>{count} runs</h4><dl>{items}</dl>{config}</div>')
-    return markup.section("How it was run", *parts)
+def _addresses(album: Iterable[bytes]) -> list[str]:
+    """The pictures as data addresses."""
+    kinds = [next((kind for magic, kind in _PICTURES if content.startswith(magic)), "image/png") for content in album]
+    texts = [base64.b64encode(content).decode("ascii") for content in album]
+    return [f"data:{kind};base64,{text}" for kind, text in zip(kinds, texts, strict=True)]
 
 
 def _asset(name: str) -> str:
     return resources.files("trust_tta.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Put each value at its `<!--name-->`, in one pass, so that no value is read as a template."""
-    return re.sub(r"<!--(\w+)-->", lambda found: values[found[1]], template)
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: such numbers become null; text is made safe to show."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return safe(value)
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value

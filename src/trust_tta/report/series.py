@@ -1,31 +1,40 @@
-"""The numbers behind the charts: means, costs, running accuracy, sequences and sweeps of a group."""
+"""The numbers behind the charts: accuracy by domain, along the stream, over domains, options and batch sizes."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from trust_tta.report.acting import acting_options
-from trust_tta.report.charts import Curve, Dots, Look, Point
-from trust_tta.report.groups import Group, Row
+from trust_tta.errors import ConfigError
+from trust_tta.orders import PAPER_ORDERS, ScanOrder
+from trust_tta.report.evidence import domain_seeds, paired
+from trust_tta.report.model import Group, Variant
 from trust_tta.results import Cell, Reliability
 from trust_tta.results.record import BINS
 
 MOST_POINTS = 60
+Point: TypeAlias = tuple[float, float]
+Value: TypeAlias = tuple[float, float | None]  # a mean and the half-width of its interval over seeds
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a line reaches and at what cost: updates and passes a batch, milliseconds an image (None: unknown)."""
+class Dots:
+    """The values of one line over the rows of a dot plot, None where missing."""
 
-    row: Row
-    accuracy: float
-    updates: float
-    passes: float
-    milliseconds: float | None
+    variant: Variant
+    values: tuple[Value | None, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve; `halves` are the half-widths of the intervals of its points, as far as they are known."""
+
+    variant: Variant
+    points: tuple[Point, ...]
+    halves: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,8 @@ class Sweep:
 
     method: str
     option: str
-    points: tuple[tuple[Any, float], ...]
-    labels: tuple[str, ...]  # of the line at each point
+    points: tuple[tuple[Any, Value], ...]
+    variants: tuple[Variant, ...]  # the line at each point
 
     @property
     def numeric(self) -> bool:
@@ -52,69 +61,39 @@ class BatchSizes:
     curves: tuple[Curve, ...]
 
 
-def looks(group: Group) -> dict[str, Look]:
-    """How each line of the group is drawn, by its label."""
-    return {row.label: Look(i, row.label, row.method, row.variant) for i, row in enumerate(group.rows)}
-
-
-def means(group: Group, value: str = "accuracy") -> dict[str, float]:
-    """The mean over all domains of each complete line."""
-    table = group.table(value)
-    complete = set(table.columns) == set(group.domains)
-    return {r: m.mean for r, m in zip(table.rows, table.means, strict=True) if m.mean is not None and complete}
-
-
 def domain_dots(group: Group) -> list[Dots]:
-    """Accuracy of each line on each domain, with the half-width of its interval over seeds."""
-    table, look = group.table(), looks(group)
-    found = {
-        (r, c): (entry.mean, entry.half_width)
-        for r, line in zip(table.rows, table.cells, strict=True)
-        for c, entry in zip(table.columns, line, strict=True)
-        if entry.mean is not None
-    }
-    return [Dots(look[row.label], tuple(found.get((row.label, d)) for d in group.domains)) for row in group.rows]
-
-
-def gains(dots: Sequence[Dots]) -> tuple[Look, list[Dots]] | None:
-    """Differences to the first baseline there is, and that baseline; beside batch statistics the source is left out.
-
-    They have no intervals: those of the parts do not give that of a difference.
-    """
-    base = next((d for method in ("bn", "source") for d in dots if d.look.method == method and any(d.values)), None)
-    if base is None:
-        return None
-    kept = [d for d in dots if d is not base and d.look.method != "source"]
-    return base.look, [Dots(d.look, tuple(map(_less, d.values, base.values))) for d in kept]
-
-
-def costs(group: Group) -> list[Cost]:
-    """Accuracy and cost of each complete line."""
-    found, reached = [], means(group)
-    for row in group.rows:
-        accuracy, cells = reached.get(row.label), row_cells(group, row.label)
-        if accuracy is None or not cells:
-            continue
-        batches = sum(batch_count(cell) for cell in cells)
-        updates = sum(cell.result.updates for cell in cells) / batches
-        passes = sum(cell.result.forwards + cell.result.backwards for cell in cells) / batches
-        found.append(Cost(row, accuracy, updates, passes, _milliseconds(cells)))
+    """Accuracy of each line on each domain, with its interval over seeds."""
+    found = []
+    for variant in group.variants:
+        entries = [group.entry(variant.label, domain) for domain in group.domains]
+        values = tuple(None if entry.mean is None else (entry.mean, entry.half_width) for entry in entries)
+        found.append(Dots(variant, values))
     return found
 
 
-def batch_count(cell: Cell) -> int:
-    """The number of batches that the cell's stream had."""
-    return len(cell.result.course.samples) or max(1, math.ceil(cell.result.samples / cell.key.batch_size))
+def gains(group: Group) -> tuple[Variant, list[Dots]] | None:
+    """Differences to the first baseline there is, paired by seed, and that baseline.
+
+    Next to batch statistics the source is left out: it would squeeze the rest together.
+    """
+    base = _base(group)
+    kept = [v for v in group.variants if base is not None and v.label != base.label and v.method != "source"]
+    if base is None or not kept:
+        return None
+    found = [Dots(v, tuple(_gain(group, v.label, base.label, domain) for domain in group.domains)) for v in kept]
+    return base, found
 
 
 def running_accuracy(group: Group, domain: str | None = None) -> list[Curve]:
     """Accuracy over the images seen so far, mean over seeds, on one domain or on the mean of all."""
     curves = []
-    for label, look in looks(group).items():
-        places = [(label, d) for d in (group.domains if domain is None else [domain])]
+    for variant in group.variants:
+        places = [(variant.label, d) for d in (group.domains if domain is None else [domain])]
         cells = [cell for place in places for cell in group.at.get(place, []) if cell.result.course.samples]
         if cells and all(place in group.at for place in places):
-            curves.append(Curve(look, _thin(_mean_curve([_running(cell) for cell in cells]))))
+            points = _thin(_mean_curve([_running(cell) for cell in cells]))
+            end = group.mean(variant.label) if domain is None else group.entry(variant.label, domain)
+            curves.append(Curve(variant, points, (*[None] * (len(points) - 1), end.half_width)))
     return curves
 
 
@@ -129,94 +108,122 @@ def pooled_reliability(cells: Iterable[Cell]) -> Reliability:
     )
 
 
-def row_cells(group: Group, label: str) -> list[Cell]:
-    """The finished cells of one line."""
-    return [cell for domain in group.domains for cell in group.at.get((label, domain), [])]
-
-
 def stream_order(group: Group) -> list[str]:
     """The domains in the order in which they came, by the start of their runs."""
     starts: dict[str, list[str]] = defaultdict(list)
     for cell in group.cells:
         starts[cell.key.domain].append(cell.facts.started)
-    places: dict[str, int] = {d: i for i, d in enumerate(group.domains)}
+    places = {domain: i for i, domain in enumerate(group.domains)}
     first = {domain: min(times) for domain, times in starts.items()}
     return sorted(first, key=lambda domain: (first[domain], places[domain]))
 
 
-def sequence(group: Group, value: Callable[[Cell], float | None]) -> list[Curve]:
-    """A value along the domains in stream order, mean over seeds; lines without any are left out."""
-    order = stream_order(group)
-    curves = []
-    for label, look in looks(group).items():
-        points = [(float(i), _mean(map(value, group.at.get((label, d), [])))) for i, d in enumerate(order)]
-        if any(math.isfinite(y) for _, y in points):
-            curves.append(Curve(look, tuple(points)))
+def sequence(group: Group, value: str = "accuracy", *, over: Variant | None = None) -> list[Curve]:
+    """A value along the domains in stream order, less that of the line `over`; lines without any are left out."""
+    order, curves = stream_order(group), []
+    for variant in group.variants:
+        if over is not None and (variant.label == over.label or variant.method == "source"):
+            continue
+        found = [_value(group, variant.label, domain, value, over) for domain in order]
+        points = tuple((float(i), math.nan if v is None else v[0]) for i, v in enumerate(found))
+        if any(v is not None for v in found):
+            curves.append(Curve(variant, points, tuple(None if v is None else v[1] for v in found)))
     return curves
 
 
-def relative(curves: Sequence[Curve]) -> tuple[Look, list[Curve]] | None:
-    """Curves over the same places less the first baseline there is, and that baseline; as `gains` does for dots."""
-    base = next((c for method in ("bn", "source") for c in curves if c.look.method == method), None)
-    if base is None:
-        return None
-    kept = [c for c in curves if c is not base and c.look.method != "source"]
-    pairs = [(c, zip(c.points, base.points, strict=True)) for c in kept]
-    return base.look, [Curve(c.look, tuple((x, y - z) for (x, y), (_, z) in both)) for c, both in pairs]
+def baseline_of(curves: Sequence[Curve]) -> Variant | None:
+    """The first baseline among curves."""
+    found = [curve.variant for curve in curves]
+    return next((v for method in ("bn", "source") for v in found if v.method == method), None)
 
 
 def sweeps(group: Group) -> list[Sweep]:
     """For each method, each option that alone tells some of its lines apart; of lines alike the first."""
-    reached = means(group)
-    found: dict[tuple[str, str, str], dict[str, tuple[Any, float]]] = defaultdict(dict)
-    options = {cell.key.options: acting_options(cell.key.option_values) for cell in group.cells}
-    for row in group.rows:
-        values = options.get(row.options)
-        if row.label not in reached or values is None:
+    reached = group.means()
+    found: dict[tuple[str, str, str], list[tuple[Any, Variant]]] = defaultdict(list)
+    options = {cell.key.options: effective_options(cell.key.option_values) for cell in group.cells}
+    for variant in group.variants:
+        values = options.get(variant.options)
+        if variant.label not in reached or values is None:
             continue
         for name, chosen in values.items():
             rest = str(sorted((n, str(v)) for n, v in values.items() if n != name))
-            points = found[row.method, name, rest]
-            if chosen not in [x for x, _ in points.values()]:
-                points[row.label] = (chosen, reached[row.label])
-    kept = [
-        (m, n, sorted(points.items(), key=lambda item: _sweep_order(item[1])))
-        for (m, n, _), points in found.items()
-        if len(points) > 1
-    ]
-    return [Sweep(m, n, tuple(p for _, p in items), tuple(label for label, _ in items)) for m, n, items in kept]
+            line = found[variant.method, name, rest]
+            if chosen not in [x for x, _ in line]:
+                line.append((chosen, variant))
+    kept = [(m, n, sorted(line, key=_sweep_order)) for (m, n, _), line in found.items() if len(line) > 1]
+    return [Sweep(m, n, tuple((x, _mean_value(group, v)) for x, v in line), tuple(v for _, v in line))
+            for m, n, line in kept]  # fmt: skip
 
 
 def batch_size_curves(groups: Sequence[Group]) -> list[BatchSizes]:
     """Mean accuracy by batch size, for groups that differ in nothing else."""
     families: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        families[f"{group.experiment}: {group.title.replace(f', batch {group.batch_size}', '')}"].append(group)
+        families[group.heading.replace(f", batch {group.batch_size}", "")].append(group)
     found = []
     for title, members in families.items():
-        points: dict[str, list[Point]] = defaultdict(list)
+        points: dict[str, list[tuple[float, Value]]] = defaultdict(list)
+        variants: dict[str, Variant] = {}
         for group in members:
-            for label, accuracy in means(group).items():
-                points[label].append((float(group.batch_size), accuracy))
-        look = {label: found_look for group in members for label, found_look in looks(group).items()}
-        curves = tuple(Curve(look[label], tuple(sorted(p))) for label, p in points.items() if len(p) > 1)
+            for variant in group.variants:
+                if group.mean(variant.label).mean is not None:
+                    variants[variant.label] = variant
+                    points[variant.label].append((float(group.batch_size), _mean_value(group, variant)))
+        lines = {label: sorted(line) for label, line in points.items() if len(line) > 1}
+        curves = [
+            Curve(variants[label], tuple((x, v[0]) for x, v in line), tuple(v[1] for _, v in line))
+            for label, line in lines.items()
+        ]
         if curves:
-            found.append(BatchSizes(title, members[0].dataset, len(members[0].domains), curves))
+            found.append(BatchSizes(title, members[0].dataset, len(members[0].domains), tuple(curves)))
     return found
 
 
-def _less(
-    value: tuple[float, float | None] | None, base: tuple[float, float | None] | None
-) -> tuple[float, None] | None:
-    return None if value is None or base is None else (value[0] - base[0], None)
+def effective_options(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options as they act: explicit `orders` count as their number `k`, and as None where they begin the paper's list.
+
+    The paper's six and two more are k = 8, as its first two are k = 2; others stay as they are listed.
+    """
+    listed = values.get("orders")
+    if not isinstance(listed, list):
+        return values
+    try:
+        orders = [ScanOrder(order) for order in listed]
+    except ConfigError:  # a store may be of another program's making
+        return values
+    continues = orders[: len(PAPER_ORDERS)] == list(PAPER_ORDERS[: len(orders)])
+    return {**values, "k": len(orders), "orders": None if continues else [str(order) for order in orders]}
 
 
-def _milliseconds(cells: Sequence[Cell]) -> float | None:
-    """Median time of a batch spread over its images: a slow first batch does not count."""
-    timed = [c for c in cells if math.isfinite(c.result.seconds_median) and c.result.samples]
-    images = sum(c.result.samples for c in timed)
-    seconds = sum(c.result.seconds_median * batch_count(c) for c in timed)
-    return 1000 * seconds / images if images and seconds > 0 else None
+def _base(group: Group) -> Variant | None:
+    finished = group.table().rows
+    return next((v for m in ("bn", "source") if (v := group.variant(m)) is not None and v.label in finished), None)
+
+
+def _gain(group: Group, label: str, base: str, domain: str) -> Value | None:
+    mine, theirs = group.entry(label, domain).mean, group.entry(base, domain).mean
+    if mine is None or theirs is None:
+        return None
+    return mine - theirs, paired(domain_seeds(group, label, domain), domain_seeds(group, base, domain)).half_width
+
+
+def _value(group: Group, label: str, domain: str, value: str, over: Variant | None) -> Value | None:
+    """A value on a domain, or its gain over a line."""
+    mine = domain_seeds(group, label, domain, value)
+    if over is None:
+        found = paired(mine, dict.fromkeys(mine, 0.0))
+        return (found.mean, found.half_width) if mine else None
+    theirs = domain_seeds(group, over.label, domain, value)
+    if not mine or not theirs:
+        return None
+    difference = math.fsum(mine.values()) / len(mine) - math.fsum(theirs.values()) / len(theirs)
+    return difference, paired(mine, theirs).half_width
+
+
+def _mean_value(group: Group, variant: Variant) -> Value:
+    entry = group.mean(variant.label)
+    return math.nan if entry.mean is None else entry.mean, entry.half_width
 
 
 def _running(cell: Cell) -> list[Point]:
@@ -241,11 +248,11 @@ def _thin(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(reversed(points[::-1][::step]))
 
 
-def _mean(values: Iterable[float | None]) -> float:
-    finite = [v for v in values if v is not None and math.isfinite(v)]
+def _mean(values: Iterable[float]) -> float:
+    finite = [v for v in values if math.isfinite(v)]
     return math.fsum(finite) / len(finite) if finite else math.nan
 
 
-def _sweep_order(point: tuple[Any, float]) -> tuple[int, float, str]:
+def _sweep_order(point: tuple[Any, Variant]) -> tuple[int, float, str]:
     x = point[0]
     return (0, float(x), "") if isinstance(x, int | float) and not isinstance(x, bool) else (1, 0.0, str(x))

@@ -5,80 +5,73 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trust_tta.report import budget
-from trust_tta.report.budget import Duel
-from trust_tta.report.groups import Group
-from trust_tta.report.palette import display_name, domain_name
-from trust_tta.report.series import Cost, costs, means, row_cells
-from trust_tta.results import Aggregate, Table, format_percent
+from trust_tta.report.evidence import Difference, Duel, difference, equal_time, equal_updates, leaders, ranking
+from trust_tta.report.model import Cost, Group, Variant
+from trust_tta.report.text import counted, domain_name, joined, safe_line, short_number
+from trust_tta.results import Aggregate, format_percent
+
+CHEAPER = 1.5  # a tie is told with the cost of its cheapest line where that is so many times lower
 
 
-def summarise(group: Group) -> list[str]:
+def summarize(group: Group) -> list[str]:
     """Sentences for one group; the winner is whoever it is."""
     if not group.cells:
         return [f"Nothing has finished on {group.title} yet.", *_gaps(group)]
-    reached = means(group)
-    if not reached:
-        return [_one_by_one(group), *_gaps(group)]
-    table = group.table()
+    if not group.means():
+        said = "no method has finished every domain, so none is said to lead; the table shows what there is"
+        return [f"On {group.title} {said}.", *_gaps(group)]
+    first = leaders(group)
     return [
-        _lead(group, table, reached),
-        *_margin(group, reached),
-        *_where(group, table, reached),
-        *_trust(group, reached),
-        *_cost(group, reached),
+        _lead(group, first),
+        *_margin(group, first),
+        *_where(group, first),
+        *_trust(group, first),
+        *_cost(group),
         *at_equal_cost(group),
         *_gaps(group),
     ]
 
 
-def seed_means(group: Group, label: str) -> dict[int, float]:
-    """The mean over domains of each seed that has them all."""
-    seeds: dict[int, dict[str, float]] = {}
-    for cell in row_cells(group, label):
-        if math.isfinite(cell.result.accuracy):
-            seeds.setdefault(cell.key.seed, {})[cell.key.domain] = cell.result.accuracy
-    return {s: math.fsum(v.values()) / len(v) for s, v in sorted(seeds.items()) if len(v) == len(group.domains)}
+def _lead(group: Group, first: Sequence[Variant]) -> str:
+    """Who leads, or that several are level; then what the cheapest of these costs."""
+    best, reached = first[0], group.means()
+    over = "on the only domain" if len(group.domains) == 1 else f"averaged over {len(group.domains)} domains"
+    on = f"On {safe_line(group.dataset)} ({group.title.removeprefix(f'{safe_line(group.dataset)}, ')})"
+    if len(first) == 1:
+        entry, verb = group.mean(best.label), "leads with" if len(reached) > 1 else "reaches"
+        return f"{on}, {best.name} {verb} {format_percent(entry.mean)} % accuracy {over} {_interval(entry)}."
+    low, high = (format_percent(f(reached[v.label] for v in first)) for f in (min, max))
+    span = f"{high} %" if low == high else f"{low} to {high} %"
+    untold = [d for d in (difference(group, best, other) for other in first[1:]) if not d.level]
+    why = f", which {_evidence(untold)} not tell apart" if untold else ""
+    return f"{on}, a tie: {_some(first)} reach {span} accuracy {over}{why}{_cheapest(group, first)}."
 
 
-def paired_difference(group: Group, first: str, second: str) -> tuple[float, float | None]:
-    """Mean over shared seeds of `first` less `second`, and the half-width of its 95 % t-interval (None below two)."""
-    a, b = seed_means(group, first), seed_means(group, second)
-    differences = [a[seed] - b[seed] for seed in a.keys() & b.keys()]
-    if len(differences) < 2:
-        reached = means(group)
-        return reached[first] - reached[second], None
-    from scipy import special
-
-    n = len(differences)
-    mean = math.fsum(differences) / n
-    deviation = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
-    return mean, float(special.stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
+def _evidence(untold: Sequence[Difference]) -> str:
+    seeds = max(d.seeds.seeds for d in untold)
+    if all(d.images is not None for d in untold):
+        return f"{counted(seeds, 'seed')} and a paired test over images do"
+    return "one seed does" if seeds == 1 else f"{seeds} seeds do"
 
 
-def _lead(group: Group, table: Table, reached: dict[str, float]) -> str:
-    leader = max(reached, key=lambda label: reached[label])
-    entry = table.means[table.rows.index(leader)]
-    over = "on its only domain" if len(group.domains) == 1 else f"averaged over {len(group.domains)} domains"
-    score = f"{format_percent(entry.mean)} % accuracy"
-    first = _level_with(leader, reached)
-    on = f"On {group.dataset} ({group.title.removeprefix(f'{group.dataset}, ')})"
-    if len(first) > 1:
-        where = over.replace("its", "the")
-        return f"{on}, {_some(first)} share the lead with {score} {where}."
-    verb = "leads with" if len(reached) > 1 else "reaches"
-    return f"{on}, {display_name(leader)} {verb} {score} {over} {_interval(entry)}."
+def _cheapest(group: Group, first: Sequence[Variant]) -> str:
+    """ "; bn costs 1/17 of trust": by time where it is known, else by passes."""
+    found = {cost.variant.label: cost for cost in group.costs}
+    costs = [found[variant.label] for variant in first]
+    timed = all(cost.milliseconds for cost in costs)
+    spent = {cost.variant.label: (cost.milliseconds or 0.0) if timed else cost.passes for cost in costs}
+    least = min(first, key=lambda variant: spent[variant.label])
+    times = spent[first[0].label] / spent[least.label] if spent[least.label] else 1.0
+    if times < CHEAPER:
+        return ""
+    part = f"1/{times:.0f}" if times >= 2.5 else format_percent(1 / times) + " %"
+    return f"; {least.name} costs {part} of {first[0].name}"
 
 
-def _level_with(leader: str, reached: dict[str, float]) -> list[str]:
-    """Those whose mean is the leader's, as shown."""
-    return [label for label in reached if format_percent(reached[label]) == format_percent(reached[leader])]
-
-
-def _some(labels: Sequence[str]) -> str:
+def _some(variants: Sequence[Variant]) -> str:
     """Names, the first four of many."""
-    names = [display_name(label) for label in labels]
-    return _join(names) if len(names) <= 5 else _join([*names[:4], f"{len(names) - 4} more"])
+    names = [variant.name for variant in variants]
+    return joined(names) if len(names) <= 5 else joined([*names[:4], f"{len(names) - 4} more"])
 
 
 def _interval(entry: Aggregate) -> str:
@@ -88,168 +81,147 @@ def _interval(entry: Aggregate) -> str:
     return f"(95 % interval over {entry.n} seeds: {format_percent(low)} to {format_percent(high)})"
 
 
-def _margin(group: Group, reached: dict[str, float]) -> list[str]:
-    """The distance to the second, to the source and to batch statistics."""
-    leader, *others = sorted(reached, key=lambda label: -reached[label])
-    level = _level_with(leader, reached)
-    others = [label for label in others if label not in level]
+def _margin(group: Group, first: Sequence[Variant]) -> list[str]:
+    """The distance to the next, to the source and to batch statistics."""
+    reached, best = group.means(), first[0]
+    level = {variant.label for variant in first}
+    others = [variant for variant in ranking(group) if variant.label not in level]
     if not others:
         return []
-    difference, half = paired_difference(group, leader, others[0])
-    verdict = ""
-    if half is not None:
-        doubt = ", so these seeds do not tell the two apart" if abs(difference) <= half else ""
-        verdict = f", ± {format_percent(half)} seed by seed{doubt}"
-    place = "the second" if len(level) == 1 else "the next"
-    parts = [f"{format_percent(difference)} points above {display_name(others[0])} ({place}{verdict})"]
+    found = difference(group, best, others[0])
+    sure = f", ± {format_percent(found.seeds.half_width)} seed by seed" if found.seeds.half_width is not None else ""
+    if found.images is not None:
+        counts = (
+            f"{found.images.first_only} images only {best.name} has right, {found.images.second_only} only the other"
+        )
+        sure += f"; {counts}, p = {found.images.p:.2g}"
+    place = "the second" if len(first) == 1 else "the next"
+    parts = [f"{format_percent(found.gain)} points above {others[0].name} ({place}{sure})"]
     for method in ("bn", "source"):
-        row = group.row(method)
-        if row is not None and row.label in reached and row.label not in (*level, others[0]):
-            parts.append(f"{format_percent(reached[leader] - reached[row.label])} above {display_name(row.label)}")
-    return [f"That is {_join(parts)}."]
+        variant = group.variant(method)
+        if variant is not None and variant.label in reached and variant.label not in {*level, others[0].label}:
+            parts.append(f"{format_percent(reached[best.label] - reached[variant.label])} above {variant.name}")
+    return [f"{'That' if len(first) == 1 else best.name} is {joined(parts)}."]
 
 
-def _where(group: Group, table: Table, reached: dict[str, float]) -> list[str]:
+def _where(group: Group, first: Sequence[Variant]) -> list[str]:
     """On how many domains the leader is best, and who beats it where."""
-    if len(group.domains) < 2 or len(reached) < 2:
+    best, total = first[0], len(group.domains)
+    if total < 2 or len(group.means()) < 2:
         return []
-    leader = max(reached, key=lambda label: reached[label])
     beaten = []
-    for j, domain in enumerate(table.columns):
-        column = {r: table.cells[i][j].mean for i, r in enumerate(table.rows)}
-        found = {r: v for r, v in column.items() if v is not None}
-        best = max(found, key=lambda label: found[label])
-        gap = found[best] - found[leader]
-        if gap > 0 and format_percent(found[best]) != format_percent(found[leader]):
-            beaten.append((gap, f"{display_name(best)} on {domain_name(domain)} (by {format_percent(gap)})"))
-    total = len(table.columns)
-    who = "it" if len(_level_with(leader, reached)) == 1 else display_name(leader)
+    for domain in group.domains:
+        found = {v: mean for v in group.variants if (mean := group.entry(v.label, domain).mean) is not None}
+        top = max(found, key=lambda variant: found[variant])
+        gap = found[top] - found[best]
+        if gap > 0 and format_percent(found[top]) != format_percent(found[best]):
+            beaten.append((gap, f"{top.name} on {domain_name(domain)} (by {format_percent(gap)})"))
+    who = "it" if len(first) == 1 else best.name
     if not beaten:
         return [f"No other method beats {who} on any of the {total} domains."]
     named = [text for _, text in sorted(beaten, key=lambda pair: -pair[0])[:3]]
     verb = "is" if len(beaten) == 1 else "are"
     more = f", and on {len(beaten) - 3} more" if len(beaten) > 3 else ""
-    where = f"{total - len(beaten)} of {total} domains"
-    return [f"{who[0].upper() + who[1:]} is best on {where}; ahead of it {verb} {_join(named)}{more}."]
+    start = "It" if who == "it" else who
+    return [f"{start} is best on {total - len(beaten)} of {total} domains; ahead of it {verb} {joined(named)}{more}."]
 
 
-def _trust(group: Group, reached: dict[str, float]) -> list[str]:
+def _trust(group: Group, first: Sequence[Variant]) -> list[str]:
     """Says plainly when TRUST does not win, and whether its orders gain on the naive version."""
-    row, naive = group.row("trust"), group.row("trust_naive")
-    trusts = [r.label for r in group.rows if r.method == "trust" and r.label in reached]
-    if not trusts or row is None:
+    reached, naive = group.means(), group.variant("trust_naive")
+    trusts = [variant for variant in ranking(group) if variant.method == "trust"]
+    if not trusts:
         return []
-    best = max(trusts, key=lambda label: reached[label])
-    leader = max(reached, key=lambda label: reached[label])
-    sentences = []
-    if best not in _level_with(leader, reached):
-        behind = format_percent(reached[leader] - reached[best])
-        sentences.append(
-            f"TRUST does not win here: {display_name(best)} is {behind} points behind {display_name(leader)}."
-        )
-    if naive is not None and naive.label in reached and leader != naive.label:
-        gain = reached[best] - reached[naive.label]
-        points = format_percent(abs(gain))
-        change = f"{'gains' if gain >= 0 else 'loses'} {points} points on" if points != "0.0" else "is level with"
-        adapts = "which adapts in the default order alone"
-        sentences.append(f"{display_name(best)} {change} {display_name(naive.label)}, {adapts}.")
+    best, sentences = trusts[0], []
+    if best not in first:
+        behind = format_percent(reached[first[0].label] - reached[best.label])
+        sentences.append(f"TRUST does not win here: {best.name} is {behind} points behind {first[0].name}.")
+    if naive is not None and naive.label in reached and first[0].label != naive.label:
+        found = difference(group, best, naive)
+        points = format_percent(abs(found.gain))
+        change = f"{'gains' if found.gain >= 0 else 'loses'} {points} points on" if not found.level else "is level with"
+        doubt = " (a tie)" if found.tie and not found.level else ""
+        sentences.append(f"{best.name} {change} {naive.name}{doubt}, which adapts in the default order alone.")
     return sentences
 
 
-def _cost(group: Group, reached: dict[str, float]) -> list[str]:
-    found = {cost.row.label: cost for cost in costs(group)}
-    leader = found[max(reached, key=lambda label: reached[label])]
-    work = f"{_count(leader.updates, 'update')} and {_count(leader.passes, 'pass')}"
-    text = f"{display_name(leader.row.label)} makes {work} a batch"
+def _cost(group: Group) -> list[str]:
+    found = {cost.variant.label: cost for cost in group.costs}
+    leader = found[ranking(group)[0].label]
+    work = f"{counted(leader.updates, 'update')} and {counted(leader.passes, 'pass')}"
+    text = f"{leader.variant.name} makes {work} per batch"
     if leader.milliseconds is not None:
-        text += f", {_short(leader.milliseconds)} ms an image"
+        text += f", {short_number(leader.milliseconds)} ms per image"
         for method in ("tent", "bn", "source"):
-            row = group.row(method)
-            other = found.get(row.label) if row is not None else None
+            variant = group.variant(method)
+            other = found.get(variant.label) if variant is not None else None
             if other is not None and other is not leader and other.milliseconds:
-                text += f", {_short(leader.milliseconds / other.milliseconds)} times {display_name(other.row.label)}"
+                text += f", {short_number(leader.milliseconds / other.milliseconds)} times {other.variant.name}"
                 break
     return [f"{text}."]
 
 
 def at_equal_cost(group: Group) -> list[str]:
     """Who is ahead when TRUST and the best other method make as many updates, and when the other takes no more time."""
-    found = costs(group)
-    updates, time = budget.equal_updates(found), budget.equal_time(found)
+    updates, time = equal_updates(group), equal_time(group)
     sentences = []
     if updates:
         last = updates[-1]
-        sentences.append(f"At equal updates ({_short(last.trust.updates)} a batch) {_verdict(group, last)}.")
+        sentences.append(f"At equal updates ({short_number(last.trust.updates)} per batch) {_verdict(last)}.")
     if len(updates) > 1:
-        ahead = [_short(d.trust.updates) for d in updates if d.gain > 0 and not d.level]
-        behind = [_short(d.trust.updates) for d in updates if d.gain < 0 and not d.level]
-        level = [_short(d.trust.updates) for d in updates if d.level]
-        parts = [f"{word} at {_join(n)}" for word, n in (("ahead", ahead), ("behind", behind), ("level", level)) if n]
-        sentences.append(f"Of the numbers of updates a batch that both have, TRUST is {', '.join(parts)}.")
+        kinds = (
+            ("ahead", [d for d in updates if d.difference.gain > 0 and not d.difference.level]),
+            ("behind", [d for d in updates if d.difference.gain < 0 and not d.difference.level]),
+            ("level", [d for d in updates if d.difference.level]),
+        )
+        parts = [
+            f"{word} at {joined([short_number(d.trust.updates) for d in duels])}" for word, duels in kinds if duels
+        ]
+        sentences.append(f"Of the numbers of updates per batch that both have, TRUST is {', '.join(parts)}.")
     if time:
         best = max(time, key=lambda duel: duel.trust.accuracy)
-        spent = f"{_short(best.trust.milliseconds or 0.0)} ms an image"
-        sentences.append(f"In no more time than {_named(best.trust)} takes ({spent}), {_verdict(group, best)}.")
+        spent = f"{short_number(best.trust.milliseconds or 0.0)} ms per image"
+        sentences.append(f"In no more time than {best.trust.variant.name} takes ({spent}), {_verdict(best)}.")
     return sentences
 
 
 def not_compared(group: Group) -> list[str]:
     """What to run where TRUST has no counterpart that makes as many updates."""
-    found = costs(group)
-    most = max((c.updates for c in found if c.row.method == "trust"), default=0.0)
-    if budget.equal_updates(found) or most == 0 or all(c.row.method == "trust" for c in found):
+    most = max((c.updates for c in group.costs if c.variant.method == "trust"), default=0.0)
+    if equal_updates(group) or most == 0 or all(c.variant.method == "trust" for c in group.costs):
         return []
     return [
-        f"No other method makes as many updates a batch as TRUST ({_short(most)}), so none is compared with it at "
-        f"equal updates; trust_naive with steps = {most:.0f} would be."
+        f"No other method makes as many updates per batch as TRUST ({short_number(most)}), so none is compared with it "
+        f"at equal updates; trust_naive with steps = {most:.0f} would be."
     ]
 
 
-def _verdict(group: Group, duel: Duel) -> str:
-    """ "TRUST is ahead with 80.0 %, TRUST naive has 79.0 %"."""
-    first, second = (duel.trust, duel.other) if duel.gain >= 0 else (duel.other, duel.trust)
-    if duel.level:
-        return f"{_named(duel.trust)} and {_named(duel.other)} are level at {format_percent(duel.trust.accuracy)} %"
-    half = paired_difference(group, first.row.label, second.row.label)[1]
-    doubt = ", though these seeds do not tell the two apart" if half is not None and abs(duel.gain) <= half else ""
+def _verdict(duel: Duel) -> str:
+    """ "trust is ahead with 80.0 %, trust_naive has 79.0 %"."""
+    found = duel.difference
+    first, second = (duel.trust, duel.other) if found.gain >= 0 else (duel.other, duel.trust)
+    if found.level:
+        return f"{_name(duel.trust)} and {_name(duel.other)} are level at {format_percent(duel.trust.accuracy)} %"
+    doubt = ", though the runs do not tell the two apart" if found.told is False else ""
     scores = [f"{format_percent(c.accuracy)} %" for c in (first, second)]
-    return f"{_named(first)} is ahead with {scores[0]}, {_named(second)} has {scores[1]}{doubt}"
+    return f"{_name(first)} is ahead with {scores[0]}, {_name(second)} has {scores[1]}{doubt}"
 
 
-def _named(cost: Cost) -> str:
-    return display_name(cost.row.label)
+def _name(cost: Cost) -> str:
+    return cost.variant.name
 
 
 def _gaps(group: Group) -> list[str]:
     parts = []
     if group.failures:
-        parts.append(f"{len(group.failures)} {'cell' if len(group.failures) == 1 else 'cells'} failed")
+        parts.append(f"{counted(len(group.failures), 'cell')} failed")
     if group.absent:
         parts.append(f"{len(group.absent)} {'is' if len(group.absent) == 1 else 'are'} still to be run")
     broken = sum(cell.result.broken > 0 or not math.isfinite(cell.result.accuracy) for cell in group.cells)
     if broken:
         parts.append(f"{broken} hold predictions that are not finite")
-    incomplete = [display_name(row.label) for row in group.rows if row.label not in means(group)]
-    if incomplete and len(incomplete) < len(group.rows):
-        few = _join(incomplete[:4]) + (f" and {len(incomplete) - 4} more" if len(incomplete) > 4 else "")
-        parts.append(f"without every domain, and so without a mean: {few}")
+    reached = group.means()
+    incomplete = [variant for variant in group.variants if variant.label not in reached]
+    if incomplete and len(incomplete) < len(group.variants):
+        parts.append(f"without every domain, and so without a mean: {_some(incomplete)}")
     return [f"Mind the gaps: {'; '.join(parts)}."] if parts else []
-
-
-def _one_by_one(group: Group) -> str:
-    return (
-        f"On {group.title} no method has finished every domain, so none is said to lead; the table shows what there is."
-    )
-
-
-def _count(number: float, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{_short(number)} {noun if _short(number) == '1' else plural}"
-
-
-def _short(number: float) -> str:
-    return f"{number:.0f}" if number >= 100 or abs(number - round(number)) < 0.005 else f"{number:.3g}"
-
-
-def _join(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

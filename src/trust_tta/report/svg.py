@@ -1,4 +1,4 @@
-"""SVG as text: escaped elements, scales with round ticks, axes, markers. Colours come from the page's style sheet."""
+"""SVG as text: escaped elements, scales with round ticks, axes, markers. Colors come from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from trust_tta.report.palette import MARKERS, Marker, css_class, style_of
+from trust_tta.report.looks import css_class, marker_outline
+from trust_tta.report.model import Variant
+from trust_tta.report.text import safe
 
 WIDTH = 560
 
@@ -76,7 +78,7 @@ def tick_text(x: float) -> str:
 
 def element(name: str, attributes: dict[str, object], *children: str) -> str:
     """One element; attribute values are escaped, children are taken as they are; None leaves an attribute out."""
-    shown = ((k, number(v) if isinstance(v, float) else str(v)) for k, v in attributes.items() if v is not None)
+    shown = ((k, number(v) if isinstance(v, float) else safe(str(v))) for k, v in attributes.items() if v is not None)
     opening = "".join([name, *(f' {k}="{escape(v)}"' for k, v in shown)])
     return f"<{opening}>{''.join(children)}</{name}>" if children else f"<{opening}/>"
 
@@ -84,25 +86,27 @@ def element(name: str, attributes: dict[str, object], *children: str) -> str:
 def words(x: float, y: float, text: str, *, anchor: str = "start", role: str = "") -> str:
     """Escaped text at a place."""
     attributes: dict[str, object] = {"x": x, "y": y, "text-anchor": anchor if anchor != "start" else None}
-    return element("text", {**attributes, "class": role or None}, escape(text))
+    return element("text", {**attributes, "class": role or None}, escape(safe(text)))
 
 
 def line(x1: float, y1: float, x2: float, y2: float, role: str) -> str:
     return element("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "class": role})
 
 
-def path(points: Sequence[tuple[float, float]], role: str, *, hint: str = "") -> str:
-    """A polyline; a point that is not a number lifts the pen."""
+def path(points: Sequence[tuple[float, float]], role: str, *, tip: str = "", values: Sequence[str] = ()) -> str:
+    """A polyline; a point that is not a number lifts the pen. `values` are what pointing at each point says."""
     steps: list[str] = []
+    said: list[str] = []
     pen = "M"
-    for x, y in points:
+    for i, (x, y) in enumerate(points):
         if math.isfinite(x) and math.isfinite(y):
             steps.append(f"{pen}{number(round(x, 1))} {number(round(y, 1))}")
+            said += [values[i]] if values else []
             pen = "L"
         else:
             pen = "M"
-    told = [element("title", {}, escape(hint))] if hint else []
-    return element("path", {"d": "".join(steps), "class": role}, *told) if steps else ""
+    told = {"data-tip": tip or None, "data-at": ";".join(said) or None}
+    return element("path", {"d": "".join(steps), "class": role, **told}) if steps else ""
 
 
 def chart(
@@ -118,7 +122,7 @@ def chart(
         "font-size": 12,
         "data-step": step,
     }
-    return element("svg", attributes, element("title", {}, escape(title)), *parts)
+    return element("svg", attributes, *parts)
 
 
 def bottom_axis(scale: Scale, y: float, top: float, title: str) -> str:
@@ -136,47 +140,19 @@ def left_axis(scale: Scale, x: float, right: float, title: str) -> str:
     return "".join([*grid, *texts, words(8, min(scale.start, scale.end) - 10, title, role="axis")])
 
 
-def marker(method: str, variant: int, x: float, y: float, *, size: float = 5.0, hint: str = "") -> str:
-    """The method's marker; later variants of a method take other shapes in the same colour."""
-    style = style_of(method)
-    shape = style.marker if variant == 0 else MARKERS[(MARKERS.index(style.marker) + variant) % len(MARKERS)]
-    role = f"mark {css_class(method)}{' hollow' if style.hollow else ''}"
-    children = (element("title", {}, escape(hint)),) if hint else ()
+def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str = "") -> str:
+    """The marker of a line; `tip` is what pointing at it says."""
+    shape = variant.style.shape(variant.number)
+    shown: dict[str, object] = {"class": f"mark {css_class(variant.method)}{' hollow' if variant.style.hollow else ''}"}
+    shown |= {"data-tip": tip or None}
     if shape == "circle":
-        return element("circle", {"cx": x, "cy": y, "r": size * 0.9, "class": role}, *children)
-    outline = marker_outline(shape)
-    d = "M" + "L".join(f"{number(round(x + size * u, 1))} {number(round(y + size * v, 1))}" for u, v in outline) + "Z"
-    return element("path", {"d": d, "class": role}, *children)
+        return element("circle", {"cx": x, "cy": y, "r": size * 0.9, **shown})
+    corners = [f"{number(round(x + size * u, 1))} {number(round(y + size * v, 1))}" for u, v in marker_outline(shape)]
+    return element("path", {"d": f"M{'L'.join(corners)}Z", **shown})
 
 
-def marker_outline(shape: Marker) -> list[tuple[float, float]]:
-    """The corners of a marker about the origin, y downward, for a size of 1."""
-    if shape == "star":
-        turns = [math.pi * k / 5 - math.pi / 2 for k in range(10)]
-        return [((1.45, 0.62)[k % 2] * math.cos(t), (1.45, 0.62)[k % 2] * math.sin(t)) for k, t in enumerate(turns)]
-    if shape in ("plus", "cross"):
-        a, b = 0.36, 1.1
-        plus = [
-            (-a, -b),
-            (a, -b),
-            (a, -a),
-            (b, -a),
-            (b, a),
-            (a, a),
-            (a, b),
-            (-a, b),
-            (-a, a),
-            (-b, a),
-            (-b, -a),
-            (-a, -a),
-        ]
-        half = math.sqrt(0.5)
-        return plus if shape == "plus" else [((u - v) * half, (u + v) * half) for u, v in plus]
-    corners: dict[str, list[tuple[float, float]]] = {
-        "square": [(-0.82, -0.82), (0.82, -0.82), (0.82, 0.82), (-0.82, 0.82)],
-        "diamond": [(0, -1.2), (1.1, 0), (0, 1.2), (-1.1, 0)],
-        "up": [(0, -1.1), (1.1, 0.85), (-1.1, 0.85)],
-        "down": [(0, 1.1), (1.1, -0.85), (-1.1, -0.85)],
-        "left": [(-1.15, 0), (0.85, -1.05), (0.85, 1.05)],
-    }
-    return corners[shape]
+def key(variant: Variant) -> str:
+    """The marker alone, for a button or a table row."""
+    return element(
+        "svg", {"viewBox": "0 0 18 18", "class": "key", "aria-hidden": "true"}, marker(variant, 9, 9, size=5.5)
+    )

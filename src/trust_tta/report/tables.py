@@ -1,17 +1,21 @@
-"""A table as plain text, Markdown, CSV and LaTeX: the same numbers, order and rounding in each."""
+"""The tables of a report, each computed once for every rendering: page, terminal, CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
-import csv
-import io
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from trust_tta.results.display import MISSING, PERCENTAGES, format_gain, format_value
-from trust_tta.results.select import Aggregate, Table
+from trust_tta.report.evidence import Difference, Duel, difference, equal_time, equal_updates, ranking
+from trust_tta.report.model import Group, Place, Variant
+from trust_tta.report.paper import Comparison, SweepPair, published_times
+from trust_tta.report.published import Published
+from trust_tta.report.text import counted, domain_name, safe_line
+from trust_tta.results import Aggregate, Cell, format_gain, format_percent, format_value
+from trust_tta.results.display import MISSING
 
-SHORT_LABELS: Mapping[str, str] = MappingProxyType(
+SHORT_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "gaussian_noise": "gauss",
         "shot_noise": "shot",
@@ -26,147 +30,356 @@ SHORT_LABELS: Mapping[str, str] = MappingProxyType(
         "jpeg_compression": "jpeg",
     }
 )
-HIGHER_IS_BETTER = frozenset({"accuracy", "accuracy_before", "clean_accuracy"})
-LOWER_IS_BETTER = frozenset({"nll", "ece", "brier", "seconds_median", "seconds_mean", "seconds_total", "peak_memory"})
+PUBLISHED = "published"
+OURS = "this run"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The text of one place in a table, its spread over seeds, and whether it is the best of its column."""
+    """One place of a table: its text, the number to sort by, its spread over seeds, and the cells it comes from."""
 
     text: str
+    value: float | None = None
     spread: str = ""
     best: bool = False
+    role: str = "num"  # "num", "words" or "gap", and what it is of
+    tip: str = ""  # what pointing at it says
+    mark: str = ""  # a sign after the text
+    cells: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A table ready to be drawn: a header and lines of entries, the row label first."""
+class Column:
+    """The head of a column: its `role` ("mean", "worst", "gain", "words"), its domain, and the line gains are over."""
 
-    header: tuple[str, ...]
-    lines: tuple[tuple[Entry, ...], ...]
-
-
-def layout(
-    table: Table, *, baseline: str | None = None, spread: bool = False, labels: Mapping[str, str] = SHORT_LABELS
-) -> Layout:
-    """Round every entry, mark the best of each column, add the mean, and the gain over the row `baseline`."""
-    columns = [[line[j] for line in table.cells] for j in range(len(table.columns))]
-    header = ["", *(labels.get(name, name) for name in table.columns)]
-    if len(columns) > 1:
-        columns.append(list(table.means))
-        header.append("mean")
-    drawn = [_column(table.value, column, spread) for column in columns]
-    if baseline is not None:
-        drawn.append([Entry(format_gain(gain, name=table.value)) for gain in table.gains(baseline)])
-        header.append("gain")
-    lines = tuple((Entry(row), *(column[i] for column in drawn)) for i, row in enumerate(table.rows))
-    return Layout(tuple(header), lines)
+    title: str
+    role: str = ""
+    domain: int | None = None
+    base: int | None = None
 
 
-def notes(table: Table) -> list[str]:
-    """What a reader must know beside the numbers: unit, number of seeds, and what is missing."""
-    counts = sorted({entry.n for line in table.cells for entry in line if entry.n})
-    seeds = "no results" if not counts else f"mean over {counts[0]} seed" + ("" if counts == [1] else "s")
+@dataclass(frozen=True)
+class Line:
+    """One row of a table; one that belongs to a variant carries its marker and follows the method picker."""
+
+    head: str
+    entries: tuple[Entry, ...]
+    variant: Variant | None = None
+    cells: tuple[Cell, ...] = ()  # that its entries come from, where they do not say so themselves
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """A table ready to be rendered; the first column holds the heads of the lines."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+
+    @property
+    def spreads(self) -> bool:
+        """Whether an entry has a spread over seeds."""
+        return any(entry.spread for line in self.lines for entry in line.entries)
+
+
+def accuracy_table(group: Group) -> DataTable:
+    """Methods by domains: seeds gathered, the mean and the worst domain first, what failed or is missing marked."""
+    several = len(group.domains) > 1
+    gaps = _gaps(group)
+    domains = [Column(short_domain(d), domain=i) for i, d in enumerate(group.domains)]
+    gains = [Column(f"over {base.name}", "gain", base=base.index) for base in group.baselines]
+    columns = [Column("mean", "mean"), Column("worst", "worst"), *gains, *domains] if several else [*domains, *gains]
+    lines = []
+    for variant in group.variants:
+        entries = [_domain_entry(group, variant, domain, gaps) for domain in group.domains]
+        over = [_gain_entry(group, variant, base) for base in group.baselines]
+        whole = [_mean_entry(group, variant), _worst_entry(group, variant), *over, *entries]
+        cells = tuple(group.cells_of(variant.label))
+        lines.append(Line(variant.name, tuple(whole if several else [*entries, *over]), variant, cells))
+    best = [j for j, column in enumerate(columns) if column.role != "gain"]
+    said = f"Accuracy in percent{', gains in points' if gains else ''}; {counted(len(group.seeds), 'seed')}"
+    caption = f"{said}; the best as shown in bold"
+    return DataTable(f"accuracy {group.title}", caption, (Column("method"), *columns), _mark_best(lines, best))
+
+
+def notes(group: Group) -> list[str]:
+    """What a reader of a plain table must know: unit, number of seeds, and what is missing."""
+    pivot = group.table()
+    counts = sorted({entry.n for line in pivot.cells for entry in line if entry.n})
+    seeds = "no results" if not counts else f"mean over {counted(counts[0], 'seed')}"
     if len(counts) > 1:
         seeds = f"mean over {counts[0]} to {counts[-1]} seeds"
-    unit = " in percent" if table.value in PERCENTAGES else " in MiB" if table.value == "peak_memory" else ""
     missing = [
-        f"{row} on {column}"
-        for row, line in zip(table.rows, table.cells, strict=True)
-        for column, entry in zip(table.columns, line, strict=True)
-        if entry.missing
+        f"{variant.name} on {safe_line(domain)}"
+        for variant in group.variants
+        for domain in group.domains
+        if group.entry(variant.label, domain).mean is None
     ]
-    return [f"{table.value}{unit}, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
+    return [f"accuracy in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
 
 
-def to_text(drawn: Layout) -> str:
-    """Aligned columns for a terminal; the best of each column carries a star."""
-    lines = [[_plain(entry) + ("*" if entry.best else "") for entry in line] for line in drawn.lines]
-    starred = [any(line[j].best for line in drawn.lines) for j in range(len(drawn.header))]
-    # Unstarred entries keep the star's place, so that digits stand under digits.
-    lines = [[t if t.endswith("*") or not starred[j] else f"{t} " for j, t in enumerate(line)] for line in lines]
-    heads = [head + " " * star for head, star in zip(drawn.header, starred, strict=True)]
-    widths = [max(len(line[j]) for line in [heads, *lines]) for j in range(len(heads))]
-    rule = "  ".join("-" * width for width in widths)
-    return "".join(
-        f"{line}\n".replace(" \n", "\n") for line in [_align(heads, widths), rule, *(_align(x, widths) for x in lines)]
-    )
+def cost_table(group: Group, published: Published) -> DataTable | None:
+    """Accuracy, passes, updates and time of each line; the time also relative to Tent, next to the paper's."""
+    if not group.costs:
+        return None
+    tent = group.variant("tent")
+    base = next((c.milliseconds for c in group.costs if tent is not None and c.variant.label == tent.label), None)
+    theirs = published_times(group, published) if base else {}
+    heads = ["accuracy in %", "updates per batch", "forwards", "backwards", "ms per image"]
+    heads += ["time, Tent = 1"] if base else []
+    heads += ["published (Table 10)"] if theirs else []
+    lines = []
+    for c in group.costs:
+        ms = c.milliseconds
+        entries = [
+            replace(_percent(c.accuracy), spread=_spread(group.mean(c.variant.label))),
+            *(Entry(f"{number:.4g}", number) for number in (c.updates, c.forwards, c.backwards)),
+            _number(ms, "{:.1f}" if (ms or 0.0) >= 10 else "{:.2f}"),
+        ]
+        entries += [_number(ms / base if ms is not None else None, "{:.2f}")] if base else []
+        entries += [_number(theirs.get(c.variant.label), "{:.1f}", "num theirs")] if theirs else []
+        lines.append(_line(group, c.variant, entries))
+    caption = f"Cost of each method, {over_domains(group)} and seeds; forwards and backwards are passes per batch"
+    return DataTable(f"cost {group.title}", caption, _columns("method", *heads), tuple(lines))
 
 
-def to_markdown(drawn: Layout) -> str:
-    """A pipe table; the best of each column is bold."""
-    rule = ["---", *["---:"] * (len(drawn.header) - 1)]
-    body = [[_bold(_escape_pipe(_plain(e)), e.best, "**{}**") for e in line] for line in drawn.lines]
-    rows = [[_escape_pipe(head) for head in drawn.header], rule, *body]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+def duel_table(group: Group) -> DataTable | None:
+    """TRUST at equal updates and at equal time and the best other method there, in numbers."""
+    duels = [(f"{counted(d.trust.updates, 'update')} per batch", d) for d in equal_updates(group)]
+    duels += [(f"at most {d.trust.milliseconds:.3g} ms per image", d) for d in equal_time(group)]
+    if not duels:
+        return None
+    lines = []
+    for at, duel in duels:
+        entries = (
+            _words(at),
+            _percent(duel.trust.accuracy),
+            _words(duel.other.variant.name),
+            _percent(duel.other.accuracy),
+            _gain(duel.difference.gain),
+            _words(ahead(duel)),
+        )
+        cells = [cell for cost in (duel.trust, duel.other) for cell in group.cells_of(cost.variant.label)]
+        lines.append(Line(duel.trust.variant.name, entries, duel.trust.variant, tuple(cells)))
+    heads = ("at", "accuracy in %", "best other there", "its accuracy in %", "gain in points", "ahead")
+    caption = "TRUST and the best other method at equal cost"
+    return DataTable(f"equal cost {group.title}", caption, _columns("TRUST", *heads, words=(1, 3, 6)), tuple(lines))
 
 
-def to_csv(drawn: Layout) -> str:
-    """Comma-separated values as shown; a spread, where there is one, follows in a column of its own."""
-    spreads = [any(line[j].spread for line in drawn.lines) for j in range(len(drawn.header))]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_flatten(zip(drawn.header, (f"{head} std" for head in drawn.header), spreads, strict=True)))
-    for line in drawn.lines:
-        texts = ("" if entry.text == MISSING else entry.text for entry in line)
-        writer.writerow(_flatten(zip(texts, (entry.spread for entry in line), spreads, strict=True)))
-    return out.getvalue()
+def ahead(duel: Duel) -> str:
+    """Who is ahead, as far as the runs tell."""
+    if duel.difference.tie:
+        return "a tie"
+    return (duel.trust if duel.difference.gain > 0 else duel.other).variant.name
 
 
-def to_latex(drawn: Layout) -> str:
-    """A booktabs tabular; the best of each column is bold."""
-    body = [" & ".join(_latex_entry(entry) for entry in line) for line in drawn.lines]
-    head = " & ".join(_escape_latex(name) for name in drawn.header)
+def difference_table(group: Group) -> DataTable | None:
+    """The best line less each other: over seeds, and over the images that only one of the two has right."""
+    if len(group.means()) < 2:
+        return None
+    best, *others = ranking(group)
+    found = [difference(group, best, other) for other in others]
+    tested = any(d.images is not None for d in found)
+    heads = [f"{best.name} ahead by", "± over seeds", "seeds"]
+    heads += [f"only {best.name} right", "only this right", "p"] if tested else []
     lines = [
-        rf"\begin{{tabular}}{{l{'r' * (len(drawn.header) - 1)}}}",
-        r"\toprule",
-        rf"{head} \\",
-        r"\midrule",
-        *(rf"{line} \\" for line in body),
-        r"\bottomrule",
-        r"\end{tabular}",
+        Line(d.second.name, tuple(_evidence(d, tested)), d.second, tuple(group.cells_of(d.second.label))) for d in found
     ]
-    return "\n".join(lines) + "\n"
+    caption = f"{best.name}, the best {over_domains(group)}, against each other method, in points"
+    columns = (*_columns("method", *heads), Column("told apart", "words"))
+    return DataTable(f"comparison {group.title}", caption, columns, tuple(lines))
 
 
-def _column(value: str, column: Sequence[Aggregate], spread: bool) -> list[Entry]:
-    means = [entry.mean for entry in column if entry.mean is not None]
-    best = None
-    if len(column) > 1 and means and value in HIGHER_IS_BETTER | LOWER_IS_BETTER:
-        best = format_value(value, max(means) if value in HIGHER_IS_BETTER else min(means))
-    texts = [format_value(value, entry.mean) for entry in column]
-    spreads = [format_value(value, entry.std) if spread and entry.std is not None else "" for entry in column]
-    return [Entry(text, around, text == best) for text, around in zip(texts, spreads, strict=True)]
+def calibration_table(group: Group) -> DataTable | None:
+    """ECE, NLL, Brier score and entropy: each the mean over domains and seeds of what the runs recorded."""
+    values = ("ece", "nll", "brier", "entropy")
+    lines = []
+    for variant in group.variants:
+        means = [(value, group.mean(variant.label, value).mean) for value in values]
+        if any(mean is not None for _, mean in means):
+            entries = [Entry(format_value(v, x), x, role="gap" if x is None else "num") for v, x in means]
+            lines.append(_line(group, variant, entries))
+    if not lines:
+        return None
+    heads = ("ECE in %", "NLL in nats", "Brier score (0 to 2)", "entropy in nats")
+    caption = f"Calibration, {over_domains(group)} and seeds; lower is better, except for the entropy"
+    marked = _mark_best(lines, range(3), lowest=True)
+    return DataTable(f"calibration {group.title}", caption, _columns("method", *heads), marked)
 
 
-def _plain(entry: Entry) -> str:
-    return f"{entry.text} ± {entry.spread}" if entry.spread else entry.text
+def paper_table(group: Group, comparison: Comparison) -> DataTable:
+    """A published table and this run: means over the domains that both have, and gains over batch statistics."""
+    item, widest = comparison.item, max(len(row.pairs) for row in comparison.rows)
+    whole = [row for row in comparison.rows if len(row.pairs) == widest]  # means over fewer domains compare with none
+    base = next((row.mean for row in whole if row.variant.method == "bn"), None)
+    lines = []
+    for row in comparison.rows:
+        mean = row.mean
+        numbers = [_percent(mean.published, "num theirs"), _percent(mean.ours), _gain(mean.difference)]
+        if base is not None:
+            numbers += [_gain(mean.published - base.published, "num theirs"), _gain(mean.ours - base.ours)]
+        gap = Entry(MISSING, role="gap", tip="not every domain is there")
+        entries = [_words(row.label), *(numbers if row in whole else [gap] * len(numbers))]
+        lines.append(_line(group, row.variant, entries))
+    heads = ["paper's name", f"{PUBLISHED} mean", f"{OURS} mean", "difference"]
+    heads += [f"{PUBLISHED} gain", f"{OURS} gain"] if base is not None else []
+    about = f"{item.place}, {item.dataset or 'data sets'}: {item.about}, in percent; this run: {group.title}."
+    about += f" Means are over the {widest} domains that both have." if comparison.left_out else ""
+    return DataTable(f"paper {item.place}", about, _columns("method", *heads, words=(1,)), tuple(lines))
 
 
-def _align(line: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (t.rjust(w) if j else t.ljust(w) for j, (t, w) in enumerate(zip(line, widths, strict=True)))
-    return "  ".join([first, *rest])
+def paper_domains_table(group: Group, comparison: Comparison) -> DataTable:
+    """A published table and this run, domain by domain."""
+    names = [pair.name for pair in max(comparison.rows, key=lambda row: len(row.pairs)).pairs]
+    lines = []
+    for row in comparison.rows:
+        pairs = [{pair.name: pair for pair in row.pairs}.get(name) for name in names]
+        published = [_percent(p.published, "num theirs") if p else _GAP for p in pairs]
+        ours = [_percent(p.ours) if p else _GAP for p in pairs]
+        less = [_gain(p.difference) if p else _GAP for p in pairs]
+        lines.append(Line(row.variant.name, (_words(PUBLISHED), *published), row.variant))
+        lines += [_line(group, row.variant, (_words(w), *e)) for w, e in ((OURS, ours), ("difference", less))]
+    columns = _columns("method", "", *(short_domain(name) for name in names), words=(1,))
+    return DataTable(f"paper {comparison.item.place} by domain", "Domain by domain, in percent", columns, tuple(lines))
 
 
-def _bold(text: str, best: bool, pattern: str) -> str:
-    return pattern.format(text) if best else text
+def paper_sweep_table(pair: SweepPair) -> DataTable:
+    """A published curve over an option and ours."""
+    lines = [
+        Line(p.name, (_percent(p.published, "num theirs"), _percent(p.ours), _gain(p.difference))) for p in pair.pairs
+    ]
+    option = pair.option.replace("_", " ")
+    domains = "one domain" if pair.domains == 1 else f"mean of {pair.domains} domains"
+    who = f"{pair.method} by {option}, in percent; this run: {safe_line(pair.dataset)}, {domains}"
+    caption, columns = f"{pair.item.place}, {pair.item.about}: {who}", _columns(option, PUBLISHED, OURS, "difference")
+    return DataTable(f"paper {pair.item.place} {safe_line(pair.dataset)}", caption, columns, tuple(lines))
 
 
-def _escape_pipe(text: str) -> str:
-    return text.replace("|", r"\|")
+def short_domain(domain: str) -> str:
+    return SHORT_NAMES.get(domain) or domain_name(domain)
 
 
-def _flatten(columns: Iterable[tuple[str, str, bool]]) -> list[str]:
-    return [text for value, spread, wanted in columns for text in ((value, spread) if wanted else (value,))]
+def over_domains(group: Group) -> str:
+    """ "mean over all 4 domains"."""
+    n = len(group.domains)
+    return f"mean over all {n} domains" if n > 1 else "on the only domain"
 
 
-def _latex_entry(entry: Entry) -> str:
-    text = _bold(_escape_latex(entry.text), entry.best, r"\textbf{{{}}}")
-    return rf"{text} {{\scriptsize$\pm$ {_escape_latex(entry.spread)}}}" if entry.spread else text
+_GAP = Entry(MISSING, role="gap")
 
 
-def _escape_latex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MISSING: "--"}
-    special |= {c: rf"\{c}" for c in "&%$#_{}"}
-    return "".join(special.get(c, c) for c in text)
+def _columns(*titles: str, words: Iterable[int] = ()) -> tuple[Column, ...]:
+    texts = set(words)
+    return tuple(Column(title, "words" if j in texts else "") for j, title in enumerate(titles))
+
+
+def _line(group: Group, variant: Variant, entries: Sequence[Entry]) -> Line:
+    return Line(variant.name, tuple(entries), variant, tuple(group.cells_of(variant.label)))
+
+
+def _percent(value: float, role: str = "num") -> Entry:
+    return Entry(format_percent(value), value, role=role)
+
+
+def _gain(value: float, role: str = "num gain") -> Entry:
+    return Entry(format_gain(value), value, role=role)
+
+
+def _words(text: str) -> Entry:
+    return Entry(text, role="words")
+
+
+def _number(value: float | None, pattern: str, role: str = "num") -> Entry:
+    return _GAP if value is None else Entry(pattern.format(value), value, role=role)
+
+
+def _evidence(d: Difference, tested: bool) -> list[Entry]:
+    half, images = d.seeds.half_width, d.images
+    entries = [_gain(d.gain), _GAP if half is None else _percent(half), Entry(str(d.seeds.seeds), d.seeds.seeds)]
+    if tested:
+        counts = [images.first_only, images.second_only] if images else []
+        entries += [Entry(str(n), n) for n in counts] or [_GAP, _GAP]
+        entries.append(_number(images.p if images else None, "{:.2g}"))
+    return [*entries, _words({None: "unknown", True: "yes", False: "no"}[False if d.level else d.told])]
+
+
+def _mark_best(lines: Sequence[Line], columns: Iterable[int], *, lowest: bool = False) -> tuple[Line, ...]:
+    """Mark in each of the columns what is best as shown, where there is more than one to compare."""
+    entries = [list(line.entries) for line in lines]
+    for j in columns:
+        known = [row[j] for row in entries if row[j].value is not None]
+        if len(known) > 1:
+            best = (min if lowest else max)(known, key=lambda entry: entry.value or 0.0).text
+            for row in entries:
+                row[j] = replace(row[j], best=row[j].value is not None and row[j].text == best)
+    return tuple(replace(line, entries=tuple(row)) for line, row in zip(lines, entries, strict=True))
+
+
+def _gaps(group: Group) -> Mapping[Place, list[str]]:
+    """Why cells are missing, by place: the messages of those that failed, and those still to be run."""
+    found: dict[Place, list[str]] = defaultdict(list)
+    for failure in group.failures:
+        found[group.label(failure.key), failure.key.domain].append(
+            f"seed {failure.key.seed} failed: {safe_line(failure.message)}"
+        )
+    for key in group.absent:
+        found[group.label(key), key.domain].append(f"seed {key.seed} is still to be run")
+    return found
+
+
+def _domain_entry(group: Group, variant: Variant, domain: str, gaps: Mapping[Place, list[str]]) -> Entry:
+    place = (variant.label, domain)
+    where, cells = f"{variant.name} on {domain_name(domain)}", tuple(group.at.get(place, []))
+    entry, why = group.entry(*place), gaps.get(place, [])
+    if entry.mean is None and any("failed" in reason for reason in why):
+        return Entry("failed", role="gap failed", tip=f"{where}: {'; '.join(why)}")
+    if entry.mean is None and cells:
+        return Entry("NaN", role="gap failed", tip=f"{where} finished, but its accuracy is not a number", cells=cells)
+    if entry.mean is None:
+        return Entry(
+            MISSING, role="gap missing", tip=f"{where}: {'still to be run' if why else 'not part of this run'}"
+        )
+    said = [f"{where}: {format_percent(entry.mean)}{_around(entry)}"]
+    for base in group.baselines:
+        theirs = group.entry(base.label, domain).mean
+        if theirs is not None and base.label != variant.label:
+            said.append(f"{format_gain(entry.mean - theirs)} over {base.name}")
+    said += [f"† {len(why)} more failed or missing"] if why else []
+    text, mark = format_percent(entry.mean), "†" if why else ""
+    return Entry(text, entry.mean, _spread(entry), tip="\n".join(said), mark=mark, cells=cells)
+
+
+def _mean_entry(group: Group, variant: Variant) -> Entry:
+    entry = group.mean(variant.label)
+    if entry.mean is None:
+        return Entry(MISSING, role="gap mean", tip="not every domain is there")
+    text = format_percent(entry.mean)
+    tip = f"{variant.name}: {text}{_around(entry)}, {over_domains(group)}"
+    return Entry(text, entry.mean, _spread(entry), role="num mean", tip=tip)
+
+
+def _worst_entry(group: Group, variant: Variant) -> Entry:
+    found = [(group.entry(variant.label, domain).mean, domain) for domain in group.domains]
+    known = [(mean, domain) for mean, domain in found if mean is not None]
+    if len(known) < len(found):
+        return Entry(MISSING, role="gap worst", tip="not every domain is there")
+    value, domain = min(known, key=lambda pair: pair[0])
+    tip = f"{variant.name} is worst on {domain_name(domain)}"
+    return Entry(format_percent(value), value, role="num worst", tip=tip)
+
+
+def _gain_entry(group: Group, variant: Variant, base: Variant) -> Entry:
+    mine, theirs = group.mean(variant.label).mean, group.mean(base.label).mean
+    gain = None if mine is None or theirs is None else mine - theirs
+    return Entry(format_gain(gain), gain, role="gap gain" if gain is None else "num gain")
+
+
+def _around(entry: Aggregate) -> str:
+    if entry.n < 2:
+        return ", one seed"
+    return f" ± {format_percent(entry.std)} (std), 95 % interval ± {format_percent(entry.half_width)}, {entry.n} seeds"
+
+
+def _spread(entry: Aggregate) -> str:
+    return format_percent(entry.std) if entry.std is not None else ""

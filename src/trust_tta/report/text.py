@@ -1,9 +1,10 @@
-"""Text that is safe to show: no control characters, no escape sequences, nothing that a terminal cannot print."""
+"""Words and numbers as every rendering shows them, and text that is safe to show."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 
 # C0 and C1 controls but for tab and newline, and what turns or hides text: bidirectional marks, zero-width characters.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
@@ -27,3 +28,41 @@ def printable(text: str) -> str:
         if sign != sign.encode(encoding, "replace").decode(encoding):
             text = text.replace(sign, plain)
     return text.encode(encoding, "replace").decode(encoding)
+
+
+def domain_name(domain: str) -> str:
+    """ "gaussian_noise" as "gaussian noise"."""
+    return safe_line(domain.replace("_", " "))
+
+
+def short_name(label: str, most: int = 18) -> str:
+    """A label for a chart: lists by their length; where too long, without the names of options, and then cut."""
+    text = re.sub(r"(\w+)=\[([^]]+)\]", lambda found: f"{found[2].count(',') + 1} {found[1]}", safe_line(label))
+    text = text if len(text) <= most else re.sub(r"\w+=(?!True|False)", "", text.replace("=True", ""))
+    return shortened(text, most)
+
+
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def joined(words: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def counted(number: float, noun: str) -> str:
+    """ "1 update", "6 passes"."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{short_number(number)} {noun if short_number(number) == '1' else plural}"
+
+
+def short_number(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 or abs(number - round(number)) < 0.005 else f"{number:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """ "48 s", "12 min", "3.4 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -47,6 +47,70 @@
       }
     }
     for (const chart of all("svg.dots", group)) if (!chart.closest(".free")) closeRanks(chart);
+    for (const table of all(".accuracy table", group)) recompute(table);
+  };
+
+  // The mean, the worst and the gains are of the domains that are shown; the numbers come from the runs.
+  const percent = (x) => {  // half to even on the shortest decimal, as everywhere
+    const [digits, power] = Math.abs(x).toExponential().split("e");
+    const number = BigInt(digits.replace(".", "")), places = (digits.split(".")[1] ?? "").length - Number(power) - 3;
+    if (places <= 0) return `${x < 0 ? "-" : ""}${number * 10n ** BigInt(-places) / 10n}.${number * 10n ** BigInt(-places) % 10n}`;
+    const unit = 10n ** BigInt(places), rest = number % unit;
+    let tenths = number / unit;
+    if (2n * rest > unit || (2n * rest === unit && tenths % 2n === 1n)) tenths += 1n;
+    return `${x < 0 && tenths ? "-" : ""}${tenths / 10n}.${tenths % 10n}`;
+  };
+  const signed = (x) => (x > 0 && percent(x) !== "0.0" ? "+" : "") + percent(x);
+  const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+  const deviation = (values) => Math.sqrt(average(values.map((value) => (value - average(values)) ** 2)) * values.length / (values.length - 1));
+  const fill = (cell, text, value, spread) => {
+    cell.textContent = text;
+    if (value === null) delete cell.dataset.v; else cell.dataset.v = value;
+    if (spread) { const small = document.createElement("small"); small.textContent = ` ± ${spread}`; cell.append(small); }
+  };
+  const shownMean = (row) => {
+    const cells = Array.from(row.cells).filter((cell) => cell.dataset.d && cell.style.display !== "none");
+    if (!cells.length || cells.some((cell) => cell.dataset.v === undefined)) return null;
+    const seeds = {};
+    for (const cell of cells) for (const run of runsOf(cell)) if (run.accuracy !== null) (seeds[run.seed] ??= []).push(run.accuracy);
+    const whole = Object.values(seeds).every((values) => values.length === cells.length) ? Object.values(seeds).map(average) : [];
+    const values = cells.map((cell) => Number(cell.dataset.v));
+    return { mean: average(values), worst: Math.min(...values), spread: whole.length > 1 ? percent(deviation(whole)) : "" };
+  };
+  const recompute = (table) => {
+    const heads = Array.from(table.tHead.rows[0].cells), rows = Array.from(table.tBodies[0].rows);
+    if (!heads.some((head) => head.matches(".mean"))) return;
+    const hidden = heads.some((head) => head.dataset.d && head.style.display === "none");
+    const found = new Map(rows.map((row) => [row.dataset.s, shownMean(row)]));
+    const best = (name) => {
+      const texts = rows.filter((row) => found.get(row.dataset.s)).map((row) => found.get(row.dataset.s)[name]);
+      return texts.length > 1 ? percent(Math.max(...texts)) : "";
+    };
+    heads.forEach((head, column) => {
+      const kind = ["mean", "worst", "gain"].find((name) => head.classList.contains(name));
+      if (!kind) return;
+      for (const row of rows) {
+        const cell = row.cells[column], mine = found.get(row.dataset.s), base = found.get(head.dataset.base);
+        cell.dataset.whole ??= JSON.stringify([cell.innerHTML, cell.className, cell.dataset.v ?? null, cell.dataset.tip ?? null]);
+        const [html, role, value, told] = JSON.parse(cell.dataset.whole);
+        if (!hidden) {
+          cell.innerHTML = html;  // escaped by whoever wrote the page
+          cell.className = role;
+          if (value === null) delete cell.dataset.v; else cell.dataset.v = value;
+          if (told !== null) cell.dataset.tip = told;
+          continue;
+        }
+        delete cell.dataset.tip;
+        const number = !mine || (kind === "gain" && !base) ? null : kind === "gain" ? mine.mean - base.mean : mine[kind];
+        const text = number === null ? "–" : kind === "gain" ? signed(number) : percent(number);
+        fill(cell, text, number, kind === "mean" && mine ? mine.spread : "");
+        cell.className = `${number === null ? "gap" : "num"} ${kind}${kind !== "gain" && text === best(kind) ? " best" : ""}`;
+      }
+    });
+    const note = table.closest(".part").querySelector(".note.shown");
+    const count = heads.filter((head) => head.dataset.d && head.style.display !== "none").length;
+    note.hidden = !hidden;
+    note.textContent = `Means, worst domains and gains are over the ${count} ${count === 1 ? "domain" : "domains"} shown here; the text, the other tables and the charts of means are over all.`;
   };
   const closeRanks = (chart) => {
     const rows = all("g.row", chart);
@@ -83,6 +147,14 @@
     }
   }
 
+  // The mean stays in view next to the method, however wide the table is.
+  const stick = () => {
+    for (const table of all(".accuracy table")) table.style.setProperty("--second", `${table.rows[0].cells[0].offsetWidth}px`);
+  };
+  addEventListener("resize", stick);
+  if (menu) menu.addEventListener("change", stick);
+  stick();
+
   // Tables: sort by a column; the first click puts the largest first.
   for (const table of all("figure.table table")) {
     const body = table.tBodies[0];
@@ -102,28 +174,63 @@
     }));
   }
 
-  // Tooltips on hover and focus; arrows walk through a table's numbers.
+  // Tooltips at once: on the number, or the mark of a chart, nearest to the pointer or finger; arrows walk through a table.
   const tip = document.getElementById("tip");
-  const showTip = (cell) => {
-    tip.textContent = cell.dataset.tip + (cell.dataset.r ? "\n" + runsOf(cell).map((run) => run.digest.slice(0, 8)).join(" ") : "");
+  const showTip = (text, box) => {
+    tip.textContent = text;
     tip.hidden = false;
-    const box = cell.getBoundingClientRect();
     const left = Math.min(Math.max(8, box.left + box.width / 2 - tip.offsetWidth / 2), innerWidth - tip.offsetWidth - 8);
-    const above = box.top - tip.offsetHeight - 6;
+    const above = box.top - tip.offsetHeight - 8;
     tip.style.left = `${left}px`;
-    tip.style.top = `${above > 4 ? above : box.bottom + 6}px`;
+    tip.style.top = `${above > 4 ? above : box.top + box.height + 8}px`;
   };
   const hideTip = () => { tip.hidden = true; };
+  const tellCell = (cell) => {
+    const runs = cell.dataset.r ? "\n" + runsOf(cell).map((run) => run.digest.slice(0, 8)).join(" ") : "";
+    showTip(cell.dataset.tip + runs, cell.getBoundingClientRect());
+  };
+  const REACH = { mouse: 16, pen: 24, touch: 32 };  // pixels
+  const nearest = (chart, x, y) => {
+    let found = null;
+    const take = (distance, text, box) => { if (!found || distance < found.distance) found = { distance, text, box }; };
+    for (const mark of all("[data-tip]", chart)) {
+      if (!mark.getClientRects().length) continue;
+      if (mark.dataset.at) {
+        const matrix = mark.getScreenCTM(), texts = mark.dataset.at.split(";");
+        mark.getAttribute("d").split(/[ML]/).slice(1).forEach((pair, i) => {
+          const [u, v] = pair.split(" ").map(Number);
+          const point = new DOMPoint(u, v).matrixTransform(matrix);
+          take(Math.hypot(x - point.x, y - point.y), `${mark.dataset.tip}: ${texts[i]}`, new DOMRect(point.x, point.y, 0, 0));
+        });
+      } else {
+        const box = mark.getBoundingClientRect();
+        const across = Math.max(box.left - x, 0, x - box.right), down = Math.max(box.top - y, 0, y - box.bottom);
+        // Of marks that lie on each other the one whose middle is nearer.
+        const middle = Math.hypot(x - box.left - box.width / 2, y - box.top - box.height / 2) / 1000;
+        take(Math.hypot(across, down) + middle, mark.dataset.tip, box);
+      }
+    }
+    return found;
+  };
+  const point = (event) => {
+    const target = event.target instanceof Element ? event.target : null;
+    const cell = target?.closest("td[data-tip]"), chart = target?.closest("svg.chart");
+    if (cell) return tellCell(cell);
+    const found = chart && nearest(chart, event.clientX, event.clientY);
+    if (found && found.distance < (REACH[event.pointerType] ?? 16)) showTip(found.text, found.box); else hideTip();
+  };
+  for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kind, point);
+  document.addEventListener("focusin", (event) => {
+    const cell = event.target instanceof Element ? event.target.closest("td[data-tip]") : null;
+    if (cell && cell.matches(":focus-visible")) tellCell(cell); else if (!cell) hideTip();
+  });
+  addEventListener("scroll", hideTip, { passive: true, capture: true });
   const sources = (cell) => cell.matches(".theirs, .gap:not([data-r])") ? "" : cell.dataset.r ?? cell.parentElement.dataset.r ?? "";
-  const runsOf = (cell) => sources(cell).split(",").map((i) => {
+  const runsOf = (cell) => sources(cell).split(",").filter(Boolean).map((i) => {
     const run = Object.fromEntries(data.header.map((name, k) => [name, data.runs[i][k]]));
     run.options = data.options[run.options];
     return run;
   });
-  const told = (target) => target instanceof Element ? target.closest("td[data-tip]") : null;
-  document.addEventListener("mouseover", (event) => { const cell = told(event.target); if (cell) showTip(cell); else hideTip(); });
-  document.addEventListener("focusin", (event) => { const cell = told(event.target); if (cell) showTip(cell); else hideTip(); });
-  addEventListener("scroll", hideTip, { passive: true, capture: true });
   for (const table of all("figure.table table")) {
     const first = table.querySelector("td");
     if (first) first.tabIndex = 0;
@@ -197,6 +304,11 @@
       const style = getComputedStyle(source);
       for (const name of STYLES) targets[i].style.setProperty(name, style.getPropertyValue(name));
       if (source.style.display === "none") targets[i].setAttribute("display", "none");
+      if (source.dataset.tip) {
+        const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+        title.textContent = source.dataset.tip;
+        targets[i].append(title);
+      }
     });
     const box = chart.getAttribute("viewBox").split(" ");
     copy.setAttribute("width", box[2]);

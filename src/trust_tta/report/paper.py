@@ -1,4 +1,4 @@
-"""Our numbers beside the published ones, never mixed: each pair says which is which and what the difference is."""
+"""Our numbers next to the published ones, never mixed: each pair says which is which and what the difference is."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trust_tta.report.acting import acting_options
-from trust_tta.report.groups import Group, Row
+from trust_tta.report.model import Group, Variant
 from trust_tta.report.published import Item, Published, PublishedRow
-from trust_tta.report.series import batch_size_curves, sweeps
+from trust_tta.report.series import batch_size_curves, effective_options, sweeps
 from trust_tta.results.display import CORRUPTIONS
 
 # The shipped pictures are CIFAR-10's, corrupted as CIFAR-10-C was.
@@ -35,17 +34,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One published line and the line of ours that stands beside it; `mean` is over the columns that both have."""
+    """One published line and its counterpart of ours; `mean` is over the columns that both have."""
 
     label: str  # the paper's
-    row: Row
+    variant: Variant
     pairs: tuple[Pair, ...]
     mean: Pair
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One published item beside one group of ours."""
+    """One published item and one group of ours."""
 
     item: Item
     dataset: str  # ours
@@ -55,7 +54,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class SweepPair:
-    """A published curve beside ours, at the values of the option that both have."""
+    """A published curve and ours, at the values of the option that both have."""
 
     item: Item
     dataset: str
@@ -71,7 +70,7 @@ class _Curve:
 
     dataset: str
     domains: int
-    row: Row
+    variant: Variant
     points: Mapping[Any, float]
 
 
@@ -88,7 +87,7 @@ def compare(group: Group, published: Published) -> list[Comparison]:
 
 
 def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepPair]:
-    """Published curves over an option or the batch size beside ours."""
+    """Published curves over an option or the batch size, and ours."""
     found = []
     for item in published.items:
         fitting = [group for group in groups if _same_data(group, item)]
@@ -96,27 +95,34 @@ def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepP
         for curve in curves:
             for wanted in item.rows:
                 both = [(n, v) for n, v in zip(item.names, wanted.values, strict=True) if n in curve.points]
-                if both and _is_row(curve.row, wanted, published, free=item.columns):
+                if both and _matches(curve.variant, wanted, published, free=item.columns):
                     pairs = tuple(Pair(str(n), v / 100, curve.points[n]) for n, v in both)
-                    method, option = curve.row.method, item.columns
+                    method, option = curve.variant.method, item.columns
                     found.append(SweepPair(item, curve.dataset, method, option, curve.domains, pairs))
     return found
 
 
 def published_name(dataset: str) -> str:
-    """The published data set that ours stands beside."""
+    """The published data set that ours is compared with."""
     return STAND_INS.get(dataset, dataset)
 
 
-def match_row(group: Group, wanted: PublishedRow, published: Published) -> Row | None:
+def match_variant(group: Group, wanted: PublishedRow, published: Published) -> Variant | None:
     """Our line with the method and options of a published one; options that the paper does not name are free."""
-    fits = [row for row in group.rows if _is_row(row, wanted, published)]
+    fits = [variant for variant in group.variants if _matches(variant, wanted, published)]
     doubtful = wanted.options.get("orders") == HIGHEST and len(fits) > 1
     return fits[0] if fits and not doubtful else None
 
 
+def published_times(group: Group, published: Published) -> Mapping[str, float]:
+    """The paper's times relative to Tent, by the label of our line."""
+    rows = [row for item in published.items if item.measure == "relative_time" for row in item.rows]
+    matched = [(match_variant(group, row, published), row.values[0]) for row in rows]
+    return {v.label: value for v, value in matched if v is not None and v.method != "tent"}
+
+
 def _identity(row: ComparedRow) -> str:
-    return "bn" if row.row.method == "bn" else row.row.label
+    return "bn" if row.variant.method == "bn" else row.variant.label
 
 
 def _fits(group: Group, item: Item) -> bool:
@@ -139,30 +145,29 @@ def _same_conditions(group: Group, item: Item) -> bool:
 def _over_option(groups: Sequence[Group], option: str) -> list[_Curve]:
     found = []
     for group in groups:
-        rows = {row.label: row for row in group.rows}
         kept = [s for s in sweeps(group) if s.option == option and _hashable(s.points)]
-        found += [_Curve(group.dataset, len(group.domains), rows[s.labels[0]], dict(s.points)) for s in kept]
+        for sweep in kept:
+            points = {x: value[0] for x, value in sweep.points}
+            found.append(_Curve(group.dataset, len(group.domains), sweep.variants[0], points))
     return found
 
 
 def _over_batch_size(groups: Sequence[Group]) -> list[_Curve]:
-    rows = {row.label: row for group in groups for row in group.rows}
     families = batch_size_curves(groups)
-    return [_Curve(f.dataset, f.domains, rows[c.look.label], dict(c.points)) for f in families for c in f.curves]
+    return [_Curve(f.dataset, f.domains, c.variant, dict(c.points)) for f in families for c in f.curves]
 
 
 def _compare(group: Group, item: Item, published: Published) -> Comparison | None:
-    table = group.table()
     rows = []
     for wanted in item.rows:
-        row = match_row(group, wanted, published)
-        if row is None or row.label not in table.rows:
+        variant = match_variant(group, wanted, published)
+        if variant is None:
             continue
-        line = table.cells[table.rows.index(row.label)]
-        ours = {c: entry.mean for c, entry in zip(table.columns, line, strict=True) if entry.mean is not None}
+        means = {domain: group.entry(variant.label, domain).mean for domain in group.domains}
+        ours = {domain: mean for domain, mean in means.items() if mean is not None}
         pairs = _pairs(item, wanted, ours, group, published)
         if pairs:
-            rows.append(ComparedRow(wanted.label, row, pairs, _mean(item, wanted, pairs)))
+            rows.append(ComparedRow(wanted.label, variant, pairs, _mean(item, wanted, pairs)))
     if not rows:
         return None
     shown = {pair.name for row in rows for pair in row.pairs}
@@ -199,11 +204,11 @@ def _average(values: Iterable[float]) -> float:
     return math.fsum(numbers) / len(numbers)
 
 
-def _is_row(row: Row, wanted: PublishedRow, published: Published, *, free: str = "") -> bool:
+def _matches(variant: Variant, wanted: PublishedRow, published: Published, *, free: str = "") -> bool:
     """Whether a line of ours has the method and options of a published one; the option `free` may be any."""
-    options = {n: v for n, v in acting_options(json.loads(row.options)).items() if n != free}
+    options = {n: v for n, v in effective_options(json.loads(variant.options)).items() if n != free}
     usual = published.settings.get(wanted.method, {})
-    return row.method == wanted.method and _same_options(options, usual, wanted.options)
+    return variant.method == wanted.method and _same_options(options, usual, wanted.options)
 
 
 def _same_options(ours: Mapping[str, Any], usual: Mapping[str, Any], named: Mapping[str, Any]) -> bool:
@@ -219,5 +224,5 @@ def _is_named(ours: object, value: object) -> bool:
     return isinstance(ours, list) if value == HIGHEST else ours == value
 
 
-def _hashable(points: Sequence[tuple[Any, float]]) -> bool:
+def _hashable(points: Sequence[tuple[Any, Any]]) -> bool:
     return all(isinstance(x, str | int | float) for x, _ in points)

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
-from tests.report.samples import make_cell
-from trust_tta.report.beside import comparisons, sweep_comparisons
-from trust_tta.report.compare import compare, compare_sweeps
-from trust_tta.report.groups import Group, make_groups
+from tests.report.samples import make_cell, make_groups
+from trust_tta.report.model import Group
+from trust_tta.report.paper import compare, compare_sweeps
 from trust_tta.report.published import load_published
+from trust_tta.report.tables import paper_sweep_table, paper_table
 from trust_tta.results import Cell
 from trust_tta.results.display import CORRUPTIONS
 
@@ -37,14 +36,14 @@ def test_pairs_differences_and_the_printed_mean() -> None:
 
 def test_means_are_over_the_shared_domains_only() -> None:
     (found,) = compare(group_of(make_cell("bn", "fog"), make_cell("tent", "fog"), make_cell("tent", "snow")), PUBLISHED)
-    tent = next(row for row in found.rows if row.row.method == "tent")
+    tent = next(row for row in found.rows if row.variant.method == "tent")
     assert tent.mean.published == pytest.approx((0.779 + 0.763) / 2)
     assert len(found.left_out) == 13
 
 
 def test_the_papers_source_only_is_our_bn_and_never_our_source() -> None:
     (found,) = compare(group_of(*(make_cell(m, "fog") for m in ("source", "bn", "tent"))), PUBLISHED)
-    assert {row.label: row.row.method for row in found.rows} == {"Source only": "bn", "Tent": "tent"}
+    assert {row.label: row.variant.method for row in found.rows} == {"Source only": "bn", "Tent": "tent"}
 
 
 @pytest.mark.parametrize(
@@ -123,8 +122,9 @@ def test_a_line_that_lacks_domains_has_no_mean_and_no_gain_beside_the_others() -
     cells = [
         make_cell(m, d) for m, d in (("bn", "fog"), ("bn", "snow"), ("tent", "fog"), ("sar", "fog"), ("sar", "snow"))
     ]
-    text = comparisons(group_of(*cells), PUBLISHED, {}).split("<details>")[0]
-    rows = [re.findall(r"<td[^>]*>([^<]*)", row) for row in text.split("<tr")[2:]]
+    group = group_of(*cells)
+    drawn = paper_table(group, compare(group, PUBLISHED)[0])
+    rows = [[entry.text for entry in line.entries] for line in drawn.lines]
     assert [(row[0], row.count("–")) for row in rows] == [("Source only", 0), ("SAR", 0), ("Tent", 5)]
 
 
@@ -132,7 +132,7 @@ def test_curves_say_how_many_domains_they_are_the_mean_of() -> None:
     cells = [make_cell("trust", d, options=f'{{"k": {k}}}') for k in (1, 6) for d in ("fog", "snow")]
     (pair,) = compare_sweeps(make_groups(cells), PUBLISHED)
     assert pair.domains == 2
-    assert "mean of 2 domains" in sweep_comparisons(make_groups(cells), PUBLISHED)
+    assert "mean of 2 domains" in paper_sweep_table(pair).caption
 
 
 LOW = '{"k": 6, "orders": null}'

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from trust_tta.errors import DataError
-from trust_tta.report.analyses import aligned, lowest
-from trust_tta.report.analysis_charts import analyses_part, heat_map, loss_surface, memory_by_k, weight_norms
+from trust_tta.report.order_charts import aligned, heat_map, loss_surface, lowest, memory_by_k, weight_norms
+from trust_tta.report.sections import Drawings, order_sections
 from trust_tta.results import to_json
 from trust_tta.results.order_records import (
     EntropyByOrder,
@@ -82,10 +82,11 @@ def test_charts_are_drawings_and_the_lowest_are_framed() -> None:
     assert drawn.count("framed") == 2
     for text in (drawn, loss_surface(SURFACE), weight_norms(NORMS), memory_by_k(MEMORY)):
         ElementTree.fromstring(text)
-    part = analyses_part(ALL)
-    assert part.count("<figure") == 4
-    assert "<i>" not in part
-    assert analyses_part([]) == ""
+    (section,) = order_sections(ALL)
+    assert isinstance(section, Drawings)
+    assert (len(section.wide), len(section.drawings)) == (1, 3)
+    assert not any("<i>" in drawing.svg for drawing in section.drawings)
+    assert order_sections([]) == []
 
 
 @pytest.mark.parametrize("x", [(0.0, 0.5, 1.0), (0.0, 1.0, 3.0), (2.0,)], ids=["even", "uneven", "one column"])

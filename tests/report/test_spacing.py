@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trust_tta.report.placing import Box, free_place, frontier, spread_out
+from trust_tta.report.charts import Box, free_place, spread_out
+from trust_tta.report.evidence import frontier
 
 
 @given(st.lists(st.floats(-50, 350), min_size=1, max_size=40), st.floats(1, 30))
@@ -36,11 +37,11 @@ def test_places_move_as_little_as_they_must(places: list[float], expected: list[
 
 def test_a_name_goes_to_the_nearest_free_line_or_nowhere() -> None:
     taken = [Box(0.0, 50.0, 100.0)]
-    assert free_place(60.0, 40.0, 100.0, taken, 0.0, 200.0) == 100.0
-    moved = free_place(10.0, 40.0, 100.0, taken, 0.0, 200.0)
+    assert free_place(60.0, 40.0, 100.0, taken, top=0.0, bottom=200.0) == 100.0
+    moved = free_place(10.0, 40.0, 100.0, taken, top=0.0, bottom=200.0)
     assert moved is not None
     assert 12.5 <= abs(moved - 100.0) <= 15.0
-    assert free_place(10.0, 40.0, 100.0, taken, 95.0, 105.0) is None
+    assert free_place(10.0, 40.0, 100.0, taken, top=95.0, bottom=105.0) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))

@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.report.browser import CHROMIUM, browse
 from tests.report.samples import fill_store, make_cell
+from trust_tta.report.model import read_report
 from trust_tta.report.page import write_page
 from trust_tta.results import Cell, ResultStore, SamplePrediction
 
@@ -24,7 +25,7 @@ pytestmark = [
 
 def visit(tmp_path: Path, steps: str, *, cells: list[Cell], width: int = 1400) -> Any:
     store = fill_store(tmp_path / "store.db", cells)
-    write_page(store, tmp_path / "page.html")
+    write_page(read_report(store), tmp_path / "page.html")
     return browse(tmp_path / "page.html", steps, tmp_path / "profile", width=width)
 
 
@@ -42,7 +43,7 @@ def with_pictures(tmp_path: Path) -> Path:
             with io.BytesIO() as file:
                 Image.new("RGB", (32, 24), colour).save(file, "WEBP", lossless=True)
                 opened.keep_pictures(cell.key, {4: file.getvalue()}, class_names=[f"kind {i}" for i in range(10)])
-    write_page(store, tmp_path / "page.html")
+    write_page(read_report(store), tmp_path / "page.html")
     return tmp_path / "page.html"
 
 
@@ -65,8 +66,8 @@ def test_sample_images_are_drawn_and_follow_domain_and_method(tmp_path: Path) ->
     found = browse(with_pictures(tmp_path), steps, tmp_path / "profile")
     snow, fog = [0, 0, 255], [255, 0, 0]
     assert found["size"] == [32, 24]
-    told = "kind 5 {}, severity 5 image 4 {}TRUST kind 3 60% → kind 5 80% ✓"
-    assert found["first"] == [[snow, told.format("snow", "Tent 60% → kind 3 80% ✗ ")]]
+    told = "kind 5 {}, severity 5 image 4 {}trust kind 3 60% → kind 5 80% ✓"
+    assert found["first"] == [[snow, told.format("snow", "tent 60% → kind 3 80% ✗ ")]]
     assert found["second"] == [[fog, told.format("fog", "")]]
 
 
@@ -85,14 +86,14 @@ def test_equal_cost_is_told_in_words_numbers_and_a_picture(tmp_path: Path) -> No
       const times = table('[data-name^="cost "] table').map((row) => row[row.length - 1]);
       return { words: part.querySelector(".note").innerText, times, trails, csv: (await saved())[0] };"""
     found = visit(tmp_path, steps, cells=cells)
-    assert found["words"].startswith("At equal updates (6 a batch) TRUST (k=6) is ahead with 76.0\u00a0%")
+    assert found["words"].startswith("At equal updates (6 per batch) trust (k=6) is ahead with 76.0\u00a0%")
     assert "TRUST is ahead at 3 and 6, behind at 1." in found["words"]
     assert found["trails"] == 2
     assert found["times"] == ["time, Tent = 1", "1.00", "1.00", "3.00", "6.00", "1.25", "3.75", "7.50"]
     rows = list(csv.reader(io.StringIO(found["csv"])))
-    assert [row[1] for row in rows[1:4]] == ["1 update a batch", "3 updates a batch", "6 updates a batch"]
+    assert [row[1] for row in rows[1:4]] == ["1 update per batch", "3 updates per batch", "6 updates per batch"]
     assert [row[5] for row in rows[1:4]] == ["-1.0", "+1.0", "+1.0"]
-    assert [row[6] for row in rows[1:4]] == ["TRUST naive (steps=1)", "TRUST (k=3)", "TRUST (k=6)"]
+    assert [row[6] for row in rows[1:4]] == ["trust_naive (steps=1)", "trust (k=3)", "trust (k=6)"]
 
 
 def test_wide_tables_and_long_names_stay_inside_a_phone(tmp_path: Path) -> None:

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.samples import fill_store, make_cell, plausible_cells
+from tests.report.samples import fill_store, make_cell, make_groups, plausible_cells
 from trust_tta.errors import DataError
-from trust_tta.report.groups import make_groups, read_contents
+from trust_tta.report.model import read_report
 from trust_tta.results import Cell, Failure, ResultStore
 
 
 def test_cells_that_differ_in_method_domain_and_seed_share_a_group() -> None:
     (group,) = make_groups(plausible_cells(methods=["trust", "source"], domains=["fog", "snow"], seeds=2))
-    assert [row.label for row in group.rows] == ["source", "trust"]
+    assert [variant.label for variant in group.variants] == ["source", "trust"]
     assert group.domains == ("snow", "fog")  # the field's order
     assert {len(cells) for cells in group.at.values()} == {2}
     assert group.title == "cifar10-c, online, severity 5, batch 100"
@@ -40,7 +40,7 @@ def test_what_must_not_be_mixed_is_kept_apart(other: Cell) -> None:
 def test_a_checkpoint_for_each_domain_is_no_conflict() -> None:
     cells = [make_cell("trust", d, checkpoint=d, dataset="pacs") for d in ("photo", "sketch")]
     (group,) = make_groups(cells)
-    assert group.part == ""
+    assert group.apart == ""
 
 
 def test_severities_of_a_gradual_stream_stay_together() -> None:
@@ -57,7 +57,7 @@ def test_clean_images_belong_to_the_stream_of_each_severity() -> None:
     )
     assert group.domains == ("clean", "snow", "fog")
     assert group.severity == 5
-    assert [row.label for row in group.rows] == ["bn", "tent"]
+    assert [variant.label for variant in group.variants] == ["bn", "tent"]
     groups = make_groups([clean, make_cell("tent", "fog"), make_cell("tent", "fog", severity=3)])
     assert [(group.severity, group.domains) for group in groups] == [(3, ("clean", "fog")), (5, ("clean", "fog"))]
     assert [group.severity for group in make_groups([clean])] == [None]
@@ -66,7 +66,7 @@ def test_clean_images_belong_to_the_stream_of_each_severity() -> None:
 def test_variants_of_a_method_are_rows_of_their_own_in_numeric_order() -> None:
     cells = [make_cell("trust", "fog", options=f'{{"k": {k}}}') for k in (10, 2, 6)]
     (group,) = make_groups(cells)
-    assert [(row.label, row.variant) for row in group.rows] == [
+    assert [(row.label, row.number) for row in group.variants] == [
         ("trust (k=2)", 0),
         ("trust (k=6)", 1),
         ("trust (k=10)", 2),
@@ -81,7 +81,7 @@ def test_options_that_look_alike_do_not_break_the_grouping() -> None:
 def test_failed_and_absent_cells_have_rows_and_columns() -> None:
     done, failed, absent = make_cell("tent", "fog"), make_cell("trust", "snow").key, make_cell("sar", "frost").key
     (group,) = make_groups([done], [Failure(failed, "no memory")], [absent])
-    assert [row.label for row in group.rows] == ["tent", "sar", "trust"]
+    assert [variant.label for variant in group.variants] == ["tent", "sar", "trust"]
     assert group.domains == ("snow", "frost", "fog")
     assert group.table().rows == ("tent",)
 
@@ -90,13 +90,13 @@ def test_reading_a_store_changes_nothing(tmp_path: Path) -> None:
     path = fill_store(tmp_path / "store.db", [make_cell("trust", "fog")])
     with ResultStore(path) as store:
         store.plan([make_cell("trust", "snow").key])
-    contents = read_contents(path)
+    contents = read_report(path)
     assert (contents.counts.done, contents.counts.pending) == (1, 1)
     assert len(contents.groups[0].absent) == 1
-    assert read_contents(path) == contents
+    assert read_report(path) == contents
 
 
 def test_a_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no results store"):
-        read_contents(tmp_path / "none.db")
+        read_report(tmp_path / "none.db")
     assert not (tmp_path / "none.db").exists()

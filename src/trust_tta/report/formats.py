@@ -1,0 +1,111 @@
+"""A table as plain text, Markdown, CSV and LaTeX: the same numbers, order and rounding in each."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trust_tta.atomic import replacing
+from trust_tta.report.model import Report
+from trust_tta.report.tables import Column, DataTable, Entry, Line, accuracy_table
+from trust_tta.report.text import safe
+from trust_tta.results.display import MISSING
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MISSING: "--"}
+_LATEX |= {c: rf"\{c}" for c in "&%$#_{}"}
+
+
+def plain_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> DataTable:
+    """A table of texts, the first of each line its head."""
+    body = tuple(Line(head, tuple(Entry(text) for text in rest)) for head, *rest in lines)
+    return DataTable("", "", tuple(Column(title) for title in header), body)
+
+
+def to_text(table: DataTable) -> str:
+    """Aligned columns for a terminal; the best of each column carries a star."""
+    lines = [[line.head, *(_shown(e) + ("*" if e.best else "") for e in line.entries)] for line in table.lines]
+    starred = [any(line[j].endswith("*") for line in lines) for j in range(len(table.columns))]
+    # Unstarred entries keep the star's place, so that digits stand under digits.
+    lines = [[t if t.endswith("*") or not starred[j] else f"{t} " for j, t in enumerate(line)] for line in lines]
+    heads = [column.title + " " * star for column, star in zip(table.columns, starred, strict=True)]
+    heads[0] = ""
+    widths = [max(len(line[j]) for line in [heads, *lines]) for j in range(len(heads))]
+    words = [column.role == "words" for column in table.columns]
+    rule = ["-" * width for width in widths]
+    return "".join(f"{_align(line, widths, words)}\n" for line in [heads, rule, *lines])
+
+
+def to_markdown(table: DataTable) -> str:
+    """A pipe table; the best of each column is bold."""
+    rule = ["---", *("---" if column.role == "words" else "---:" for column in table.columns[1:])]
+    body = [[line.head, *(f"**{_shown(e)}**" if e.best else _shown(e) for e in line.entries)] for line in table.lines]
+    head = ["", *(column.title for column in table.columns[1:])]
+    rows = [rule if row is rule else [text.replace("|", r"\|") for text in row] for row in (head, rule, *body)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def to_csv(table: DataTable) -> str:
+    """Comma-separated values as shown; a spread, where there is one, follows in a column of its own."""
+    wide = [any(line.entries[j].spread for line in table.lines) for j in range(len(table.columns) - 1)]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    heads = [[c.title, f"{c.title} std"] if w else [c.title] for c, w in zip(table.columns[1:], wide, strict=True)]
+    writer.writerow([table.columns[0].title, *(title for both in heads for title in both)])
+    for line in table.lines:
+        texts = [["" if "gap" in e.role.split() else e.text, *([e.spread] if w else [])]
+                 for e, w in zip(line.entries, wide, strict=True)]  # fmt: skip
+        writer.writerow([line.head, *(text for both in texts for text in both)])
+    return out.getvalue()
+
+
+def to_latex(table: DataTable) -> str:
+    """A booktabs tabular; the best of each column is bold."""
+    body = [" & ".join([_latex(line.head), *map(_latex_entry, line.entries)]) for line in table.lines]
+    head = " & ".join(["", *(_latex(column.title) for column in table.columns[1:])])
+    kinds = "".join("l" if column.role == "words" else "r" for column in table.columns[1:])
+    lines = [rf"\begin{{tabular}}{{l{kinds}}}", r"\toprule", rf"{head} \\", r"\midrule"]
+    return "\n".join([*lines, *(rf"{line} \\" for line in body), r"\bottomrule", r"\end{tabular}", ""])
+
+
+RENDERERS: Mapping[str, Callable[[DataTable], str]] = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
+
+
+def write_tables(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
+    """Each group's table of accuracies in three formats; gives the files."""
+    out = Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for i, group in enumerate(group for group in report.groups if group.cells):
+        name = re.sub(r"[^\w.-]+", "_", f"{i + 1:02d}_{group.experiment}_{group.title}")[:100]
+        drawn = accuracy_table(group)
+        for ending, render in RENDERERS.items():
+            path = out / f"{name}.{ending}"
+            with replacing(path) as temporary:
+                temporary.write_text(safe(render(drawn)), encoding="utf-8")
+            written.append(path)
+    return written
+
+
+def _shown(entry: Entry) -> str:
+    return f"{entry.text}{entry.mark} ± {entry.spread}" if entry.spread else entry.text + entry.mark
+
+
+def _align(line: Sequence[str], widths: Sequence[int], words: Sequence[bool]) -> str:
+    cells = [
+        text.rjust(width) if j and not left else text.ljust(width)
+        for j, (text, width, left) in enumerate(zip(line, widths, words, strict=True))
+    ]
+    return "  ".join(cells).rstrip()
+
+
+def _latex_entry(entry: Entry) -> str:
+    text = rf"\textbf{{{_latex(entry.text)}}}" if entry.best else _latex(entry.text)
+    return rf"{text} {{\scriptsize$\pm$ {_latex(entry.spread)}}}" if entry.spread else text
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in text)

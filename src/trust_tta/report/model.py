@@ -1,0 +1,337 @@
+"""What a report shows, computed once from a store that is read once: groups, labels, means, costs.
+
+A group holds the cells that may share one table: the same experiment, data, setting, severity and batch size.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from trust_tta.errors import ConfigError, DataError
+from trust_tta.report.looks import Style, style_of
+from trust_tta.report.text import safe_line, short_name
+from trust_tta.results import Aggregate, Cell, CellKey, Counts, Failure, ResultStore, Table, table
+from trust_tta.results.display import rank
+from trust_tta.results.order_records import OrderRecord
+
+Place: TypeAlias = tuple[str, str]  # the label of a line and a domain
+Item: TypeAlias = Cell | Failure | CellKey
+
+BASELINES = ("source", "bn")
+_TITLE_FIELDS = ("experiment", "dataset", "setting", "severity", "batch_size", "limit")
+# What sets apart cells that agree in all of the above and yet cannot share an entry.
+_LAST_RESORTS = ("checkpoint", "fingerprint", "severity", "method", "options")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of a group: a method with the options that set it apart from the group's other lines."""
+
+    index: int  # among the lines of its group
+    label: str
+    method: str
+    number: int = 0  # among the lines of its method
+    options: str = "{}"
+
+    @property
+    def name(self) -> str:
+        """The label as it is shown."""
+        return safe_line(self.label)
+
+    @property
+    def style(self) -> Style:
+        return style_of(self.method)
+
+    def short(self, most: int = 18) -> str:
+        """The name for a chart."""
+        return short_name(self.label, most)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a line reaches and at what cost: passes and updates per batch, milliseconds per image (None: unknown)."""
+
+    variant: Variant
+    accuracy: float
+    updates: float
+    forwards: float
+    backwards: float
+    milliseconds: float | None
+
+    @property
+    def passes(self) -> float:
+        return self.forwards + self.backwards
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that differ only in method, options, domain and seed; `apart` names what else sets the group apart."""
+
+    experiment: str
+    dataset: str
+    setting: str
+    severity: int | None
+    batch_size: int
+    limit: int | None
+    cells: tuple[Cell, ...]
+    failures: tuple[Failure, ...] = ()
+    absent: tuple[CellKey, ...] = ()  # planned, or being run
+    labels: Mapping[str, str] = field(default_factory=dict)  # by the digest of the key
+    apart: str = ""
+
+    @property
+    def title(self) -> str:
+        """ "cifar10-c, online, severity 5, batch 128"."""
+        words = [self.dataset, self.setting]
+        words += [f"severity {self.severity}"] if self.severity is not None else []
+        words += [f"batch {self.batch_size}"]
+        words += [f"at most {self.limit} images"] if self.limit is not None else []
+        return safe_line(", ".join([*words, *([self.apart] if self.apart else [])]))
+
+    @property
+    def heading(self) -> str:
+        return f"{safe_line(self.experiment)}: {self.title}"
+
+    @property
+    def resets(self) -> bool:
+        """Whether the network goes back to its source at each domain or batch."""
+        return bool({"online", "standard"} & set(self.setting.split("+")))
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({cell.key.seed for cell in self.cells})
+
+    def label(self, key: CellKey) -> str:
+        return self.labels[key.digest]
+
+    @cached_property
+    def keys(self) -> tuple[CellKey, ...]:
+        """Every key: finished, failed and absent."""
+        return (*(c.key for c in self.cells), *(f.key for f in self.failures), *self.absent)
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """The lines in display order, also those without a finished cell."""
+        first = {self.label(key): key for key in reversed(self.keys)}
+        found: list[Variant] = []
+        for label in sorted(first, key=lambda name: (_label_rank(first[name], name), name)):
+            method = first[label].method
+            number = sum(variant.method == method for variant in found)
+            found.append(Variant(len(found), label, method, number, first[label].options))
+        return tuple(found)
+
+    @cached_property
+    def domains(self) -> tuple[str, ...]:
+        """The columns in display order, also those without a finished cell."""
+        return tuple(sorted({key.domain for key in self.keys}, key=lambda name: (rank("domain", name), name)))
+
+    @cached_property
+    def at(self) -> dict[Place, list[Cell]]:
+        """The finished cells of each (label, domain)."""
+        found: dict[Place, list[Cell]] = defaultdict(list)
+        for cell in self.cells:
+            found[self.label(cell.key), cell.key.domain].append(cell)
+        return dict(found)
+
+    def cells_of(self, label: str) -> list[Cell]:
+        """The finished cells of one line."""
+        return [cell for domain in self.domains for cell in self.at.get((label, domain), [])]
+
+    def table(self, value: str = "accuracy") -> Table:
+        """Lines by domains, seeds gathered; has only what is finished."""
+        if value not in self._tables:
+            self._tables[value] = table(self.cells, rows=self.label, value=value)
+        return self._tables[value]
+
+    @cached_property
+    def _tables(self) -> dict[str, Table]:
+        return {}
+
+    def entry(self, label: str, domain: str) -> Aggregate:
+        """A line on a domain; empty where nothing is finished."""
+        pivot = self.table()
+        return pivot.cell(label, domain) if label in pivot.rows and domain in pivot.columns else Aggregate()
+
+    def mean(self, label: str, value: str = "accuracy") -> Aggregate:
+        """A line over all domains of the group; empty where one is missing."""
+        pivot = self.table(value)
+        if label not in pivot.rows or set(pivot.columns) != set(self.domains):
+            return Aggregate()
+        return pivot.means[pivot.rows.index(label)]
+
+    def means(self, value: str = "accuracy") -> dict[str, float]:
+        """The mean over all domains of each complete line, by its label."""
+        found = {variant.label: self.mean(variant.label, value).mean for variant in self.variants}
+        return {label: mean for label, mean in found.items() if mean is not None}
+
+    def variant(self, method: str) -> Variant | None:
+        """The first line of a method, or None."""
+        return next((variant for variant in self.variants if variant.method == method), None)
+
+    @cached_property
+    def baselines(self) -> tuple[Variant, ...]:
+        """The lines that gains are measured against."""
+        return tuple(variant for method in BASELINES if (variant := self.variant(method)) is not None)
+
+    @cached_property
+    def costs(self) -> tuple[Cost, ...]:
+        """Accuracy and cost of each complete line."""
+        reached = self.means()
+        return tuple(
+            _cost(variant, reached[variant.label], self.cells_of(variant.label))
+            for variant in self.variants
+            if variant.label in reached
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is shown of a store, and records about scan orders that were given with it."""
+
+    groups: tuple[Group, ...]
+    counts: Counts
+    pictures: Mapping[tuple[str, int], bytes] = field(default_factory=dict)  # by fingerprint and index
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by data set
+    order_records: tuple[OrderRecord, ...] = ()
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every finished cell once."""
+        return tuple({cell.key.digest: cell for group in self.groups for cell in group.cells}.values())
+
+    @property
+    def dates(self) -> tuple[str, str] | None:
+        """When the first run began and the last ended: UTC, ISO 8601."""
+        if not self.cells:
+            return None
+        return min(cell.facts.started for cell in self.cells), max(cell.facts.finished for cell in self.cells)
+
+    @property
+    def seconds(self) -> float:
+        """The time that all runs together took in their methods."""
+        times = [cell.result.seconds_total for cell in self.cells]
+        return math.fsum(t for t in times if math.isfinite(t))
+
+
+def read_report(path: str | os.PathLike[str], *, order_records: Iterable[OrderRecord] = ()) -> Report:
+    """Read a store once; the store is not changed."""
+    if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for a writer
+        raise DataError(f"'{path}' is not a file; give the results store that a benchmark wrote")
+    with ResultStore(path, create=False) as store:
+        cells, failures = store.results(), store.failures()
+        absent = [*store.keys("pending"), *store.keys("running")]
+        counts, pictures, class_names = store.counts(), store.pictures(), store.class_names()
+        labels = store.labels()
+    groups = make_groups(cells, failures, absent, labels)
+    return Report(tuple(groups), counts, pictures, class_names, tuple(order_records))
+
+
+def make_groups(
+    cells: Sequence[Cell],
+    failures: Sequence[Failure] = (),
+    absent: Sequence[CellKey] = (),
+    labels: Mapping[str, str] | None = None,
+) -> list[Group]:
+    """Cut cells into groups whose tables mix nothing, in display order; `labels`, by digest, name absent cells."""
+    found = {key.digest: key.method for key in absent} | dict(labels or {})
+    found |= {cell.key.digest: cell.label for cell in cells} | {f.key.digest: f.label for f in failures}
+    items: list[tuple[CellKey, Item]] = [(cell.key, cell) for cell in cells]
+    items += [*((failure.key, failure) for failure in failures), *((key, key) for key in absent)]
+    corrupted: dict[tuple[object, ...], set[tuple[object, ...]]] = defaultdict(set)
+    for key, _ in items:
+        if key.severity is not None:
+            corrupted[_without_severity(key)].add(_group_values(key))
+    bins: dict[tuple[object, ...], list[Item]] = defaultdict(list)
+    for key, item in items:
+        # Clean images have no severity: they belong to the stream of each severity that was run.
+        streams = corrupted.get(_without_severity(key)) if key.severity is None else None
+        for values in streams or {_group_values(key)}:
+            bins[values].append(item)
+    order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
+    return [group for values in order for group in _separate(_group(values, bins[values], found), _LAST_RESORTS)]
+
+
+def _group(values: tuple[object, ...], items: Sequence[Item], labels: Mapping[str, str]) -> Group:
+    experiment, dataset, setting, severity, batch_size, limit = values
+    return Group(
+        experiment=str(experiment),
+        dataset=str(dataset),
+        setting=str(setting),
+        severity=cast("int | None", severity),
+        batch_size=cast(int, batch_size),
+        limit=cast("int | None", limit),
+        cells=tuple(item for item in items if isinstance(item, Cell)),
+        failures=tuple(item for item in items if isinstance(item, Failure)),
+        absent=tuple(item for item in items if isinstance(item, CellKey)),
+        labels=labels,
+    )
+
+
+def _separate(group: Group, fields: Sequence[str]) -> list[Group]:
+    """The group itself, or what it falls into by the first fields that make each fit one table."""
+    try:
+        group.table()
+    except ConfigError:
+        if not fields:
+            raise
+    else:
+        return [group]
+    name, *rest = fields
+    values = sorted({str(getattr(key, name)) for key in group.keys})
+    if len(values) == 1:
+        return _separate(group, rest)
+    return [smaller for value in values for smaller in _separate(_with_value(group, name, value), rest)]
+
+
+def _with_value(group: Group, name: str, value: str) -> Group:
+    """The cells of a group whose field `name` has a value."""
+    return replace(
+        group,
+        apart=f"{group.apart}, {name} {value[:12]}".removeprefix(", "),
+        cells=tuple(c for c in group.cells if str(getattr(c.key, name)) == value),
+        failures=tuple(f for f in group.failures if str(getattr(f.key, name)) == value),
+        absent=tuple(k for k in group.absent if str(getattr(k, name)) == value),
+    )
+
+
+def _group_values(key: CellKey) -> tuple[object, ...]:
+    gradual = "gradual" in key.setting.split("+")  # there the severity is part of the stream
+    return tuple(None if name == "severity" and gradual else getattr(key, name) for name in _TITLE_FIELDS)
+
+
+def _without_severity(key: CellKey) -> tuple[object, ...]:
+    return tuple(getattr(key, name) for name in _TITLE_FIELDS if name != "severity")
+
+
+def _label_rank(key: CellKey, label: str) -> tuple[object, ...]:
+    """By method; a line with the plain name of its method comes first, then by options."""
+    options = [rank(name, value) for name, value in sorted(key.option_values.items())]
+    return rank("method", key.method), label != key.method, options
+
+
+def _cost(variant: Variant, accuracy: float, cells: Sequence[Cell]) -> Cost:
+    batches = sum(batch_count(cell) for cell in cells)
+    updates, forwards, backwards = (
+        sum(getattr(cell.result, name) for cell in cells) / batches for name in ("updates", "forwards", "backwards")
+    )
+    return Cost(variant, accuracy, updates, forwards, backwards, _milliseconds(cells))
+
+
+def batch_count(cell: Cell) -> int:
+    """The number of batches that the cell's stream had."""
+    return len(cell.result.course.samples) or max(1, math.ceil(cell.result.samples / cell.key.batch_size))
+
+
+def _milliseconds(cells: Sequence[Cell]) -> float | None:
+    """Median time of a batch spread over its images: a slow first batch does not count."""
+    timed = [c for c in cells if math.isfinite(c.result.seconds_median) and c.result.samples]
+    images = sum(c.result.samples for c in timed)
+    seconds = sum(c.result.seconds_median * batch_count(c) for c in timed)
+    return 1000 * seconds / images if images and seconds > 0 else None

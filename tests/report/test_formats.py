@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+
+import pytest
+
+from tests.report.samples import make_groups
+from tests.results.samples import cell
+from trust_tta.report.formats import plain_table, to_csv, to_latex, to_markdown, to_text
+from trust_tta.report.model import Group
+from trust_tta.report.tables import DataTable, accuracy_table, calibration_table, notes
+from trust_tta.results import Cell
+
+CELLS = [
+    cell("source", "fog", 0.5004),
+    cell("source", "gaussian_noise", 0.25),
+    cell("trust_naive", "fog", 0.7),
+    cell("trust", "fog", 0.7504, seed=0),
+    cell("trust", "fog", 0.7604, seed=1),
+    cell("trust", "gaussian_noise", 0.5, seed=0),
+    cell("trust", "gaussian_noise", 0.5, seed=1),
+]
+
+
+def group_of(*cells: Cell) -> Group:
+    (group,) = make_groups(cells)
+    return group
+
+
+TABLE = accuracy_table(group_of(*CELLS))
+
+
+def test_text_is_aligned_and_marks_the_best() -> None:
+    assert to_text(TABLE) == (
+        "                   mean   worst   over source       gauss          fog\n"
+        "-----------  -----------  ------  -----------  -----------  -----------\n"
+        "source             37.5    25.0           0.0        25.0         50.0\n"
+        "trust_naive           –       –             –           –         70.0\n"
+        "trust        62.8 ± 0.4*   50.0*        +25.2  50.0 ± 0.0*  75.5 ± 0.7*\n"
+    )
+
+
+def test_markdown_shows_the_mean_first() -> None:
+    assert to_markdown(TABLE) == (
+        "|  | mean | worst | over source | gauss | fog |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: |\n"
+        "| source | 37.5 | 25.0 | 0.0 | 25.0 | 50.0 |\n"
+        "| trust_naive | – | – | – | – | 70.0 |\n"
+        "| trust | **62.8 ± 0.4** | **50.0** | +25.2 | **50.0 ± 0.0** | **75.5 ± 0.7** |\n"
+    )
+
+
+def test_csv_reads_back_as_shown_with_spread_in_columns_of_its_own() -> None:
+    rows = list(csv.reader(io.StringIO(to_csv(TABLE))))
+    assert rows == [
+        ["method", "mean", "mean std", "worst", "over source", "gauss", "gauss std", "fog", "fog std"],
+        ["source", "37.5", "", "25.0", "0.0", "25.0", "", "50.0", ""],
+        ["trust_naive", "", "", "", "", "", "", "70.0", ""],
+        ["trust", "62.8", "0.4", "50.0", "+25.2", "50.0", "0.0", "75.5", "0.7"],
+    ]
+
+
+def test_latex_escapes_and_emboldens() -> None:
+    lines = to_latex(TABLE).splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrrrr}"
+    assert lines[2:4] == [r" & mean & worst & over source & gauss & fog \\", r"\midrule"]
+    assert lines[5] == r"trust\_naive & -- & -- & -- & -- & 70.0 \\"
+    assert lines[6].startswith(r"trust & \textbf{62.8} {\scriptsize$\pm$ 0.4} & \textbf{50.0} & ")
+    assert lines[7:] == [r"\bottomrule", r"\end{tabular}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "markdown", "latex"),
+    [("a|b", r"a\|b", "a|b"), ("50%_{x}", "50%_{x}", r"50\%\_\{x\}"), ("a\\b~^", "a\\b~^", None)],
+    ids=["pipe", "percent", "backslash"],
+)
+def test_awkward_labels_are_escaped(name: str, markdown: str, latex: str | None) -> None:
+    drawn = accuracy_table(group_of(cell(name, "fog", 0.5)))
+    assert f"| {markdown} |" in to_markdown(drawn)
+    expected = r"a\textbackslash{}b\textasciitilde{}\textasciicircum{}" if latex is None else latex
+    assert f"{expected} & 50.0" in to_latex(drawn)
+    assert next(iter(csv.reader(io.StringIO(to_csv(drawn)).readlines()[1:])))[0] == name
+
+
+def test_equal_as_shown_is_equally_best_and_lower_wins_for_errors() -> None:
+    tie = [cell("tent", "fog", 0.50001), cell("trust", "fog", 0.50002), cell("sar", "fog", 0.4)]
+    assert [line.entries[0].best for line in accuracy_table(group_of(*tie)).lines] == [True, False, True]
+    table = calibration_table(group_of(*tie))
+    assert table is not None
+    assert all(entry.best for line in table.lines for entry in line.entries[:3])
+    assert not any(line.entries[3].best for line in table.lines)
+
+
+def test_a_single_domain_needs_no_mean_and_a_single_line_no_best() -> None:
+    drawn = accuracy_table(group_of(cell("trust", "fog", 0.5)))
+    assert [column.title for column in drawn.columns] == ["method", "fog"]
+    assert not drawn.lines[0].entries[0].best
+
+
+def test_notes_say_unit_seeds_and_gaps() -> None:
+    assert notes(group_of(*CELLS)) == [
+        "accuracy in percent, mean over 1 to 2 seeds",
+        "missing: trust_naive on gaussian_noise",
+    ]
+    assert notes(group_of(cell("trust", "fog", 0.5))) == ["accuracy in percent, mean over 1 seed"]
+
+
+@pytest.mark.parametrize("render", [to_text, to_markdown, to_csv, to_latex], ids=["text", "markdown", "csv", "latex"])
+def test_an_empty_table_is_drawn_empty(render: Callable[[DataTable], str]) -> None:
+    assert "50" not in render(plain_table(["a", "b"], []))
