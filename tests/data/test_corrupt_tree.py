@@ -327,3 +327,18 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
         corrupt_folder(source, source / "out")
     with pytest.raises(ConfigError, match="size 0"):
         corrupt_folder(source, tmp_path / "out", size=0)
+
+
+def test_folders_that_link_to_each_other_are_read_once(tmp_path: Path) -> None:
+    """Ten folders, each with links to the nine others, have millions of paths."""
+    save_images(tmp_path / "in", {f"class{k}/a.png": (20, 20) for k in range(10)})
+    for one in range(10):
+        for other in range(10):
+            if one != other:
+                (tmp_path / "in" / f"class{one}" / f"to{other}").symlink_to(tmp_path / "in" / f"class{other}")
+    assert list_tree(tmp_path / "in") == [f"class{k}/a.png" for k in range(10)]
+
+
+def test_a_strip_is_refused_before_it_is_scaled() -> None:
+    with pytest.raises(DataError, match="is too large"):
+        cut_image(np.zeros((1, 400_000, 3), np.uint8), 224)

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import io
 import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.data.trees import PACS_ROOT, WNID_LABELS, WNIDS, class_tree, corrupted_arrays, pictures, save, thumbnails
+from trust_tta.data.arrays import open_images, read_batch
+from trust_tta.data.check import check_root
 from trust_tta.data.classes import PACS_CLASSES, rendition_mask
 from trust_tta.data.corrupt_tree import corrupt_array
 from trust_tta.data.dataset import array_dataset, join_datasets
@@ -44,7 +48,30 @@ def test_single_block_without_record(tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", np.sort(labels))
     dataset = open_dataset("cifar10-c", tmp_path, domain="fog", severity=5)
     assert len(dataset) == 25
+    assert dataset.severity is None
     assert (dataset.image(24) == images[24]).all()
+
+
+def test_labels_that_differ_between_blocks_are_refused(tmp_path: Path) -> None:
+    """Taken as one block, severity 1 and 5 would both be the mean of all five."""
+    corrupted_arrays(tmp_path, ["fog"], images=20)
+    labels = np.load(tmp_path / "labels.npy")
+    labels[67] = (labels[67] + 1) % 10
+    np.save(tmp_path / "labels.npy", labels)
+    for name in ("cifar10-c", "array-c"):
+        with pytest.raises(
+            DataError, match=r"is not 5 equal blocks, one for each severity: label 7 is \d .* in block 4"
+        ):
+            open_dataset(name, tmp_path, domain="fog", severity=1)
+    assert any("is not 5 equal blocks" in finding.message for finding in check_root(tmp_path))
+
+
+def test_a_whole_cifar_c_without_repeating_labels_is_refused(tmp_path: Path) -> None:
+    """50,000 images are five severities, whatever the labels."""
+    np.lib.format.open_memmap(tmp_path / "fog.npy", mode="w+", dtype=np.uint8, shape=(50_000, 32, 32, 3)).flush()
+    np.save(tmp_path / "labels.npy", np.sort(np.arange(50_000) % 10))
+    with pytest.raises(DataError, match="is not 5 equal blocks"):
+        open_dataset("cifar10-c", tmp_path, domain="fog")
 
 
 @pytest.mark.parametrize("severities", [(5,), (2, 4), (1, 2, 3, 4, 5)])
@@ -330,3 +357,48 @@ def test_joined_data_sets() -> None:
     other = array_dataset(thumbnails(2), np.zeros(2, np.int64), ["c"], name="y", domain="z")
     with pytest.raises(DataError, match="have different classes"):
         join_datasets([parts[0], other], domain="both")
+
+
+class _Dtype:
+    """A numpy.dtype with a state of its own: an itemsize of 10**9 over three bytes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.dtype, ("V8",), (3, "|", None, None, None, 1_000_000_000, 1, 0)
+
+
+@pytest.mark.parametrize("kind", [_Dtype(), np.dtype("O"), np.dtype("V8"), np.dtype([("a", "u1")]), np.dtype("<f8")])
+def test_a_batch_holds_bytes_only(tmp_path: Path, kind: object) -> None:
+    content = pickle.dumps({b"data": kind, b"labels": [0]}, protocol=2)
+    with pytest.raises(DataError, match="is not a CIFAR batch: the file has an array of .*; CIFAR batches are bytes"):
+        read_batch(io.BytesIO(content), name="x")
+
+
+@pytest.mark.parametrize(
+    ("shape", "content", "message"),
+    [((2, 3072), bytes(9), "9 bytes for the shape"), ((-1, 3072), bytes(3072), "not of bytes")],
+)
+def test_an_array_fits_its_bytes(shape: tuple[int, ...], content: bytes, message: str) -> None:
+    class State:
+        def __reduce__(self) -> tuple[Any, ...]:
+            start = np.empty(0, np.uint8).__reduce__()
+            return start[0], start[1], (1, shape, np.dtype("u1"), False, content)
+
+    with pytest.raises(DataError, match=message):
+        read_batch(io.BytesIO(pickle.dumps({b"data": State(), b"labels": [0, 1]}, protocol=2)), name="x")
+
+
+def test_labels_of_a_batch_are_a_flat_list() -> None:
+    """Lists of the same list double at each level: thirty of them would be a billion labels."""
+    nested: list[object] = [0]
+    for _ in range(30):
+        nested = [nested, nested]
+    pixels = np.zeros((1, 3072), np.uint8)
+    with pytest.raises(DataError, match="its labels are not a list of integers"):
+        read_batch(io.BytesIO(pickle.dumps({b"data": pixels, b"labels": nested}, protocol=2)), name="x")
+
+
+def test_an_archive_in_place_of_an_array_is_not_unpacked(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(1 << 24, np.uint8))
+    (tmp_path / "bomb.npz").rename(tmp_path / "fog.npy")
+    with pytest.raises(DataError, match=r"fog\.npy is an archive of arrays"):
+        open_images(tmp_path / "fog.npy")

@@ -20,6 +20,7 @@ from trust_tta.data.streams import (
     Setting,
     StreamConfig,
     correlated_order,
+    draw_segments,
     parse_setting,
     stream_datasets,
 )
@@ -285,3 +286,26 @@ def test_mistakes() -> None:
             StreamConfig(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="gamma is nan"):
         StreamConfig(gamma=float("nan"))
+
+
+def test_a_sequence_draws_every_pair_once_before_any_twice() -> None:
+    drawn = draw_segments(DOMAINS, (1, 2, 3, 4, 5), count=100, seed=3)
+    for start in range(0, 90, 15):
+        assert len(set(drawn[start : start + 15])) == 15
+    assert drawn == draw_segments(DOMAINS, (1, 2, 3, 4, 5), count=100, seed=3)
+    assert drawn != draw_segments(DOMAINS, (1, 2, 3, 4, 5), count=100, seed=4)
+
+
+def test_a_sequence_never_resets_and_brings_other_images_each_time() -> None:
+    fog = _datasets()[1]
+    stream = list(stream_datasets([fog] * 3, StreamConfig(setting="sequence", batch_size=4, limit=8), workers=0))
+    assert [domain.name for domain in stream] == ["001-fog/5", "002-fog/5", "003-fog/5"]
+    assert [domain.reset_before for domain in stream] == [True, False, False]
+    indices = [_indices(domain.batches) for domain in stream]
+    assert all(len(set(found)) == 8 for found in indices)
+    assert len({tuple(sorted(found)) for found in indices}) == 3
+    again = list(stream_datasets([fog] * 3, StreamConfig(setting="online+sequence", batch_size=4, limit=8), workers=0))
+    assert [_indices(domain.batches) for domain in again] == indices
+    assert all(domain.reset_before for domain in again)
+    with pytest.raises(ConfigError, match="choose one of mixed, gradual, sequence"):
+        parse_setting("mixed+sequence")
