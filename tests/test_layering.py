@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "methods": set(),
     "live": {"methods", "models"},
     "results": set(),
-    "bench": {"data", "models", "methods", "results"},
+    "bench": {"scan", "data", "models", "methods", "results"},
     "report": {"results"},
     "training": {"data", "models"},
     "cli": {"scan", "models", "data", "methods", "live", "results", "bench", "report", "training"},

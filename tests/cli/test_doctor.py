@@ -8,12 +8,13 @@ import pytest
 
 from trust_tta.cli import doctor
 from trust_tta.cli.main import main
+from trust_tta.scan import selfcheck
 
 
 @pytest.fixture(autouse=True)
 def compiled_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave Triton's interpreter out: tests/scan checks it, and it is slow."""
-    monkeypatch.setattr(doctor, "_interpreting", lambda: False)
+    monkeypatch.setattr(selfcheck, "_interpreting", lambda: False)
 
 
 def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +26,7 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_backend_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "TOLERANCE", 1e-12)  # no float32 result is that close
+    monkeypatch.setattr(selfcheck, "TOLERANCE", 1e-12)  # no float32 result is that close
     assert main(["doctor"]) == 1
     output = capsys.readouterr()
     assert "cpu        FAILED" in output.out
@@ -35,10 +36,10 @@ def test_a_backend_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_the_check_sees_every_gradient() -> None:
     """One wrong gradient is found and named; NaN never passes."""
-    check = doctor.check_backend("cpu", "cpu")
+    check = selfcheck.check_backend("cpu", "cpu")
     assert check.passed
     assert 0 < check.error < 1e-5
-    assert not doctor.Check(float("nan"), "dA").passed
+    assert not selfcheck.Check(float("nan"), "dA").passed
 
 
 def test_extras_are_described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SetThreads
-from trust_tta.cli import doctor
 from trust_tta.cli.main import main
+from trust_tta.scan import selfcheck
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_a_quick_run_measures_every_part_and_leaves_a_record(
 def test_a_backend_that_fails_its_check_is_not_timed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "TOLERANCE", 1e-12)  # no float32 result is that close
+    monkeypatch.setattr(selfcheck, "TOLERANCE", 1e-12)  # no float32 result is that close
     assert main(["speed", "--quick", "--device", "cpu", "--out", str(tmp_path / "new" / "speed.json")]) == 1
     record = json.loads((tmp_path / "new" / "speed.json").read_text())
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["speed.json"]

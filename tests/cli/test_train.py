@@ -223,7 +223,7 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--data", "pacs", "--size", "4"], "at least 8 pixels"),
         (["--data", "pacs", "--size", "0"], "--size 0: give at least 8 pixels"),
         (["--data", "pacs", "--set", "drop_path=0.3"], "use --drop-path"),
-        (["--data", "pacs", "--recipe", "missing.toml"], "'missing.toml' cannot be read"),
+        (["--data", "pacs", "--recipe", "missing.toml"], "there is no file 'missing.toml'"),
         (
             ["--data", "pacs", "--model", "vmamba_nanno"],
             "--model 'vmamba_nanno' is unknown; did you mean 'vmamba_nano'?",

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tests.golden import load_golden, relative_error
 from tests.scan.cases import NAMES, Scan
-from trust_tta.cli.doctor import usable_backends
 from trust_tta.errors import BackendError, ConfigError, ShapeError
 from trust_tta.scan import choose_backend, functional
+from trust_tta.scan.selfcheck import usable_backends
 
 selective_scan: Scan = functional.selective_scan
 

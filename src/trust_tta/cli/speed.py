@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from trust_tta.cli import names
 from trust_tta.cli.arguments import integers, names_list, wait_politely
 from trust_tta.cli.output import say, try_file
+from trust_tta.cli.progress import Drawer
 from trust_tta.errors import BackendError
 
 if TYPE_CHECKING:
     import torch
 
-    from trust_tta.bench.speed import Row
     from trust_tta.bench.speed_plan import Settings
-    from trust_tta.cli.doctor import Check
-    from trust_tta.models.vmamba import VMamba
 
 EXAMPLES = """\
   trust-tta speed                                  the shipped network on a CPU, VMamba-T at 224 pixels on a GPU
@@ -28,8 +26,6 @@ EXAMPLES = """\
   trust-tta speed --batch 64,1 --dtype bf16        other batch sizes and number formats
   trust-tta speed --memory --orders 1,2,4,6,8      memory of the parallel mode by the number of orders
   trust-tta speed --quick                          every part once, in seconds, to see that it runs"""
-
-SCHEMA_VERSION = 1
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -62,29 +58,17 @@ def run(arguments: Namespace) -> None:
     if arguments.model is not None:
         names.check("--model", arguments.model, names.models())
     out = try_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
-    import torch
-
-    from trust_tta.bench.environment import choose_device, now
-    from trust_tta.bench.speed import float32_only
-    from trust_tta.models.factory import create_model
+    from trust_tta.bench.environment import choose_device
+    from trust_tta.bench.speed_run import failed_backends, measure_speed
 
     device = choose_device(arguments.device)
-    settings = make_settings(arguments, device)
-    torch.manual_seed(0)
-    model = create_model(settings.model).to(device).eval()
-    begun = time.perf_counter()
-    checks = check_backends(device)
-    with float32_only(device):
-        record = describe(settings, model, device, checks)
-        for rows in measure(settings, model, device, checks, record["copy_bytes_per_second"]):
-            record |= conclude(rows) | {"seconds": time.perf_counter() - begun}
-            write(out, record)  # after every row, so that a run that is stopped leaves what it has
-    record["facts"]["finished"] = now()
+    with Drawer() as drawer:
+        record = measure_speed(
+            make_settings(arguments, device), device=device, keep=lambda record: write(out, record), progress=drawer
+        )
     show(record, gpu=device.type == "cuda")
-    write(out, record)
     say(f"the record is in {out}")
-    failed = [name for name, check in checks.items() if not check.passed]
-    if failed:
+    if failed := failed_backends(record):
         raise BackendError(
             f"the scan backend {', '.join(failed)} does not agree with the reference and was not timed; "
             "run `trust-tta doctor` and report what it says"
@@ -109,73 +93,6 @@ def make_settings(arguments: Namespace, device: torch.device) -> Settings:
     if arguments.repeats is not None:
         changes["limits"] = replace(settings.limits, least=arguments.repeats)
     return replace(settings, **changes)
-
-
-def check_backends(device: torch.device) -> dict[str, Check]:
-    """The doctor's check of the backends that are timed on this device."""
-    from trust_tta.bench.speed_plan import NATIVE
-    from trust_tta.cli.doctor import check_backend
-
-    return {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
-
-
-def describe(settings: Settings, model: VMamba, device: torch.device, checks: dict[str, Check]) -> dict[str, Any]:
-    """The record before its rows: circumstances, checks, counts, the speed of a copy."""
-    from dataclasses import asdict, replace
-
-    from trust_tta.bench.environment import collect_facts, now
-    from trust_tta.bench.speed import copy_bandwidth
-    from trust_tta.bench.speed_network import count
-    from trust_tta.results import canonical_json
-
-    config = canonical_json(asdict(settings))
-    facts = collect_facts(device=device, dtype=",".join(settings.dtypes), config=config)
-    brief = replace(settings.limits, seconds=settings.limits.seconds / 4)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "facts": {**asdict(facts), "started": now()},
-        "settings": asdict(settings),
-        "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
-        "copy_bytes_per_second": copy_bandwidth(device, limits=brief),
-        "network": {"name": settings.model, **asdict(count(model, size=settings.size))},
-    }
-
-
-def measure(
-    settings: Settings, model: VMamba, device: torch.device, checks: dict[str, Check], bandwidth: float
-) -> Iterator[list[Row]]:
-    """The rows so far, after each; those of a backend that fails its check are refused."""
-    from trust_tta.bench.speed import refuse, run_job
-    from trust_tta.bench.speed_plan import make_jobs
-    from trust_tta.cli.progress import Drawer
-    from trust_tta.scan import grouped_scan
-
-    jobs = make_jobs(settings, model, grouped_scan, device=device, bandwidth=bandwidth)
-    rows: list[Row] = []
-    with Drawer() as drawer:
-        drawer.start(len(jobs), "measuring")
-        for job in jobs:
-            check = checks[job.row.backend]
-            if check.passed:
-                rows.append(run_job(job, device))
-            else:
-                rows.append(refuse(job, f"the backend's error is {check.error:.1e} ({check.where})"))
-            drawer.advance()
-            yield rows
-
-
-def conclude(rows: list[Row]) -> dict[str, Any]:
-    """The rows and what they amount to."""
-    from dataclasses import asdict
-
-    from trust_tta.bench.speed_plan import exponents, memory_over_one, over_reference
-
-    return {
-        "rows": [asdict(row) for row in rows],
-        "exponents": exponents(rows),
-        "over_reference": over_reference(rows),
-        "memory_over_one_order": memory_over_one(rows),
-    }
 
 
 def write(path: Path, record: dict[str, Any]) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, wait_politely
 from trust_tta.cli.output import say, try_folder
 from trust_tta.cli.progress import Drawer
 from trust_tta.errors import ConfigError
+from trust_tta.textfiles import read_toml
 
 if TYPE_CHECKING:
     from trust_tta.training import Trained, TrainingData, TrainRecipe
@@ -97,15 +96,6 @@ def read_recipe(arguments: Namespace) -> TrainRecipe:
     if mistakes:
         raise ConfigError("; ".join(mistakes))
     return recipe
-
-
-def read_toml(path: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the recipe '{path}' cannot be read ({error.strerror}); give a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the recipe '{path}' is not TOML: {error}") from error
 
 
 def open_data(arguments: Namespace, *, seed: int) -> TrainingData:
