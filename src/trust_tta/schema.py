@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from trust_tta.errors import ConfigError
 
-Count = Annotated[int, Field(ge=1)]  # how many of something there must be
-Natural = Annotated[int, Field(ge=0)]
+_LARGEST = 2**63 - 1  # that arrays, files and databases can count to
+
+Count = Annotated[int, Field(ge=1, le=_LARGEST)]  # how many of something there must be
+Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
+
+
+def _without_controls(text: str) -> str:
+    if any(unicodedata.category(character) == "Cc" for character in text):
+        raise ValueError(f"{show(text)} has control characters, which a terminal would obey; omit them")
+    return text
+
+
+Title = Annotated[str, AfterValidator(_without_controls)]  # a name that is shown: no escape sequences, no line breaks
 
 _WANTED = {
     "int_type": "an integer",
@@ -83,20 +95,43 @@ def parse(schema: type[S], values: Mapping[str, Any], *, where: str = "") -> S:
     """`values` as a `schema`; one ConfigError names every key that is wrong, and `where` it was written."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or 'the configuration'} is {show(values)}; give a table of names and values")
+    made, mistakes = examine(schema, values)
+    if made is None:
+        raise ConfigError((f"{where}: " if where else "") + "; ".join(mistakes))
+    return made
+
+
+def examine(schema: type[S], values: Mapping[str, Any]) -> tuple[S | None, list[str]]:
+    """`values` as a `schema`, or None and every mistake in them, for a caller that gathers more."""
     try:
-        return schema.model_validate({str(key): value for key, value in values.items()})
+        return schema.model_validate({str(key): value for key, value in values.items()}), []
     except ValidationError as error:
-        raise ConfigError(explain(error, schema, where=where)) from None
+        return None, _mistakes(error, schema)
+
+
+def outline(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Dotted key, default (`...` where there is none) and meaning of each field, for flags and documents."""
+    for name, field in schema.model_fields.items():
+        inner = field.annotation if isinstance(field.annotation, type) else None
+        if inner is not None and issubclass(inner, BaseModel):
+            yield from outline(inner, f"{prefix}{name}.")
+        else:
+            default = ... if field.is_required() else field.get_default(call_default_factory=True)
+            yield f"{prefix}{name}", default, field.description or ""
 
 
 def explain(error: ValidationError, schema: type[BaseModel], *, where: str) -> str:
-    """All mistakes in one line: key, value, what is allowed; what the branches of a union want is joined by "or"."""
+    """All mistakes in one line: key, value, what is allowed."""
+    return (f"{where}: " if where else "") + "; ".join(_mistakes(error, schema))
+
+
+def _mistakes(error: ValidationError, schema: type[BaseModel]) -> list[str]:
+    """What is wrong with each key; what the branches of a union want is joined by "or"."""
     mistakes: dict[str, list[str]] = {}
     for details in error.errors(include_url=False):
         problem, wanted = _mistake(details, schema)
         mistakes.setdefault(problem, []).extend([wanted] if wanted not in mistakes.get(problem, ()) else [])
-    lines = [f"{problem}; {' or '.join(wanted)}" if any(wanted) else problem for problem, wanted in mistakes.items()]
-    return (f"{where}: " if where else "") + "; ".join(lines)
+    return [f"{problem}; {' or '.join(wanted)}" if any(wanted) else problem for problem, wanted in mistakes.items()]
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -108,7 +108,7 @@ def test_in_a_continual_stream_the_past_counts(tmp_path: Path) -> None:
 
 def test_a_network_for_each_domain(tmp_path: Path) -> None:
     config = tiny_config(tmp_path)
-    source = Path(config.model.checkpoint).read_bytes()
+    source = Path(str(config.model.checkpoint)).read_bytes()
     for name in ("gaussian_noise", "contrast"):
         (tmp_path / f"{name}.pth").write_bytes(source + name.encode())
     found = plan(tmp_path, model={"checkpoint": str(tmp_path / "{domain}.pth")}, methods=["tent"])

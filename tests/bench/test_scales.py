@@ -91,7 +91,7 @@ def test_flags_change_the_scale_that_is_run(tmp_path: Path) -> None:
 
 def test_names_of_the_field_in_the_small_scale(tmp_path: Path) -> None:
     text = BOTH.replace("keep_samples = 3", "keep_samples = 3\nTEST.BATCH_SIZE = 20\nSETTING = 'reset_each_shift'")
-    assert (small(tmp_path, text).stream.batch_sizes, small(tmp_path, text).stream.setting) == ((20,), "online")
+    assert (small(tmp_path, text).stream.batch_size, small(tmp_path, text).stream.setting) == ((20,), "online")
 
 
 def test_mistakes_of_both_scales_are_told_at_once(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_mistakes_of_both_scales_are_told_at_once(tmp_path: Path) -> None:
         read_config(write(tmp_path, text))
     message = str(caught.value)
     assert "has 4 mistakes: stream.seeds: [0, 0] names something twice" in message
-    assert "small: data.limit: 0 is not a whole number" in message
-    assert "small: data.domains: 'rain' is not one of" in message
-    assert "small: data.limits: there is no such field; did you mean 'limit'?" in message
+    assert "small: data.limit is 0; give a value >= 1" in message
+    assert "small: data.domains: 'rain' is not a corruption" in message
+    assert "small: data.limits: there is no such option; did you mean 'limit'?" in message
     assert message.count("stream.seeds") == 1
 
 
@@ -119,8 +119,8 @@ def test_a_file_without_a_small_scale(tmp_path: Path) -> None:
         ("small = 3", "small: 3 is not a table"),
         ('parts = ["x"]', "parts: ['x'] is not a list of tables"),
         ("parts = []", "parts: [] is not a list of tables"),
-        ("parts = [{ other = 1 }]", "parts[1]: other: there is no such field"),
-        ("parts = [{ data = 1 }]", "parts[1]: data: 1 is not a table"),
+        ("parts = [{ other = 1 }]", "parts[1]: other: there is no such option"),
+        ("parts = [{ data = 1 }]", "parts[1]: data is 1; give a table"),
     ],
     ids=["small is a number", "parts are texts", "no parts", "a strange field", "data is a number"],
 )
@@ -134,8 +134,8 @@ def test_other_shapes_are_refused(tmp_path: Path, line: str, part: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "part"),
     [
-        ('["source", "tent", "trust"]', '["source", 3]', "methods[2]: 3 is not a name or a table with a name"),
-        ('["source", "tent", "trust"]', "7", "methods[1]: 7 is not a name or a table with a name"),
+        ('["source", "tent", "trust"]', '["source", 3]', "methods.1: 3 is not a name or a table with a name"),
+        ('["source", "tent", "trust"]', "7", "methods.0: 7 is not a name or a table with a name"),
     ],
     ids=["one of several", "the only one"],
 )
@@ -150,14 +150,14 @@ def test_a_method_that_is_a_number_is_told_beside_flags(tmp_path: Path, old: str
 def test_a_section_that_is_a_number_is_told_beside_names_of_the_field(tmp_path: Path, lines: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_parts(write(tmp_path, f"{lines}\n{BOTH.split('[stream]')[0]}"))
-    assert "stream: 5 is not a table" in str(caught.value)
+    assert "stream is 5; give a table" in str(caught.value)
 
 
 def test_parts_share_the_file_and_replace_its_sections(tmp_path: Path) -> None:
     one, other = read_parts(write(tmp_path, PARTS))
     assert (one.experiment, one.store) == (other.experiment, other.store) == ("table", "runs/table.sqlite")
-    assert (one.data.dataset, one.model.checkpoint, one.stream.batch_sizes) == ("cifar10-c", "a.pth", (64,))
-    assert (other.data.domains, other.model.name, other.stream.batch_sizes) == (("photo",), "vmamba_nano", (32,))
+    assert (one.data.dataset, one.model.checkpoint, one.stream.batch_size) == ("cifar10-c", "a.pth", (64,))
+    assert (other.data.domains, other.model.name, other.stream.batch_size) == (("photo",), "vmamba_nano", (32,))
     assert one.methods == other.methods
 
 
@@ -179,5 +179,5 @@ def test_mistakes_of_parts_name_the_part_and_shared_ones_are_told_once(tmp_path:
         read_parts(write(tmp_path, text))
     message = str(caught.value)
     assert message.count("unknown method 'tents'") == 1
-    assert "parts[2]: model.checkpoint: 5 is not a text" in message
-    assert "parts[2]: stream.batch_size: 0 is not" in message
+    assert "parts[2]: model.checkpoint is 5; give a string" in message
+    assert "parts[2]: stream.batch_size.0 is 0; give a value >= 1" in message

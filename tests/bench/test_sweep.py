@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def opened(config: RunConfig) -> list[Domain]:
     source = DataSource(config.data)
     preprocessing = make_plan(config, source).preprocessing
     stream = config.stream
-    found = source.stream(stream, batch_size=stream.batch_sizes[0], seed=stream.seeds[0], workers=0)
+    found = source.stream(stream, batch_size=stream.batch_size[0], seed=stream.seeds[0], workers=0)
     return [prepare(domain, preprocessing[domain.dataset.domain]) for domain in found]
 
 
@@ -237,7 +236,7 @@ def test_what_finished_cells_lack_is_refused(tmp_path: Path, change: dict[str, A
     with pytest.raises(ConfigError, match=f"1 finished without this {next(iter(change))}, .*; give another store"):
         run(more)
     assert run(tiny_config(tmp_path, **few | {"keep_samples": 2}))[0] == before
-    elsewhere = replace(more, store=str(tmp_path / "other.sqlite"))
+    elsewhere = more.changed(store=str(tmp_path / "other.sqlite"))
     cells, _ = run(elsewhere)
     assert len(cells) == 2
     assert run(elsewhere)[0] == cells

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from trust_tta.bench.aliases import merge
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.parsing import parse_config
+from trust_tta.bench.parsing import merge, parse_config
 from trust_tta.bench.sweep import Observer, sweep
 from trust_tta.models.factory import create_model
 from trust_tta.results import Cell, CellKey, CellResult, ResultStore

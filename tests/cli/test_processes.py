@@ -69,7 +69,7 @@ def test_parts_in_two_processes_give_the_numbers_of_one(tmp_path: Path, capsys: 
     lines = [line for line in printed.splitlines() if line.startswith("sample ") and line.endswith(" s")]
     assert sorted({line.split()[1] for line in lines}) == ["online", "standard"]
     assert len(lines) == len(shared)
-    tables = [line for line in alone.splitlines() if line.startswith("tent  ") and "*" in line]
+    tables = [line for line in alone.splitlines() if line.startswith("tent (lr=0.01)") and "*" in line]
     assert tables
     assert all(line in printed for line in tables)
     assert {cell.facts.threads for cell in shared} == {

@@ -1,116 +1,320 @@
-"""One experiment as a typed record."""
+"""An experiment, declared once: TOML files, flags, keywords, the documents and the stored record all follow it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from trust_tta.methods.registry import method_options
-from trust_tta.preprocessing import Preprocessing
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from trust_tta.preprocessing import Preprocessing, find_preset
 from trust_tta.results.codec import canonical_json
 from trust_tta.results.display import make_label
+from trust_tta.schema import Count, Name, Natural, Positive, Schema, Title, did_you_mean, show
 
 SAMPLE, ARRAY = "sample", "array"  # data that is corrupted as it is read
 CLEAN = "clean"
 SOURCE_STATISTICS = "source_statistics"  # an option that nobody writes: clean images give it
-DTYPES = ("float32", "bf16")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The network. `checkpoint`: a file or a known name, in which {domain} stands for the domain being run."""
-
-    checkpoint: str
-    name: str | None = None  # of the variant; None: as the checkpoint says
-    num_classes: int | None = None  # None: as the checkpoint or the data say
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    preprocessing: Preprocessing | None = None  # None: as the checkpoint says
+def _several(value: Any) -> Any:
+    """A single value stands for a list of one."""
+    return value if isinstance(value, tuple) else tuple(value) if isinstance(value, list) else (value,)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """The images: a data set under `root`, the shipped "sample", or an "array" of files `images` and `labels`."""
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("the list is empty; give at least one")
+    if len(set(values)) != len(values):
+        raise ValueError(f"{show(list(values))} names something twice; give each once")
+    return values
 
-    dataset: str
-    root: str = "data"
-    images: str | None = None
-    labels: str | None = None
-    domains: tuple[str, ...] | None = None  # None: all targets that are there
-    severity: int = 5
-    limit: int | None = None
-    class_mask: bool = True  # score ImageNet-R among its 200 classes
+
+def _preset(value: Any) -> Any:
+    """A preset by name; a table that says nothing of a crop crops only what it resizes."""
+    if isinstance(value, str):
+        return find_preset(value)
+    if isinstance(value, Mapping):
+        return {"resize": None, "crop": value.get("resize") is not None, **value}
+    return value
+
+
+Counts = Annotated[tuple[Count, ...], AfterValidator(_distinct), BeforeValidator(_several)]
+Seeds = Annotated[tuple[Natural, ...], AfterValidator(_distinct), BeforeValidator(_several)]
+Titles = Annotated[tuple[Title, ...], AfterValidator(_distinct), BeforeValidator(_several)]
+
+
+class ModelConfig(Schema):
+    """The network."""
+
+    name: Name | None = Field(None, description="name, or package.module:Name; omit it where the checkpoint says it")
+    checkpoint: Name | None = Field(
+        None,
+        description="a .pth or .safetensors file, or a known name; {domain} stands for the domain being run",
+        validate_default=True,
+    )
+    num_classes: Count | None = Field(None, description="where neither checkpoint nor data say it")
+    overrides: dict[str, Any] = Field({}, description="fields in which the network differs from its variant")
+    preprocessing: Annotated[Preprocessing | None, BeforeValidator(_preset)] = Field(
+        None,
+        description="preset, or table of size, resize, crop, mean, std, interpolation; default: the checkpoint's",
+    )
+
+    @property
+    def per_domain(self) -> bool:
+        """Whether each domain has a network of its own."""
+        return "{domain}" in (self.checkpoint or "")
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str | None) -> str | None:
+        from trust_tta.models.networks import check_name
+
+        if name is not None:
+            check_name(name)
+        return name
+
+    @field_validator("checkpoint")
+    @classmethod
+    def _is_given(cls, checkpoint: str | None, info: ValidationInfo) -> str | None:
+        name = info.data.get("name")
+        if checkpoint is None and not _is_from_outside(name):
+            raise ValueError("is missing; give a .pth or .safetensors file or a known name")
+        return checkpoint
+
+    @field_validator("overrides")
+    @classmethod
+    def _fit_the_network(cls, overrides: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        from trust_tta.models.config import VMambaConfig
+        from trust_tta.models.variants import VARIANTS
+
+        name = info.data.get("name")
+        if name in VARIANTS:
+            VARIANTS[name].override(overrides)
+        elif not _is_from_outside(name) and (unknown := sorted(overrides.keys() - VMambaConfig.model_fields.keys())):
+            raise ValueError(f"there is no field {unknown[0]}; {did_you_mean(unknown[0], VMambaConfig.model_fields)}")
+        return overrides
+
+
+class DataConfig(Schema):
+    """The images."""
+
+    dataset: Name = Field(description="data set, package.module:Name, `sample` (shipped) or `array` (your files)")
+    root: Name = Field("data", description="folder that holds the data sets")
+    images: Name | None = Field(
+        None, description="uint8 (n, h, w, 3) .npy file of the data set `array`", validate_default=True
+    )
+    labels: Name | None = Field(None, description="of `array`: .npy file", validate_default=True)
+    domains: Titles | None = Field(None, description="domains in this order; default: all targets that are there")
+    severity: Annotated[int, Field(ge=1, le=5)] = Field(5, description="of corruptions, 1 to 5")
+    limit: Count | None = Field(None, description="at most so many images per domain, drawn by the seed")
+    class_mask: bool = Field(True, description="score ImageNet-R among its 200 classes")
+    options: dict[str, Any] = Field({}, description="keywords for a data set from outside")
+
+    def __hash__(self) -> int:
+        return hash(canonical_json(plain(self.model_dump())))
 
     @property
     def corrupts(self) -> bool:
         """Whether the images are corrupted as they are read."""
         return self.dataset in (SAMPLE, ARRAY)
 
+    @field_validator("dataset")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        from trust_tta.data.specs import find_spec
 
-@dataclass(frozen=True, kw_only=True)
-class StreamPlan:
+        return name if name in (SAMPLE, ARRAY) else find_spec(name).name
+
+    @field_validator("images", "labels")
+    @classmethod
+    def _belong_to_arrays(cls, path: str | None, info: ValidationInfo) -> str | None:
+        if (info.data.get("dataset", ARRAY) == ARRAY) == (path is None) and "dataset" in info.data:
+            raise ValueError(f"the data set '{ARRAY}', and no other, has the files images and labels")
+        return path
+
+    @field_validator("domains")
+    @classmethod
+    def _are_known(cls, domains: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+        """The domains under their own names."""
+        dataset = info.data.get("dataset")
+        if domains is None or dataset is None:
+            return domains
+        from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
+        from trust_tta.data.specs import find_domain, find_spec
+
+        if dataset in (SAMPLE, ARRAY):
+            known = (CLEAN, *ALL_CORRUPTIONS)
+            if unknown := [name for name in domains if name not in known]:
+                raise ValueError(f"{show(unknown[0])} is not a corruption; {did_you_mean(unknown[0], known)}")
+            return domains
+        spec = find_spec(dataset)
+        return tuple(find_domain(spec, name).name for name in domains) if spec.domains else domains
+
+
+class StreamsConfig(Schema):
     """In which order, and how many at a time, the images come; one stream for each batch size and seed."""
 
-    setting: str = "online"
-    batch_sizes: tuple[int, ...] = (128,)
-    seeds: tuple[int, ...] = (0,)
-    shuffle: bool = True
-    drop_last: bool = False
-    gamma: float = 0.1
+    setting: Title = Field(
+        "online", description="online, continual, standard, mixed, correlated, gradual, or several joined by +"
+    )
+    batch_size: Counts = Field((128,), description="images per batch, or several: [16, 64]")
+    seeds: Seeds = Field((0,), description="one or several")
+    shuffle: bool = Field(True, description="shuffle the images of a domain")
+    drop_last: bool = Field(False, description="omit a last batch that is smaller than the others")
+    gamma: Positive = Field(0.1, description="of `correlated`: the smaller, the longer runs of one class")
+
+    @field_validator("setting")
+    @classmethod
+    def _is_known(cls, setting: str) -> str:
+        from trust_tta.data.streams import parse_setting
+
+        return parse_setting(setting).name
 
 
-@dataclass(frozen=True, kw_only=True)
-class MethodConfig:
-    """A method with the options stated for it; `label` is its name wherever results are shown."""
+class MethodConfig(Schema):
+    """A method with the options stated for it; `label` is its name wherever results are shown.
 
-    name: str
-    label: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    A bare name stands for the method's defaults, and in a table the options stand beside the name.
+    """
+
+    name: Name
+    label: Title = ""
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_stand_beside_the_name(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            return {"name": values}
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{show(values)} is not a name or a table with a name")
+        if "options" in values or "name" not in values:
+            return values
+        own = {key: value for key, value in values.items() if key in ("name", "label")}
+        return {**own, "options": {key: value for key, value in values.items() if key not in own}}
+
+    @model_validator(mode="after")
+    def _options_fit_the_method(self) -> MethodConfig:
+        check_method(self.name, self.options)
+        return self
 
     def all_options(self) -> dict[str, Any]:
         """Every option, defaults included, as values that JSON has."""
-        values = {**method_options(self.name), **self.options}
-        return _plain(values)
+        from trust_tta.methods.registry import method_options
+
+        return {name: plain(value) for name, value in {**method_options(self.name), **self.options}.items()}
 
     @property
     def shown(self) -> str:
         """The label that was given, else the name with the options that differ from the method's defaults."""
-        usual, stated = _plain(method_options(self.name)), _plain(self.options)
-        return self.label or make_label(self.name, {n: v for n, v in stated.items() if v != usual[n]})
+        from trust_tta.methods.registry import method_options
+
+        usual = {name: plain(value) for name, value in method_options(self.name).items()}
+        stated = {name: plain(value) for name, value in self.options.items()}
+        return self.label or make_label(self.name, {n: v for n, v in stated.items() if v != usual.get(n)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Schema):
     """Everything that one experiment is."""
 
-    experiment: str
+    experiment: Annotated[Title, Field(min_length=1)] = Field(description="its name; default: that of the file")
     model: ModelConfig
     data: DataConfig
-    stream: StreamPlan
-    methods: tuple[MethodConfig, ...]
-    device: str = "auto"
-    dtype: str = "float32"
-    store: str
-    clean_after: bool = False  # measure the accuracy on clean images after each domain
-    keep_samples: int = 0  # keep the predictions of so many images of each domain
-    confusion: bool = False
+    stream: StreamsConfig = StreamsConfig()
+    methods: Annotated[tuple[MethodConfig, ...], BeforeValidator(_several)] = Field(
+        description="names, or tables of a name, options and a label"
+    )
+    device: Name = Field("auto", description="auto, cpu, cuda or cuda:1")
+    dtype: Literal["float32", "bf16"] = Field("float32", description="bf16: the network computes under autocast")
+    store: Name = Field(description="results store; default: runs/EXPERIMENT.sqlite")
+    clean_after: bool = Field(False, description="measure the accuracy on clean images after each domain")
+    keep_samples: Natural = Field(0, description="images per domain whose predictions are kept, with small pictures")
+    confusion: bool = Field(False, description="keep the confusion matrix of each cell")
+
+    @field_validator("methods")
+    @classmethod
+    def _methods_differ(cls, methods: tuple[MethodConfig, ...]) -> tuple[MethodConfig, ...]:
+        if not methods:
+            raise ValueError("the list is empty; name at least one method")
+        seen: dict[str, str] = {}
+        for method in methods:
+            key = canonical_json([method.name, method.all_options()])
+            if key in seen:
+                raise ValueError(f"'{method.name}' is there twice with the same options; give it once")
+            if method.shown in seen.values():
+                raise ValueError(f"two methods have the label '{method.shown}'; give them different ones")
+            seen[key] = method.shown
+        return methods
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunConfig:
+        from trust_tta.data.specs import find_spec
+        from trust_tta.data.streams import parse_setting
+
+        setting = parse_setting(self.stream.setting)
+        if self.model.per_domain and setting.reset == "never":
+            raise ValueError("model.checkpoint: one network for each {domain} needs a reset at each; use online")
+        if setting.gradual and not (self.data.corrupts or find_spec(self.data.dataset).has_severities):
+            raise ValueError(f"stream.setting: {self.data.dataset} has no severities, so it has no gradual stream")
+        return self
 
     def to_json(self) -> str:
         """The configuration as it is recorded beside the results."""
-        methods = [{**asdict(method), "options": _plain(method.options)} for method in self.methods]
-        content = {**asdict(self), "methods": methods}
-        if self.model.preprocessing is not None:
-            content["model"]["preprocessing"] = self.model.preprocessing.model_dump()
-        return canonical_json(content)
+        return canonical_json(plain(self.model_dump()))
 
 
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as values that JSON has; it has no infinity."""
+def check_method(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that the method does not have or cannot take, before anything runs."""
+    import torch
 
-    def fits(value: object) -> bool:
-        if isinstance(value, float):
-            return math.isfinite(value)
-        return value is None or isinstance(value, bool | int | str | list)
+    from trust_tta.methods.registry import check_options, create_method, method_options
+    from trust_tta.models.config import VMambaConfig
+    from trust_tta.models.vmamba import VMamba
 
-    return {name: value if fits(value) else str(value) for name, value in options.items()}
+    check_options(name, options)
+    if SOURCE_STATISTICS not in method_options(name):
+        with torch.random.fork_rng(devices=[]):
+            toy = VMamba(VMambaConfig(depths=(1, 1), dims=(4, 8), num_classes=2, norm="batch"))
+            create_method(name, toy, **options)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it; what JSON has not, such as infinity, becomes a string."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
+
+
+def _is_from_outside(network: str | None) -> bool:
+    from trust_tta.models.variants import VARIANTS
+
+    return network is not None and network not in VARIANTS
+
+
+# The embedded run: every choice was made before anyone looked at a result. Corruptions: the first of each of the
+# benchmark's four families (noise, blur, weather, digital) in its own order, at severity 5. Methods: with their default
+# options. Three seeds: each draws its images, their order and the corruptions' random numbers. Images and batch size:
+# as many as two processor cores manage in the time that a demo may take.
+DEMO_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "snow", "contrast")
+DEMO_METHODS = ("source", "bn", "tent", "sar", "trust_naive", "trust")
+DEMO_IMAGES = 224
+
+
+def demo_config(out: Path, *, seeds: int = 3, images: int = DEMO_IMAGES) -> RunConfig:
+    """The experiment of `trust-tta demo`, with its results in the folder `out`."""
+    return RunConfig(
+        experiment="demo",
+        model=ModelConfig(checkpoint="vmamba_nano_cifar10", name="vmamba_nano", num_classes=10),
+        data=DataConfig(dataset=SAMPLE, domains=DEMO_CORRUPTIONS, limit=images),
+        stream=StreamsConfig(batch_size=(32,), seeds=tuple(range(seeds))),
+        methods=tuple(MethodConfig(name=name) for name in DEMO_METHODS),
+        store=str(out / "results.sqlite"),
+        keep_samples=8,
+    )

@@ -37,7 +37,7 @@ class Experiment:
         source = DataSource(config.data)
         self.config, self.device, self.plan = config, choose_device(config.device), make_plan(config, source)
         stream = source.stream(
-            config.stream, batch_size=config.stream.batch_sizes[0], seed=config.stream.seeds[0], workers=0
+            config.stream, batch_size=config.stream.batch_size[0], seed=config.stream.seeds[0], workers=0
         )
         self.domains = [prepare(domain, self.plan.preprocessing[domain.dataset.domain]) for domain in stream]
         self._network: tuple[str, VMamba] | None = None

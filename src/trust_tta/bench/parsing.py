@@ -1,81 +1,130 @@
-"""Reading an experiment from TOML, from flags or from both; every mistake is told at once."""
+"""Reading experiments from TOML, from flags or from both; every mistake is told at once."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from trust_tta.bench.config import (
-    ARRAY,
-    CLEAN,
-    DTYPES,
-    SAMPLE,
-    SOURCE_STATISTICS,
-    DataConfig,
-    MethodConfig,
-    ModelConfig,
-    RunConfig,
-    StreamPlan,
-)
-from trust_tta.bench.fields import Fields
-from trust_tta.bench.scales import PARTS, change, full_scale, pick_parts, small_scale
-from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
-from trust_tta.data.specs import find_domain, find_spec
-from trust_tta.data.streams import parse_setting
+from trust_tta.bench.config import RunConfig
 from trust_tta.errors import ConfigError
-from trust_tta.methods.registry import check_options, create_method, method_options
-from trust_tta.models.config import VMambaConfig
-from trust_tta.models.variants import VARIANTS
-from trust_tta.models.vmamba import VMamba
-from trust_tta.preprocessing import Preprocessing, find_preset
-from trust_tta.results.codec import canonical_json
-from trust_tta.schema import parse
+from trust_tta.schema import did_you_mean, examine, show
+
+PARTS, SMALL = "parts", "small"
+
+# The names that configurations of the field use, dotted and in any case, and what they are called here.
+ALIASES = {
+    "setting": "stream.setting",
+    "rng_seed": "stream.seeds",
+    "stream.seed": "stream.seeds",
+    "test.batch_size": "stream.batch_size",
+    "corruption.dataset": "data.dataset",
+    "corruption.type": "data.domains",
+    "corruption.severity": "data.severity",
+    "corruption.num_ex": "data.limit",
+    "data_dir": "data.root",
+    "model.arch": "model.name",
+    "model.ckpt_path": "model.checkpoint",
+    "model.adaptation": "methods",
+    "optim.lr": "options.lr",
+    "optim.steps": "options.steps",
+    "model.episodic": "options.episodic",
+}
+_KEPT = ("methods", "model.overrides", "model.preprocessing", "data.options", "options")  # have names of their own
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of one experiment; `where` stands before its mistakes."""
+
+    where: str
+    content: dict[str, Any]
 
 
 def read_config(path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False) -> RunConfig:
     """The only experiment of a TOML file (None: of `changes` alone), with the `changes` of the command line."""
-    parts = read_parts(path, changes, small=small)
-    if len(parts) > 1:
-        names = ", ".join(part.data.dataset for part in parts)
-        raise ConfigError(f"{path} has {len(parts)} parts ({names}); choose one with --dataset")
-    return parts[0]
+    experiments = read_parts(path, changes, small=small)
+    if len(experiments) > 1:
+        names = ", ".join(config.data.dataset for config in experiments)
+        raise ConfigError(f"{path} has {len(experiments)} parts ({names}); choose one with --dataset")
+    return experiments[0]
 
 
 def read_parts(
     path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False
 ) -> tuple[RunConfig, ...]:
-    """The experiments of a TOML file, one for each of its parts, or the one of its small scale.
+    """The experiments of a TOML file, one for each of its [[parts]], or the one of its small scale.
 
     Of several parts, a data set among the `changes` picks its own. The small scale is checked even if not chosen.
     """
     content, changes = {} if path is None else _load(path), changes or {}
     mistakes: list[str] = []
     name, origin = ("experiment", "the command line") if path is None else (path.stem, str(path))
-    little = small_scale(content, name=name, mistakes=mistakes)
-    chosen = full_scale(content, mistakes)
+    little = _small_scale(content, name=name, mistakes=mistakes)
+    chosen = _full_scale(content, mistakes)
     if small:
         if little is None and not mistakes:
-            raise ConfigError(f"{origin} has no section [small]; leave out --small, or write one")
+            raise ConfigError(f"{origin} has no section [{SMALL}]; omit --small, or write one")
         chosen = [little] if little is not None else []
     elif PARTS in content and "dataset" in changes.get("data", {}):
-        chosen = pick_parts(chosen, changes["data"]["dataset"])
-    configs = tuple(_parse(tables.where, change(tables.content, changes), name, mistakes) for tables in chosen)
+        chosen = _pick_parts(chosen, changes["data"]["dataset"])
+    configs = [_make(tables.where, change(tables.content, changes), name, mistakes) for tables in chosen]
     if little is not None and not small:
-        _parse(little.where, little.content, name, mistakes)
-    _refuse(mistakes, origin)
-    return configs
+        _make(little.where, little.content, name, mistakes)
+    if mistakes:
+        raise _told(mistakes, origin)
+    return tuple(config for config in configs if config is not None)
 
 
 def parse_config(content: Mapping[str, Any], *, name: str, origin: str) -> RunConfig:
     """The experiment that nested tables describe; all mistakes in one ConfigError."""
     mistakes: list[str] = []
-    config = _parse("", content, name, mistakes)
-    _refuse(mistakes, origin)
+    config = _make("", content, name, mistakes)
+    if config is None or mistakes:
+        raise _told(mistakes, origin)
     return config
+
+
+def translate(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` under our names, as nested tables; what is unknown keeps its name."""
+    translated: dict[str, Any] = {}
+    for name, value in _flatten(content):
+        if name == "corruption.num_ex" and value == -1:  # the field's word for all
+            continue
+        if name == "corruption.severity" and isinstance(value, list) and len(value) == 1:
+            (value,) = value
+        _put(translated, ALIASES.get(name, name).split("."), value)
+    return translated
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `changes`, inner tables merged field by field."""
+    merged = dict(base)
+    for name, value in changes.items():
+        inner = merged.get(name)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        merged[name] = merge(inner, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def change(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with the changes of a command line: `methods` picks among those given, `method_options` sets."""
+    rest = {name: value for name, value in changes.items() if name not in ("methods", "method_options")}
+    merged = merge(content, rest)
+    tables = [{"name": entry} if isinstance(entry, str) else entry for entry in _listed(merged.get("methods", []))]
+    if not all(isinstance(table, Mapping) for table in tables):  # told with the other mistakes
+        return merged
+    if "methods" in changes:  # in this order; a name without a table stands for the method's defaults
+        named = {name: [table for table in tables if table.get("name") == name] for name in changes["methods"]}
+        tables = [table for name, found in named.items() for table in found or [{"name": name}]]
+    for method, option, value in changes.get("method_options", ()):
+        if method not in [table.get("name") for table in tables]:
+            raise ConfigError(f"the option {method}.{option} is for a method that is not run; add it to --methods")
+        tables = [{**table, option: value} if table.get("name") == method else table for table in tables]
+    merged["methods"] = tables
+    return merged
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -83,186 +132,115 @@ def _load(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the configuration '{path}' cannot be read ({error.strerror}); give a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also what is not UTF-8, and integers of thousands of digits
         raise ConfigError(f"the configuration '{path}' is not TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"the configuration '{path}' is nested too deep; give a TOML file") from error
 
 
-def _refuse(mistakes: list[str], origin: str) -> None:
-    if mistakes:
-        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise ConfigError(f"{origin} has {count}: {'; '.join(mistakes)}")
+def _told(mistakes: list[str], origin: str) -> ConfigError:
+    count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+    return ConfigError(f"{origin} has {count}: {'; '.join(mistakes)}")
 
 
-def _parse(where: str, content: Mapping[str, Any], name: str, mistakes: list[str]) -> RunConfig:
+def _make(where: str, content: Mapping[str, Any], name: str, mistakes: list[str]) -> RunConfig | None:
     """One experiment; its mistakes are noted behind `where` it is, those of a section shared by several only once."""
-    found: list[str] = []
-    top = Fields(content, found)
-    experiment = top.text("experiment", name)
-    config = RunConfig(
-        experiment=experiment,
-        model=_model(top.table("model")),
-        data=_data(top.table("data")),
-        stream=_stream(top.table("stream")),
-        methods=_methods(top),
-        device=top.text("device", "auto"),
-        dtype=top.choice("dtype", "float32", DTYPES),
-        store=top.text("store", f"runs/{experiment}.sqlite"),
-        clean_after=top.flag("clean_after", False),
-        keep_samples=top.whole("keep_samples", 0),
-        confusion=top.flag("confusion", False),
-    )
-    _check_together(config, found)
-    top.close()
+    values = {"experiment": name, **content}
+    values.setdefault("store", f"runs/{values['experiment']}.sqlite")
+    for section in ("model", "data"):
+        values.setdefault(section, {})
+    found = _share_options(values)
+    config, wrong = examine(RunConfig, values)
     told = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in mistakes}
-    mistakes += [f"{where}{mistake}" for mistake in found if mistake not in told]
+    mistakes += [f"{where}{mistake}" for mistake in (*wrong, *found) if mistake not in told]
     return config
 
 
-def _check_together(config: RunConfig, mistakes: list[str]) -> None:
-    """What no field shows by itself."""
-    setting = parse_setting(config.stream.setting)
-    if "{domain}" in config.model.checkpoint and setting.reset == "never":
-        mistakes.append("model.checkpoint: one network for each {domain} needs a reset at each; use the setting online")
-    graded = config.data.corrupts or find_spec(config.data.dataset).has_severities
-    if setting.gradual and not graded:
-        mistakes.append(f"stream.setting: {config.data.dataset} has no severities, so it has no gradual stream")
+def _share_options(values: dict[str, Any]) -> list[str]:
+    """Hand the table `options` to the methods that have them; what is wrong with it."""
+    shared = values.pop("options", {})
+    if not isinstance(shared, Mapping):
+        return [f"options is {show(shared)}; give a table"]
+    methods = [{"name": entry} if isinstance(entry, str) else entry for entry in _listed(values.get("methods", []))]
+    known = [_options_of(method.get("name")) if isinstance(method, Mapping) else None for method in methods]
+    if shared:
+        values["methods"] = [
+            method if valid is None else {**{o: v for o, v in shared.items() if o in valid}, **method}
+            for method, valid in zip(methods, known, strict=True)
+        ]
+    if None in known:  # a method that nobody knows is told of itself
+        return []
+    every = {option for valid in known for option in valid or ()}
+    return [f"options.{o}: no listed method has it; {did_you_mean(o, sorted(every))}" for o in shared if o not in every]
 
 
-def _model(table: Fields) -> ModelConfig:
-    name = table.optional_text("name")
-    if name is not None and name not in VARIANTS:
-        table.complain("name", f"{name!r} is no model; the models are {', '.join(sorted(VARIANTS))}")
-    overrides = table.mapping("overrides")
-    unknown = sorted(overrides.keys() - set(VMambaConfig.model_fields))
-    if unknown:
-        table.complain("overrides", f"VMambaConfig has no {', '.join(unknown)}")
-    checkpoint = table.optional_text("checkpoint")
-    if checkpoint is None:
-        table.complain("checkpoint", "is missing; give a .pth or .safetensors file or a known name")
-    config = ModelConfig(
-        checkpoint=checkpoint or "",
-        name=name,
-        num_classes=table.optional_whole("num_classes"),
-        overrides=overrides,
-        preprocessing=_preprocessing(table),
-    )
-    table.close()
-    return config
+def _options_of(method: Any) -> Mapping[str, Any] | None:
+    from trust_tta.methods.registry import method_options
 
-
-def _preprocessing(table: Fields) -> Preprocessing | None:
-    """A preset by name, or a table of the fields of Preprocessing."""
-    given = table.content.get("preprocessing")
-    if not isinstance(given, Mapping):
-        preset = table.optional_text("preprocessing")
-        return None if preset is None else table.try_to("preprocessing", lambda: find_preset(preset), None)
-    inner = table.table("preprocessing")
-    default = Preprocessing()
-    size, resize = inner.whole("size", default.size, least=1), inner.optional_whole("resize")
-    crop = inner.flag("crop", resize is not None)
-    mean, std = inner.numbers("mean", default.mean), inner.numbers("std", default.std)
-    interpolation = inner.text("interpolation", default.interpolation)
-    inner.close()
-    values = dict(size=size, resize=resize, crop=crop, mean=mean, std=std, interpolation=interpolation)
-    return table.try_to("preprocessing", lambda: parse(Preprocessing, values), None)
-
-
-def _data(table: Fields) -> DataConfig:
-    given = table.optional_text("dataset")
-    name: str | None = given
-    if given is None:
-        table.complain("dataset", f"is missing; give {SAMPLE}, {ARRAY} or the name of a data set")
-    elif given not in (SAMPLE, ARRAY):
-        name = table.try_to("dataset", lambda: find_spec(given).name, None)
-    config = DataConfig(
-        dataset=name or SAMPLE,
-        root=table.text("root", "data"),
-        images=table.optional_text("images"),
-        labels=table.optional_text("labels"),
-        domains=_domains(table, name) if name else table.texts("domains"),
-        severity=table.choice("severity", 5, SEVERITIES),
-        limit=table.optional_whole("limit"),
-        class_mask=table.flag("class_mask", True),
-    )
-    if (config.dataset == ARRAY) != (config.images is not None and config.labels is not None):
-        table.complain("images", f"the data set '{ARRAY}', and no other, has the files images and labels")
-    table.close()
-    return config
-
-
-def _domains(table: Fields, dataset: str) -> tuple[str, ...] | None:
-    """The domains under their own names."""
-    given = table.texts("domains")
-    if given is None:
-        return CORRUPTIONS if dataset in (SAMPLE, ARRAY) else None
-    if dataset in (SAMPLE, ARRAY):
-        for name in given:
-            if name not in (CLEAN, *ALL_CORRUPTIONS):
-                table.complain("domains", f"{name!r} is not one of {', '.join((CLEAN, *ALL_CORRUPTIONS))}")
-        return given
-    spec = find_spec(dataset)
-    if not spec.domains:
-        return given
-    return tuple(table.try_to("domains", lambda n=name: find_domain(spec, n).name, name) for name in given)  # type: ignore[misc]
-
-
-def _stream(table: Fields) -> StreamPlan:
-    setting = table.text("setting", "online")
-    config = StreamPlan(
-        setting=table.try_to("setting", lambda: parse_setting(setting).name, "online"),
-        batch_sizes=table.wholes("batch_size", 128, least=1),
-        seeds=table.wholes("seeds", 0),
-        shuffle=table.flag("shuffle", True),
-        drop_last=table.flag("drop_last", False),
-        gamma=table.number("gamma", 0.1),
-    )
-    table.close()
-    return config
-
-
-def _methods(top: Fields) -> tuple[MethodConfig, ...]:
-    """The methods, each a name or a table; `options` are given to all that have them."""
-    top.known += ["methods"]
-    given, shared = top.content.get("methods", []), top.mapping("options")
-    listed = given if isinstance(given, list) else [given]
-    methods = [_method(top, number, entry, shared) for number, entry in enumerate(listed, start=1)]
-    found = tuple(method for method in methods if method is not None)
-    if not listed:
-        top.complain("methods", "is missing; name at least one method")
-    unused = sorted(shared.keys() - {option for method in found for option in method_options(method.name)})
-    if unused and len(found) == len(listed):
-        top.complain("options", f"no listed method has an option {', '.join(unused)}")
-    seen = [canonical_json([m.name, m.all_options()]) for m in found]
-    for place, method in enumerate(found):
-        if seen[place] in seen[:place]:
-            top.complain("methods", f"'{method.name}' is there twice with the same options; give it once")
-    return found
-
-
-def _method(top: Fields, number: int, entry: Any, shared: Mapping[str, Any]) -> MethodConfig | None:
-    values = {"name": entry} if isinstance(entry, str) else entry
-    if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
-        top.complain(f"methods[{number}]", f"{entry!r} is not a name or a table with a name")
-        return None
-    options = {name: value for name, value in values.items() if name not in ("name", "label")}
-    name = values["name"]
     try:
-        valid = method_options(name)
-    except ConfigError as error:
-        top.complain(f"methods[{number}]", str(error))
+        return method_options(method)
+    except (ConfigError, TypeError):
         return None
-    options = {**{option: value for option, value in shared.items() if option in valid}, **options}
-    try:
-        check_options(name, options)
-        if SOURCE_STATISTICS not in valid:
-            create_method(name, _toy_network(), **options)
-    except ConfigError as error:
-        top.complain(f"methods[{number}]", str(error))
-        return None
-    return MethodConfig(name=name, label=str(values.get("label", "")), options=options)
 
 
-def _toy_network() -> VMamba:
-    """To try options on: a value that is refused must not be found out in the middle of a run."""
-    with torch.random.fork_rng(devices=[]):
-        return VMamba(VMambaConfig(depths=(1, 1), dims=(4, 8), num_classes=2, norm="batch"))
+def _full_scale(content: Mapping[str, Any], mistakes: list[str]) -> list[Tables]:
+    """One experiment for each of the file's [[parts]], or the file itself; a part's sections replace the file's."""
+    base = translate({name: value for name, value in content.items() if name not in (PARTS, SMALL)})
+    parts = content.get(PARTS)
+    if parts is None:
+        return [Tables("", base)]
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
+        mistakes.append(f"{PARTS}: {show(parts)} is not a list of tables; write [[{PARTS}]] before each")
+        return [Tables("", base)]
+    return [Tables(f"{PARTS}[{i}]: ", {**base, **translate(part)}) for i, part in enumerate(parts, start=1)]
+
+
+def _small_scale(content: Mapping[str, Any], *, name: str, mistakes: list[str]) -> Tables | None:
+    """The file with the sections of [small] in place of its own: one experiment, with a name and store of its own."""
+    section = content.get(SMALL)
+    if section is None:
+        return None
+    if not isinstance(section, Mapping):
+        mistakes.append(f"{SMALL}: {show(section)} is not a table; write [{SMALL}.data] and the like")
+        return None
+    base = translate({key: value for key, value in content.items() if key not in (PARTS, SMALL, "store")})
+    base["experiment"] = f"{base.get('experiment', name)}-{SMALL}"
+    return Tables(f"{SMALL}: ", {**base, **translate(section)})
+
+
+def _pick_parts(parts: Sequence[Tables], dataset: str) -> list[Tables]:
+    """The parts of one data set."""
+    from trust_tta.data.classes import fold_name
+
+    data = [part.content.get("data") for part in parts]
+    present = [str(table.get("dataset")) if isinstance(table, Mapping) else "none" for table in data]
+    picked = [p for p, name in zip(parts, present, strict=True) if fold_name(name) == fold_name(dataset)]
+    if not picked:
+        raise ConfigError(f"no part is of the data set {dataset!r}; the parts are of {', '.join(present)}")
+    return picked
+
+
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted lower-case names and their values."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in content.items():
+        name = f"{prefix}{key.lower()}"
+        if isinstance(value, Mapping) and value and name not in _KEPT:
+            pairs += _flatten(value, f"{name}.")
+        else:
+            pairs.append((name, value))
+    return pairs
+
+
+def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a value inside tables, made where missing; what is no table stays, to be told with the other mistakes."""
+    for name in path[:-1]:
+        inner: Any = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            return
+        table = inner
+    table[path[-1]] = value
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]

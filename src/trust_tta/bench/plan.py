@@ -54,7 +54,7 @@ def make_plan(config: RunConfig, source: DataSource) -> Plan:
     chains: list[Chain] = []
     checkpoints: dict[str, Checkpoint] = {}
     preprocessing: dict[str, Preprocessing] = {}
-    for batch_size in config.stream.batch_sizes:
+    for batch_size in config.stream.batch_size:
         for seed in config.stream.seeds:
             domains = source.stream(config.stream, batch_size=batch_size, seed=seed, workers=0)
             for domain in domains:
@@ -80,7 +80,7 @@ def stretches(domains: list[Domain]) -> Iterator[tuple[int, ...]]:
 
 
 def _find(config: RunConfig, domain: str, found: dict[str, Checkpoint]) -> Checkpoint:
-    if found and "{domain}" not in config.model.checkpoint:
+    if found and not config.model.per_domain:
         return next(iter(found.values()))
     return find_checkpoint(config.model, domain=domain)
 
@@ -88,13 +88,13 @@ def _find(config: RunConfig, domain: str, found: dict[str, Checkpoint]) -> Check
 def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
     """The checkpoint for `domain`, as the experiment describes it."""
     found = Checkpoint.open(
-        model.checkpoint.replace("{domain}", domain),
+        str(model.checkpoint).replace("{domain}", domain),
         variant=model.name,
         num_classes=model.num_classes,
         preprocessing=model.preprocessing,
         fields=model.overrides,
     )
-    return found.release() if "{domain}" in model.checkpoint else found  # not all networks at once
+    return found.release() if model.per_domain else found  # not all networks at once
 
 
 def _fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str, Preprocessing]) -> Iterator[str]:

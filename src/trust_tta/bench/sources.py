@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.bench.config import ARRAY, CLEAN, DataConfig, StreamPlan
+from trust_tta.bench.config import ARRAY, CLEAN, DataConfig, StreamsConfig
 from trust_tta.data.arrays import open_images, open_labels
 from trust_tta.data.classes import CIFAR10_CLASSES, numbered_classes
 from trust_tta.data.corruptions.apply import corrupt
-from trust_tta.data.corruptions.table import SEVERITIES
+from trust_tta.data.corruptions.table import CORRUPTIONS, SEVERITIES
 from trust_tta.data.dataset import Dataset, array_dataset, join_datasets
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.files import hash_pixels, hash_texts
@@ -78,6 +78,8 @@ class DataSource:
         config = self.config
         if config.domains is not None:
             return config.domains
+        if config.corrupts:
+            return CORRUPTIONS
         found = available_domains(config.dataset, config.root)
         if not found:
             raise ConfigError(f"no domain of {config.dataset} is in {config.root}; run `trust-tta data check` on it")
@@ -126,7 +128,7 @@ class DataSource:
             )
         return open_dataset(_CLEAN_SETS[config.dataset], config.root)
 
-    def stream(self, plan: StreamPlan, *, batch_size: int, seed: int, workers: int) -> list[Domain]:
+    def stream(self, plan: StreamsConfig, *, batch_size: int, seed: int, workers: int) -> list[Domain]:
         """The domains as the network meets them, not yet preprocessed."""
         config = StreamConfig(
             setting=plan.setting,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +103,7 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
     from trust_tta.bench.experiment import Experiment
 
     if config.data.limit is None:
-        config = replace(config, data=replace(config.data, limit=DEFAULT_LIMIT))
+        config = config.changed(data=config.data.changed(limit=DEFAULT_LIMIT))
     experiment = Experiment(config)
     for domain in experiment.domains if every else experiment.domains[:1]:
         if kind == "surface":

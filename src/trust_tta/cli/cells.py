@@ -37,7 +37,7 @@ class Lines(Observer):
         self.prefix, self.drawer = prefix, drawer
         present = {method.name for method in config.methods}
         self.baseline = next((name for name in BASELINES if name in present), None)
-        self.several = len(config.stream.batch_sizes) > 1
+        self.several = len(config.stream.batch_size) > 1
         self.width = max(len(method.name) for method in config.methods)
         self.accuracies: dict[tuple[object, ...], float] = {}
         for cell in known:

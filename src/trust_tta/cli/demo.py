@@ -28,18 +28,19 @@ def run(arguments: Namespace) -> None:
     out = try_folder("--out", arguments.out)
     import torch
 
-    from trust_tta.bench.demo import CORRUPTIONS, IMAGES, METHODS, demo_config
+    from trust_tta.bench.config import DEMO_IMAGES, demo_config
     from trust_tta.bench.environment import choose_device
     from trust_tta.cli.cells import run_parts
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
     from trust_tta.report.terminal import verdict
 
-    images = IMAGES if arguments.images is None else arguments.images
+    images = DEMO_IMAGES if arguments.images is None else arguments.images
     if arguments.seeds < 1 or not 2 <= images <= 2000:
         raise ConfigError(f"--seeds {arguments.seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
     config = demo_config(out, seeds=arguments.seeds, images=images)
-    counts = f"{len(METHODS)} methods, {len(CORRUPTIONS)} corruptions, {arguments.seeds} seeds, {images} images each"
+    corruptions = len(config.data.domains or ())
+    counts = f"{len(config.methods)} methods, {corruptions} corruptions, {arguments.seeds} seeds, {images} images each"
     say(f"{config.model.name} on CIFAR-10 test images: {counts}")
     # So small a network leaves most of several cores idle, but not of one each.
     processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1

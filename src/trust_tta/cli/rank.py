@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +60,7 @@ def rank(config: RunConfig) -> Ranking:
     from trust_tta.bench.ranking import rank_domains
 
     if config.data.limit is None:
-        config = replace(config, data=replace(config.data, limit=DEFAULT_LIMIT))
+        config = config.changed(data=config.data.changed(limit=DEFAULT_LIMIT))
     with Drawer() as drawer:
         return rank_domains(config, start=lambda batches: drawer.start(batches, "batches"), beat=drawer.advance)
 
