@@ -312,8 +312,8 @@ def cpu_lines(cpu: Speeds) -> str:
     return (
         f"`vmamba_nano` at 32 pixels, {record['facts']['threads']} threads. How many times as fast as the same code "
         f"with the reference scan:\n\n{ratios}\n\nThe time of a step grows as {grown} (fitted; 1 is linear).\n\n"
-        "PyTorch's threads spin for a while after each operation and keep a core from the scan's own; on few cores set "
-        "`OMP_WAIT_POLICY=passive` before PyTorch is imported, as the commands of `trust-tta` do by themselves."
+        "Left alone, PyTorch's threads spin for a while after each operation and keep a core from the scan's own; the "
+        "first scan puts them to sleep, unless `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is set ([why](decisions.md))."
     )
 
 

@@ -1,7 +1,7 @@
 """The network's passes, recorded as CUDA graphs.
 
-A pass is some hundred small pieces of work, and at small batches the device waits while the host asks for each of
-them; a recorded pass is asked for as one. The traversal order is data, so one recording serves all of them.
+A pass is hundreds of small kernels, and at small batches the device waits while the host launches each of them; a
+recorded pass is one launch. The traversal order is data, so one recording serves all orders.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-MOST_RECORDINGS = 8  # each keeps the memory of a pass
-MOST_MET = 64  # kinds of batches that are remembered to have come once
+MOST_RECORDINGS = 8  # each holds the memory of a pass
+MOST_SEEN = 64  # kinds of batches that are remembered to have come once
 
-_one_at_a_time = threading.Lock()  # CUDA forbids to wait for a device while a pass on it is being recorded
+_one_at_a_time = threading.Lock()  # CUDA forbids waiting for a device while a pass on it is being recorded
 
 
 class Recorder:
     """Calls a network; from the second batch of a kind on, on a CUDA device, by replaying a recorded pass.
 
-    Only networks whose order is a tensor are recorded: of others it is not known that a pass is the same each time.
-    Gradients of a recorded pass stay valid until the next pass. What is changed in the network later shows where it is
-    in the values of its parameters and buffers; new modules, hooks or settings do not. A replayed pass draws the random
-    numbers and moves the running statistics that a plain one would.
+    Only networks whose order is a tensor are recorded: others may not do the same in each pass. Gradients of a recorded
+    pass stay valid until the next pass. Later changes to the values of parameters and buffers take effect; new modules,
+    hooks or settings do not. A replayed pass draws the random numbers and updates the running statistics that a plain
+    one would.
     """
 
     def __init__(self, network: nn.Module, parameters: Sequence[Tensor]) -> None:
         self.network, self.parameters = network, list(parameters)
         self.recordings: dict[Hashable, Recording] = {}
-        self.met: set[Hashable] = set()
-        self.failed = False  # a recording that broke off leaves the device in doubt: there is no second try
-        self.tensors: list[Tensor] = []  # the network's, looked up once: walking through its modules takes long
+        self.seen: set[Hashable] = set()
+        self.failed = False  # a recording that broke off may leave the device unusable for another: no second try
+        self.tensors: list[Tensor] = []  # the network's, looked up once: walking through its modules is slow
         self.addresses: list[int] = []
         self.pool: Any = None
         self.unfinished: weakref.ref[Token] | None = None  # a pass whose activations must not be overwritten
@@ -61,7 +61,7 @@ class Recorder:
         return logits
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
-        """Recordings hold addresses: a copy begins with none."""
+        """Recordings hold addresses: a copy starts without any."""
         return Recorder(copy.deepcopy(self.network, memo), copy.deepcopy(self.parameters, memo))
 
     def _recording(self, images: Tensor, slots: Tensor) -> Recording | None:
@@ -73,13 +73,13 @@ class Recorder:
         key = (images.shape, images.dtype, slots.shape, learning, low)
         if key in self.recordings:
             return self.recordings[key]
-        if key not in self.met:  # the first of a kind compiles kernels, which cannot be recorded
-            if len(self.met) < MOST_MET:
-                self.met.add(key)
+        if key not in self.seen:  # the first of a kind compiles kernels, which cannot be recorded
+            if len(self.seen) < MOST_SEEN:
+                self.seen.add(key)
         elif len(self.recordings) < MOST_RECORDINGS:
             try:
                 self.recordings[key] = self._record(images, slots, learning, low)
-            except Exception as error:  # whatever it was, a plain pass will show it or do without
+            except Exception as error:  # whatever it was, a plain pass will raise it again or not need it
                 self.failed, self.recordings = True, {}
                 problem = (str(error).splitlines() or [""])[0]
                 warnings.warn(f"passes are not recorded as CUDA graphs and stay slow ({problem})", stacklevel=2)
@@ -101,7 +101,7 @@ class Recorder:
         self.tensors = self.tensors or list(self.network.parameters())
         addresses = [t.data_ptr() for t in self.tensors]
         if addresses != self.addresses:
-            self.recordings, self.met, self.addresses = {}, set(), addresses
+            self.recordings, self.seen, self.addresses = {}, set(), addresses
 
 
 class Token:
@@ -109,7 +109,7 @@ class Token:
 
 
 class Recording:
-    """One pass forward, and where there are parameters one backward, over tensors at fixed places."""
+    """One forward pass, and one backward pass where there are parameters, over tensors at fixed addresses."""
 
     def __init__(
         self, network: nn.Module, images: Tensor, slots: Tensor, parameters: Sequence[Tensor], pool: Any
@@ -126,7 +126,7 @@ class Recording:
 
         stream = torch.cuda.Stream(images.device)
         stream.wait_stream(torch.cuda.current_stream(images.device))
-        with torch.cuda.stream(stream):  # libraries set up their workspace for a stream at its first use
+        with torch.cuda.stream(stream):  # libraries set up their workspace for a stream on first use
             logits = call()
             self.dlogits = torch.zeros_like(logits)
             if leaves:
@@ -155,7 +155,7 @@ class Recording:
         return self.logits.clone()
 
     def replay_backward(self, dlogits: Tensor) -> list[Tensor | None]:
-        """The gradients, in place until the next pass."""
+        """The gradients, valid until the next pass."""
         self.dlogits.copy_(dlogits)
         self.backward.replay()  # type: ignore[union-attr]
         return self.gradients
@@ -163,7 +163,7 @@ class Recording:
 
 @contextmanager
 def kept_state(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Leave the device's random state and the network's running statistics as they are: passes inside do not count."""
+    """Restore the device's random state and the network's running statistics afterwards: passes inside do not count."""
     before = [(buffer, buffer.clone()) for buffer in network.buffers()]
     try:
         with torch.random.fork_rng(devices=[device]):
@@ -176,7 +176,7 @@ def kept_state(network: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def own_workspaces() -> Iterator[None]:
-    """Let cuBLAS take its workspaces from the recording's memory, and give them back: else every stream keeps some."""
+    """Let cuBLAS take its workspaces from the recording's memory and free them: otherwise every stream keeps some."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield
@@ -195,5 +195,5 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
-        del ctx.token  # what the pass has kept may be overwritten now; there is no second time
+        del ctx.token  # what the pass has saved may be overwritten from here on
         return (None, None, None, None, *ctx.recording.replay_backward(dlogits))

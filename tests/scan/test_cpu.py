@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from torch import Tensor
 
 from tests.conftest import SetThreads
 from tests.scan.cases import NAMES, assert_close, make_inputs, reference_in_float64, run_scan
+from trust_tta.scan import reference, selective_scan
 from trust_tta.scan.cpu.threads import SMALL, run_tasks
 from trust_tta.scan.operators import scan as scan_operator
 
@@ -34,6 +39,22 @@ def case_id(case: object) -> str:
 def test_output_and_gradients(length: int, n: int, b: int, gm: tuple[int, int]) -> None:
     inputs = [t.float() for t in make_inputs(b=b, g=gm[0], m=gm[1], c=3, n=n, length=length)]
     assert_close(run_scan(scan, inputs), reference_in_float64(inputs), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("length", [49, 196, 197, 784, 3136])
+def test_one_group_of_sixteen_states(length: int, threads: SetThreads) -> None:
+    """The scan of Mamba's one-dimensional networks: through the public function, and never by the reference."""
+    threads(2)
+    u, delta, A, B, C, D, bias = (t.float() for t in make_inputs(b=2, g=1, m=1, c=24, n=16, length=length))
+    inputs = [u, delta, A, B, C, D, bias]
+
+    def public(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor, _: bool) -> Tensor:
+        flat = (u[:, 0], delta[:, 0, 0], A[0, 0], B[:, 0], C[:, 0], D[0, 0], bias[0, 0])
+        return selective_scan(*flat)[:, None]
+
+    with mock.patch.object(reference, "scan_reference", side_effect=AssertionError("the slow reference was called")):
+        actual = run_scan(public, inputs)
+    assert_close(actual, reference_in_float64(inputs), TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("c", [1, 2, 4, 6, 13, 21])
@@ -166,3 +187,31 @@ def test_an_error_in_any_thread_reaches_the_caller(failing: int, threads: SetThr
 
     with pytest.raises(RuntimeError, match=f"task {failing}"):
         run_tasks(work, 3, SMALL)
+
+
+SPINNING = """
+import os, time
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+import torch, trust_tta as tt
+torch.set_num_threads(2)
+u, rows = torch.rand(4, 16, 1024), torch.rand(4, 1, 1, 1024)
+tt.selective_scan(u, u, -torch.ones(16, 1), rows, rows)
+large, spent = torch.zeros(1 << 20), 0.0
+for _ in range(20):
+    large.add_(1)
+    before = time.process_time()
+    time.sleep(0.02)
+    spent += time.process_time() - before
+print(spent)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or (os.cpu_count() or 1) < 2, reason="needs GNU OpenMP and two CPUs")
+@pytest.mark.parametrize("chosen", [{}, {"GOMP_SPINCOUNT": "300000"}], ids=["by-itself", "as-the-user-says"])
+def test_threads_of_pytorch_sleep_between_operations(chosen: dict[str, str]) -> None:
+    """Processor time that passes while nothing is computed is what PyTorch's threads spend on waiting."""
+    governing = ("OMP_", "GOMP_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(governing)} | chosen
+    command = [sys.executable, "-c", SPINNING]
+    spent = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert (spent > 0.015) == bool(chosen)

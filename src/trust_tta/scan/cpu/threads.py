@@ -1,12 +1,15 @@
-"""Spread independent tasks over as many threads as PyTorch uses."""
+"""Independent tasks on as many threads as PyTorch uses, which must not spin meanwhile."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
@@ -15,11 +18,13 @@ SMALL = 1 << 15  # below this many elements, threads cost more than they bring
 
 
 def run_tasks(work: Callable[[int, int], None], tasks: int, elements: int) -> None:
-    """Call `work(first, last)` over all tasks; compiled work lets go of Python's lock, so spans run side by side."""
-    threads = min(torch.get_num_threads(), tasks) if elements >= SMALL else 1
+    """Call `work(first, last)` over all tasks; compiled work releases the GIL, so that spans run side by side."""
+    allowed = torch.get_num_threads() if elements >= SMALL else 1
+    threads = min(allowed, tasks)
     if threads == 1:
         work(0, tasks)
         return
+    _let_openmp_sleep(allowed)
     bounds = [tasks * i // threads for i in range(threads + 1)]
     pool = _pool(os.getpid(), threads - 1)
     futures = [pool.submit(work, *span) for span in itertools.pairwise(bounds[1:])]
@@ -34,3 +39,34 @@ def run_tasks(work: Callable[[int, int], None], tasks: int, elements: int) -> No
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
     """Threads kept between calls; keyed by process because threads do not survive a fork."""
     return ThreadPoolExecutor(threads, thread_name_prefix="trust-tta-scan")
+
+
+@functools.cache
+def _let_openmp_sleep(threads: int) -> None:
+    """Keep PyTorch's OpenMP threads from spinning between operations, unless the user has said how they wait.
+
+    GNU OpenMP spins for milliseconds after each operation, and on a busy machine takes the cores from the scan's own
+    threads. It reads its variables when PyTorch is imported, too early for us; but while it manages more threads than
+    there are CPUs it hardly spins. So a thread of ours keeps a second team as large as PyTorch's, asleep. Where both
+    teams fit on the CPUs, spinning does no harm and nothing is done.
+    """
+    if os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        return
+    try:
+        # Symbols are looked up in the runtime that PyTorch itself was linked to.
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        start_team, cpus = library.GOMP_parallel, library.omp_get_num_procs()
+    except (OSError, AttributeError):  # another OpenMP, or none
+        return
+    if 2 * threads <= cpus:
+        return
+    nothing = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+    started = threading.Event()
+
+    def keep_team() -> None:
+        start_team(nothing, None, ctypes.c_uint(threads + 1), ctypes.c_uint(0))
+        started.set()
+        threading.Event().wait()  # a team ends with the thread that started it
+
+    threading.Thread(target=keep_team, name="trust-tta-openmp", daemon=True).start()
+    started.wait()
