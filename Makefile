@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: test test-slow test-gpu demo paper lint types docs clean
+.PHONY: test test-slow test-gpu demo paper lint types typed docs clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +32,10 @@ lint: $(VENV)/dev
 
 types: $(VENV)/dev
 	$(BIN)/mypy
+
+# The options of the methods as editors and mypy see them, from their declarations.
+typed: $(VENV)/dev
+	$(BIN)/python -m tests.methods.typed_stub
 
 demo: $(VENV)/base
 	$(BIN)/trust-tta demo

@@ -11,8 +11,8 @@ import pytest
 import trust_tta as tt
 
 PROMISED = {
-    "Guard", "ScanOrder", "Stream", "VMamba", "VMambaConfig", "corrupt", "create_method", "create_model",
-    "list_methods", "list_models", "load_checkpoint", "rank_orders", "selective_scan",
+    "Guard", "Method", "ScanOrder", "Stream", "VMamba", "VMambaConfig", "corrupt", "create_method",
+    "create_model", "list_methods", "list_models", "load_checkpoint", "rank_orders", "selective_scan",
 }  # fmt: skip
 ANY: Any = object()
 

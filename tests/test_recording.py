@@ -94,8 +94,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("sar", {"margin": 9.0}),
     ("shot", {}),
     ("trust", {"steps": 2}),
-    ("trust", {"mode": "parallel"}),
-    ("trust", {"mode": "parallel", "parallel": "split", "k": 3}),
+    ("trust", {"mode": "replicate"}),
+    ("trust", {"mode": "split", "k": 3}),
     ("ensemble", {"k": 3}),
     ("augmentation", {}),
 ]

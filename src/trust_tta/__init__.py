@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from trust_tta.data.corruptions.apply import corrupt
     from trust_tta.live.guard import Guard
     from trust_tta.live.stream import Stream
+    from trust_tta.methods.base import Method
     from trust_tta.methods.ranking import rank_orders
-    from trust_tta.methods.registry import create_method, list_methods
+    from trust_tta.methods.registry import list_methods
+    from trust_tta.methods.typed import create_method
     from trust_tta.models.checkpoint import load_checkpoint
     from trust_tta.models.config import VMambaConfig
     from trust_tta.models.factory import create_model, list_models
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Guard",
+    "Method",
     "ScanOrder",
     "Stream",
     "TrustError",
@@ -43,6 +46,7 @@ __all__ = [
 _HOMES = {
     "Guard": "trust_tta.live.guard",
     "Stream": "trust_tta.live.stream",
+    "Method": "trust_tta.methods.base",
     "VMamba": "trust_tta.models.vmamba",
     "VMambaConfig": "trust_tta.models.config",
     "corrupt": "trust_tta.data.corruptions.apply",

@@ -10,6 +10,8 @@ TrustError
 ├── DependencyError   an optional package that is not installed; the message says how to install it
 └── StateError        a saved state that does not belong to this object, or an object used after it was closed
 
+TrustWarning            something that works and that you may not want
+
 Every message says in one line what was given, what is allowed and what to do.
 """
 
@@ -48,3 +50,7 @@ class DependencyError(TrustError, ImportError):
 
 class StateError(TrustError, RuntimeError):
     """A saved state that does not belong here, or an object used after it was closed."""
+
+
+class TrustWarning(UserWarning):
+    """Something that works and that you may not want; the message says what to do instead."""

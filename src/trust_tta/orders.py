@@ -97,4 +97,15 @@ def _parse(order: OrderLike) -> tuple[int, int, int, int]:
 
 
 DEFAULT_ORDER = ScanOrder("abcd")
-PAPER_ORDERS = tuple(ScanOrder(o) for o in ("abcd", "abdc", "adcb", "bacd", "badc", "dbca"))
+PAPER_ORDERS = tuple(ScanOrder(o) for o in ("abcd", "abdc", "adcb", "bacd", "badc", "dbca"))  # as the paper runs them
+_BY_ENTROPY = tuple(ScanOrder(o) for o in ("abcd", "abdc", "dbca", "adcb", "badc", "bacd"))  # its offline phase
+
+
+def paper_orders(k: int) -> tuple[ScanOrder, ...]:
+    """The `k` of the paper's six orders that have the lowest entropy, in the sequence in which the paper runs them."""
+    if not 1 <= k <= len(PAPER_ORDERS):
+        raise ConfigError(
+            f"k is {k}; without explicit orders it is 1 to {len(PAPER_ORDERS)} (the paper's orders): "
+            "for more, give orders=[...], as rank_orders lists them"
+        )
+    return tuple(order for order in PAPER_ORDERS if order in _BY_ENTROPY[:k])

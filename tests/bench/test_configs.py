@@ -12,7 +12,7 @@ from trust_tta.bench.plan import make_plan
 from trust_tta.bench.sources import DataSource
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
 from trust_tta.data.specs import find_spec
-from trust_tta.methods.trust import choose_orders
+from trust_tta.methods.trust import OrderOptions
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = sorted(FOLDER.rglob("*.toml"))
@@ -28,7 +28,7 @@ def test_the_full_scale_is_read(path: Path) -> None:
         for method in part.methods:
             options = method.all_options()
             if "orders" in options:
-                assert choose_orders(options["orders"], 1)
+                assert OrderOptions(orders=options["orders"], k=1).chosen()
 
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)

@@ -79,7 +79,7 @@ def test_every_batch_beats(model: VMamba) -> None:
 
 def test_the_network_is_restored_even_when_a_batch_fails(model: VMamba) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    method = create_method("trust", model, lr=0.1, k=2, mode="parallel", parallel="split")
+    method = create_method("trust", model, lr=0.1, k=2, mode="split")
     results = run_stream(method, [make_domain(16), make_domain(9)], CPU, beat=ignore)
     next(results)
     assert any(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -102,6 +102,7 @@ def test_continual_is_one_method_on_all_domains(tmp_path: Path) -> None:
     assert second.entropy != found["tent", "contrast"].entropy
 
 
+@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 def test_standard_is_a_fresh_method_on_each_batch(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["tent"], stream={"setting": "standard"})
     found = by_place(run(config)[0])
@@ -169,7 +170,7 @@ def test_facts_tell_the_circumstances(tmp_path: Path) -> None:
     assert cell.facts.started < cell.facts.finished
 
 
-SPLIT = {"name": "trust", "mode": "parallel", "parallel": "split", "k": 2}
+SPLIT = {"name": "trust", "mode": "split", "k": 2}
 
 
 def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path: Path) -> None:

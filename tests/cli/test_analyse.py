@@ -31,7 +31,7 @@ def test_networks_that_start_side_by_side_lie_around_their_mean(config: Path, tm
     text = config.read_text(encoding="utf-8").replace('"tent"]', '{ name = "trust", k = 3, lr = 0.01 }]')
     config.write_text(text, encoding="utf-8")
     apart = []
-    for mode in ("sequential", "parallel"):
+    for mode in ("sequential", "replicate"):
         out = tmp_path / mode
         flags = ["--points", "2", "--option", f"trust.mode={mode}", "--out", str(out)]
         assert main(["analyse", "surface", str(config), *flags]) == 0

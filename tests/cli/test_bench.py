@@ -100,7 +100,7 @@ def test_the_list_runs_nothing(config: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    split = ["--option", "trust.mode=parallel", "--option", "trust.parallel=split", "--option", "trust.k=2"]
+    split = ["--option", "trust.mode=split", "--option", "trust.k=2"]
     arguments = ["bench", str(config), "--methods", "source,trust", *split, "--limit", "33"]
     assert main(arguments) == 1
     out, err = capsys.readouterr()

@@ -11,10 +11,12 @@ import pytest
 
 from tests.docs.pages import DOCS, sections, table_rows
 from tests.methods.networks import LEARNERS, batches, make, run, vmamba
-from trust_tta.methods.registry import list_methods, method_options
+from trust_tta.methods.base import Learner, LearningOptions, MethodOptions
+from trust_tta.methods.registry import find_method, list_methods, method_options
 
 PAGES = (DOCS / "methods.md", DOCS / "trust.md")
 SECTIONS = {name: text for page in PAGES for name, text in sections(page).items()}
+EVERYONE, LEARNING = MethodOptions.defaults(), LearningOptions.defaults()
 S, K, P = 2, 3, 4
 
 # What keeps ETA and SAR from leaving out images or returning to the source.
@@ -36,13 +38,24 @@ def test_no_section_is_left_over_from_a_method_that_is_gone() -> None:
 
 @pytest.mark.parametrize("name", list_methods())
 def test_options_and_defaults_are_those_of_the_code(name: str) -> None:
-    options = method_options(name)
+    """A table holds what a method has beyond the options of all methods, or of those that learn, and other defaults."""
+    shared = LEARNING if issubclass(find_method(name), Learner) else EVERYONE
+    options = {
+        option: default for option, default in method_options(name).items() if default != shared.get(option, ...)
+    }
     if not options:
-        assert "options" in SECTIONS[name].lower()
+        assert "No options of its own" in SECTIONS[name]
         return
-    rows = table_rows(SECTIONS[name])
-    written = {option.strip("`"): ast.literal_eval(default.strip("`")) for option, default, _ in rows}
-    assert list(written.items()) == list(options.items())
+    assert defaults_in(SECTIONS[name]) == options
+
+
+def test_shared_options_and_defaults_are_those_of_the_code() -> None:
+    assert defaults_in(SECTIONS["Options of every method"]) == EVERYONE
+    assert EVERYONE | defaults_in(SECTIONS["Options of methods that learn"]) == LEARNING
+
+
+def defaults_in(text: str) -> dict[str, Any]:
+    return {option.strip("`"): ast.literal_eval(default.strip("`")) for option, default, _ in table_rows(text)}
 
 
 COSTS = {row[0].strip("`"): row[1:4] for row in table_rows(sections(DOCS / "methods.md")["What a batch costs"])}
@@ -76,7 +89,7 @@ def evaluate(text: str) -> int:
 
 def test_the_parallel_mode_costs_what_is_written() -> None:
     """One forward and one backward pass for all orders together when split, and the prediction."""
-    method = make("trust", vmamba(), k=K, mode="parallel", parallel="split")
+    method = make("trust", vmamba(), k=K, mode="split")
     run(method, batches(1))
     assert (method.counters.forwards, method.counters.backwards, method.counters.updates) == (2, 1, K)
 

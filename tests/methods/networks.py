@@ -67,7 +67,7 @@ def batches(count: int, *, images: int = 9, size: int = 16, seed: int = 1) -> li
     return [torch.randn(images, 3, size, size, generator=generator) + 0.3 * i for i in range(count)]
 
 
-def make(name: str, model: nn.Module, **options: Any) -> Method:
+def make(name: str, model: nn.Module, **options: Any) -> Any:
     """The method, small, with a learning rate that shows and with what it must have."""
     if name in LEARNERS:
         options = {"lr": 1e-2, **options}

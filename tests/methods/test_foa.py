@@ -11,9 +11,8 @@ import torch
 
 from tests.methods.networks import CLASSES, batches, make, run, same, vmamba, weights
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods.foa import Foa, gather_source_statistics
+from trust_tta.methods.foa import Foa, Search, gather_source_statistics
 from trust_tta.methods.registry import create_method
-from trust_tta.methods.search import Search
 
 
 def foa(**options: object) -> Foa:
@@ -73,7 +72,7 @@ def test_fitness_and_shift_against_numpy() -> None:
     method = foa(weight=0.7)
     (first, second) = batches(2)
     method(first)
-    statistics, shift = method.statistics, method.mean_features
+    statistics, shift = method.source, method.mean_features
     assert shift is not None
     candidate = np.linspace(-1, 1, 16)
     judge = copy.deepcopy(vmamba()).train()
@@ -197,7 +196,9 @@ def test_some_candidates_that_are_not_finite_lose() -> None:
     assert method.mean_features.isfinite().all()
 
 
-@pytest.mark.parametrize("options", [{"prompts": 0}, {"population": 3}, {"sigma": 0.0}, {"weight": -1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"prompts": 0}, {"population": 3}, {"sigma": 0.0}, {"weight": -1.0}, {"seed": -1}], ids=str
+)
 def test_wrong_options(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="at least"):
+    with pytest.raises(ConfigError, match="give a value >="):
         foa(**options)

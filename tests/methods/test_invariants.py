@@ -93,7 +93,7 @@ def test_no_learning_rate_is_no_learning(name: str) -> None:
         logits = method(images)
         if name != "ensemble":  # which predicts in other orders
             assert torch.equal(logits, still(images))
-    assert same(method.state_dict()["adapted"], dict(method.source))
+    assert same(method.state_dict()["adapted"], dict(method.weights.source))
 
 
 def test_losses_against_numpy() -> None:
@@ -131,8 +131,8 @@ def test_sar_returns_to_the_source_when_predictions_collapse() -> None:
     for count, images in enumerate(batches(3), start=1):
         sar(images)
         assert sar.counters.recoveries == count
-        assert same(sar.state_dict()["adapted"], dict(sar.source))
-        assert sar.state_dict()["optimizer"]["state"] == {}
+        assert same(sar.state_dict()["adapted"], dict(sar.weights.source))
+        assert not any(moment.any() for moment in sar.state_dict()["optimizer"].values())
         assert sar.state_dict()["extra"] == {}  # the moving mean starts anew
 
 
@@ -149,7 +149,7 @@ def test_an_empty_selection_changes_nothing(name: str, pair: tuple[nn.Module, nn
     for images in batches(2):
         assert torch.equal(method(images), still(images))
     assert method.counters.updates == method.counters.backwards == method.counters.skipped == 0
-    assert same(method.state_dict()["adapted"], dict(method.source))
+    assert same(method.state_dict()["adapted"], dict(method.weights.source))
 
 
 class Fickle(nn.Module):
@@ -170,14 +170,14 @@ def test_sar_comes_down_again_when_no_sample_is_reliable_after_the_climb() -> No
     sar = make("sar", Fickle(), skip_last=False)
     run(sar, batches(2))
     assert (sar.counters.backwards, sar.counters.updates, sar.counters.skipped) == (2, 0, 0)
-    assert same(sar.state_dict()["adapted"], dict(sar.source))
+    assert same(sar.state_dict()["adapted"], dict(sar.weights.source))
 
 
 def test_eta_follows_the_predictions_with_momentum() -> None:
     eta = make("eta", convnet())
     assert isinstance(eta, Eta)
-    eta.follow(torch.tensor([1.0, 0.0]))
-    eta.follow(torch.tensor([0.0, 1.0]))
+    eta.learned(torch.tensor([[90.0, 0.0], [0.0, 0.0]]), torch.tensor([True, False]))
+    eta.learned(torch.tensor([[0.0, 90.0]]), torch.tensor([True]))
     assert eta.mean_prediction is not None
     torch.testing.assert_close(eta.mean_prediction, torch.tensor([0.9, 0.1]))
 
@@ -204,14 +204,13 @@ def test_sar_leaves_out_the_last_stage_and_norm_by_role() -> None:
 def test_margins_scale_with_the_number_of_classes(classes: int) -> None:
     eta = make("eta", vmamba())
     assert isinstance(eta, Eta)
-    flat = torch.full((2, classes), 1 / classes)
-    level = torch.tensor([0.39, 0.41]) * math.log(classes)
-    assert eta.choose_samples(level, flat).tolist() == [True, False]
-    eta.mean_prediction = flat[0]
+    assert eta.margin(classes) == pytest.approx(0.4 * math.log(classes))
+    onehot = torch.zeros(2, classes)
+    onehot[0, 0] = 90
+    assert eta.select(onehot).tolist() == [True, False]  # the second knows nothing
+    eta.mean_prediction = torch.full((classes,), 1 / classes)
     limit = 0.4 if classes <= 10 else 0.2 if classes <= 100 else 0.05
-    onehot = torch.zeros(1, classes)
-    onehot[0, 0] = 1  # its cosine to the flat prediction is 1 / sqrt(classes)
-    chosen = eta.choose_samples(torch.zeros(1), onehot).item()
+    chosen = eta.select(onehot)[0].item()  # its cosine to the flat prediction is 1 / sqrt(classes)
     assert chosen == (1 / math.sqrt(classes) < limit)
 
 

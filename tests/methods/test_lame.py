@@ -107,11 +107,11 @@ def test_neighbours_pull_an_unsure_image_over() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"affinity": "cosine"}, "'rbf', 'knn', 'linear'"),
-        ({"k": 0}, "at least 1"),
-        ({"strength": -1}, "at least 0"),
-        ({"iterations": -1}, "at least 0"),
-        ({"lr": 1}, "no option 'lr'"),
+        ({"affinity": "cosine"}, "choose one of rbf, knn, linear"),
+        ({"k": 0}, "k is 0; give a value >= 1"),
+        ({"strength": -1}, "strength is -1; give a value >= 0"),
+        ({"iterations": -1}, "iterations is -1; give a value >= 0"),
+        ({"lr": 1}, "lr: there is no such option"),
     ],
     ids=str,
 )

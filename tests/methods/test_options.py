@@ -19,7 +19,7 @@ def test_a_value_of_another_kind_is_refused(name: str) -> None:
     """The word False, which is true, must not switch anything on."""
     for option, default in method_options(name).items():
         for value in WRONG.get(type(default), ()):
-            with pytest.raises(ConfigError, match=f"^{option} of method '{name}' is .*; give ") as error:
+            with pytest.raises(ConfigError, match=f"^method '{name}': {option} is .*; give ") as error:
                 make(name, vmamba(), **{option: value})
             assert "\n" not in str(error.value)
 
@@ -39,7 +39,7 @@ def test_what_is_no_network_is_refused() -> None:
 
 
 def test_whole_numbers_are_numbers() -> None:
-    assert create_method("tent", vmamba(), lr=1).lr == 1
+    assert make("tent", vmamba(), lr=1).options.lr == 1
 
 
 def test_orders_are_ranked_on_batches_that_mean_something() -> None:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.methods.networks import CLASSES, LEARNERS, batches, make, run, same, vmamba, weights
-from trust_tta.errors import ConfigError, ShapeError, TrustError
+from trust_tta.errors import ConfigError, DataError, ShapeError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import list_methods
 
 every_method = pytest.mark.parametrize("name", list_methods())
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in list_methods()} | {
-    "trust-parallel": ("trust", {"mode": "parallel"}),
+    "trust-parallel": ("trust", {"mode": "replicate"}),
     "trust-episodic": ("trust", {"episodic": True}),
     "foa-episodic": ("foa", {"episodic": True}),
     "sar-loose": ("sar", {"margin": 0.95}),
@@ -62,16 +62,17 @@ def test_a_bad_batch_is_one_line_and_changes_nothing(name: str) -> None:
     assert torch.equal(method(images), unharmed(images))
 
 
+@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
+@pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
 @every_method
-def test_one_image_has_the_statistics_of_its_pixels(name: str) -> None:
+def test_one_image_has_the_statistics_of_its_pixels(name: str, statistics: str) -> None:
     one = batches(1, images=1)[0]
-    outputs = make(name, vmamba())(one)
+    outputs = make(name, vmamba(), statistics=statistics)(one)
     assert outputs.shape == (1, CLASSES)
     assert outputs.isfinite().all()
-    if name not in ("source", "bn"):
-        assert make(name, vmamba(), batch_statistics=False)(one).isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 @every_method
 def test_a_map_of_one_number_has_none(name: str) -> None:
     one = batches(1, images=1, size=8)[0]  # the last map of the tiny network has one pixel
@@ -80,9 +81,10 @@ def test_a_map_of_one_number_has_none(name: str) -> None:
         assert method(one).shape == (1, CLASSES)
         return
     before = method.state_dict()
-    with pytest.raises(ShapeError, match=r"^1 images of \(8, 8\) pixels have no batch .*batch_statistics=False$"):
+    with pytest.raises(ShapeError, match=r"^1 images of \(8, 8\) pixels have no batch .*set statistics=\"stream\"$"):
         method(one)
     assert same(method.state_dict(), before)
+    assert make(name, vmamba(), statistics="stream")(one).shape == (1, CLASSES)
 
 
 def fail_on_call(method: Method, number: int) -> list[int]:
@@ -123,8 +125,8 @@ def poison(model: nn.Module, value: float) -> None:
     model.classifier.head.bias.data[0] = value  # type: ignore[union-attr, operator]
 
 
-@pytest.mark.parametrize("kind", [*(n for n in LEARNERS), "trust-parallel", "foa"])
-def test_a_loss_that_is_not_finite_never_reaches_the_weights(kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_that_are_not_finite_are_refused_and_counted(kind: str) -> None:
     name, options = KINDS[kind]
     first, second, third = batches(3)
     model = vmamba()
@@ -133,16 +135,53 @@ def test_a_loss_that_is_not_finite_never_reaches_the_weights(kind: str) -> None:
     run(undisturbed, [first])
     before = method.state_dict()
     poison(model, torch.nan)  # the network shares the caller's frozen weights
-    assert method(second).isnan().any()
+    with pytest.raises(DataError, match="not finite .*nothing was changed") as error:
+        method(second)
+    assert "\n" not in str(error.value)
+    after = method.state_dict()
+    assert after["counters"].pop("refused") == before["counters"].pop("refused") + 1
+    assert same(after, before)
+    poison(model, 0.0)
+    assert torch.equal(method(third), undisturbed(third))
+
+
+@pytest.mark.parametrize("name", ["source", "bn", "tent", "lame", "trust"])
+def test_finite_pixels_that_overflow_are_refused(name: str) -> None:
+    method = make(name, vmamba())
+    before = method.state_dict()
+    with pytest.raises(DataError, match=r"largest pixel is 3e\+38"):
+        method(torch.full((9, 3, 16, 16), 3e38))
+    assert method.counters.refused == 1
+    method.reset()
+    assert same(method.state_dict(), before)
+
+
+def spoil_learning(method: Method) -> None:
+    """Make the loss of every learning pass not a number; predictions stay as they are."""
+    plain = method.predict
+
+    def predict(images: Tensor, **options: Any) -> Tensor:
+        logits = plain(images, **options)
+        return logits * torch.nan if logits.requires_grad else logits
+
+    method.predict = predict  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", [*LEARNERS, "trust-parallel"])
+def test_a_loss_that_is_not_finite_never_reaches_the_weights(kind: str) -> None:
+    name, options = KINDS[kind]
+    first, second = batches(2)
+    method = make(name, vmamba(), **options)
+    run(method, [first])
+    before = method.state_dict()
+    spoil_learning(method)
+    assert method(second).isfinite().all()
     after = method.state_dict()
     for part in ("adapted", "optimizer", "extra"):
         assert same(after[part], before[part])
     assert after["counters"]["updates"] == before["counters"]["updates"]
-    refused = {"eta": 0, "sar": 0, "tent": 1, "shot": 1, "trust_naive": 1, "foa": 1}.get(name, 2)
+    refused = {"eta": 0, "sar": 0, "tent": 1, "shot": 1, "trust_naive": 1}.get(name, 2)
     assert after["counters"]["skipped"] == refused  # ETA and SAR select nothing; others refuse each update
-    poison(model, 0.0)
-    if name != "augmentation":  # whose draws count the batches
-        assert torch.equal(method(third), undisturbed(third))
 
 
 class SharpCorner(nn.Module):
@@ -177,13 +216,15 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(name: str) -> N
         assert same(method.state_dict()[part], before[part])
 
 
-def test_a_learning_rate_that_explodes_is_stopped_by_the_next_batch() -> None:
+def test_a_learning_rate_that_explodes_is_refused() -> None:
     method = make("trust", vmamba(), k=2, lr=1e30)
-    run(method, batches(3))
-    frozen = method.state_dict()["adapted"]
-    assert method.counters.skipped > 0
-    run(method, batches(1))
-    assert same(method.state_dict()["adapted"], frozen)
+    before = method.state_dict()
+    for images in batches(3):
+        with pytest.raises(DataError, match="the learning rate"):
+            method(images)
+    assert method.counters.refused == 3
+    method.reset()
+    assert same(method.state_dict(), before)
 
 
 @every_method
@@ -210,8 +251,8 @@ def test_outer_no_grad_and_inference_mode_make_no_difference(name: str) -> None:
 def test_copies_made_under_inference_mode_can_learn() -> None:
     model, stream = vmamba(), batches(2)
     with torch.inference_mode():
-        method = make("trust", model, mode="parallel")
-    expected = run(make("trust", vmamba(), mode="parallel"), stream)
+        method = make("trust", model, mode="replicate")
+    expected = run(make("trust", vmamba(), mode="replicate"), stream)
     assert same(run(method, stream), expected)
     with torch.inference_mode():
         method.reset()

@@ -19,7 +19,7 @@ from trust_tta.data.streams import Domain
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.methods import merging
 from trust_tta.methods.registry import create_method
-from trust_tta.methods.trust import Trust, choose_orders
+from trust_tta.methods.trust import Trust, TrustOptions
 from trust_tta.orders import ScanOrder
 from trust_tta.results.order_records import LossSurface, MemoryByK, SurfacePoint, WeightNorms
 
@@ -50,7 +50,7 @@ class Adapted:
 
     def loss(self, weights: Tensor) -> float:
         """The cross-entropy of the true labels over all images, in the order of evaluation, with these weights."""
-        self.method.load_snapshot(weights)
+        self.method.weights.write(weights)
         total = 0.0
         with torch.no_grad():
             for images, labels in self.batches:
@@ -78,8 +78,7 @@ def trust_options(config: RunConfig) -> dict[str, Any]:
 
 
 def trust_orders(config: RunConfig) -> list[ScanOrder]:
-    options = trust_options(config)
-    return choose_orders(options.get("orders"), options.get("k", 6))
+    return TrustOptions(**trust_options(config)).chosen()
 
 
 def loss_surface(
@@ -138,7 +137,7 @@ def weight_norms(experiment: Experiment, domain: Domain) -> dict[str, WeightNorm
     """Norms over orders of the SS2D tensors, the weights and the biases apart."""
     adapted = adapt_under_orders(experiment, domain, trust_orders(experiment.config))
     roles = experiment.network(domain).parameter_roles()
-    layers = [adapted.method.layers(weights) for weights in adapted.weights]
+    layers = [adapted.method.weights.by_name(weights) for weights in adapted.weights]
     adapted.method.reset()
     rows: dict[str, list[tuple[str, float, float]]] = {"weights": [], "biases": []}
     for name in layers[0]:
@@ -164,7 +163,7 @@ def memory_by_k(experiment: Experiment, domain: Domain, *, counts: Sequence[int]
             f"peak memory needs a CUDA device and this run is on '{device}'; run it where there is a GPU"
         )
     model, images = experiment.network(domain), experiment.images(domain)[0][0]
-    options = {**trust_options(experiment.config), "mode": "parallel"}
+    options = {**trust_options(experiment.config), "mode": "replicate"}
 
     def forward() -> None:
         with torch.no_grad():

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trust_tta.bench.speed import Job, Limits, Row, Work
 from trust_tta.bench.speed_scan import stage_shapes
-from trust_tta.methods.parameters import PARAMETER_SETS, select
+from trust_tta.methods.parameters import ParameterSet, select
 from trust_tta.methods.registry import create_method
 from trust_tta.models.vmamba import VMamba
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
@@ -38,7 +38,8 @@ class Counts:
 
 def count(model: VMamba, *, size: int) -> Counts:
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    adapted = {kind: sum(sizes[n] for n in select(model, PARAMETER_SETS[kind])) for kind in ("bn", "ss2d")}
+    sets: tuple[ParameterSet, ...] = ("bn", "ss2d")
+    adapted = {each: sum(sizes[n] for n in select(model, each)) for each in sets}
     device = next(model.parameters()).device
     model.set_scan_backend("reference")  # whose products are known to PyTorch's counter
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -78,9 +79,9 @@ def trust_modes(*, split: bool) -> list[tuple[str, int | None, Maker]]:
     orders = take_orders(ORDERS)
     modes = [
         (f"TRUST K={ORDERS} sequential", ORDERS, _method("trust", orders=orders)),
-        (f"TRUST K={ORDERS} parallel replicate", ORDERS, _method("trust", orders=orders, mode="parallel")),
+        (f"TRUST K={ORDERS} parallel replicate", ORDERS, _method("trust", orders=orders, mode="replicate")),
     ]
-    divided = _method("trust", orders=orders, mode="parallel", parallel="split")
+    divided = _method("trust", orders=orders, mode="split")
     return [*modes, (f"TRUST K={ORDERS} parallel split", ORDERS, divided)] if split else [*modes]
 
 
@@ -105,7 +106,7 @@ def order_jobs(
     jobs = []
     place: dict[str, Any] = {"backend": backend, "dtype": dtype, "batch": batch, "size": size, "limits": limits}
     for k in counts:
-        parallel = f"TRUST K={k} parallel replicate", _method("trust", orders=take_orders(k), mode="parallel")
+        parallel = f"TRUST K={k} parallel replicate", _method("trust", orders=take_orders(k), mode="replicate")
         work, maker = parallel if k > 1 else ("TRUST naive", _method("trust_naive"))
         jobs.append(_job(model, "orders", work, maker, k=k, **place))
     return jobs

@@ -20,8 +20,8 @@ from trust_tta.bench.sources import DataSource, prepare
 from trust_tta.data.streams import Domain
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.methods.base import Method
+from trust_tta.methods.foa import gather_source_statistics
 from trust_tta.methods.registry import create_method, method_options
-from trust_tta.methods.tokens import gather_source_statistics
 from trust_tta.models.vmamba import VMamba
 from trust_tta.results.record import CellKey, CellResult, Facts
 from trust_tta.results.store import ResultStore
@@ -218,8 +218,8 @@ class Bench:
         defaults = method_options(chain.method.name)
         if SOURCE_STATISTICS in defaults:
             batches = (batch.images.to(self.device) for batch in self._clean(chain, limit=CLEAN_IMAGES).batches)
-            own = bool({**defaults, **options}.get("batch_statistics", True))
-            options[SOURCE_STATISTICS] = gather_source_statistics(model, batches, batch_statistics=own)
+            own = {**defaults, **options}["statistics"]
+            options[SOURCE_STATISTICS] = gather_source_statistics(model, batches, statistics=own)
         return create_method(chain.method.name, model, **options)
 
     def _clean(self, chain: Chain, *, limit: int | None) -> Domain:

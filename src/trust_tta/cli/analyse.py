@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KINDS = ("surface", "norms", "memory", "orders")
 EXAMPLES = """\
   trust-tta analyse surface configs/paper/table1.toml --small --out runs/analyses
-  trust-tta analyse surface configs/paper/table1.toml --small --option trust.mode=parallel --out runs/analyses
+  trust-tta analyse surface configs/paper/table1.toml --small --option trust.mode=replicate --out runs/analyses
   trust-tta analyse norms configs/paper/table1.toml --dataset cifar10-c --domains fog --out runs/analyses
   trust-tta analyse orders configs/paper/table2.toml --out runs/analyses      a row for each data set
   trust-tta report runs/table1-small.sqlite --analyses runs/analyses          draws them"""

@@ -221,7 +221,7 @@ def weight_distance(method: Method) -> float:
     if not method.adapted:
         return 0.0
     own = [p.detach() for p in method.adapted.values()]
-    source = [method.source[name].to(p) for name, p in method.adapted.items()]
+    source = [method.weights.source[name].to(p) for name, p in method.adapted.items()]
     moved = torch.stack(torch._foreach_norm(torch._foreach_sub(own, source))).norm()
     return float(moved / torch.stack(torch._foreach_norm(source)).norm().clamp_min(1e-12))
 

@@ -1,1 +1,75 @@
 """Test-time adaptation methods: each wraps a model, adapts on a batch and returns its logits."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
+    from trust_tta.methods.base import Learner, LearningOptions, Method, MethodOptions
+    from trust_tta.methods.eta import Eta
+    from trust_tta.methods.foa import Foa, SourceStatistics, gather_source_statistics
+    from trust_tta.methods.lame import Lame
+    from trust_tta.methods.ranking import rank_orders
+    from trust_tta.methods.registry import find_method, list_methods, method_options
+    from trust_tta.methods.sar import Sar
+    from trust_tta.methods.shot import Shot
+    from trust_tta.methods.source import BatchStatistics, Source
+    from trust_tta.methods.tent import Tent
+    from trust_tta.methods.trust import Trust, TrustNaive
+    from trust_tta.methods.typed import create_method
+
+__all__ = [
+    "Augmentation",
+    "BatchStatistics",
+    "Ensemble",
+    "Eta",
+    "Foa",
+    "Lame",
+    "Learner",
+    "LearningOptions",
+    "Method",
+    "MethodOptions",
+    "Repetition",
+    "Sar",
+    "Shot",
+    "Source",
+    "SourceStatistics",
+    "Tent",
+    "Trust",
+    "TrustNaive",
+    "create_method",
+    "find_method",
+    "gather_source_statistics",
+    "list_methods",
+    "method_options",
+    "rank_orders",
+]
+
+# Modules that hold the names above; loaded on first use.
+_MODULES = {
+    "ablations": ("Augmentation", "Ensemble", "Repetition"),
+    "base": ("Learner", "LearningOptions", "Method", "MethodOptions"),
+    "eta": ("Eta",),
+    "foa": ("Foa", "SourceStatistics", "gather_source_statistics"),
+    "lame": ("Lame",),
+    "ranking": ("rank_orders",),
+    "registry": ("create_method", "find_method", "list_methods", "method_options"),
+    "sar": ("Sar",),
+    "shot": ("Shot",),
+    "source": ("BatchStatistics", "Source"),
+    "tent": ("Tent",),
+    "trust": ("Trust", "TrustNaive"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trust_tta.methods' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"trust_tta.methods.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

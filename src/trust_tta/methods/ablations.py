@@ -1,23 +1,34 @@
-"""The paper's ablations of TRUST: diversity without averaged weights, and averaged weights without diversity."""
+"""The paper's ablations of TRUST: diversity without averaged weights, averaged weights without diversity, and augmented
+images in place of orders.
+
+The augmentations take a float batch (n, c, h, w), change every image in its own way, and draw from the generator
+they are given.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.errors import StateError
+from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import pseudo_label_loss
-from trust_tta.methods.modes import check_count
-from trust_tta.methods.optimizers import load_optimizer
-from trust_tta.methods.trust import Trust
-from trust_tta.orders import DEFAULT_ORDER, OrderLike
+from trust_tta.methods.parameters import ParameterSet
+from trust_tta.methods.state import Spec, clone
+from trust_tta.methods.trust import Averaging, OrderOptions, Orders, require_orders
+from trust_tta.orders import DEFAULT_ORDER, ScanOrder
+from trust_tta.schema import Count, Natural, Rate
+
+ANGLE = math.radians(15)
+CROP = 0.2  # of the side, at most
+JITTER = 0.4
 
 
-class Ensemble(Trust):
+class Ensemble(Learner):
     """Diversity without averaged weights: K networks, each of one order, whose predictions are averaged.
 
     Every order has weights and moments of its own that start at the source and never meet; each predicts in its
@@ -26,105 +37,154 @@ class Ensemble(Trust):
     """
 
     name = "ensemble"
+    Options = OrderOptions
+    options: OrderOptions
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        orders: Sequence[OrderLike] | None = None,
-        k: int = 6,
-        lr: float = 1e-4,
-        steps: int = 1,
-        parameters: str = "ss2d",
-        episodic: bool = False,
-        batch_statistics: bool = True,
-    ) -> None:
-        super().__init__(
-            model,
-            orders=orders,
-            k=k,
-            lr=lr,
-            steps=steps,
-            parameters=parameters,
-            episodic=episodic,
-            batch_statistics=batch_statistics,
-        )
-        self.load_extra_state({})
+    def start(self) -> None:
+        self.orders = self.options.chosen()
+        source = {"weights": self.weights.flatten(self.weights.source.values())}
+        zeros = {name: torch.zeros_like(moment) for name, moment in self.weights.moments.items()}
+        self.members: dict[str, dict[str, Tensor]] = {
+            f"{i} {order}": clone({**source, **zeros}) for i, order in enumerate(self.orders)
+        }
+
+    def moving(self) -> dict[str, Spec]:
+        vector, moments = self.weights.vector_spec(), self.weights.spec()["optimizer"]
+        member: dict[str, Spec] = {"weights": vector, **(moments if isinstance(moments, dict) else {})}
+        members: dict[str, Spec] = {f"{i} {order}": member for i, order in enumerate(self.orders)}
+        return {"members": members}
+
+    def adapted_names(self, model: nn.Module) -> list[str]:
+        require_orders(model)
+        return super().adapted_names(model)
 
     def adapt(self, images: Tensor) -> Tensor:
-        idle = self.optimizer
         before, after = [], []
-        for i, order in enumerate(self.orders):
-            self.load_snapshot(self.weights[i])
-            self.optimizer = self.optimizers[i]
-            for step in range(self.steps):
-                logits = self.predict(images, order=order)
+        for order, member in zip(self.orders, self.members.values(), strict=True):
+            self.weights.write(member["weights"])
+            self.weights.load_moments(member)
+            for step in range(self.options.steps):
+                logits = self.predict(images, order=order, stochastic_depth=self.options.stochastic_depth)
                 if step == 0:
                     before.append(logits.detach())
                 self.update(pseudo_label_loss(logits))
-            self.weights[i] = self.snapshot()
+            member.update({"weights": self.weights.read(), **clone(self.weights.moments)})
             with torch.no_grad():
-                after.append(self.predict(images, order=order))
-        self.optimizer = idle
-        self._set_weights(self.source)
+                done = self.options.predict == "before"
+                after.append(logits.detach() if done else self.predict(images, order=order))
+        self.weights.restore_source()
         self.logits_before = log_mean_probability(before)
         return log_mean_probability(after)
 
     @torch.no_grad()
     def evaluate(self, images: Tensor) -> Tensor:
-        logits = []
-        for order, weights in zip(self.orders, self.weights, strict=True):
-            self.load_snapshot(weights)
-            logits.append(self.model(images, order=order))
-        self._set_weights(self.source)
-        return log_mean_probability(logits)
-
-    def extra_state(self) -> dict[str, Any]:
-        optimizers = [o.state_dict() for o in self.optimizers if o]
-        return {"orders": self._names(), "weights": self.weights, "optimizers": optimizers}
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        self.optimizers = [self._make_optimizer() for _ in self.orders]
-        self.weights = state.get("weights", [self._vector.vector(self.source.values()) for _ in self.orders])
-        if state.get("orders", self._names()) != self._names():
-            raise StateError(f"this state is of the orders {state['orders']}; this ensemble has {self._names()}")
-        for optimizer, saved in zip(self.optimizers, state.get("optimizers", ()), strict=False):
-            load_optimizer(optimizer, saved)  # type: ignore[arg-type]
-
-    def _names(self) -> list[str]:
-        return [str(order) for order in self.orders]
+        with self._lock, self.statistics.frozen():
+            logits = []
+            for order, member in zip(self.orders, self.members.values(), strict=True):
+                self.weights.write(member["weights"])
+                logits.append(self.model(images, order=order))
+            self.weights.restore_source()
+            return log_mean_probability(logits)
 
 
-class Repetition(Trust):
+class RepetitionOptions(LearningOptions):
+    parameters: ParameterSet = "ss2d"
+    k: Count = 6
+
+
+class Repetition(Averaging):
     """Averaged weights without diversity: the default order `k` times, and the mean of the weights."""
 
     name = "repetition"
+    Options = RepetitionOptions
+    options: RepetitionOptions
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        k: int = 6,
-        lr: float = 1e-4,
-        steps: int = 1,
-        parameters: str = "ss2d",
-        episodic: bool = False,
-        stochastic_depth: bool = False,
-        batch_statistics: bool = True,
-    ) -> None:
-        check_count("k", k)
-        super().__init__(
-            model,
-            orders=[DEFAULT_ORDER] * k,
-            lr=lr,
-            steps=steps,
-            parameters=parameters,
-            episodic=episodic,
-            stochastic_depth=stochastic_depth,
-            batch_statistics=batch_statistics,
-        )
+    def start(self) -> None:
+        self.orders = [DEFAULT_ORDER] * self.options.k
+
+
+class AugmentationOptions(RepetitionOptions):
+    """`kind` of augmentation, its `strength`, and whether every view is drawn anew or all of a batch are one."""
+
+    kind: Literal["rotation", "crop", "jitter"] = "jitter"
+    strength: Rate = 1.0
+    per: Literal["view", "batch"] = "view"
+    orders: Orders = None
+    seed: Natural = 0
+
+
+class Augmentation(Averaging):
+    """TRUST on augmented images: `k` views of the batch in the default order, or one for each of `orders`.
+
+    The final prediction is of the images as they came. The draws depend on `seed` and on how far the method has come,
+    so a restored method draws what it would have drawn.
+    """
+
+    name = "augmentation"
+    Options = AugmentationOptions
+    options: AugmentationOptions
+
+    def start(self) -> None:
+        given = self.options.orders
+        self.orders = [DEFAULT_ORDER] * self.options.k if given is None else list(map(ScanOrder, given))
+
+    def adapting_forward(self, images: Tensor, order: ScanOrder) -> Tensor:
+        drawn = self.counters.forwards if self.options.per == "view" else self.counters.batches
+        generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + drawn)
+        return super().adapting_forward(KINDS[self.options.kind](images, generator, self.options.strength), order)
+
+    def sees_before(self) -> bool:
+        return False  # the adapting passes are of other images
+
+
+def rotation(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
+    """Turn by up to 15 degrees times `strength`; what comes in at the border is its reflection."""
+    angle = _uniform(images, generator) * ANGLE * strength
+    zero = torch.zeros_like(angle)
+    ratio = images.shape[2] / images.shape[3]  # a turn in pixels, not in the square that the grid spans
+    rows = [angle.cos(), -angle.sin() * ratio, zero], [angle.sin() / ratio, angle.cos(), zero]
+    return _sample(images, torch.stack([torch.stack(row, 1) for row in rows], 1))
+
+
+def crop(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
+    """Enlarge a window whose side is shorter by up to 20 percent times `strength`."""
+    scale = 1 - CROP * strength * (_uniform(images, generator) + 1) / 2
+    zero = torch.zeros_like(scale)
+    shift = [(1 - scale) * _uniform(images, generator) for _ in range(2)]
+    rows = [scale, zero, shift[0]], [zero, scale, shift[1]]
+    return _sample(images, torch.stack([torch.stack(row, 1) for row in rows], 1))
+
+
+def jitter(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
+    """Scale saturation (about the grey), contrast (about the image's mean) and shift brightness, up to 0.4 each.
+
+    The batch is taken as it comes, normalised: one unit is about one standard deviation of the pixels.
+    """
+    saturation, contrast, brightness = (
+        _uniform(images, generator).mul(JITTER * strength).view(-1, 1, 1, 1) for _ in range(3)
+    )
+    images = images + saturation * (images - images.mean(1, keepdim=True))
+    images = images + contrast * (images - images.mean((1, 2, 3), keepdim=True))
+    return images + brightness
+
+
+KINDS: dict[str, Callable[[Tensor, torch.Generator, float], Tensor]] = {
+    "rotation": rotation,
+    "crop": crop,
+    "jitter": jitter,
+}
 
 
 def log_mean_probability(logits: Sequence[Tensor]) -> Tensor:
     """log of the mean of K softmaxes of (n, classes)."""
     return torch.stack([z.log_softmax(1) for z in logits]).logsumexp(0) - math.log(len(logits))
+
+
+def _uniform(images: Tensor, generator: torch.Generator) -> Tensor:
+    """One number in [-1, 1) an image, drawn on the CPU so that every device sees the same."""
+    return (2 * torch.rand(images.shape[0], generator=generator) - 1).to(images)
+
+
+def _sample(images: Tensor, transforms: Tensor) -> Tensor:
+    grid = F.affine_grid(transforms, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

@@ -1,69 +1,119 @@
-"""What every method shares: a network over the caller's tensors, safe updates, state, reset and fork."""
+"""What every method shares: options, a network over the caller's tensors, state, reset and fork.
+
+The work is done by parts: `Weights` (the adapted weights and their optimizer), `Statistics` (those of the BatchNorms),
+`Recorder` (passes as CUDA graphs), `state` (what is saved, and what of it is accepted), `safety` (what a batch may be).
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, fields
-from typing import Any, ClassVar, cast
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, StateError, TrustError
-from trust_tta.methods.checks import check_images
-from trust_tta.methods.counters import Counters
-from trust_tta.methods.flat import Flat
-from trust_tta.methods.modes import check_count, check_number, learning
-from trust_tta.methods.optimizers import load_optimizer, make_optimizer
-from trust_tta.methods.parameters import share, use_batch_statistics
-from trust_tta.methods.state import check_weights, clone
+from trust_tta.errors import ConfigError, DataError, StateError, TrustWarning
+from trust_tta.methods.parameters import ParameterSet, select, share
+from trust_tta.methods.safety import adapting, check_images, check_outputs, stochastic_depth_on
+from trust_tta.methods.state import Number, Optional, Spec, check, clone, undone_on_error
+from trust_tta.methods.statistics import Statistics, StatisticsKind
+from trust_tta.methods.weights import Descent, Weights
 from trust_tta.orders import ScanOrder
 from trust_tta.recording import Recorder
+from trust_tta.schema import Count, Fraction, Rate, Schema, show
 
-STATE_FORMAT = 3
+STATE_FORMAT = 4
+FEW_IMAGES = 8  # below so many, the statistics of a batch say little
+
+
+class MethodOptions(Schema):
+    """What every method can be asked.
+
+    `statistics`: which statistics the BatchNorms take. `predict`: the logits returned are of the adapting pass, the
+    last step's where there are several, or of one more pass after the update.
+    """
+
+    statistics: StatisticsKind = "batch"
+    predict: Literal["before", "after"] = "after"
+
+
+class LearningOptions(MethodOptions):
+    """Of methods that move weights by gradients; `momentum` and `nesterov` are SGD's."""
+
+    lr: Rate = 1e-4
+    steps: Count = 1
+    episodic: bool = False
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: Fraction = 0.9
+    nesterov: bool = False
+    parameters: ParameterSet = "bn"
+    stochastic_depth: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Self:
+        if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
+            raise ValueError("nesterov=True goes with optimizer='sgd' and a momentum above 0; omit it")
+        return self
+
+    def rule(self) -> Descent:
+        return Descent(self.optimizer, self.lr, self.momentum, self.nesterov)
+
+
+@dataclass
+class Counters:
+    """What a method has done since it was made or reset."""
+
+    batches: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    updates: int = 0
+    skipped: int = 0  # updates refused because the loss or a gradient was not finite
+    recoveries: int = 0  # returns to the source that the method itself decided on
+    refused: int = 0  # batches refused because their predictions were not finite
 
 
 class Method(nn.Module):
     """Adapt on a batch, then predict it. Subclasses say how in `adapt`.
 
     `probabilities`: the output is a distribution, not logits. `logits_before`: the prediction made before the
-    last batch's update, where it came for free.
+    last batch's update, where it came for free. One method may serve several threads: calls take turns.
     """
 
     name: ClassVar[str]
+    Options: ClassVar[type[MethodOptions]] = MethodOptions
     probabilities: ClassVar[bool] = False
+    options: MethodOptions
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        adapted: Sequence[str] = (),
-        lr: float = 1e-4,
-        optimizer: str = "adam",
-        steps: int = 1,
-        episodic: bool = False,
-        batch_statistics: bool = True,
-    ) -> None:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.__dict__.get("name", cls.__name__.lower())
+
+    def __init__(self, model: nn.Module, options: MethodOptions | None = None) -> None:
         super().__init__()
-        check_count("steps", steps)
-        check_number("lr", lr)
-        self._caller = [model]  # in a list, so that it is not a submodule
-        self.model = share(model, adapted).eval()
-        self.training = False
-        self.batch_statistics = batch_statistics
-        if batch_statistics:
-            use_batch_statistics(self.model)
-        self.lr, self.steps, self.episodic, self.optimizer_name = lr, steps, episodic, optimizer
-        parameters = dict(self.model.named_parameters())
-        self.adapted = {name: parameters[name] for name in adapted}
-        self.source = {name: p.detach().clone() for name, p in self.adapted.items()}
-        self.flat = Flat(list(self.adapted.values())) if self.adapted else None
-        self.call = Recorder(self.model, list(self.adapted.values()))
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+        self.options = self.Options() if options is None else options
+        if not isinstance(self.options, self.Options):
+            raise ConfigError(f"the options of '{self.name}' are {show(options)}; give a {self.Options.__name__}")
+        network: nn.Module = getattr(model, "_orig_mod", model)  # passes are not those that torch.compile made
+        self._caller = [model, network]  # in a list, so that it is not a submodule
+        with torch.inference_mode(False):  # what is made here must be able to learn
+            names = self.adapted_names(network)
+            self.model = share(network, names)
+            parameters = dict(self.model.named_parameters())
+            rule = self.options.rule() if isinstance(self.options, LearningOptions) else Descent()
+            self.weights = Weights({name: parameters[name] for name in names}, rule)
+            self.statistics = self.make_statistics()
         self.counters = Counters()
         self.logits_before: Tensor | None = None
-        self.optimizer = self._make_optimizer()
+        self.training = self._warned = self._few = False
+        self._connect()
+        self.start()
 
     # What a subclass writes
 
@@ -71,228 +121,301 @@ class Method(nn.Module):
         """Adapt on images (n, c, h, w), then return their logits (n, classes)."""
         raise NotImplementedError
 
-    def extra_state(self) -> dict[str, Any]:
-        """Moving statistics beyond the weights and the optimiser, as tensors and plain values."""
+    def adapted_names(self, model: nn.Module) -> list[str]:
+        """The parameters that the method moves; refused where the network lacks what the method needs."""
+        del model
+        return []
+
+    def make_statistics(self) -> Statistics:
+        """What the BatchNorms of `self.model` normalize with; called after the weights are chosen."""
+        return Statistics(self.model, self.options.statistics, observing_without_grad=not self.adapted)
+
+    def start(self) -> None:
+        """Set what moves beside weights and statistics to its beginning; called at every return to the source."""
+
+    def moving(self) -> dict[str, Spec]:
+        """Names of the attributes that move beside weights and statistics, and what each holds unless it is None."""
         return {}
 
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Take back what `extra_state` gave; an empty dict means: as at the start."""
+    # What a subclass builds on
 
-    # What a caller uses
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Adapt on the batch and predict it; on an error the state is as it was."""
-        check_images(images, self.model)
-        with learning(images), self._all_or_nothing():
-            images = images.clone() if images.is_inference() else images.detach()
-            if self.episodic:
-                self.restore_source()
-            self.logits_before = None
-            logits = self.adapt(images).detach()
-            self.counters.batches += 1
-        return logits
-
-    @torch.no_grad()
-    def evaluate(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of the state as it is: nothing is adapted or counted."""
-        return cast(Tensor, self.model(images))
-
-    def reset(self) -> None:
-        """Back to the source, bit for bit: weights, optimiser, moving statistics, counters."""
-        self.restore_source()
-        self.counters = Counters()
-        self.logits_before = None
-
-    def detach(self) -> nn.Module:
-        """The caller's network with the adapted weights, in the mode and with the flags it came with."""
-        with torch.no_grad():  # the storage is the same unless the method was moved to another device or dtype
-            for name, parameter in self.adapted.items():
-                self._caller[0].get_parameter(name).copy_(parameter)
-        return self._caller[0]
-
-    @torch.inference_mode(False)
-    def fork(self) -> Method:
-        """An independent copy that goes on from here and shares the frozen weights."""
-        memo: dict[int, Any] = {id(s): s for s in self.source.values()}
-        for network in (self.model, self._caller[0]):
-            memo |= {id(p): p for n, p in network.named_parameters() if n not in self.adapted}
-            memo |= {id(b): b for b in network.buffers()}
-        twin = copy.deepcopy(self, memo)
-        for name, parameter in twin.adapted.items():
-            twin._caller[0].get_parameter(name).data = parameter.data
-        return twin
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Method:
-        """As every module, when it is moved to another device or dtype; the vectors and the optimiser come along."""
-        state = self._state_beside_weights()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.adapted:
-            self.flat = Flat(list(self.adapted.values()))
-            self.optimizer = self._make_optimizer()
-        self._take_beside_weights(state)
-        return self
-
-    def train(self, mode: bool = True) -> Method:
-        """Methods choose the modes of their network themselves; nothing changes."""
-        return self
-
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """The whole adapted state, made of tensors and plain values: safe to save and to load weights-only."""
-        return {
-            "format": STATE_FORMAT,
-            "method": self.name,
-            "adapted": clone(self.adapted),
-            **self._state_beside_weights(),
-        }
-
-    @torch.inference_mode(False)
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
-        """Go on where `state` was saved; refused whole if of another method, network, set of weights or optimiser."""
-        given = (state.get("method"), state.get("format")) if isinstance(state, Mapping) else (type(state).__name__, "")
-        if given != (self.name, STATE_FORMAT):
-            raise StateError(
-                f"this state is of method {given[0]!r}, format {given[1]!r}; "
-                f"'{self.name}' takes format {STATE_FORMAT} of its own"
-            )
-        try:
-            with self._all_or_nothing():
-                self._take(state)
-        except TrustError:
-            raise
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise StateError(
-                f"this state does not fit this '{self.name}' ({problem}); was it made with the same options?"
-            ) from error
-        self.logits_before = None
-
-    # What subclasses build on
-
-    def predict(self, images: Tensor, *, order: ScanOrder | None = None, recorded: bool = True) -> Tensor:
-        """One counted forward pass, in the given order or the network's own; not `recorded` where chance is in it."""
+    def predict(self, images: Tensor, *, order: ScanOrder | None = None, stochastic_depth: bool = False) -> Tensor:
+        """One counted forward pass, in the given order or the network's own."""
         self.counters.forwards += 1
-        choose: Callable[[ScanOrder | None, int], Tensor] | None = getattr(self.model, "slots", None)
-        if choose is None:
-            if order is not None:
-                raise ConfigError(
-                    f"{type(self.model).__name__} has no traversal orders, and order={order} was asked for"
-                )
-            return self.call(images)
-        slots = choose(order, len(images))
-        return self.call(images, slots) if recorded else self.call.plain(images, slots)
+        slots = self._slots(images, order)
+        if not stochastic_depth:
+            return self.call(images, slots)
+        with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
+            return self.call.plain(images, slots)  # chance cannot be recorded
 
     def update(self, loss: Tensor, *, start: Tensor | None = None) -> bool:
         """Descend `loss`; a loss or gradient that is not finite is skipped and counted, and False returned.
 
-        With `start`, a snapshot, the step is taken from there, wherever the weights are now.
+        With `start`, a vector of weights, the step is taken from there, wherever the weights are now.
         """
         return self.settle([self.descend(loss, start=start)])[0]
 
     def descend(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
-        """As `update`, but nobody waits for the device, which itself leaves out a step; `settle` counts."""
-        flat, optimizer = self._vector, cast(torch.optim.Optimizer, self.optimizer)
-        finite = self._differentiate(loss)
-        if start is None:
-            flat.gather()
-        else:
-            flat.weights.copy_(start)
-        flat.weights.grad = flat.gradient
-        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-        try:
-            optimizer.step()
-        finally:
-            flat.weights.grad = None
-            del optimizer.found_inf  # type: ignore[attr-defined]
-        flat.scatter()
+        """As `update`, but nobody waits for the device, which itself skips a step; `settle` counts."""
+        finite = self.weights.differentiate(loss)
+        self.counters.backwards += 1
+        self.weights.step(finite, start=start)
         return finite
 
-    def settle(self, finite: Sequence[Tensor]) -> list[bool]:
-        """Wait for the device, count the updates that `descend` made and those that it refused."""
-        made: list[bool] = torch.stack(list(finite)).tolist()
+    def settle(self, finite: list[Tensor]) -> list[bool]:
+        """Wait for the device, count the updates that `descend` made and those that it skipped."""
+        made: list[bool] = torch.stack(finite).tolist()
         self.counters.updates += sum(made)
         self.counters.skipped += len(made) - sum(made)
         return made
 
     def gradient(self, loss: Tensor) -> Tensor | None:
-        """One counted backward pass; the gradient (n,) in the order of a snapshot, until the next pass.
+        """One counted backward pass; the gradient (n,) in the order of the weights' vector, until the next pass.
 
         None, counted as skipped, where it or the loss is not finite.
         """
-        if not bool(self._differentiate(loss)):
-            self.counters.skipped += 1
-            return None
-        return self._vector.gradient
-
-    def _differentiate(self, loss: Tensor) -> Tensor:
-        """One counted backward pass; whether loss and gradient are finite is for the device to know."""
-        flat = self._vector
-        flat.gather_gradients(torch.autograd.grad(loss, flat.tensors, allow_unused=True))
+        finite = bool(self.weights.differentiate(loss))
         self.counters.backwards += 1
-        largest: Tensor = torch.linalg.vector_norm(flat.gradient, float("inf"))
-        return (largest + loss.detach()).isfinite()
+        self.counters.skipped += not finite
+        return self.weights.gradient if finite else None
 
-    def snapshot(self) -> Tensor:
-        """A copy of all adapted weights as one vector (n,)."""
-        return self._vector.read()
-
-    def load_snapshot(self, weights: Tensor) -> None:
-        self._vector.write(weights)
-
-    def layers(self, snapshot: Tensor) -> dict[str, Tensor]:
-        """The weights of a snapshot (n,) by their names."""
-        return dict(zip(self.adapted, self._vector.layers(snapshot), strict=True))
+    # What a caller uses
 
     @property
-    def _vector(self) -> Flat:
-        if self.flat is None:
-            raise ConfigError(f"'{self.name}' adapts no weights, so that it has none to read, change or differentiate")
-        return self.flat
+    def adapted(self) -> dict[str, nn.Parameter]:
+        """The adapted parameters by name, as the network has them now."""
+        return self.weights.named
 
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Undo everything when what is inside does not come to its end."""
-        weights = self.flat.read() if self.flat else None
-        state, logits_before = self._state_beside_weights(), self.logits_before
-        try:
-            yield
-        except BaseException:
-            if weights is not None:
-                self.load_snapshot(weights)
-            self._take_beside_weights(state)
-            self.logits_before = logits_before
-            raise
+    def __call__(self, images: Tensor) -> Tensor:
+        outputs: Tensor = super().__call__(images)
+        return outputs
 
-    def _take(self, state: Mapping[str, Any]) -> None:
-        check_weights(state["adapted"], self.adapted, self.name)
-        self._set_weights(state["adapted"])
-        self._take_beside_weights(state)
+    def forward(self, images: Tensor) -> Tensor:
+        """Adapt on the batch and predict it; on an error the state is as it was."""
+        with self._lock:
+            check_images(images, self.model)
+            self._warn_of_few(len(images))
+            try:
+                with adapting(images), undone_on_error(self._gather, self._restore):
+                    return self._adapt(images.clone() if images.is_inference() else images.detach())
+            except DataError:
+                self.counters.refused += 1
+                raise
 
-    def _state_beside_weights(self) -> dict[str, Any]:
-        return {
-            "optimizer": clone(self.optimizer.state_dict()) if self.optimizer else None,
-            "extra": clone(self.extra_state()),
-            "counters": asdict(self.counters),
-        }
+    @torch.no_grad()
+    def evaluate(self, images: Tensor) -> Tensor:
+        """Logits (n, classes) of the state as it is: nothing is adapted or counted."""
+        with self._lock, self.statistics.frozen():
+            return cast(Tensor, self.model(images))
 
-    def _take_beside_weights(self, state: Mapping[str, Any]) -> None:
-        if self.optimizer:
-            load_optimizer(self.optimizer, state["optimizer"])
-        self.load_extra_state(clone(state["extra"]))
-        self.counters = Counters(**{f.name: state["counters"][f.name] for f in fields(Counters)})
-
-    def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
-        if self.adapted:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self.adapted.values()), [weights[n].to(p) for n, p in self.adapted.items()])
+    def reset(self) -> None:
+        """Back to the source, bit for bit: weights, optimizer, moving statistics, counters."""
+        with self._lock:
+            self.restore_source()
+            self.counters = Counters()
+            self.logits_before = None
 
     @torch.inference_mode(False)
     def restore_source(self) -> None:
         """As `reset`, but the counters, and with them the random draws that follow from them, go on."""
-        self._set_weights(self.source)
-        self.optimizer = self._make_optimizer()
-        self.load_extra_state({})
+        with self._lock:
+            self.weights.restore_source()
+            self.statistics.restore_source()
+            self.start()
 
-    def _make_optimizer(self) -> torch.optim.Optimizer | None:
-        if self.flat is None:
-            return None
-        return make_optimizer(self.optimizer_name, self.flat.weights, lr=self.lr)
+    def detach(self) -> nn.Module:
+        """The caller's network with the adapted weights, in the mode and with the flags it came with."""
+        given, network = self._caller
+        with self._lock, torch.no_grad():  # the storage is the same unless the method was moved
+            for name, parameter in self.adapted.items():
+                network.get_parameter(name).copy_(parameter)
+        return given
+
+    @torch.inference_mode(False)
+    def fork(self) -> Self:
+        """An independent copy that goes on from here and shares the frozen weights."""
+        with self._lock:
+            network = self._caller[1]
+            memo: dict[int, Any] = {id(s): s for s in self.weights.source.values()}
+            memo |= {id(p): p for m in (self.model, network) for n, p in m.named_parameters() if n not in self.adapted}
+            memo |= {id(b): b for b in network.buffers()}
+            return copy.deepcopy(self, memo)
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """The whole adapted state, made of tensors and plain values: safe to save and to load weights-only."""
+        with self._lock:
+            beside = {"statistics": self.statistics.state(), "extra": self._extra(), "counters": asdict(self.counters)}
+            return {"format": STATE_FORMAT, "method": self.name, **self.weights.state(), **beside}
+
+    @torch.inference_mode(False)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Go on where `state` was saved; refused whole, before anything is touched, if it does not fit."""
+        with self._lock:
+            self._check(state)
+            with undone_on_error(self._gather, self._restore):
+                self.weights.load(state)
+                self.statistics.load(state["statistics"])
+                self._load_extra(state["extra"])
+                self.counters = Counters(**state["counters"])
+            self.logits_before = None
+
+    def train(self, mode: bool = True) -> Self:
+        """Methods choose the modes of their network themselves; nothing changes."""
+        return self
+
+    def __repr__(self) -> str:
+        options = [f"{name}={show(getattr(self.options, name))}" for name in type(self.options).model_fields]
+        return f"{type(self).__name__}({', '.join([type(self._caller[1]).__name__, *options])})"
+
+    # How it works
+
+    def _connect(self) -> None:
+        """What no copy and no pickle carries: recordings hold addresses, a lock its threads."""
+        self.call = Recorder(self.model, list(self.adapted.values()))
+        self._lock = threading.RLock()
+
+    def _slots(self, images: Tensor, order: ScanOrder | None) -> Tensor | None:
+        choose: Callable[[ScanOrder | None, int], Tensor] | None = getattr(self.model, "slots", None)
+        if choose is not None:
+            return choose(order, len(images))
+        if order is not None:
+            raise ConfigError(f"{type(self.model).__name__} has no traversal orders, and order={order} was asked for")
+        return None
+
+    def _adapt(self, images: Tensor) -> Tensor:
+        if getattr(self.options, "episodic", False):
+            self.restore_source()
+        self.statistics.begin(len(images))
+        self.logits_before = None
+        outputs = self.adapt(images).detach()
+        check_outputs(outputs, images)
+        self.counters.batches += 1
+        return outputs
+
+    def _warn_of_few(self, images: int) -> None:
+        """Once, at the first batch or the second small one in a row: the rest of a stream may be small."""
+        few = images < FEW_IMAGES and self.statistics.of_batches
+        likely, self._few = self._few or self.counters.batches == 0, few
+        if few and likely and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"'{self.name}' normalizes with the statistics of a batch, and {images} images have poor ones "
+                f'(below {FEW_IMAGES}); use statistics="stream", which follows all batches so far, or larger batches',
+                TrustWarning,
+                stacklevel=5,
+            )
+
+    def _extra(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.moving()}
+        extra: dict[str, Any] = clone({name: value for name, value in values.items() if value is not None})
+        return extra
+
+    def _load_extra(self, extra: Mapping[str, Any]) -> None:
+        self.start()
+        values = clone(extra)
+        for name in self.moving():
+            setattr(self, name, values.get(name))
+
+    def _gather(self) -> tuple[Any, ...]:
+        weights, statistics = (self.weights.read(), clone(self.weights.moments)), self.statistics.state()
+        return weights, statistics, self._extra(), asdict(self.counters), self.logits_before
+
+    def _restore(self, gathered: tuple[Any, ...]) -> None:
+        (vector, moments), statistics, extra, counters, self.logits_before = gathered
+        self.weights.write(vector)
+        self.weights.load_moments(moments)
+        self.statistics.load(statistics)
+        self._load_extra(extra)
+        self.counters = Counters(**counters)
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping) or "method" not in state or "format" not in state:
+            raise StateError(f"this is a {type(state).__name__} and no state; give what state_dict() of a method gave")
+        if state["format"] != STATE_FORMAT:
+            raise StateError(
+                f"this state has format {show(state['format'])} and this version reads format {STATE_FORMAT}; "
+                "adapt again from the source, or load it with the version that saved it"
+            )
+        if state["method"] != self.name:
+            raise StateError(f"this state is of the method {show(state['method'])}; '{self.name}' takes its own alone")
+        if isinstance(state.get("optimizer"), Mapping) and state["optimizer"].keys() != self.weights.moments.keys():
+            raise StateError("this state was made with another optimizer; create the method with the same one")
+        moving: dict[str, Spec] = {name: Optional(spec) for name, spec in self.moving().items()}
+        counters: dict[str, Spec] = {f.name: Number(int, least=0, most=2.0**53) for f in fields(Counters)}
+        beside: dict[str, Spec] = {"statistics": self.statistics.spec(), "extra": moving, "counters": counters}
+        check(state, {"format": STATE_FORMAT, "method": self.name, **self.weights.spec(), **beside})
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As every module, when it is moved to another device or dtype; the vector and the optimizer come along."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.weights.moved()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        network = self._caller[1]
+        return {**self.__dict__, "_caller": [network, network], "call": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After a copy or a pickle: weights of its own, which network and caller's network share again."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        network = self._caller[1]
+        for name, parameter in self.model.named_parameters():
+            theirs = network.get_parameter(name)
+            if name in self.adapted:
+                parameter.data = parameter.data.clone()
+            if (theirs.dtype, theirs.device) == (parameter.dtype, parameter.device):
+                theirs.data = parameter.data
+        self._connect()
+        self.statistics.load(clone(self.statistics.state()))
+        self._load_extra(self._extra())
+
+
+class Learner(Method):
+    """A method that moves weights by gradients: pass, loss, update, as often as `steps` says; then a prediction.
+
+    Subclasses give `loss`, and `select` where not all predictions count; logits are (n, classes) or, for dense
+    predictions, (n, classes, h, w).
+    """
+
+    Options: ClassVar[type[LearningOptions]] = LearningOptions
+    options: LearningOptions
+
+    def adapted_names(self, model: nn.Module) -> list[str]:
+        return select(model, self.options.parameters)
+
+    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+        """A scalar from logits (n, classes, ...) and what `select` chose of them."""
+        raise NotImplementedError
+
+    def select(self, logits: Tensor) -> Tensor | None:
+        """Which predictions (n, ...) count; None: all of them. Where none does, there is no update."""
+        del logits
+        return None
+
+    def learned(self, logits: Tensor, chosen: Tensor | None) -> None:
+        """Called after each update that was made."""
+
+    def adapt(self, images: Tensor) -> Tensor:
+        for _ in range(self.options.steps):
+            logits = self.adapting_pass(images)
+            self.learn(images, logits)
+        if self.options.predict == "before":
+            return logits
+        with torch.no_grad():
+            return self.predict(images)
+
+    def adapting_pass(self, images: Tensor) -> Tensor:
+        """Logits to learn from."""
+        logits = self.predict(images, stochastic_depth=self.options.stochastic_depth)
+        if self.logits_before is None and not self.options.stochastic_depth:
+            self.logits_before = logits.detach()
+        return logits
+
+    def learn(self, images: Tensor, logits: Tensor) -> None:
+        """One update from the logits of the batch."""
+        del images
+        chosen = self.select(logits.detach())
+        if chosen is not None and not bool(chosen.any()):
+            return
+        if self.update(self.loss(logits, chosen)):
+            self.learned(logits.detach(), chosen)

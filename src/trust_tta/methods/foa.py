@@ -7,123 +7,182 @@ of a map stands for the class token, which a VMamba does not have.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from pydantic import Field, PlainValidator
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError, StateError
-from trust_tta.methods.base import Method
+from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.methods.base import Method, MethodOptions
 from trust_tta.methods.losses import entropy
-from trust_tta.methods.modes import check_count, check_number
-from trust_tta.methods.search import Search, Vector
-from trust_tta.methods.tokens import (
-    MappedNetwork,
-    SourceStatistics,
-    gather_source_statistics,
-    mean_tokens,
-    require_maps,
-)
+from trust_tta.methods.parameters import share
+from trust_tta.methods.state import Array, Number, Spec
+from trust_tta.methods.statistics import StatisticsKind, use_batch_statistics
 from trust_tta.optional import require
+from trust_tta.schema import Count, Rate, show
 
-__all__ = ["Foa", "SourceStatistics", "gather_source_statistics"]
-
+Vector = NDArray[np.float64]
 MOMENTUM = 0.9  # of the moving mean of the features
 
 
+class MappedNetwork(Protocol):
+    """Images to a first map, to a map a stage, to pooled features, to logits; a VMamba offers it."""
+
+    def embed(self, images: Tensor) -> Tensor: ...
+    def forward_maps(self, x: Tensor) -> list[Tensor]: ...
+    def pool(self, x: Tensor) -> Tensor: ...
+    def forward_head(self, features: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class SourceStatistics:
+    """Of clean images: mean and deviation of the mean token of every stage, one stage after the other, and the
+    mean of the pooled features."""
+
+    mean: Tensor
+    std: Tensor
+    features: Tensor
+
+    def like(self, tensor: Tensor) -> SourceStatistics:
+        """On the device and in the dtype of `tensor`."""
+        return SourceStatistics(self.mean.to(tensor), self.std.to(tensor), self.features.to(tensor))
+
+
+def _check_statistics(value: Any) -> Any:
+    if value is not None and not isinstance(value, SourceStatistics):
+        raise ConfigError(f"it is {show(value)}; give what gather_source_statistics(model, clean_batches) returns")
+    return value
+
+
+def _exactly(value: float) -> Number:
+    return Number(type(value), least=value, most=value)
+
+
+class FoaOptions(MethodOptions):
+    """`source_statistics` of clean images are required: gather_source_statistics(model, clean_batches) gives them.
+
+    `prompts`: learned tokens, a row below the first map. `population`: candidates per batch. `sigma`: first step size
+    of the search. `weight` of the distance to the source's statistics.
+    """
+
+    source_statistics: Annotated[SourceStatistics | None, PlainValidator(_check_statistics)] = None
+    prompts: Count = 3
+    population: Annotated[int, Field(ge=4)] = 27
+    sigma: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
+    weight: Rate = 0.4
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    episodic: bool = False
+
+
 class Foa(Method):
-    """A row of `prompts` learned tokens below the first map, chosen by CMA-ES; `population` + 1 forwards a batch.
+    """A row of `prompts` learned tokens below the first map, chosen by CMA-ES; `population` + 1 forwards per batch.
 
     Fitness: summed entropy + `weight` * n/64 * squared distance of the batch's token statistics to those of clean
-    images. These are required: foa.gather_source_statistics(model, clean_batches) gives `source_statistics`.
-    The prediction is that of the best candidate, its features shifted by the source's mean less their moving mean.
+    images. The prediction is that of the best candidate, its features shifted by the source's mean less their moving
+    mean; with `predict="before"`, that of the best of the last batch.
     """
 
     name = "foa"
+    Options = FoaOptions
+    options: FoaOptions
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        source_statistics: SourceStatistics | None = None,
-        prompts: int = 3,
-        population: int = 27,
-        sigma: float = 1.0,
-        weight: float = 0.4,
-        seed: int = 0,
-        episodic: bool = False,
-        batch_statistics: bool = True,
-    ) -> None:
+    def start(self) -> None:
+        self.search: Search | None = None  # made on the first batch, which shows the width of a token
+        self.told: Tensor | None = None
+        self.dimension: int | None = None
+        self.mean_features: Tensor | None = None
+        self.settings = [self.options.prompts, self.options.population, float(self.options.sigma), self.options.seed]
+
+    def moving(self) -> dict[str, Spec]:
+        """A search is a function of its settings and of the fitness values it was told."""
+        settings: list[Spec] = [_exactly(value) for value in self.settings]
+        return {
+            "settings": settings,
+            "dimension": Number(int, least=1, most=1e6),
+            "told": Array((None, self.options.population + 1), torch.float64),
+            "mean_features": Array((None,)),
+        }
+
+    def adapted_names(self, model: nn.Module) -> list[str]:
         require_maps(model)
         require("cma", extra="foa")
-        if source_statistics is None:
+        if self.options.source_statistics is None:
             raise ConfigError(
                 "foa needs statistics of clean images; give source_statistics="
                 "trust_tta.methods.foa.gather_source_statistics(model, clean_batches)"
             )
-        check_count("prompts", prompts)
-        check_count("population", population, least=4)
-        check_number("weight", weight)
-        check_number("sigma", sigma, least=1e-12)
-        super().__init__(model, episodic=episodic, batch_statistics=batch_statistics)
-        self.statistics = source_statistics
-        self.prompts, self.population, self.sigma, self.weight, self.seed = prompts, population, sigma, weight, seed
-        self.search: Search | None = None  # made on the first batch, which shows the width of a token
-        self.mean_features: Tensor | None = None
+        return []
 
     def adapt(self, images: Tensor) -> Tensor:
         network = cast(MappedNetwork, self.model)
         with torch.no_grad():
             first_map = network.embed(images)
-            self.search = self.search or self.new_search(self.prompts * first_map.shape[1])
-            candidates = self.search.ask()
+            search = self.search = self.search or self.make_search(self.options.prompts * first_map.shape[1])
+            candidates = search.ask()
             outcomes = [self.try_tokens(network, first_map, candidate) for candidate in candidates]
         self.counters.forwards += len(candidates)
         fitness, logits, features = (torch.stack(values) for values in zip(*outcomes, strict=True))
         self.logits_before = logits[-1]
         finite = fitness.isfinite()
         if not bool(finite.any()):
-            self.load_extra_state(self.extra_state())  # the candidates must be drawn again
+            self.search = None  # the candidates must be drawn again
             self.counters.skipped += 1
             return logits[-1]
         worst = fitness[finite].max()
         fitness = fitness.where(finite, worst + worst.abs() + 1)
-        self.search.tell(candidates, fitness)
+        search.tell(candidates, fitness)
+        self.told, self.dimension = search.told, len(search.best)
         self.counters.updates += 1
         self.follow(features[finite].mean(0))
-        return logits[fitness.argmin()]
+        return logits[-1] if self.options.predict == "before" else logits[fitness.argmin()]
 
     @torch.no_grad()
     def evaluate(self, images: Tensor) -> Tensor:
-        if self.search is None:
-            return super().evaluate(images)
-        network = cast(MappedNetwork, self.model)
-        return self.try_tokens(network, network.embed(images), self.search.best)[1]
+        with self._lock, self.statistics.frozen():
+            network = cast(MappedNetwork, self.model)
+            if self.search is None and self.dimension is None:
+                return cast(Tensor, self.model(images))
+            search = self.search = self.search or self.make_search(self.dimension or 0)
+            return self.try_tokens(network, network.embed(images), search.best)[1]
 
     def try_tokens(self, network: MappedNetwork, first_map: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
         """Fitness, logits (n, classes) and mean features (d,) of the batch with one candidate's tokens."""
         maps = network.forward_maps(self.append_row(first_map, candidate))
-        features, source = network.pool(maps[-1]), self.statistics.like(first_map)
+        features, source = network.pool(maps[-1]), self.source.like(first_map)
         shift = 0 if self.mean_features is None else source.features - self.mean_features.to(features)
         logits = network.forward_head(features + shift)
         tokens = mean_tokens(maps)
         std, mean = torch.std_mean(tokens, dim=0, correction=min(1, len(tokens) - 1))
         distance = (mean - source.mean).square().sum() + (std - source.std).square().sum()
-        return entropy(logits).sum() + self.weight * len(tokens) / 64 * distance, logits, features.mean(0)
+        return entropy(logits).sum() + self.options.weight * len(tokens) / 64 * distance, logits, features.mean(0)
 
     def append_row(self, first_map: Tensor, candidate: Vector) -> Tensor:
         """The map (n, c, h, w) with the tokens as one more row; each token fills an equal stretch of it."""
         n, channels, _, width = first_map.shape
-        if self.prompts > width:
+        if self.options.prompts > width:
             raise ShapeError(
-                f"{self.prompts} prompts do not fit in a row of {width} tokens; set prompts to {width} or less"
+                f"{self.options.prompts} prompts do not fit in a row of {width} tokens; set prompts to {width} or less"
             )
-        tokens = torch.from_numpy(candidate).to(first_map).view(self.prompts, channels)
-        row = tokens[torch.arange(width, device=first_map.device) * self.prompts // width].T
+        tokens = torch.from_numpy(candidate).to(first_map).view(self.options.prompts, channels)
+        row = tokens[torch.arange(width, device=first_map.device) * self.options.prompts // width].T
         return torch.cat([first_map, row[None, :, None].expand(n, channels, 1, width)], dim=2)
 
-    def new_search(self, dimension: int) -> Search:
-        return Search(dimension, population=self.population, sigma=self.sigma, seed=self.seed)
+    def make_search(self, dimension: int) -> Search:
+        """A new search, or the one that was told what is remembered."""
+        options = self.options
+        search = Search(dimension, population=options.population, sigma=options.sigma, seed=options.seed)
+        if self.told is not None:
+            search.replay(self.told.cpu())
+        return search
+
+    @property
+    def source(self) -> SourceStatistics:
+        return cast(SourceStatistics, self.options.source_statistics)
 
     def follow(self, features: Tensor) -> None:
         """Move the mean features (d,) towards those of this batch."""
@@ -131,22 +190,80 @@ class Foa(Method):
             features = MOMENTUM * self.mean_features.to(features) + (1 - MOMENTUM) * features
         self.mean_features = features
 
-    def settings(self) -> list[float]:
-        return [self.prompts, self.population, self.sigma, self.seed]
 
-    def extra_state(self) -> dict[str, Any]:
-        if self.search is None or self.mean_features is None:
-            return {}
-        search = {"dimension": len(self.search.best), "told": self.search.told}
-        return {"settings": self.settings(), "mean_features": self.mean_features, **search}
+class Normals:
+    """Standard normal numbers of a seed; unlike a bound function, a deep copy goes on by itself."""
 
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        self.search, self.mean_features = None, state.get("mean_features")
-        if not state:
-            return
-        if state["settings"] != self.settings():
-            raise StateError(
-                "this state is of another search; create foa with the same prompts, population, sigma, seed"
-            )
-        self.search = self.new_search(state["dimension"])
-        self.search.replay(state["told"])
+    def __init__(self, seed: int) -> None:
+        self.state = np.random.RandomState(seed)
+
+    def __call__(self, *shape: int) -> Vector:
+        return self.state.randn(*shape)
+
+
+class Search:
+    """Minimise over vectors (dimension,): ask for candidates, tell their fitness.
+
+    The search is a function of its settings and of the fitness values it was told, so these are its whole
+    state: `replay` walks the same path to the same bits, without evaluating anything.
+    """
+
+    def __init__(self, dimension: int, *, population: int, sigma: float, seed: int) -> None:
+        options = {"popsize": population, "randn": Normals(seed), "seed": np.nan, "verbose": -9, "verb_log": 0}
+        self.strategy: Any = require("cma", extra="foa").CMAEvolutionStrategy(np.zeros(dimension), sigma, options)
+        self.best: Vector = np.zeros(dimension)
+        self.told = torch.zeros(0, population + 1, dtype=torch.float64)
+
+    def ask(self) -> list[Vector]:
+        """A new population, and the best of the last one again."""
+        return [*self.strategy.ask(), self.best]
+
+    def tell(self, candidates: list[Vector], fitness: Tensor) -> None:
+        """Learn from the fitness (population + 1,) of what `ask` gave."""
+        values = fitness.double().cpu()
+        self.strategy.tell(candidates, values.tolist())
+        self.best = candidates[int(values.argmin())]
+        self.told = torch.cat([self.told, values[None]])
+
+    def replay(self, told: Tensor) -> None:
+        """From the start, take the fitness values (rounds, population + 1) of a saved search."""
+        for fitness in told:
+            self.tell(self.ask(), fitness)
+
+
+def gather_source_statistics(
+    model: nn.Module, batches: Iterable[Tensor], *, statistics: StatisticsKind = "batch"
+) -> SourceStatistics:
+    """Statistics over batches of clean images (n, c, h, w); forward passes only, the model is left as it was."""
+    require_maps(model)
+    copy = share(model)
+    if statistics == "batch":
+        use_batch_statistics(copy)
+    network = cast(MappedNetwork, copy)
+    images, sums, squares, features = 0, torch.zeros(()), torch.zeros(()), torch.zeros(())
+    with torch.no_grad():
+        for batch in batches:
+            maps = network.forward_maps(network.embed(batch))
+            tokens = mean_tokens(maps).double().cpu()
+            images += len(tokens)
+            sums, squares = sums + tokens.sum(0), squares + tokens.square().sum(0)
+            features = features + network.pool(maps[-1]).double().cpu().sum(0)
+    if images < 2:
+        raise ConfigError(f"{images} clean images were given; source statistics need at least two")
+    mean = sums / images
+    variance = (squares / images - mean.square()).clamp_min(0) * images / (images - 1)
+    return SourceStatistics(mean.float(), variance.sqrt().float(), (features / images).float())
+
+
+def mean_tokens(maps: list[Tensor]) -> Tensor:
+    """The mean token of each map (n, c, h, w), one map after the other, (n, sum of c)."""
+    return torch.cat([m.mean((2, 3)) for m in maps], dim=1)
+
+
+def require_maps(model: nn.Module) -> None:
+    missing = [name for name in ("embed", "forward_maps", "pool", "forward_head") if not hasattr(model, name)]
+    if missing:
+        raise ConfigError(
+            f"FOA puts tokens into the maps of a network and {type(model).__name__} has no {', '.join(missing)}; "
+            "use a VMamba, or another method such as 'tent'"
+        )

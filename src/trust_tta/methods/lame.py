@@ -5,48 +5,47 @@ Boudiaf et al., "Parameter-Free Online Test-Time Adaptation", CVPR 2022.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods.base import Method
-from trust_tta.methods.modes import check_count, check_number, choose
+from trust_tta.methods.base import Method, MethodOptions
+from trust_tta.schema import Count, Natural, Rate
+
+
+class LameOptions(MethodOptions):
+    """`affinity` of the normalized pooled features: "rbf" with the mean distance to the `k`-th nearest (each image
+    counted among its own) as width, "knn" one for each of the `k` nearest others, "linear" their inner product;
+    `strength` scales it."""
+
+    affinity: Literal["rbf", "knn", "linear"] = "rbf"
+    k: Count = 5
+    strength: Rate = 1.0
+    iterations: Natural = 100
 
 
 class Lame(Method):
     """Assignments Y that are close to the predictions p and alike for similar images: Y = softmax(log p + K Y).
 
-    `affinity` of the normalised pooled features: "rbf" with the mean distance to the `k`-th nearest (each image
-    counted among its own) as width, "knn" one for each of the `k` nearest others, "linear" their inner product;
-    `strength` scales it. The result is a distribution, not logits. Made for streams in which classes come in
-    runs; where they are well mixed it tends to hurt.
+    The result is a distribution, not logits. Made for streams in which classes come in runs; where they are well
+    mixed it tends to hurt. `predict="before"` gives the network's own probabilities.
     """
 
     name = "lame"
+    Options = LameOptions
+    options: LameOptions
     probabilities = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        affinity: str = "rbf",
-        k: int = 5,
-        strength: float = 1.0,
-        iterations: int = 100,
-        batch_statistics: bool = True,
-    ) -> None:
+    def adapted_names(self, model: nn.Module) -> list[str]:
         if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
             raise ConfigError(
                 f"LAME compares features and {type(model).__name__} has no forward_features and forward_head; "
                 "add both (images to pooled features to logits)"
             )
-        check_count("k", k)
-        check_number("strength", strength)
-        check_count("iterations", iterations, least=0)
-        super().__init__(model, batch_statistics=batch_statistics)
-        self.affinity = choose("affinity", affinity, {"rbf": rbf, "knn": nearest, "linear": linear})
-        self.k, self.strength, self.iterations = k, strength, iterations
+        return []
 
     def adapt(self, images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -58,8 +57,13 @@ class Lame(Method):
                 )
             logits: Tensor = self.model.forward_head(features)  # type: ignore[operator]
             self.logits_before = logits
-            kernel = self.strength * self.affinity(F.normalize(features.double(), dim=1), self.k)
-            return propagate(logits.double().log_softmax(1), kernel, iterations=self.iterations).to(logits.dtype)
+            if self.options.predict == "before":
+                return logits.softmax(1)
+            affinity = AFFINITIES[self.options.affinity](F.normalize(features.double(), dim=1), self.options.k)
+            kernel = self.options.strength * affinity
+            return propagate(logits.double().log_softmax(1), kernel, iterations=self.options.iterations).to(
+                logits.dtype
+            )
 
 
 def propagate(log_p: Tensor, kernel: Tensor, *, iterations: int = 100, tolerance: float = 1e-8) -> Tensor:
@@ -103,6 +107,9 @@ def linear(features: Tensor, k: int) -> Tensor:
     """Inner products, (n, n); there is no neighbourhood to choose."""
     del k
     return features @ features.T
+
+
+AFFINITIES = {"rbf": rbf, "knn": nearest, "linear": linear}
 
 
 def pairwise_distances(features: Tensor) -> Tensor:

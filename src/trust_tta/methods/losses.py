@@ -1,23 +1,55 @@
-"""The losses of the methods. Logits are (n, classes); the result is one value a sample unless said otherwise."""
+"""The losses of the methods.
+
+Logits are (n, classes) or, for dense predictions, (n, classes, h, w): classes are always dimension 1. Results have
+one value for each prediction, (n,) or (n, h, w), unless said otherwise.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+EntropyKind: TypeAlias = Literal["softmax", "come"]
+
 
 def entropy(logits: Tensor) -> Tensor:
-    """Shannon entropy of softmax(logits), (n,)."""
+    """Shannon entropy of softmax(logits)."""
     log_p = logits.log_softmax(1)
     return -(log_p.exp() * log_p).sum(1)
 
 
+def come_entropy(logits: Tensor, *, uncertainty: float | None = None) -> Tensor:
+    """Entropy of an opinion that keeps some mass, `uncertainty` (the number of classes), for not knowing.
+
+    Zhang et al., "COME: Test-time Adaption by Conservatively Minimizing Entropy", ICLR 2025. The length of the logits
+    is held fixed: no gradient flows along them.
+    """
+    length = logits.norm(dim=1, keepdim=True)
+    directed = logits / length.clamp_min(1e-12) * length.detach()
+    mass = torch.full_like(logits[:, :1], uncertainty or logits.shape[1]).log()
+    opinion = torch.cat([directed, mass], 1).softmax(1) + 1e-7
+    return -(opinion * opinion.log()).sum(1)
+
+
+ENTROPIES: dict[EntropyKind, Callable[[Tensor], Tensor]] = {"softmax": entropy, "come": come_entropy}
+
+
 def pseudo_label_loss(logits: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy to `labels`, or to the prediction's own most likely classes."""
+    """Mean cross-entropy to `labels`, or to the prediction's own most likely classes; a scalar."""
     return F.cross_entropy(logits, logits.detach().argmax(1) if labels is None else labels)
 
 
 def mean_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the mean prediction of the batch, a scalar: large when predictions are diverse."""
-    mean = logits.softmax(1).mean(0)
+    """Entropy of the mean prediction, a scalar: large when predictions are diverse."""
+    mean = by_class(logits.softmax(1)).mean(0)
     return -(mean * mean.clamp_min(1e-12).log()).sum()
+
+
+def by_class(values: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """(n, classes, ...) as one row for each prediction, (m, classes); with `chosen` (n, ...), of those alone."""
+    rows = values.movedim(1, -1)
+    return rows.reshape(-1, rows.shape[-1]) if chosen is None else rows[chosen]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
 from trust_tta.roles import Kind, Role
 
-PARAMETER_SETS: dict[str, tuple[Kind, ...]] = {"ss2d": ("scan", "projection", "norm"), "bn": ("norm",)}
+ParameterSet: TypeAlias = Literal["ss2d", "scan", "bn", "all"]
+PARAMETER_SETS: dict[ParameterSet, tuple[Kind, ...]] = {
+    "ss2d": ("scan", "projection", "norm"),
+    "scan": ("scan", "projection"),
+    "bn": ("norm",),
+}
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 
 
@@ -29,8 +35,16 @@ def parameter_roles(model: nn.Module) -> dict[str, Role]:
     }
 
 
-def select(model: nn.Module, kinds: Collection[Kind], *, skip_last: bool = False) -> list[str]:
-    """Names of the parameters of these kinds; refused when the network has none of one of them."""
+def select(model: nn.Module, parameters: ParameterSet, *, skip_last: bool = False) -> list[str]:
+    """Names of the parameters of a set; refused when the network has none of one of its kinds.
+
+    "bn": affine weights of the normalizations; "scan": SS2D without its inner norm; "ss2d": both; "all": everything but
+    the classifier. `skip_last` leaves out the last stage and the head.
+    """
+    if parameters == "all":
+        kept = {n for n, role in parameter_roles(model).items() if not (skip_last and role.last)}
+        return [n for n in all_but_the_head(model) if n in kept]
+    kinds = PARAMETER_SETS[parameters]
     roles = {n: role for n, role in parameter_roles(model).items() if not (skip_last and role.last)}
     found = sorted({role.kind for role in roles.values()})
     missing = [kind for kind in kinds if kind not in found]
@@ -47,13 +61,13 @@ def all_but_the_head(model: nn.Module) -> list[str]:
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ConfigError(
-            f"{type(model).__name__} has no linear classifier to hold fixed; adapt its normalisations: parameters='bn'"
+            f"{type(model).__name__} has no linear classifier to hold fixed; adapt its normalizations: parameters='bn'"
         )
     return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] != linear[-1]]
 
 
-def share(model: nn.Module, adapted: Collection[str]) -> nn.Module:
-    """A second network over the same tensors, in which exactly the `adapted` parameters ask for gradients.
+def share(model: nn.Module, adapted: Collection[str] = ()) -> nn.Module:
+    """A second network over the same tensors, in evaluation mode, in which only the `adapted` ask for gradients.
 
     Updates in place show in both; modes, flags and hooks of the caller's network stay its own.
     """
@@ -64,12 +78,4 @@ def share(model: nn.Module, adapted: Collection[str]) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(parameter.data, requires_grad=name in adapted)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer
-    return copy.deepcopy(model, memo)
-
-
-def use_batch_statistics(model: nn.Module) -> None:
-    """Normalise with the statistics of the batch at hand, in every mode; running statistics are not touched."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.track_running_stats = False
-            module.running_mean = module.running_var = module.num_batches_tracked = None
+    return copy.deepcopy(model, memo).eval()

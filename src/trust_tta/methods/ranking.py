@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
-from trust_tta.methods.checks import check_images
 from trust_tta.methods.losses import entropy
-from trust_tta.methods.parameters import share, use_batch_statistics
+from trust_tta.methods.parameters import share
+from trust_tta.methods.safety import check_images
+from trust_tta.methods.statistics import use_batch_statistics
 from trust_tta.methods.trust import require_orders
 from trust_tta.orders import ScanOrder
 
 
 def rank_orders(
-    model: nn.Module, batches: Iterable[Tensor], *, batch_statistics: bool = True
+    model: nn.Module, batches: Iterable[Tensor], *, statistics: Literal["batch", "source"] = "batch"
 ) -> list[tuple[ScanOrder, float]]:
     """(order, mean entropy) ascending, over batches of images (n, c, h, w); forward passes only.
 
     Memory is that of one evaluation, whatever the number of orders and batches; the model is left as it was.
     """
     require_orders(model)
-    network = share(model, []).eval()
-    if batch_statistics:
+    network = share(model)
+    if statistics == "batch":
         use_batch_statistics(network)
     orders = ScanOrder.all()
     sums = torch.zeros(len(orders), dtype=torch.float64)

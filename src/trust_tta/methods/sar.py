@@ -1,4 +1,4 @@
-"""SAR: sharpness-aware entropy minimisation on reliable samples, with a way back.
+"""SAR: sharpness-aware entropy minimization on reliable predictions, with a way back.
 
 Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 2023.
 """
@@ -6,101 +6,78 @@ Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 20
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from trust_tta.methods.base import Method
-from trust_tta.methods.losses import entropy
-from trust_tta.methods.modes import check_number, choose
-from trust_tta.methods.parameters import PARAMETER_SETS, select
+from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.eta import Margin
+from trust_tta.methods.losses import ENTROPIES, EntropyKind
+from trust_tta.methods.parameters import select
+from trust_tta.methods.state import Number, Spec
+from trust_tta.schema import Rate
 
 MOMENTUM = 0.9  # of the moving mean of the loss
 
 
-class Sar(Method):
+class SarOptions(LearningOptions):
+    """`reset_threshold` is the paper's for 1000 classes; 0 switches it off."""
+
+    rho: Rate = 0.05
+    margin: Margin = 0.4
+    reset_threshold: Rate = 0.2
+    skip_last: bool = True
+    entropy: EntropyKind = "softmax"
+
+
+class Sar(Learner):
     """Climb by `rho` along the gradient, and take the step that the gradient found there asks for.
 
-    Samples count below an entropy of `margin` * ln(classes), before the climb and after it. When the moving
-    mean of the second loss falls below `reset_threshold` the predictions have collapsed: weights and optimiser
-    return to the source, `counters.recoveries` counts it, and the mean starts anew. The threshold is the paper's
-    for 1000 classes; 0 switches it off. With `skip_last` the last stage and the last norm stay as they are.
+    Predictions count below an entropy of `margin` * ln(classes), before the climb and after it. When the moving
+    mean of the second loss falls below `reset_threshold` the predictions have collapsed: weights and optimizer
+    return to the source, `counters.recoveries` counts it, and the mean starts anew. With `skip_last` the last stage
+    and the last norm stay as they are.
     """
 
     name = "sar"
+    Options = SarOptions
+    options: SarOptions
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        lr: float = 1e-4,
-        steps: int = 1,
-        rho: float = 0.05,
-        margin: float = 0.4,
-        reset_threshold: float = 0.2,
-        skip_last: bool = True,
-        parameters: str = "bn",
-        optimizer: str = "adam",
-        episodic: bool = False,
-        batch_statistics: bool = True,
-    ) -> None:
-        check_number("rho", rho)
-        check_number("margin", margin, infinite=True)
-        check_number("reset_threshold", reset_threshold)
-        super().__init__(
-            model,
-            adapted=select(model, choose("parameters", parameters, PARAMETER_SETS), skip_last=skip_last),
-            lr=lr,
-            optimizer=optimizer,
-            steps=steps,
-            episodic=episodic,
-            batch_statistics=batch_statistics,
-        )
-        self.rho, self.margin, self.reset_threshold = rho, margin, reset_threshold
+    def start(self) -> None:
         self.mean_loss: float | None = None
 
-    def adapt(self, images: Tensor) -> Tensor:
-        for _ in range(self.steps):
-            logits = self.predict(images)
-            if self.logits_before is None:
-                self.logits_before = logits.detach()
-            loss = self.sharpness_aware_update(images, logits)
-            if loss is not None:
-                self.follow(loss)
-        with torch.no_grad():
-            return self.predict(images)
+    def moving(self) -> dict[str, Spec]:
+        return {"mean_loss": Number(float, least=0)}
 
-    def sharpness_aware_update(self, images: Tensor, logits: Tensor) -> float | None:
-        """The second loss, or None where no sample was reliable or the update was refused."""
-        first, reliable = self.reliable_entropies(logits)
-        gradient = self.gradient(first.mean()) if len(first) else None
+    def adapted_names(self, model: nn.Module) -> list[str]:
+        return select(model, self.options.parameters, skip_last=self.options.skip_last)
+
+    def learn(self, images: Tensor, logits: Tensor) -> None:
+        reliable = self.select(logits.detach())
+        gradient = self.gradient(self.loss(logits, reliable)) if bool(reliable.any()) else None
         if gradient is None:
-            return None
-        start = self.snapshot()
-        self.load_snapshot(start + gradient * (self.rho / (gradient.norm() + 1e-12)))
-        second, _ = self.reliable_entropies(self.predict(images)[reliable])
-        if not len(second):
-            self.load_snapshot(start)
-            return None
-        loss = second.mean()
-        return loss.item() if self.update(loss, start=start) else None
+            return
+        start = self.weights.read()
+        self.weights.write(start + gradient * (self.options.rho / (gradient.norm() + 1e-12)))
+        above = self.predict(images)
+        still = reliable & self.select(above.detach())
+        if not bool(still.any()):
+            self.weights.write(start)
+            return
+        loss = self.loss(above, still)
+        if self.update(loss, start=start):
+            self.follow(loss.item())
 
-    def reliable_entropies(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The entropies below the margin, (m,), and which of the samples they are, (n,)."""
-        entropies = entropy(logits)
-        reliable = entropies.detach() < self.margin * math.log(logits.shape[1])
-        return entropies[reliable], reliable
+    def select(self, logits: Tensor) -> Tensor:
+        margin = self.options.margin * math.log(logits.shape[1])
+        return ENTROPIES[self.options.entropy](logits) < margin
+
+    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+        return ENTROPIES[self.options.entropy](logits)[chosen].mean()
 
     def follow(self, loss: float) -> None:
         """Move the mean loss; when it says that the predictions have collapsed, start from the source again."""
         self.mean_loss = loss if self.mean_loss is None else MOMENTUM * self.mean_loss + (1 - MOMENTUM) * loss
-        if self.mean_loss < self.reset_threshold:
-            self.restore_source()
+        if self.mean_loss < self.options.reset_threshold:
+            self.weights.restore_source()  # what the norms have seen of the stream is still right
+            self.start()
             self.counters.recoveries += 1
-
-    def extra_state(self) -> dict[str, Any]:
-        return {} if self.mean_loss is None else {"mean_loss": self.mean_loss}
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        self.mean_loss = state.get("mean_loss")

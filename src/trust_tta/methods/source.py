@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import ClassVar
 
-from trust_tta.methods.base import Method
+import torch
+from torch import Tensor
+
+from trust_tta.methods.base import Method, MethodOptions
+from trust_tta.methods.statistics import StatisticsKind
+
+
+class SourceOptions(MethodOptions):
+    statistics: StatisticsKind = "source"
 
 
 class Source(Method):
     """No adaptation: what the network was trained to do."""
 
     name = "source"
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, batch_statistics=False)
+    Options: ClassVar[type[MethodOptions]] = SourceOptions
 
     def adapt(self, images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -23,16 +28,8 @@ class Source(Method):
         return logits
 
 
-class BatchStatistics(Method):
-    """Normalise with the statistics of the test batch; the paper's "source only". No weight changes."""
+class BatchStatistics(Source):
+    """Normalize with the statistics of the test batch; the paper's "source only". No weight changes."""
 
     name = "bn"
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, batch_statistics=True)
-
-    def adapt(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            logits = self.predict(images)
-        self.logits_before = logits
-        return logits
+    Options = MethodOptions

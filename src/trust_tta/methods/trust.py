@@ -6,197 +6,263 @@ Algorithms 1 and 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
+from pydantic import BeforeValidator, model_validator
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods import merging, optimizers
-from trust_tta.methods.base import Method
+from trust_tta.methods import merging
+from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, pseudo_label_loss
-from trust_tta.methods.modes import choose, stochastic_depth_on
-from trust_tta.methods.parameters import PARAMETER_SETS, select
-from trust_tta.orders import PAPER_ORDERS, OrderLike, ScanOrder
+from trust_tta.methods.parameters import ParameterSet
+from trust_tta.methods.state import clone
+from trust_tta.orders import DEFAULT_ORDER, ScanOrder, paper_orders
+from trust_tta.schema import Count, show
 
 
-class End(NamedTuple):
-    """Where a step under one order ends: the weights, the mean entropy of its predictions, whether it was made."""
+def _letters(orders: Any) -> Any:
+    """A list of orders, in whichever form, as letters."""
+    if orders is None:
+        return None
+    if isinstance(orders, (str, ScanOrder)) or not isinstance(orders, Sequence):
+        raise ConfigError(f"{show(orders)} is no list of traversal orders; give one, such as ['abcd', 'badc']")
+    if not orders:
+        raise ConfigError("the list is empty; give at least one traversal order, or omit it for the paper's six")
+    return tuple(str(ScanOrder(order)) for order in orders)
+
+
+Letters = Annotated[str, BeforeValidator(lambda order: str(ScanOrder(order)))]
+Orders = Annotated[tuple[str, ...] | None, BeforeValidator(_letters)]
+
+
+class Step(NamedTuple):
+    """A step under one order: the weights after it, the mean entropy of its predictions, whether it was made."""
 
     theta: Tensor
     entropy: Tensor
     finite: Tensor
 
 
-class Trust(Method):
-    """Hard pseudo-labels under K orders, one Adam step each, merged weights, prediction in the default order."""
+class Averaging(Learner):
+    """Algorithms 1 and 2: hard pseudo-labels under each of `orders`, one step each, then the mean of the weights."""
 
-    name = "trust"
+    orders: list[ScanOrder]
+    evaluate_order = DEFAULT_ORDER
+    before: Tensor | None = None  # the last prediction in the evaluation's order that came for free
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        orders: Sequence[OrderLike] | None = None,
-        k: int = 6,
-        lr: float = 1e-4,
-        steps: int = 1,
-        parameters: str = "ss2d",
-        mode: str = "sequential",
-        parallel: str = "replicate",
-        merge: str = "mean",
-        evaluate_order: OrderLike = "abcd",
-        episodic: bool = False,
-        stochastic_depth: bool = False,
-        batch_statistics: bool = True,
-    ) -> None:
+    def adapted_names(self, model: nn.Module) -> list[str]:
         require_orders(model)
-        kinds = choose("parameters", parameters, PARAMETER_SETS)
-        super().__init__(
-            model,
-            adapted=select(model, kinds),
-            lr=lr,
-            steps=steps,
-            episodic=episodic,
-            batch_statistics=batch_statistics,
-        )
-        self.orders = choose_orders(orders, k)
-        self.parallel = choose("mode", mode, {"sequential": False, "parallel": True})
-        self.split = choose("parallel", parallel, {"replicate": False, "split": True})
-        self.merge = choose("merge", merge, {m: m for m in ("mean", "entropy", "slerp")})
-        self.evaluate_order = ScanOrder(evaluate_order)
-        self.stochastic_depth = stochastic_depth
-        if self.parallel:  # sums must not depend on how the orders were listed
-            self.orders = sorted(self.orders)
+        return super().adapted_names(model)
 
     def adapt(self, images: Tensor) -> Tensor:
         """Algorithm 1, for one batch."""
-        self.load_average(*self.forward_and_adapt(images))
+        self.before = self.evaluate_now(images) if self.options.predict == "before" and not self.sees_before() else None
+        thetas, entropies = self.forward_and_adapt(images)
+        if thetas:
+            self.weights.write(self.merge(thetas, entropies))
+        del thetas  # before the prediction takes its memory
+        return self.evaluate_now(images) if self.options.predict == "after" or self.before is None else self.before
+
+    def forward_and_adapt(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Algorithm 2: the weights after each order and the entropies of its predictions, of the last step."""
+        for _ in range(self.options.steps):
+            thetas, entropies = self.made([self.adapt_under(order, images) for order in self.orders])
+        return thetas, entropies
+
+    def adapt_under(self, order: ScanOrder, images: Tensor) -> Step:
+        """The body of Algorithm 2: one step under one order."""
+        logits = self.adapting_forward(images, order)
+        labels = self.pseudo_labels(images, order, logits)
+        finite = self.descend(pseudo_label_loss(logits, labels))
+        return Step(self.weights.read(), entropy(logits.detach()).mean(), finite)
+
+    def adapting_forward(self, images: Tensor, order: ScanOrder) -> Tensor:
+        return self.predict(images, order=order, stochastic_depth=self.options.stochastic_depth)
+
+    def pseudo_labels(self, images: Tensor, order: ScanOrder, logits: Tensor) -> Tensor:
+        """The most likely classes; a second, undisturbed forward gives them only when the first was disturbed."""
+        if self.options.stochastic_depth:
+            with torch.no_grad():
+                logits = self.predict(images, order=order)
+        if order == self.evaluate_order and self.sees_before():
+            self.before = logits.detach()
+            if self.logits_before is None and self.is_first(order):
+                self.logits_before = self.before
+        return logits.detach().argmax(1)
+
+    def made(self, steps: Sequence[Step], *, moved: Iterable[bool] = ()) -> tuple[list[Tensor], list[Tensor]]:
+        """The weights and entropies of the updates that were made, and of those whose weights had `moved` before."""
+        made = self.settle([step.finite for step in steps])
+        kept = [step for step, *fits in zip(steps, made, list(moved) or made, strict=True) if any(fits)]
+        return [step.theta for step in kept], [step.entropy for step in kept]
+
+    def merge(self, thetas: list[Tensor], entropies: list[Tensor]) -> Tensor:
+        del entropies
+        return merging.mean(thetas)
+
+    def sees_before(self) -> bool:
+        """Whether one of the orders gives the prediction before its update for free."""
+        return self.evaluate_order in self.orders
+
+    def is_first(self, order: ScanOrder) -> bool:
+        """Whether a batch's first pass in this order is of the weights before the batch."""
+        return order == self.orders[0]
+
+    def evaluate_now(self, images: Tensor) -> Tensor:
+        """A counted prediction in the evaluation's order."""
         with torch.no_grad():
             return self.predict(images, order=self.evaluate_order)
 
     @torch.no_grad()
     def evaluate(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(images, order=self.evaluate_order)
-        return logits
+        with self._lock, self.statistics.frozen():
+            logits: Tensor = self.model(images, order=self.evaluate_order)
+            return logits
 
-    def load_average(self, thetas: list[Tensor], entropies: list[Tensor]) -> None:
-        """Go on with the average; the K weights are let go of before the prediction takes its memory."""
-        if thetas:
-            self.load_snapshot(self.average(thetas, entropies))
+
+class NaiveOptions(LearningOptions):
+    parameters: ParameterSet = "ss2d"
+
+
+class TrustNaive(Averaging):
+    """TRUST with the default order alone: the SS2D weights on their own pseudo-labels."""
+
+    name = "trust_naive"
+    Options = NaiveOptions
+    orders = [DEFAULT_ORDER]
+
+
+class OrderOptions(LearningOptions):
+    """`orders`: an explicit list, or what `rank_orders` gave, of which the first `k` are taken; None: `k` of the
+    paper's six, those of the lowest entropy."""
+
+    parameters: ParameterSet = "ss2d"
+    orders: Orders = None
+    k: Count = 6
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cut_ranking(cls, values: Any) -> Any:
+        orders = values.get("orders") if isinstance(values, dict) else None
+        if isinstance(orders, Sequence) and orders and all(_is_ranked(pair) for pair in orders):
+            return {**values, "orders": [pair[0] for pair in orders][: values.get("k", 6)]}
+        return values
+
+    @model_validator(mode="after")
+    def _enough_orders(self) -> Self:
+        if self.orders is None:
+            paper_orders(self.k)
+        return self
+
+    def chosen(self) -> list[ScanOrder]:
+        return list(paper_orders(self.k) if self.orders is None else map(ScanOrder, self.orders))
+
+
+def _is_ranked(pair: object) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], ScanOrder)
+
+
+class TrustOptions(OrderOptions):
+    """`mode`: "sequential", each order goes on from the one before; "replicate", all start from the same weights and
+    see the whole batch; "split", the same with a share of the batch each."""
+
+    mode: Literal["sequential", "replicate", "split"] = "sequential"
+    merge: Literal["mean", "entropy", "slerp"] = "mean"
+    evaluate_order: Letters = "abcd"
+
+
+class Trust(Averaging):
+    """TRUST: the paper's orders, and its two parallel modes."""
+
+    name = "trust"
+    Options = TrustOptions
+    options: TrustOptions
+
+    def start(self) -> None:
+        self.orders, self.evaluate_order = self.options.chosen(), ScanOrder(self.options.evaluate_order)
+        if self.options.mode != "sequential":  # sums must not depend on how the orders were listed
+            self.orders.sort()
 
     def forward_and_adapt(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Algorithm 2: the weights after each order, and the entropy of its predictions."""
-        if self.parallel:
-            return self.adapt_side_by_side(images)
-        for _ in range(self.steps - 1):
-            self.accepted([self.adapt_under(order, images) for order in self.orders])
-        return self.accepted([self.adapt_under(order, images) for order in self.orders])
+        return super().forward_and_adapt(images) if self.options.mode == "sequential" else self.adapt_apart(images)
 
-    def adapt_under(self, order: ScanOrder, images: Tensor) -> End:
-        """One step under one order."""
-        logits = self.adapting_forward(images, order)
-        labels = self.pseudo_labels(images, order, logits)
-        finite = self.descend(pseudo_label_loss(logits, labels))
-        return End(self.snapshot(), entropy(logits.detach()).mean(), finite)
-
-    def accepted(self, ends: list[End], *, moved: Sequence[bool] = ()) -> tuple[list[Tensor], list[Tensor]]:
-        """The weights and entropies of the updates that were made, and of those whose weights had `moved` before."""
-        made = self.settle([end.finite for end in ends])
-        kept = [end for end, *fits in zip(ends, made, moved or made, strict=True) if any(fits)]
-        return [end.theta for end in kept], [end.entropy for end in kept]
-
-    def adapting_forward(self, images: Tensor, order: ScanOrder) -> Tensor:
-        with stochastic_depth_on(self.model, self.stochastic_depth, seed=self.counters.forwards):
-            logits = self.predict(images, order=order, recorded=not self.stochastic_depth)
-        unchanged = self.parallel or order == self.orders[0]
-        whole = not (self.stochastic_depth or (self.parallel and self.split))
-        if self.logits_before is None and unchanged and whole and order == self.evaluate_order:
-            self.logits_before = logits.detach()
-        return logits
-
-    def pseudo_labels(self, images: Tensor, order: ScanOrder, logits: Tensor) -> Tensor:
-        """The most likely classes; a second, undisturbed forward gives them only when the first was disturbed."""
-        if not self.stochastic_depth:
-            return logits.detach().argmax(1)
-        with torch.no_grad():
-            return self.predict(images, order=order).argmax(1)
-
-    def average(self, thetas: list[Tensor], entropies: list[Tensor]) -> Tensor:
-        if self.merge == "mean":
+    def merge(self, thetas: list[Tensor], entropies: list[Tensor]) -> Tensor:
+        if self.options.merge == "mean":
             return merging.mean(thetas)
         weights = merging.inverse_entropy_weights(torch.stack(entropies))
-        if self.merge == "entropy":
+        if self.options.merge == "entropy":
             return merging.weighted(thetas, weights)
-        layers = zip(*(self.layers(theta).values() for theta in thetas), strict=True)
+        layers = zip(*(self.weights.by_name(theta).values() for theta in thetas), strict=True)
         return torch.cat([merging.slerp(layer, weights).flatten() for layer in layers])  # each has a sphere of its own
 
-    def adapt_side_by_side(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The parallel mode: every order starts from the same weights and moments; the moments are averaged here.
+    def sees_before(self) -> bool:
+        return self.options.mode != "split" and super().sees_before()
+
+    def is_first(self, order: ScanOrder) -> bool:
+        return self.options.mode == "replicate" or super().is_first(order)
+
+    def adapt_apart(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The parallel modes: every order starts from the same weights and moments; the moments are averaged here.
 
         The K adaptations do not depend on each other. One after the other they take as long on one device as side by
         side, and the memory of one.
         """
-        parts = self.parts(images) if self.split else images.expand(len(self.orders), *images.shape)
-        before = replace(self.counters)
-        start, start_moments = self.snapshot(), optimizers.save(self.optimizer)
-        ends: list[End] = []
+        split = self.options.mode == "split"
+        parts = self.parts(images) if split else images.expand(len(self.orders), *images.shape)
+        before, start, moments = replace(self.counters), self.weights.read(), clone(self.weights.moments)
+        steps: list[Step] = []
         moved: list[bool] = []
-        total = optimizers.Mean()
+        average = Average()
         for order, part in zip(self.orders, parts, strict=True):
-            self.load_snapshot(start)
-            optimizers.load(self.optimizer, start_moments)
-            earlier = [self.settle([self.adapt_under(order, part).finite]) for _ in range(self.steps - 1)]
+            self.weights.write(start)
+            self.weights.load_moments(moments)
+            earlier = [self.settle([self.adapt_under(order, part).finite]) for _ in range(self.options.steps - 1)]
             moved.append([True] in earlier)
-            ends.append(self.adapt_under(order, part))
-            total.add(self.optimizer, ends[-1].finite | moved[-1])
-        self.load_snapshot(start)
-        thetas, entropies = self.accepted(ends, moved=moved)
-        optimizers.load(self.optimizer, total.value() if thetas else start_moments)
-        if self.split:  # counted in passes over the whole batch
-            share = len(self.orders)
-            self.counters.forwards = before.forwards + (self.counters.forwards - before.forwards) // share
-            self.counters.backwards = before.backwards + (self.counters.backwards - before.backwards) // share
+            steps.append(self.adapt_under(order, part))
+            average.add(self.weights.moments, steps[-1].finite | moved[-1])
+        self.weights.write(start)
+        thetas, entropies = self.made(steps, moved=moved)
+        self.weights.load_moments(average.value() if thetas else moments)
+        if split:  # counted in passes over the whole batch
+            k = len(self.orders)
+            self.counters.forwards = before.forwards + (self.counters.forwards - before.forwards) // k
+            self.counters.backwards = before.backwards + (self.counters.backwards - before.backwards) // k
         return thetas, entropies
 
     def parts(self, images: Tensor) -> Tensor:
         """The batch divided among the orders; too small a batch is refused before anything changes."""
         k, n = len(self.orders), images.shape[0]
         if n < k:
-            raise ShapeError(
-                f"{n} images cannot be split among {k} orders; give at least {k} or use parallel='replicate'"
-            )
+            raise ShapeError(f'{n} images cannot be split among {k} orders; give at least {k} or use mode="replicate"')
         return equal_parts(images, k)
 
 
-class TrustNaive(Trust):
-    """TRUST with the default order alone: the SS2D weights on their own pseudo-labels."""
+class Average:
+    """The weighted mean of named tensors of several moments."""
 
-    name = "trust_naive"
+    def __init__(self) -> None:
+        self.total: dict[str, Tensor] = {}
+        self.weight: Tensor | None = None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        lr: float = 1e-4,
-        steps: int = 1,
-        parameters: str = "ss2d",
-        episodic: bool = False,
-        stochastic_depth: bool = False,
-        batch_statistics: bool = True,
-    ) -> None:
-        super().__init__(
-            model,
-            orders=["abcd"],
-            lr=lr,
-            steps=steps,
-            parameters=parameters,
-            episodic=episodic,
-            stochastic_depth=stochastic_depth,
-            batch_statistics=batch_statistics,
-        )
+    def add(self, values: dict[str, Tensor], weight: Tensor) -> None:
+        """Add values with a weight () on the device."""
+        for name, value in values.items():
+            weight = weight.to(value.dtype)
+            if self.weight is None:
+                self.total[name] = value * weight
+            else:  # nothing of their size beside them
+                self.total[name].addcmul_(value, weight)
+        self.weight = weight if self.weight is None else self.weight + weight
+
+    def value(self) -> dict[str, Tensor]:
+        """The mean; not a number where all weights are zero."""
+        if self.weight is not None:
+            torch._foreach_div_(list(self.total.values()), self.weight)
+        return self.total
 
 
 def require_orders(model: nn.Module) -> None:
@@ -205,25 +271,6 @@ def require_orders(model: nn.Module) -> None:
             f"TRUST permutes traversal orders and {type(model).__name__} has none; "
             "use a VMamba, or another method such as 'tent'"
         )
-
-
-def choose_orders(orders: Sequence[OrderLike] | None, k: int) -> list[ScanOrder]:
-    """The explicit list, the first `k` of what `rank_orders` gave, or the first `k` of the paper's orders."""
-    if orders is not None:
-        if isinstance(orders, str) or not isinstance(orders, Sequence):
-            raise ConfigError(f"orders is {orders!r}; give a list of traversal orders, such as ['abcd', 'badc']")
-        if orders and all(isinstance(pair, tuple) and isinstance(pair[0], ScanOrder) for pair in orders):
-            orders = [pair[0] for pair in orders[:k]]  # type: ignore[misc]
-        chosen = [ScanOrder(order) for order in orders]
-        if not chosen:
-            raise ConfigError("orders is empty; give at least one traversal order, or leave it out for the paper's six")
-        return chosen
-    if not 1 <= k <= len(PAPER_ORDERS):
-        raise ConfigError(
-            f"k is {k}; without explicit orders it is 1 to {len(PAPER_ORDERS)} (the paper's orders): "
-            "for more, give orders=[...], as rank_orders lists them"
-        )
-    return list(PAPER_ORDERS[:k])
 
 
 def equal_parts(images: Tensor, k: int) -> Tensor:

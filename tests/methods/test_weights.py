@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.methods.networks import batches, make, run, vmamba
 from trust_tta.errors import ConfigError
-from trust_tta.methods.flat import Flat
+from trust_tta.methods.weights import Descent, Weights
 
 
-def tensors() -> list[torch.Tensor]:
+def tensors() -> dict[str, nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
     plain = [torch.randn(shape, generator=generator) for shape in ((3,), (2, 5), (), (2, 3, 4, 4))]
-    return [*plain[:3], plain[3].to(memory_format=torch.channels_last), plain[1].to(torch.bfloat16)]
+    odd = [*plain[:3], plain[3].to(memory_format=torch.channels_last), plain[1].to(torch.bfloat16)]
+    return {f"layer {i}": nn.Parameter(tensor) for i, tensor in enumerate(odd)}
+
+
+def weights() -> Weights:
+    return Weights(tensors(), Descent())
 
 
 def test_what_was_read_can_be_written_to_the_bit() -> None:
-    given = tensors()
-    flat = Flat(given)
-    before = [t.clone() for t in given]
+    flat = weights()
+    given = list(flat.named.values())
+    before = [t.detach().clone() for t in given]
     vector = flat.read()
     assert torch.equal(vector, torch.cat([t.flatten().float() for t in before]))
     flat.write(vector + 1)
@@ -29,30 +37,36 @@ def test_what_was_read_can_be_written_to_the_bit() -> None:
     flat.write(vector)
     assert all(map(torch.equal, given, before))
     assert given[3].is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(flat.vector(before), vector)
+    assert torch.equal(flat.flatten(before), vector)
 
 
 def test_a_gradient_that_is_not_there_is_zero() -> None:
-    flat = Flat(tensors())
-    gradients = [torch.ones_like(t) for t in flat.tensors]
-    flat.gather_gradients(gradients)
+    flat = weights()
+    loss = torch.stack([t.float().sum() for t in flat.tensors])
+    assert bool(flat.differentiate(loss.sum()))
     assert torch.equal(flat.gradient, torch.ones_like(flat.gradient))
-    flat.gather_gradients([None, *gradients[1:-1], None])
-    assert [float(layer.sum()) for layer in flat.layers(flat.gradient)] == [0, 10, 1, 96, 0]
+    loss = torch.stack([t.float().sum() for t in flat.tensors[1:-1]])
+    flat.differentiate(loss.sum())
+    assert [float(layer.sum()) for layer in flat.by_name(flat.gradient).values()] == [0, 10, 1, 96, 0]
 
 
-def test_a_copy_works_on_its_own_tensors() -> None:
-    flat = Flat(tensors())
-    twin = copy.deepcopy(flat)
-    twin.write(torch.zeros_like(twin.weights))
-    assert not twin.read().any()
-    assert flat.read().all()
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda flat: pickle.loads(pickle.dumps(flat))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_copy_learns_like_the_original_and_apart_from_it(way: Any, optimizer: Any) -> None:
+    flat = Weights(tensors(), Descent(optimizer, lr=0.1))
+    learn(flat)
+    before = flat.read()
+    twin = way(flat)
+    learn(twin)
+    assert torch.equal(flat.read(), before)
+    learn(flat)
+    assert torch.equal(flat.read(), twin.read())
+    assert not torch.equal(flat.read(), before)
 
 
-def test_whoever_holds_the_vector_holds_that_of_the_copy() -> None:
-    flat = Flat(tensors())
-    twin, vector = copy.deepcopy((flat, flat.weights))
-    assert twin.weights is vector
+def learn(flat: Weights) -> None:
+    loss = torch.stack([t.float().square().sum() for t in flat.named.values()]).sum()
+    flat.step(flat.differentiate(loss))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -72,5 +86,6 @@ def test_a_method_that_is_moved_takes_its_moments_along(optimizer: str) -> None:
 
 
 def test_a_method_without_weights_to_adapt_says_so() -> None:
+    method = make("bn", vmamba())
     with pytest.raises(ConfigError, match="adapts no weights"):
-        make("bn", vmamba()).snapshot()
+        method.update(torch.zeros((), requires_grad=True))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.methods.networks import batches, make, run, same, vmamba
 from trust_tta.errors import ConfigError
-from trust_tta.methods.augment import ANGLE, CROP, JITTER, KINDS, crop, jitter, rotation
+from trust_tta.methods.ablations import ANGLE, CROP, JITTER, KINDS, crop, jitter, rotation
 
 Augment = Callable[[Tensor, torch.Generator, float], Tensor]
 
@@ -79,7 +79,7 @@ def test_per_batch_draws_once_a_batch_and_anew_for_the_next() -> None:
     for per in ("batch", "view"):
         method = make("augmentation", vmamba(), per=per, k=3)
         seen.clear()
-        method.model.patch_embed.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))  # type: ignore[union-attr]
+        method.model.patch_embed.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         (images,) = batches(1)
         run(method, [images, images])
         views = [seen[0:3], seen[4:7]]
@@ -100,10 +100,10 @@ def test_seeds_decide() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "blur"}, "'rotation', 'crop', 'jitter'"),
-        ({"per": "image"}, "'view', 'batch'"),
-        ({"k": 0}, "at least 1"),
-        ({"strength": -0.1}, "at least 0"),
+        ({"kind": "blur"}, "choose one of rotation, crop, jitter"),
+        ({"per": "image"}, "choose one of view, batch"),
+        ({"k": 0}, "k is 0; give a value >= 1"),
+        ({"strength": -0.1}, "strength is -0.1; give a value >= 0"),
     ],
     ids=str,
 )

@@ -1,0 +1,97 @@
+"""What a batch must be before anything is done with it, and the modes in which it is worked on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.errors import ConfigError, DataError, ShapeError, TrustError
+
+
+def check_images(images: Tensor, model: nn.Module) -> None:
+    """Refuse a batch that is no float tensor (n, c, h, w), is empty, not finite, or does not fit the network."""
+    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
+        given = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
+        raise ShapeError(f"images are {given}; give a float tensor of shape (n, channels, h, w)")
+    if images.numel() == 0:
+        raise ShapeError(f"the batch is empty (shape {tuple(images.shape)}); give at least one image")
+    first = next(model.parameters(), images)
+    if (images.dtype, images.device) != (first.dtype, first.device):
+        raise ShapeError(
+            f"images are {images.dtype} on {images.device} and the network is {first.dtype} on {first.device}; "
+            "give both the same dtype and device"
+        )
+    if not bool(images.isfinite().all()):
+        raise ShapeError("the images hold values that are not finite; drop or repair them before adapting")
+
+
+def check_outputs(outputs: Tensor, images: Tensor) -> None:
+    """Refuse predictions that are not finite: finite pixels can be too large, or the last update too long."""
+    if not bool(outputs.isfinite().all()):
+        largest = float(images.abs().max())
+        raise DataError(
+            f"the predictions of this batch are not finite (its largest pixel is {largest:.3g}); nothing was changed: "
+            "check the preprocessing, the network's weights and the learning rate"
+        )
+
+
+@contextmanager
+def adapting(images: Tensor) -> Iterator[None]:
+    """Whatever modes the caller is in: gradients, casts of the weights as they are, PyTorch's refusals in one line."""
+    with torch.inference_mode(False), torch.enable_grad(), _fresh_casts(images), _one_line(images):
+        yield
+
+
+@contextmanager
+def stochastic_depth_on(model: nn.Module, *, seed: int) -> Iterator[None]:
+    """Stochastic depth live inside, drawn from `seed` so that the caller's random numbers are left alone."""
+    switch = getattr(model, "set_stochastic_depth", None)
+    if switch is None:
+        raise ConfigError(f"{type(model).__name__} has no stochastic depth; set stochastic_depth=False")
+    switch(True)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
+    finally:
+        switch(False)
+
+
+@contextmanager
+def _fresh_casts(images: Tensor) -> Iterator[None]:
+    """Autocast as it is around us, but without its cache: weights cast before an update must not serve after it."""
+    device = images.device.type
+    if not torch.is_autocast_enabled(device):
+        yield
+        return
+    try:
+        with torch.autocast(device, torch.get_autocast_dtype(device), cache_enabled=False):
+            yield
+    finally:
+        torch.clear_autocast_cache()  # the caller's network has the same weights
+
+
+@contextmanager
+def _one_line(images: Tensor) -> Iterator[None]:
+    """Say in one line what PyTorch refuses: norms of one number per channel, images smaller than a kernel."""
+    size = f"{len(images)} images of {tuple(images.shape[2:])} pixels"
+    try:
+        yield
+    except TrustError:
+        raise
+    except ValueError as error:
+        raise ShapeError(
+            f"{size} have no batch statistics ({_first_line(error)}); "
+            'give more or larger images, or set statistics="stream"'
+        ) from error
+    except RuntimeError as error:
+        if "size" not in str(error) or "memory" in str(error):
+            raise
+        raise ShapeError(f"the network does not take {size} ({_first_line(error)}); give larger images") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

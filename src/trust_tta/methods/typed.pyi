@@ -1,0 +1,127 @@
+"""`create_method` with the options of every method. Written by `make typed`: do not edit."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+
+from torch import nn
+
+from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
+from trust_tta.methods.base import Method
+from trust_tta.methods.eta import Eta
+from trust_tta.methods.foa import Foa, SourceStatistics
+from trust_tta.methods.lame import Lame
+from trust_tta.methods.sar import Sar
+from trust_tta.methods.shot import Shot
+from trust_tta.methods.source import BatchStatistics, Source
+from trust_tta.methods.tent import Tent
+from trust_tta.methods.trust import Trust, TrustNaive
+from trust_tta.orders import OrderLike, ScanOrder
+
+_M = TypeVar("_M", bound=Method)
+
+class _MethodKeywords(TypedDict, total=False):
+    statistics: Literal["batch", "stream", "source"]
+    predict: Literal["before", "after"]
+
+class _SourceKeywords(_MethodKeywords, total=False): ...
+
+class _LearningKeywords(_MethodKeywords, total=False):
+    lr: float
+    steps: int
+    episodic: bool
+    optimizer: Literal["adam", "sgd"]
+    momentum: float
+    nesterov: bool
+    parameters: Literal["ss2d", "scan", "bn", "all"]
+    stochastic_depth: bool
+
+class _TentKeywords(_LearningKeywords, total=False):
+    entropy: Literal["softmax", "come"]
+
+class _EtaKeywords(_LearningKeywords, total=False):
+    margin: float
+    d_margin: float | None
+    weighting: bool
+    entropy: Literal["softmax", "come"]
+
+class _SarKeywords(_LearningKeywords, total=False):
+    rho: float
+    margin: float
+    reset_threshold: float
+    skip_last: bool
+    entropy: Literal["softmax", "come"]
+
+class _ShotKeywords(_LearningKeywords, total=False):
+    beta: float
+    confidence: float
+
+class _LameKeywords(_MethodKeywords, total=False):
+    affinity: Literal["rbf", "knn", "linear"]
+    k: int
+    strength: float
+    iterations: int
+
+class _FoaKeywords(_MethodKeywords, total=False):
+    source_statistics: SourceStatistics | None
+    prompts: int
+    population: int
+    sigma: float
+    weight: float
+    seed: int
+    episodic: bool
+
+class _NaiveKeywords(_LearningKeywords, total=False): ...
+
+class _OrderKeywords(_LearningKeywords, total=False):
+    orders: Sequence[OrderLike | tuple[ScanOrder, float]] | None
+    k: int
+
+class _TrustKeywords(_OrderKeywords, total=False):
+    mode: Literal["sequential", "replicate", "split"]
+    merge: Literal["mean", "entropy", "slerp"]
+    evaluate_order: OrderLike
+
+class _RepetitionKeywords(_LearningKeywords, total=False):
+    k: int
+
+class _AugmentationKeywords(_RepetitionKeywords, total=False):
+    kind: Literal["rotation", "crop", "jitter"]
+    strength: float
+    per: Literal["view", "batch"]
+    orders: Sequence[OrderLike | tuple[ScanOrder, float]] | None
+    seed: int
+
+@overload
+def create_method(name: Literal["source"], model: nn.Module, **options: Unpack[_SourceKeywords]) -> Source: ...
+@overload
+def create_method(name: Literal["bn"], model: nn.Module, **options: Unpack[_MethodKeywords]) -> BatchStatistics: ...
+@overload
+def create_method(name: Literal["tent"], model: nn.Module, **options: Unpack[_TentKeywords]) -> Tent: ...
+@overload
+def create_method(name: Literal["eta"], model: nn.Module, **options: Unpack[_EtaKeywords]) -> Eta: ...
+@overload
+def create_method(name: Literal["sar"], model: nn.Module, **options: Unpack[_SarKeywords]) -> Sar: ...
+@overload
+def create_method(name: Literal["shot"], model: nn.Module, **options: Unpack[_ShotKeywords]) -> Shot: ...
+@overload
+def create_method(name: Literal["lame"], model: nn.Module, **options: Unpack[_LameKeywords]) -> Lame: ...
+@overload
+def create_method(name: Literal["foa"], model: nn.Module, **options: Unpack[_FoaKeywords]) -> Foa: ...
+@overload
+def create_method(name: Literal["trust_naive"], model: nn.Module, **options: Unpack[_NaiveKeywords]) -> TrustNaive: ...
+@overload
+def create_method(name: Literal["trust"], model: nn.Module, **options: Unpack[_TrustKeywords]) -> Trust: ...
+@overload
+def create_method(name: Literal["ensemble"], model: nn.Module, **options: Unpack[_OrderKeywords]) -> Ensemble: ...
+@overload
+def create_method(
+    name: Literal["repetition"], model: nn.Module, **options: Unpack[_RepetitionKeywords]
+) -> Repetition: ...
+@overload
+def create_method(
+    name: Literal["augmentation"], model: nn.Module, **options: Unpack[_AugmentationKeywords]
+) -> Augmentation: ...
+@overload
+def create_method(name: type[_M], model: nn.Module, **options: Any) -> _M: ...
+@overload
+def create_method(name: str, model: nn.Module) -> Method: ...
