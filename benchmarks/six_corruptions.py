@@ -64,7 +64,7 @@ def run(
 ) -> dict[str, Any]:
     """The accuracy in percent on each corruption and on average, and the median time of a batch."""
     kind, options = RUNS[name]
-    changes = {"drop_path": DROP_PATH} if options.get("stochastic_depth") else {}
+    changes: dict[str, Any] = {"drop_path": DROP_PATH} if options.get("stochastic_depth") else {}
     model = tt.create_model("vmamba_nano", num_classes=10, checkpoint=weights, **changes).to(device).eval()
     method = tt.create_method(kind, model, **options)
     accuracy, times = {}, []

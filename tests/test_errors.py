@@ -10,7 +10,11 @@ from trust_tta import errors
 from trust_tta.errors import DependencyError, TrustError
 from trust_tta.optional import available, require
 
-CLASSES = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, Exception)}
+CLASSES = {
+    n: c
+    for n, c in vars(errors).items()
+    if isinstance(c, type) and issubclass(c, Exception) and not issubclass(c, Warning)
+}
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:

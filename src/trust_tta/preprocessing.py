@@ -7,13 +7,15 @@ Pillow are imported when the first image comes.
 from __future__ import annotations
 
 import json
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from trust_tta.errors import ConfigError, DataError, ShapeError
+from trust_tta.errors import ConfigError, DataError, ShapeError, TrustWarning
 from trust_tta.schema import Schema, did_you_mean, parse, show
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from PIL import Image
+    from torch import nn
 
     Pixels: TypeAlias = NDArray[np.uint8]
     Picture: TypeAlias = Image.Image | Pixels | torch.Tensor
@@ -135,6 +138,31 @@ class Preprocessing(Schema):
             return self.changed(resize=None)
         return self
 
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """The lowest and the highest value that network input can have."""
+        lows = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
+        highs = [(1 - mean) / std for mean, std in zip(self.mean, self.std, strict=True)]
+        return min(lows), max(highs)
+
+    def doubt(self, images: torch.Tensor) -> str:
+        """Why a float batch (n, 3, h, w) cannot have gone through this preprocessing; empty where it can."""
+        import torch
+
+        height, width = images.shape[-2:]
+        if 2 * max(height, width) < self.size or min(height, width) > 2 * self.size:
+            return f"images are {height}x{width} pixels, and this network was trained on {self.size}x{self.size}"
+        low, high = torch.stack(torch.aminmax(images.detach())).tolist()
+        lowest, highest = self.value_range
+        limit, largest = max(abs(lowest), abs(highest)), max(abs(low), abs(high))
+        unscaled = lowest < -0.5 and low >= 0 and high <= 1 and high - low > 0.5
+        if largest > 4 * limit or unscaled or 0 < largest < limit / 50:
+            return (
+                f"images have values from {low:.3g} to {high:.3g}, and this network was trained on values from "
+                f"{lowest:.3g} to {highest:.3g}"
+            )
+        return ""
+
     def to_json(self) -> str:
         """The text that stands in a file of weights."""
         return json.dumps(self.model_dump(mode="json"))
@@ -181,6 +209,60 @@ def find_preset(name: str) -> Preprocessing:
     if name not in PRESETS:
         raise ConfigError(f"unknown preprocessing {show(name)}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name]
+
+
+def network_input(network: nn.Module, images: Any) -> torch.Tensor:
+    """`images` as `network` takes them: pixels go through its preprocessing, floats are taken as they are.
+
+    The first float batches of a trained network are looked at, and doubts are told once.
+    """
+    import torch
+
+    if isinstance(images, torch.Tensor) and images.is_floating_point():
+        if not torch.compiler.is_compiling() and getattr(network, "unchecked_batches", False):
+            _look_at(network, images)
+        return images
+    preprocessing = getattr(network, "preprocessing", None)
+    if preprocessing is None:
+        given = f"{images.dtype} {tuple(images.shape)}" if hasattr(images, "shape") else type(images).__name__
+        raise ShapeError(
+            f"images are {given}, and this network knows no preprocessing; give floats (n, channels, h, w), "
+            "or set model.preprocessing"
+        )
+    batch: torch.Tensor = preprocessing(images)
+    first = next(network.parameters(), batch)
+    return batch.to(first.device, first.dtype)
+
+
+def _look_at(network: Any, images: torch.Tensor) -> None:
+    """Warn where a batch cannot have gone through the network's preprocessing; costs one wait for the device."""
+    import torch
+
+    if type(images) is not torch.Tensor or images.numel() == 0 or images.dim() != 4 or torch.jit._trace.is_tracing():
+        return
+    if images.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    network.unchecked_batches -= 1
+    try:
+        doubt = network.preprocessing.doubt(images) if network.preprocessing else ""
+    except RuntimeError:  # inside of vmap and its kin there are no values to look at
+        return
+    if doubt:
+        network.unchecked_batches = 0
+        warnings.warn(
+            f"{doubt}; give pixels, or use model.preprocessing(pixels): predictions will be poor, and adaptation may "
+            "hide it",
+            TrustWarning,
+            stacklevel=_users_level(),
+        )
+
+
+def _users_level() -> int:
+    """How far up, as `warnings.warn` counts, the code is that called into this package or PyTorch."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("trust_tta", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _is_picture(images: Any) -> bool:

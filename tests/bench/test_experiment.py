@@ -19,7 +19,7 @@ from trust_tta.errors import CheckpointError, ConfigError
 def test_the_domain_is_filled_in(tmp_path: Path) -> None:
     write_checkpoint(tmp_path).rename(tmp_path / "without_fog.pth")
     config = ModelConfig(checkpoint=str(tmp_path / "without_{domain}.pth"), name="vmamba_nano")
-    assert find_checkpoint(config, domain="fog").file.name == "without_fog.pth"
+    assert find_checkpoint(config, domain="fog").file == tmp_path / "without_fog.pth"
     with pytest.raises(CheckpointError, match="without_snow.pth"):
         find_checkpoint(config, domain="snow")
 

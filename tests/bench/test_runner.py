@@ -27,7 +27,8 @@ CPU = Conditions(device=torch.device("cpu"))
 @pytest.fixture
 def model() -> VMamba:
     torch.manual_seed(0)
-    return create_model("vmamba_nano", **OVERRIDES).eval()
+    model: VMamba = create_model("vmamba_nano", **OVERRIDES).eval()
+    return model
 
 
 def make_domain(count: int = 20, *, mask: list[int] | None = None) -> Domain:

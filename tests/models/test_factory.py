@@ -64,7 +64,7 @@ def test_an_unknown_checkpoint_is_refused_with_the_known_names() -> None:
 
 
 def test_a_known_checkpoint_of_another_network_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'vmamba_tiny_s1l8_imagenet' is for the model 'vmamba_tiny_s1l8'"):
+    with pytest.raises(ConfigError, match="'vmamba_tiny_s1l8_imagenet' is for the network 'vmamba_tiny_s1l8'"):
         tt.create_model("vmamba_nano", checkpoint="vmamba_tiny_s1l8_imagenet")
 
 

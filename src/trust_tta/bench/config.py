@@ -70,10 +70,10 @@ class ModelConfig(Schema):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str | None) -> str | None:
-        from trust_tta.models.networks import check_name
+        from trust_tta.models.networks import find_network
 
         if name is not None:
-            check_name(name)
+            find_network(name)
         return name
 
     @field_validator("checkpoint")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from trust_tta.bench.config import ARRAY, RunConfig
 from trust_tta.bench.environment import choose_device
@@ -12,19 +13,20 @@ from trust_tta.data.dataset import Dataset
 from trust_tta.data.streams import Domain
 from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.models.networks import require_vmamba
 from trust_tta.models.vmamba import VMamba
 
 _BARE_LABELS = (ARRAY, "array-c")  # numbers without names, of which not all need occur
 
 
-def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.device) -> VMamba:
+def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.device) -> nn.Module:
     """The network in evaluation mode; one with other classes than the data set is refused."""
     classes = len(dataset.class_names)
     outputs = classes if checkpoint.num_classes is None else checkpoint.num_classes
     fits = outputs >= classes if dataset.name in _BARE_LABELS else outputs == classes
     if not fits:
         raise ConfigError(
-            f"'{checkpoint.file}' tells {outputs} classes apart and {dataset.name} has {classes}; "
+            f"{checkpoint.origin} tells {outputs} classes apart and {dataset.name} has {classes}; "
             "give a checkpoint that was trained or fine-tuned on these classes"
         )
     return checkpoint.load(device=device, num_classes=outputs)
@@ -47,7 +49,7 @@ class Experiment:
         checkpoint = self.plan.checkpoints[domain.dataset.domain]
         if self._network is None or self._network[0] != checkpoint.sha256:
             model = load_network(checkpoint, dataset=domain.dataset, device=self.device)
-            self._network = checkpoint.sha256, model
+            self._network = checkpoint.sha256, require_vmamba(model, by="an analysis of traversal orders")
         return self._network[1]
 
     def images(self, domain: Domain) -> list[tuple[torch.Tensor, torch.Tensor]]:

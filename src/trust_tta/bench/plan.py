@@ -88,7 +88,7 @@ def _find(config: RunConfig, domain: str, found: dict[str, Checkpoint]) -> Check
 def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
     """The checkpoint for `domain`, as the experiment describes it."""
     found = Checkpoint.open(
-        str(model.checkpoint).replace("{domain}", domain),
+        None if model.checkpoint is None else model.checkpoint.replace("{domain}", domain),
         variant=model.name,
         num_classes=model.num_classes,
         preprocessing=model.preprocessing,

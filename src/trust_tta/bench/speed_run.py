@@ -14,6 +14,7 @@ from trust_tta.bench.speed import Row, copy_bandwidth, float32_only, refuse, run
 from trust_tta.bench.speed_network import count
 from trust_tta.bench.speed_plan import NATIVE, Settings, exponents, make_jobs, memory_over_one, over_reference
 from trust_tta.models.factory import create_model
+from trust_tta.models.networks import require_vmamba
 from trust_tta.models.vmamba import VMamba
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
@@ -33,7 +34,7 @@ def measure_speed(
     """Measure everything and return the record; `keep` gets it after every row, so that a stopped run leaves some."""
     begun = time.perf_counter()
     torch.manual_seed(0)
-    model = create_model(settings.model).to(device).eval()
+    model = require_vmamba(create_model(settings.model), by="speed").to(device).eval()
     checks = {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
     rows: list[Row] = []
     with float32_only(device):

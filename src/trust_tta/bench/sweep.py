@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trust_tta.bench.config import SOURCE_STATISTICS, RunConfig
 from trust_tta.bench.environment import choose_device, collect_facts, now
@@ -22,7 +22,6 @@ from trust_tta.errors import ConfigError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.foa import gather_source_statistics
 from trust_tta.methods.registry import create_method, method_options
-from trust_tta.models.vmamba import VMamba
 from trust_tta.results.record import CellKey, CellResult, Facts
 from trust_tta.results.store import ResultStore
 
@@ -141,7 +140,7 @@ class Bench:
         self.device = choose_device(config.device)
         self.workers = 0 if self.device.type == "cpu" else 4  # threads that decode would disturb times on a CPU
         self.facts = collect_facts(device=self.device, dtype=config.dtype, config=config.to_json())
-        self._network: tuple[str, VMamba] | None = None
+        self._network: tuple[str, nn.Module] | None = None
         self._stream: tuple[tuple[int, int], list[Domain]] | None = None
 
     def check(self, chain: Chain) -> None:
@@ -213,7 +212,7 @@ class Bench:
             yield _Found(key, result, facts, pictures, spoken_names(domain.dataset))
             started = finished
 
-    def _create(self, chain: Chain, model: VMamba) -> Method:
+    def _create(self, chain: Chain, model: nn.Module) -> Method:
         options = dict(chain.method.options)
         defaults = method_options(chain.method.name)
         if SOURCE_STATISTICS in defaults:
@@ -240,7 +239,7 @@ class Bench:
             self._stream = (batch_size, seed), domains
         return self._stream[1]
 
-    def _open_network(self, chain: Chain) -> VMamba:
+    def _open_network(self, chain: Chain) -> nn.Module:
         """The chain's network; a new one first does one pass each way, so that no cell pays for compiling."""
         first = self._open_domains(chain)[0]
         checkpoint = self.plan.checkpoints[first.dataset.domain]
@@ -258,7 +257,7 @@ class Bench:
             raise _OutsideError(error) from error
 
 
-def warm_up(model: VMamba, images: Tensor, *, dtype: str) -> None:
+def warm_up(model: nn.Module, images: Tensor, *, dtype: str) -> None:
     """One pass forward and backward over images (n, c, h, w) that changes nothing, in so far as it succeeds."""
     try:
         with torch.enable_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=dtype == "bf16"):

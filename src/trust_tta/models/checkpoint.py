@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import CheckpointError, ConfigError
-from trust_tta.models.networks import build_network, check_name
+from trust_tta.errors import CheckpointError, ConfigError, TrustWarning
+from trust_tta.models.networks import build_network, find_network, is_ours, outputs_of
 from trust_tta.models.pretrained import PRETRAINED, Pretrained, check_pretrained, locate
 from trust_tta.models.variants import default_preprocessing
 from trust_tta.models.vmamba import VMamba
-from trust_tta.models.weights import HEAD, Weights, load_state, pick_state, read_weights, rename
+from trust_tta.models.weights import (
+    HEAD,
+    Weights,
+    load_state,
+    pick_state,
+    read_weights,
+    rename,
+    state_digest,
+    strip_module,
+)
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import show
 
@@ -27,6 +37,8 @@ Source: TypeAlias = str | PathLike[str] | Mapping[str, Any]
 Fields: TypeAlias = Mapping[str, Any]
 
 _TOLERANCE = 2e-3  # of a mean or deviation: how far published figures of one data set lie apart
+CHECKED_BATCHES = 3  # of a loaded network, before its input is trusted
+
 _NOTHING: Fields = MappingProxyType({})
 
 
@@ -40,9 +52,9 @@ class Checkpoint:
     >>> model = checkpoint.load()
     """
 
-    file: Path
-    variant: str
-    fields: Fields  # in which the network differs from the variant, the number of classes apart
+    file: Path | None  # None: the weights that the network's own factory gives it
+    variant: str  # ours, or "package.module:Name"
+    fields: Fields  # in which the network differs from the variant; the arguments of a factory
     num_classes: int | None  # None: nobody says, as of a file without a classifier
     classes: tuple[str, ...] | None  # names in label order
     preprocessing: Preprocessing
@@ -55,7 +67,7 @@ class Checkpoint:
     @classmethod
     def open(
         cls,
-        source: str | PathLike[str],
+        source: str | PathLike[str] | None,
         *,
         variant: str | None = None,
         num_classes: int | None = None,
@@ -63,32 +75,34 @@ class Checkpoint:
         fields: Fields = _NOTHING,
         ema: bool = False,
     ) -> Checkpoint:
-        """Read the checkpoint `source`, a known name or the path of a .pth or .safetensors file.
+        """Read the checkpoint `source`: a known name, or the path of a .pth or .safetensors file.
 
-        What is given here takes precedence over what the file states; a preprocessing that contradicts the one of
-        training is refused. `ema` takes the moving average of the weights where a file holds both.
+        `source` may be None for a network from outside whose factory loads weights itself. What is given here takes
+        precedence over what the file states; a preprocessing that contradicts the one of training is refused. `ema`
+        takes the moving average of the weights where a file holds both.
         """
         known = PRETRAINED.get(str(source))
-        if variant is not None:
-            check_name(variant)
         if known is not None and variant not in (None, known.variant):
-            raise ConfigError(f"checkpoint '{known.name}' is for the model '{known.variant}', not '{variant}'")
-        file = locate(known) if known else Path(source)
-        if not file.is_file():
-            raise CheckpointError(
-                f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file "
-                f"or one of {', '.join(PRETRAINED)}"
-            )
-        weights = read_weights(file, ema=ema)
-        if known is not None:
+            raise ConfigError(f"checkpoint '{known.name}' is for the network '{known.variant}', not '{variant}'")
+        if variant is not None:
+            find_network(variant)  # a wrong name is told before a large file is read
+        file = _locate(source, known, variant)
+        weights = _read(file, ema=ema)
+        if known is not None and file is not None:
             check_pretrained(known, file, weights.sha256)
         stated = read_statement(weights, file, known)
         variant = variant or stated.variant
         if variant is None:
             raise ConfigError(f"'{file}' does not say which network it is of; give the name of its variant")
-        state = rename(weights.state)
         own_fields = {**stated.fields, **fields}
-        count = _first(num_classes, own_fields.pop("num_classes", None), stated.num_classes, _outputs(state))
+        given = _first(num_classes, own_fields.pop("num_classes", None))
+        if given is not None and not is_ours(variant):
+            own_fields["num_classes"] = given
+        foreign = _make_foreign(variant, own_fields)
+        if foreign is not None:
+            stated = _complete(stated, foreign)
+        state = _named(weights.state, foreign)
+        count = _first(given, stated.num_classes, _outputs(state))
         return cls(
             file=file,
             variant=variant,
@@ -96,7 +110,7 @@ class Checkpoint:
             num_classes=count,
             classes=stated.classes if stated.classes and len(stated.classes) == count else None,
             preprocessing=_choose(preprocessing, stated.preprocessing, variant, file),
-            sha256=weights.sha256,
+            sha256=weights.sha256 or state_digest(state),
             license=known.license if known else weights.metadata.get("license"),
             metadata=MappingProxyType(weights.metadata),
             ema=ema,
@@ -105,37 +119,45 @@ class Checkpoint:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The weights under our names; read again where they were let go, if the file is still the same."""
+        """The weights under the network's names; read again where they were let go, if they are still the same."""
         if self._state is None:
-            weights = read_weights(self.file, ema=self.ema)
-            if weights.sha256 != self.sha256:
-                raise CheckpointError(f"'{self.file}' has changed since it was first read; start again")
-            object.__setattr__(self, "_state", rename(weights.state))
+            weights = _read(self.file, ema=self.ema)
+            state = _named(weights.state, _make_foreign(self.variant, self.fields))
+            if self.sha256 != (weights.sha256 or state_digest(state)):
+                raise CheckpointError(f"{self.origin} has changed since it was first read; start again")
+            object.__setattr__(self, "_state", state)
         return self._state or {}
+
+    @property
+    def origin(self) -> str:
+        """Where the weights come from, in words."""
+        return f"'{self.file}'" if self.file else f"the factory '{self.variant}'"
 
     @property
     def card(self) -> str | None:
         """The model card that lies beside the file."""
-        for path in (self.file.with_suffix(".md"), self.file.with_name("card.md")):
+        for path in (self.file.with_suffix(".md"), self.file.with_name("card.md")) if self.file else ():
             if path.is_file():
                 return path.read_text(encoding="utf-8", errors="replace")
         return None
 
     def load(
         self, *, device: str | torch.device = "cpu", num_classes: int | None = None, head: bool = True, **overrides: Any
-    ) -> VMamba:
+    ) -> nn.Module:
         """The network with these weights, in evaluation mode; everything must fit.
 
-        `head=False` leaves the classifier at its random weights, of `num_classes` classes.
+        `head=False` leaves the classifier of a VMamba at its random weights, of `num_classes` classes.
         """
         fields = {**self.fields, **overrides}
-        count = _first(num_classes, fields.pop("num_classes", None), self.num_classes)
-        if count is not None:
+        count = _first(num_classes, fields.get("num_classes"), self.num_classes)
+        if count is not None and (is_ours(self.variant) or count != self.num_classes):
             fields["num_classes"] = count
-        model = build_network(self.variant, fields)
-        load_state(model, self.state, origin=f"'{self.file}'", head=head)
-        model.preprocessing, model.classes = self.preprocessing, self.classes if head else None
-        return model.to(device).eval()
+        network = _make_foreign(self.variant, fields) or build_network(self.variant, fields)
+        load_state(network, self.state, origin=self.origin, head=head)
+        known = cast(VMamba, network)
+        known.preprocessing, known.classes = self.preprocessing, self.classes if head else None
+        known.unchecked_batches = CHECKED_BATCHES
+        return network.to(device).eval()
 
     def release(self) -> Checkpoint:
         """Let go of the weights; `load` reads them again."""
@@ -159,14 +181,15 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
     >>> model = create_model("vmamba_nano")
     >>> _ = load_checkpoint(model, create_model("vmamba_nano").state_dict())
     """
+    foreign = None if isinstance(model, VMamba) else model
     if isinstance(source, Mapping):
         origin = "the given state dict"
-        load_state(model, rename(pick_state(source, origin=origin, ema=ema)), origin=origin, head=head)
+        load_state(model, _named(pick_state(source, origin=origin, ema=ema), foreign), origin=origin, head=head)
         return model
     file = Path(source)
     weights = read_weights(file, ema=ema)
     stated = read_statement(weights, file, None)
-    load_state(model, rename(weights.state), origin=f"'{file}'", head=head)
+    load_state(model, _named(weights.state, foreign), origin=f"'{file}'", head=head)
     if isinstance(model, VMamba):
         model.preprocessing = stated.preprocessing or model.preprocessing
         model.classes = stated.classes if head else model.classes
@@ -184,7 +207,52 @@ class Statement:
     preprocessing: Preprocessing | None
 
 
-def read_statement(weights: Weights, file: Path, known: Pretrained | None) -> Statement:
+def _locate(source: str | PathLike[str] | None, known: Pretrained | None, variant: str | None) -> Path | None:
+    """The file of a checkpoint; None where a network from outside brings its own weights."""
+    if source is None:
+        if variant is None or is_ours(variant):
+            raise ConfigError(f"the network '{variant}' has no weights of its own; give a checkpoint")
+        return None
+    file = locate(known) if known else Path(source)
+    if not file.is_file():
+        raise CheckpointError(
+            f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or one of {', '.join(PRETRAINED)}"
+        )
+    return file
+
+
+def _read(file: Path | None, *, ema: bool) -> Weights:
+    return Weights({}, {}, "") if file is None else read_weights(file, ema=ema)
+
+
+def _make_foreign(variant: str, fields: Fields) -> nn.Module | None:
+    """A network from outside, the same at each call in so far as it depends on PyTorch's seed; None for ours."""
+    if is_ours(variant):
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_network(variant, fields)
+
+
+def _named(state: Mapping[str, Tensor], foreign: nn.Module | None) -> dict[str, Tensor]:
+    """The weights of a file under the network's names; those of a foreign network itself where there is no file."""
+    if foreign is None:
+        return rename(state)
+    return strip_module(state) if state else foreign.state_dict()
+
+
+def _complete(stated: Statement, network: nn.Module) -> Statement:
+    """What a network from outside says of itself, where its file says nothing."""
+    own = cast(VMamba, network)
+    return replace(
+        stated,
+        num_classes=_first(stated.num_classes, outputs_of(network)),
+        classes=stated.classes or (tuple(own.classes) if own.classes else None),
+        preprocessing=stated.preprocessing or own.preprocessing,
+    )
+
+
+def read_statement(weights: Weights, file: Path | None, known: Pretrained | None) -> Statement:
     """The statement of a known checkpoint, or of the file's metadata."""
     if known is not None:
         return Statement(known.variant, _NOTHING, known.num_classes, known.classes, known.preprocessing)
@@ -204,7 +272,7 @@ def read_statement(weights: Weights, file: Path, known: Pretrained | None) -> St
     )
 
 
-def _stated_preprocessing(stated: Any, file: Path) -> Preprocessing | None:
+def _stated_preprocessing(stated: Any, file: Path | None) -> Preprocessing | None:
     if stated is None:
         return None
     if missing := [name for name in ("size", "mean", "std") if name not in stated]:
@@ -215,7 +283,7 @@ def _stated_preprocessing(stated: Any, file: Path) -> Preprocessing | None:
         raise _unreadable("preprocessing", file, str(error)) from None
 
 
-def _json(metadata: Mapping[str, str], name: str, kind: type, file: Path) -> Any:
+def _json(metadata: Mapping[str, str], name: str, kind: type, file: Path | None) -> Any:
     """A value of the metadata, which are texts; None where it is absent."""
     if name not in metadata:
         return None
@@ -230,7 +298,7 @@ def _json(metadata: Mapping[str, str], name: str, kind: type, file: Path) -> Any
     return value
 
 
-def _unreadable(name: str, file: Path, why: str) -> CheckpointError:
+def _unreadable(name: str, file: Path | None, why: str) -> CheckpointError:
     return CheckpointError(
         f"the {name} stated in '{file}' cannot be read ({why}); load its weights into a network of your own "
         "with load_checkpoint"
@@ -250,13 +318,22 @@ def _outputs(state: Mapping[str, Tensor]) -> int | None:
     return None
 
 
-def _choose(given: Preprocessing | None, stated: Preprocessing | None, variant: str, file: Path) -> Preprocessing:
+def _choose(
+    given: Preprocessing | None, stated: Preprocessing | None, variant: str, file: Path | None
+) -> Preprocessing:
+    if given is None and stated is None and not is_ours(variant):
+        warnings.warn(
+            f"the network '{variant}' does not say how its images are preprocessed, and ImageNet's way is assumed; "
+            "give a preprocessing, or let the network carry one as .preprocessing",
+            TrustWarning,
+            stacklevel=4,
+        )
     if given is None:
         return stated or default_preprocessing(variant)
     if stated is not None and not _close(given, stated):
         raise ConfigError(
-            f"'{file}' was trained with mean {stated.mean} and std {stated.std}, and the given preprocessing has "
-            f"mean {given.mean} and std {given.std}; omit it or give these"
+            f"'{file or variant}' was trained with mean {stated.mean} and std {stated.std}, and mean {given.mean} and "
+            f"std {given.std} are given; omit the preprocessing or give these"
         )
     return given
 

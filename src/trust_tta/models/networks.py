@@ -1,24 +1,132 @@
-"""Networks by name."""
+"""Networks by name: our variants, those of installed packages, and any "package.module:Name".
+
+A network from outside is a class or a function that returns an `nn.Module`, or such a module itself.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, cast
 
+from torch import Tensor, nn
+
+from trust_tta.errors import ConfigError
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vmamba import VMamba
 from trust_tta.plugins import resolve
+from trust_tta.preprocessing import Preprocessing, network_input
+from trust_tta.schema import show
 
 
-def check_name(name: str) -> VMambaConfig:
-    """What `name` stands for; an unknown one is refused with the nearest known one."""
-    found: VMambaConfig = resolve(name, VARIANTS, group="trust_tta.models")
-    return found
+class Network(Protocol):
+    """What every method needs of a network, which is an `nn.Module`: images (n, c, h, w) to logits (n, classes).
+
+    Some methods ask for more, and say so when they are made:
+    `forward_features(images)` and `forward_head(features)`: pooled features (n, d), and the logits of them;
+    `parameter_roles()`: a `trust_tta.roles.Role` for the name of each parameter;
+    `forward(images, order=..., slots=...)` and `slots(order, images)`: traversal orders, as a VMamba has them.
+    """
+
+    preprocessing: Preprocessing | None
+    classes: tuple[str, ...] | None
+
+    def __call__(self, images: Tensor) -> Tensor: ...
 
 
-def build_network(name: str, fields: Mapping[str, Any]) -> VMamba:
-    """The network `name` with random weights and the preprocessing of its variant; `fields` change the variant."""
-    model = VMamba(check_name(name).override(fields))
-    model.preprocessing = default_preprocessing(name)
-    return model
+def find_network(name: str) -> Any:
+    """What `name` stands for: a VMambaConfig or an object from outside; an unknown name is refused with the nearest."""
+    return resolve(name, VARIANTS, group="trust_tta.models")
+
+
+def is_ours(name: str) -> bool:
+    """Whether `name` is a variant of this package."""
+    return name in VARIANTS
+
+
+def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
+    """The network `name` as it is made, with the preprocessing it is known to want.
+
+    `fields` are those of VMambaConfig for our networks, and the arguments of the factory for others.
+    """
+    found = find_network(name)
+    if isinstance(found, VMambaConfig):
+        ours = VMamba(found.override(fields))
+        ours.preprocessing = default_preprocessing(name)
+        return ours
+    network = _call(name, found, fields)
+    if not isinstance(getattr(network, "preprocessing", None), Preprocessing):
+        _set(network, "preprocessing", _timm_preprocessing(network))
+    _set(network, "classes", getattr(network, "classes", None))
+    network.register_forward_pre_hook(_prepare)
+    return network
+
+
+def require_vmamba(network: nn.Module, *, by: str) -> VMamba:
+    """The network where it is a VMamba; others are refused in the words of who asks."""
+    if not isinstance(network, VMamba):
+        raise ConfigError(f"{by} needs a VMamba, and the network is a {type(network).__name__}")
+    return network
+
+
+def outputs_of(network: nn.Module) -> int | None:
+    """The number of classes that a network tells apart, as it says itself or as its last linear layer has outputs."""
+    if isinstance(network, VMamba):
+        return network.config.num_classes
+    stated = getattr(network, "num_classes", None)
+    if isinstance(stated, int):
+        return stated
+    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    return linear[-1].out_features if linear else None
+
+
+def _call(name: str, found: Any, fields: Mapping[str, Any]) -> nn.Module:
+    if isinstance(found, nn.Module):
+        if fields:
+            raise ConfigError(f"'{name}' is a network, not a factory, and takes no {', '.join(fields)}; omit them")
+        return copy.deepcopy(found)
+    if not callable(found):
+        raise ConfigError(f"'{name}' is {show(found)}; give a class or a function that returns an nn.Module")
+    try:
+        network = found(**fields)
+    except Exception as error:  # whatever another package raises, it is the call that does not fit
+        problem = " ".join(str(error).split())[:200] or type(error).__name__
+        given = f" with {', '.join(fields)}" if fields else ""
+        raise ConfigError(f"the network '{name}' cannot be made{given}: {type(error).__name__}: {problem}") from error
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"'{name}' gives a {type(network).__name__}; it must give an nn.Module")
+    return network
+
+
+def _set(network: nn.Module, name: str, value: object) -> None:
+    try:
+        setattr(network, name, value)
+    except AttributeError as error:
+        raise ConfigError(f"{type(network).__name__}.{name} cannot be set ({error}); make it an attribute") from error
+
+
+def _prepare(network: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Before every pass of a network from outside: pixels become its input."""
+    return (network_input(network, arguments[0]), *arguments[1:]) if arguments else None
+
+
+def _timm_preprocessing(network: nn.Module) -> Preprocessing | None:
+    """What a timm network says of its input, in `pretrained_cfg` or `default_cfg`."""
+    for name in ("pretrained_cfg", "default_cfg"):
+        stated = getattr(network, name, None)
+        values = stated if isinstance(stated, Mapping) else getattr(stated, "__dict__", {})
+        size = values.get("input_size")
+        if isinstance(size, tuple | list) and len(size) == 3 and size[0] == 3 and size[1] == size[2]:
+            return _from_timm(values, int(size[1]))
+    return None
+
+
+def _from_timm(values: Mapping[str, Any], size: int) -> Preprocessing:
+    fields = {key: tuple(map(float, values[key])) for key in ("mean", "std") if values.get(key)}
+    if values.get("interpolation") in ("bicubic", "bilinear"):
+        fields["interpolation"] = values["interpolation"]
+    squash = values.get("crop_mode") == "squash"
+    resize = None if squash else math.floor(size / float(values.get("crop_pct") or 1.0))
+    return Preprocessing.from_mapping({"size": size, "resize": resize, "crop": not squash, **cast(Any, fields)})

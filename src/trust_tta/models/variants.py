@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from trust_tta.models.config import VMambaConfig
 from trust_tta.preprocessing import Preprocessing, find_preset
 
@@ -43,6 +45,14 @@ VARIANTS: dict[str, VMambaConfig] = {
         drop_path=0.1,
     ),
 }
+
+
+ModelName: TypeAlias = Literal[
+    "vanilla_vmamba_base", "vanilla_vmamba_base_bn", "vanilla_vmamba_small", "vanilla_vmamba_small_bn",
+    "vanilla_vmamba_tiny", "vanilla_vmamba_tiny_bn", "vmamba_base_s1l20", "vmamba_base_s1l20_bn", "vmamba_base_s2l15",
+    "vmamba_base_s2l15_bn", "vmamba_nano", "vmamba_small_s1l20", "vmamba_small_s1l20_bn", "vmamba_small_s2l15",
+    "vmamba_small_s2l15_bn", "vmamba_tiny_s1l8", "vmamba_tiny_s1l8_bn", "vmamba_tiny_s2l5", "vmamba_tiny_s2l5_bn",
+]  # fmt: skip
 
 
 def default_preprocessing(variant: str) -> Preprocessing:

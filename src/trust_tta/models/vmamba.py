@@ -15,7 +15,7 @@ from trust_tta.models.config import VMambaConfig
 from trust_tta.models.layers import Mlp, StochasticDepth, make_downsample, make_norm, make_stem
 from trust_tta.models.ss2d import SS2D
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, ScanOrder
-from trust_tta.preprocessing import Preprocessing
+from trust_tta.preprocessing import Preprocessing, network_input
 from trust_tta.roles import Role
 
 Orders: TypeAlias = OrderLike | Sequence[OrderLike] | Tensor | None
@@ -87,6 +87,7 @@ class VMamba(nn.Module):
         super().__init__()
         self.config = config
         self.preprocessing = self.classes = None
+        self.unchecked_batches = 0  # how many more batches are compared with the preprocessing
         dims, depths = config.dims, config.depths
         self.patch_embed = make_stem(
             config.in_channels, dims[0], config.patch_size, overlapping=config.overlapping_stem, norm=config.norm
@@ -120,6 +121,7 @@ class VMamba(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """The first map (n, dims[0], h', w')."""
+        images = network_input(self, images)
         if images.dim() != 4 or images.shape[1] != self.config.in_channels or not images.is_floating_point():
             raise ShapeError(
                 f"images have shape {tuple(images.shape)} and dtype {images.dtype}; "

@@ -184,6 +184,13 @@ def rename(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
+def strip_module(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names without the "module." that data-parallel training puts before all of them."""
+    if not all(name.startswith("module.") for name in state):
+        return dict(state)
+    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+
+
 def load_state(model: nn.Module, state: Mapping[str, Tensor], *, origin: str, head: bool = True) -> None:
     """Load `state`, under the model's names, strictly; nothing is changed when anything does not fit.
 

@@ -17,6 +17,7 @@ from trust_tta.data.files import hash_pixels
 from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.factory import create_model
+from trust_tta.models.networks import require_vmamba
 from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
@@ -73,7 +74,8 @@ def train(
     recipe = recipe or recipe_for(data.spec.name, size=size)
     classes = len(data.dataset.class_names)
     torch.manual_seed(recipe.seed)
-    network = create_model(model, num_classes=classes, **dict(overrides or {})).to(device)
+    made = create_model(model, num_classes=classes, **dict(overrides or {}))
+    network = require_vmamba(made, by="training").to(device)
     fed = Preprocessing(size=size, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
     network.preprocessing, network.classes = fed, data.dataset.class_names
     images, held_out = _read(data, fed, progress)
@@ -130,14 +132,15 @@ def finetune(
     chosen, held_out = data.split()
     _announce(data, progress)
     torch.manual_seed(recipe.seed)
-    model = checkpoint.load(device=device, num_classes=len(data.dataset.class_names), head=False)
+    loaded = checkpoint.load(device=device, num_classes=len(data.dataset.class_names), head=False)
+    model = require_vmamba(loaded, by="fine-tuning")
     model.preprocessing, model.classes = fed, data.dataset.class_names
     result = fit_head(model, chosen, chosen.labels, recipe, preprocess=fed, progress=progress)
     accuracy = {
         "classifier on its training images": result.accuracy,
         "classifier": score_head(model, held_out, held_out.labels, preprocess=fed, progress=progress),
     }
-    backbone = {"backbone": checkpoint.file.name, "backbone_sha256": checkpoint.sha256}
+    backbone = {"backbone": Path(checkpoint.file or checkpoint.variant).name, "backbone_sha256": checkpoint.sha256}
     origin = files.Origin(
         variant=checkpoint.variant,
         overrides=checkpoint.fields,
