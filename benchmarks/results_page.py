@@ -36,14 +36,14 @@ def write(path: Path, text: str) -> None:
 
 
 def updates(name: str) -> int:
-    """Updates a batch."""
+    """Updates per batch."""
     return UPDATES.get(name, 1 if name == "naive, stochastic depth" else 6)
 
 
 def six_table(runs: dict[str, Any], authors: dict[str, float]) -> str:
     corruptions = list(runs["bn"]["accuracy"])
     lines = [
-        f"| method | mean | gain over bn | authors | their gain | {' | '.join(corruptions)} | updates | ms a batch |",
+        f"| method | mean | gain over bn | authors | their gain | {' | '.join(corruptions)} | updates | ms per batch |",
         f"| --- | --- | --- | --- | --- |{' --- |' * len(corruptions)} --- | --- |",
     ]
     for name, run in runs.items():
@@ -68,7 +68,7 @@ def short() -> str:
     means = {name: 100 * mean(cells, "accuracy") for name, cells in whole.items()}
     leads = leads_of_trust()
     better = [f"{name} ({means[name] - means['trust']:+.2f})" for name in means if means[name] > means["trust"]]
-    lines = ["| method | mean accuracy, % | gain over bn | updates a batch |", "| --- | --- | --- | --- |"]
+    lines = ["| method | mean accuracy, % | gain over bn | updates per batch |", "| --- | --- | --- | --- |"]
     for name in sorted(means, key=lambda name: -means[name]):
         batches = -(-int(whole[name][0]["samples"]) // int(whole[name][0]["batch_size"]))
         done = mean(whole[name], "updates") / batches
@@ -116,7 +116,7 @@ def mean(rows: list[dict[str, str]], column: str) -> float:
 
 HEAD = """# Results
 
-Records as the tools wrote them; each was made by the command beside it. The tables are written by
+Records as the tools wrote them; each was made by the command next to it. The tables are written by
 `python benchmarks/results_page.py`, `python benchmarks/results_tables.py` and `python benchmarks/performance_page.py`.
 
 | file | command | machine |
@@ -140,7 +140,7 @@ What the speed records say is on the page [performance](../performance.md).
 ## Six corruptions
 A `vmamba_nano` of 91.5 % clean accuracy on CIFAR-10, corruptions of `trust-tta corrupt` at severity 5, the first 4,096
 test images, batches of 128 shuffled once, reset at each corruption, one seed; default options unless named. The
-authors' code keeps stochastic depth on while it adapts, so their rows stand beside ours with `stochastic_depth=True` at
+authors' code keeps stochastic depth on while it adapts, so compare their rows with ours at `stochastic_depth=True` at
 their rate of 0.2. Times on the GPU are from before passes were recorded.
 
 """

@@ -56,7 +56,7 @@ def main(weights: str, images: str, labels: str, record: str, *names: str) -> No
     for name in names or RUNS:
         result = run(name, weights, corrupted, truth, device)
         add(Path(record), name, result)
-        print(name, f"{result['mean']:.2f} %, {result['ms']:.1f} ms a batch", flush=True)
+        print(name, f"{result['mean']:.2f} %, {result['ms']:.1f} ms per batch", flush=True)
 
 
 def run(
@@ -84,7 +84,7 @@ def run(
 
 
 def prepare(pixels: np.ndarray, device: torch.device) -> Tensor:
-    """uint8 (n, h, w, 3) -> normalised (n, 3, h, w)."""
+    """uint8 (n, h, w, 3) -> normalized (n, 3, h, w)."""
     preset = find_preset("cifar32")
     mean, std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (preset.mean, preset.std))
     return (torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).float() / 255 - mean) / std

@@ -209,6 +209,21 @@ def test_continual_runs_have_stability_and_forgetting(tmp_path: Path) -> None:
     assert not {"stability", "forgetting"} & names
 
 
+def test_the_page_says_when_it_was_run_and_how_long_that_took(tmp_path: Path) -> None:
+    page_of(tmp_path, [make_cell("tent", d, batches=20, batch_size=100, work=(1, 3, 4.0)) for d in ("fog", "snow")])
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Run on 2026-01-02, 03:04 to 03:04 UTC, 16 s in methods." in text
+
+
+def test_a_method_has_one_ece(tmp_path: Path) -> None:
+    """The mean over domains of what the runs recorded, in the table and at the diagram."""
+    cells = [make_cell("tent", "fog", batches=5), make_cell("tent", "snow", batches=50, accuracy=0.5)]
+    cells = [replace(c, result=replace(c.result, ece=e)) for c, e in zip(cells, (0.02, 0.1), strict=True)]
+    page = page_of(tmp_path, cells)
+    assert ["tent", "6.0"] in [row[:2] for row in page.rows]
+    assert "tent, ECE 6.0 %" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_three_thousand_cells() -> None:
     cells = [
         make_cell(m, f"d{i}", seed=s, batch_size=b, batches=2, experiment=f"e{b}")

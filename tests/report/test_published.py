@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trust_tta.errors import DataError
-from trust_tta.report.published import PERCENT, Item, load_published, parse_published, printed_means
+from trust_tta.report.published import PERCENT, Item, load_published, parse_published
 from trust_tta.results.display import CORRUPTIONS, DATASETS, METHODS
 
 PUBLISHED = load_published()
@@ -16,15 +16,25 @@ def row(item: Item, label: str) -> tuple[float, ...]:
     return next(r.values for r in item.rows if r.label == label)
 
 
+def printed_means() -> dict[tuple[str, str | None, str], float]:
+    """How far each printed mean is from the mean of its printed columns."""
+    found = [(item, row, row.mean) for item in PUBLISHED.items for row in item.rows]
+    return {
+        (item.place, item.dataset, row.label): abs(mean - math.fsum(row.values) / len(row.values))
+        for item, row, mean in found
+        if mean is not None
+    }
+
+
 def test_every_printed_mean_is_that_of_its_columns_within_a_tenth() -> None:
-    means = printed_means(PUBLISHED)
+    means = printed_means()
     assert len(means) == 3 * 8 + 5 + 4 + 3 + 6 + 4
-    assert [m for m in means if abs(m.printed - m.computed) > 0.1] == []
+    assert max(means.values()) <= 0.1
 
 
 def test_printed_means_that_rounding_alone_does_not_explain() -> None:
     """Half a unit of the last digit is what rounding explains; these six of the paper's means are off by more."""
-    off = {(m.place, m.dataset, m.label) for m in printed_means(PUBLISHED) if abs(m.printed - m.computed) > 0.05 + 1e-9}
+    off = {place for place, gap in printed_means().items() if gap > 0.05 + 1e-9}
     assert off == {
         ("Table 1", "cifar100-c", "SAR"),
         ("Table 1", "cifar100-c", "TRUST naive"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import zip_longest
@@ -76,11 +76,11 @@ def scatter(title: str, spots: Sequence[Spot], *, axis: str, trails: Sequence[Se
     spots = [s for s in spots if s.y >= floor]
     x = svg.log_scale([s.x for s in spots], left + 12, right)
     y = svg.linear_scale(_reach([(s.y, s.half) for s in spots]), bottom - (16 if below else 0), top, pad=0.08)
-    places = {s.variant.label: (x(s.x), y(100 * s.y)) for s in spots}
+    places = _side_by_side({s.variant.label: (x(s.x), y(100 * s.y)) for s in spots})
     steps = [places[s.variant.label] for s in frontier(spots, key=lambda s: (s.x, s.y))]
     marks = [
-        _of(s.variant, _whisker(s.variant, x(s.x), (s.y, s.half), y) + _mark(s.variant, places[s.variant.label], s.tip))
-        for s in spots
+        _of(s.variant, _whisker(s.variant, place[0], (s.y, s.half), y) + _mark(s.variant, place, s.tip))
+        for s, place in zip(spots, places.values(), strict=True)
     ]
     taken = [Box(u - 7, u + 7, v + 4) for u, v in places.values()]  # no name covers a marker
     taken += [Box(left, right, bottom - 6)] if below else []
@@ -123,7 +123,9 @@ def line_chart(
     y = svg.linear_scale(reach, bottom - (18 if below else 0), top)
     base = _named_axis(x, names, bottom) if names else svg.bottom_axis(x, bottom, top, axis)
     parts = [base, svg.left_axis(y, left, right + 4, measure if percent else axis)]
-    parts += [_of(curve.variant, _curve(curve, x, y, factor, names)) for curve in curves]
+    parts += [
+        _of(c.variant, _bars(c, x, y, factor, 3.0 * i) + _curve(c, x, y, factor, names)) for i, c in enumerate(curves)
+    ]
     named = sorted(curves, key=lambda c: (c.variant.number > 0, -levels[c.variant.label]))[: int((bottom - top) / 11)]
     ends = spread_out([_end(curve, y, factor) for curve in named], 12.5, top, bottom)
     for curve, place in zip(named, ends, strict=True):
@@ -231,6 +233,15 @@ def slanted(x: float, y: float, text: str, *, down: bool = False) -> str:
     return svg.element("text", place, escape(safe(shortened(text, 16))))
 
 
+def _side_by_side(places: Mapping[str, Point]) -> dict[str, Point]:
+    """Points of the same cost a little apart, so that neither they nor their intervals cover each other."""
+    found: dict[str, Point] = {}
+    for i, (label, (x, y)) in enumerate(places.items()):
+        twins = sum(abs(x - other) < 1 for other, _ in list(places.values())[:i])
+        found[label] = (x + 5.0 * (twins % 6), y)
+    return found
+
+
 def _lanes(places: Sequence[float | None]) -> list[int]:
     """For each marker the lowest lane in which it covers no other."""
     lanes, ends = [0] * len(places), list[float]()
@@ -282,16 +293,18 @@ def _curve(curve: Curve, x: svg.Scale, y: svg.Scale, factor: int, names: Sequenc
     at = [names[int(u)] if names else svg.tick_text(u) for u, _ in curve.points]
     values = [f"{factor * v:.1f}" for _, v in curve.points]
     role = f"curve {css_class(variant.method)} v{min(variant.number, 3)}"
-    bars = "".join(_whisker(variant, x(u), (v * factor / 100, half and half * factor / 100), y)
-                   for (u, v), half in _with_halves(curve))  # fmt: skip
     if len(places) > 16:
-        return bars + svg.path(
-            places, role, tip=variant.name, values=[f"{v} at {u}" for u, v in zip(at, values, strict=True)]
-        )
+        return svg.path(places, role, tip=variant.name, values=[f"{v} at {u}" for u, v in zip(at, values, strict=True)])
     around = [f" ± {factor * half:.1f}" if half is not None else "" for _, half in _with_halves(curve)]
     tips = [f"{variant.name}: {v}{w} at {u}" for u, v, w in zip(at, values, around, strict=True)]
     finite = [(p, tip) for p, tip in zip(places, tips, strict=True) if all(map(math.isfinite, p))]
-    return bars + svg.path(places, role) + "".join(_mark(variant, p, tip, 4.0) for p, tip in finite)
+    return svg.path(places, role) + "".join(_mark(variant, p, tip, 4.0) for p, tip in finite)
+
+
+def _bars(curve: Curve, x: svg.Scale, y: svg.Scale, factor: int, shift: float) -> str:
+    """The intervals of a curve's points, moved to the left so that those of several curves can be told apart."""
+    found = [(u, (v * factor / 100, half * factor / 100)) for (u, v), half in _with_halves(curve) if half is not None]
+    return "".join(_whisker(curve.variant, x(u) - shift, value, y) for u, value in found)
 
 
 def _end(curve: Curve, y: svg.Scale, factor: int) -> float:

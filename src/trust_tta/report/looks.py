@@ -5,7 +5,6 @@ The hues follow palettes made for color-blind readers; a marker of its own tells
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,7 +12,21 @@ from typing import Literal, TypeAlias
 
 Marker: TypeAlias = Literal["circle", "square", "diamond", "up", "down", "plus", "cross", "star", "left"]
 
-MARKERS: tuple[Marker, ...] = ("circle", "square", "diamond", "up", "down", "left", "plus", "cross", "star")
+# The outline of each marker about the origin, y downward, for a size of 1, in the order in which variants take them.
+OUTLINES: Mapping[Marker, str] = MappingProxyType(
+    {
+        "circle": "M-.9 0A.9 .9 0 1 1 .9 0A.9 .9 0 1 1 -.9 0Z",
+        "square": "M-.82 -.82H.82V.82H-.82Z",
+        "diamond": "M0 -1.2L1.1 0L0 1.2L-1.1 0Z",
+        "up": "M0 -1.1L1.1 .85H-1.1Z",
+        "down": "M0 1.1L1.1 -.85H-1.1Z",
+        "left": "M-1.15 0L.85 -1.05V1.05Z",
+        "plus": "M-.36 -1.1H.36V-.36H1.1V.36H.36V1.1H-.36V.36H-1.1V-.36H-.36Z",
+        "cross": "M-1 -.5L-.5 -1L0 -.5L.5 -1L1 -.5L.5 0L1 .5L.5 1L0 .5L-.5 1L-1 .5L-.5 0Z",
+        "star": "M0 -1.45L.36 -.5L1.38 -.45L.59 .19L.85 1.17L0 .62L-.85 1.17L-.59 .19L-1.38 -.45L-.36 -.5Z",
+    }
+)
+MARKERS = tuple(OUTLINES)
 
 
 @dataclass(frozen=True)
@@ -73,31 +86,6 @@ def palette_css() -> str:
     """The color of every class, for both grounds: `--light` and `--dark` custom properties."""
     named = [*((f"m-{m}", s) for m, s in STYLES.items()), *((f"m-other{i}", s) for i, s in enumerate(OTHERS))]
     return "\n".join(f".{name} {{ --light: {s.light}; --dark: {s.dark}; }}" for name, s in named)
-
-
-def marker_outline(shape: Marker) -> list[tuple[float, float]]:
-    """The corners of a marker about the origin, y downward, for a size of 1; a circle has none."""
-    if shape == "star":
-        turns = [math.pi * k / 5 - math.pi / 2 for k in range(10)]
-        return [((1.45, 0.62)[k % 2] * math.cos(t), (1.45, 0.62)[k % 2] * math.sin(t)) for k, t in enumerate(turns)]
-    if shape in ("plus", "cross"):
-        a, b, half = 0.36, 1.1, math.sqrt(0.5)
-        arm = [(-a, -b), (a, -b), (a, -a)]  # turned about the origin four times
-        plus = [turned for k in range(4) for turned in (_quarter_turns(p, k) for p in arm)]
-        return plus if shape == "plus" else [((u - v) * half, (u + v) * half) for u, v in plus]
-    corners: dict[str, list[tuple[float, float]]] = {
-        "square": [(-0.82, -0.82), (0.82, -0.82), (0.82, 0.82), (-0.82, 0.82)],
-        "diamond": [(0, -1.2), (1.1, 0), (0, 1.2), (-1.1, 0)],
-        "up": [(0, -1.1), (1.1, 0.85), (-1.1, 0.85)],
-        "down": [(0, 1.1), (1.1, -0.85), (-1.1, -0.85)],
-        "left": [(-1.15, 0), (0.85, -1.05), (0.85, 1.05)],
-    }
-    return corners[shape]
-
-
-def _quarter_turns(point: tuple[float, float], times: int) -> tuple[float, float]:
-    x, y = point
-    return ((x, y), (-y, x), (-x, -y), (y, -x))[times]
 
 
 def _other(method: str) -> int:

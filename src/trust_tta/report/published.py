@@ -62,17 +62,6 @@ class Published:
         raise DataError(f"nothing is published at {place!r} for {dataset!r}; see the items' places")
 
 
-@dataclass(frozen=True)
-class PrintedMean:
-    """A mean that the paper prints beside the columns it is of."""
-
-    place: str
-    dataset: str | None
-    label: str
-    printed: float
-    computed: float
-
-
 @cache
 def load_published() -> Published:
     """The shipped data file."""
@@ -89,16 +78,6 @@ def parse_published(text: str) -> Published:
         return Published(content["paper"], content["network"], content["targets"], content["settings"], items)
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise DataError(f"the file of published numbers cannot be read ({error!r}); restore published.toml") from error
-
-
-def printed_means(published: Published) -> list[PrintedMean]:
-    """Every printed mean beside the mean of its printed columns."""
-    return [
-        PrintedMean(item.place, item.dataset, row.label, row.mean, math.fsum(row.values) / len(row.values))
-        for item in published.items
-        for row in item.rows
-        if row.mean is not None
-    ]
 
 
 def _item(entry: Mapping[str, Any], corruptions: tuple[str, ...]) -> Item:

@@ -202,9 +202,10 @@ def _verdict(duel: Duel) -> str:
     first, second = (duel.trust, duel.other) if found.gain >= 0 else (duel.other, duel.trust)
     if found.level:
         return f"{_name(duel.trust)} and {_name(duel.other)} are level at {format_percent(duel.trust.accuracy)} %"
-    doubt = ", though the runs do not tell the two apart" if found.told is False else ""
     scores = [f"{format_percent(c.accuracy)} %" for c in (first, second)]
-    return f"{_name(first)} is ahead with {scores[0]}, {_name(second)} has {scores[1]}{doubt}"
+    if found.tie:
+        return f"{_name(first)} has {scores[0]}, {_name(second)} {scores[1]}: a tie"
+    return f"{_name(first)} is ahead with {scores[0]}, {_name(second)} has {scores[1]}"
 
 
 def _name(cost: Cost) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from trust_tta.report.looks import css_class, marker_outline
+from trust_tta.report.looks import OUTLINES, css_class
 from trust_tta.report.model import Variant
 from trust_tta.report.text import safe
 
@@ -142,13 +142,10 @@ def left_axis(scale: Scale, x: float, right: float, title: str) -> str:
 
 def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str = "") -> str:
     """The marker of a line; `tip` is what pointing at it says."""
-    shape = variant.style.shape(variant.number)
-    shown: dict[str, object] = {"class": f"mark {css_class(variant.method)}{' hollow' if variant.style.hollow else ''}"}
-    shown |= {"data-tip": tip or None}
-    if shape == "circle":
-        return element("circle", {"cx": x, "cy": y, "r": size * 0.9, **shown})
-    corners = [f"{number(round(x + size * u, 1))} {number(round(y + size * v, 1))}" for u, v in marker_outline(shape)]
-    return element("path", {"d": f"M{'L'.join(corners)}Z", **shown})
+    role = f"mark {css_class(variant.method)}{' hollow' if variant.style.hollow else ''}"
+    place = f"translate({number(round(x, 1))} {number(round(y, 1))}) scale({number(size)})"
+    outline = OUTLINES[variant.style.shape(variant.number)]
+    return element("path", {"d": outline, "transform": place, "class": role, "data-tip": tip or None})
 
 
 def key(variant: Variant) -> str:

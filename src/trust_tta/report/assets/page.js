@@ -295,7 +295,7 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
-  const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "fill-opacity",
+  const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "fill-opacity", "vector-effect",
     "font-size", "font-weight", "font-family", "text-anchor"];
   const svgText = (chart) => {
     const copy = chart.cloneNode(true);
