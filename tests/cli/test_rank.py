@@ -68,7 +68,7 @@ def test_an_impossible_k_is_refused(config: Path, capsys: pytest.CaptureFixture[
 def test_no_domain_is_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rank", str(config), "--domains", ","]) == 2
     error = capsys.readouterr().err
-    assert "data.domains: [] is not a list of one or more texts" in error
+    assert "--domains: the list is empty; give at least one" in error
     assert error.count("\n") == 1
 
 

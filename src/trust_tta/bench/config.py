@@ -49,13 +49,17 @@ Titles = Annotated[tuple[Title, ...], AfterValidator(_distinct), BeforeValidator
 class ModelConfig(Schema):
     """The network."""
 
-    name: Name | None = Field(None, description="name, or package.module:Name; omit it where the checkpoint says it")
+    name: Name | None = Field(
+        None, description="variant of the network, or package.module:Name; default: what the checkpoint says"
+    )
     checkpoint: Name | None = Field(
         None,
         description="a .pth or .safetensors file, or a known name; {domain} stands for the domain being run",
         validate_default=True,
     )
-    num_classes: Count | None = Field(None, description="where neither checkpoint nor data say it")
+    num_classes: Count | None = Field(
+        None, description="classes of the network; default: what the checkpoint or the data say"
+    )
     overrides: dict[str, Any] = Field({}, description="fields in which the network differs from its variant")
     preprocessing: Annotated[Preprocessing | None, BeforeValidator(_preset)] = Field(
         None,
@@ -106,10 +110,10 @@ class DataConfig(Schema):
     images: Name | None = Field(
         None, description="uint8 (n, h, w, 3) .npy file of the data set `array`", validate_default=True
     )
-    labels: Name | None = Field(None, description="of `array`: .npy file", validate_default=True)
+    labels: Name | None = Field(None, description=".npy file of its labels", validate_default=True)
     domains: Titles | None = Field(None, description="domains in this order; default: all targets that are there")
-    severity: Annotated[int, Field(ge=1, le=5)] = Field(5, description="of corruptions, 1 to 5")
-    limit: Count | None = Field(None, description="at most so many images per domain, drawn by the seed")
+    severity: Annotated[int, Field(ge=1, le=5)] = Field(5, description="severity of corruptions, 1 to 5")
+    limit: Count | None = Field(None, description="at most this many images per domain, drawn by the seed")
     class_mask: bool = Field(True, description="score ImageNet-R among its 200 classes")
     options: dict[str, Any] = Field({}, description="keywords for a data set from outside")
 
@@ -160,11 +164,13 @@ class StreamsConfig(Schema):
     setting: Title = Field(
         "online", description="online, continual, standard, mixed, correlated, gradual, or several joined by +"
     )
-    batch_size: Counts = Field((128,), description="images per batch, or several: [16, 64]")
-    seeds: Seeds = Field((0,), description="one or several")
+    batch_size: Counts = Field((128,), description="images per batch, one size or several")
+    seeds: Seeds = Field((0,), description="one seed or several")
     shuffle: bool = Field(True, description="shuffle the images of a domain")
     drop_last: bool = Field(False, description="omit a last batch that is smaller than the others")
-    gamma: Positive = Field(0.1, description="of `correlated`: the smaller, the longer runs of one class")
+    gamma: Positive = Field(
+        0.1, description="of the setting `correlated`: the smaller, the longer the runs of one class"
+    )
 
     @field_validator("setting")
     @classmethod
@@ -220,7 +226,9 @@ class MethodConfig(Schema):
 class RunConfig(Schema):
     """Everything that one experiment is."""
 
-    experiment: Annotated[Title, Field(min_length=1)] = Field(description="its name; default: that of the file")
+    experiment: Annotated[Title, Field(min_length=1)] = Field(
+        description="name of the experiment; default: that of the file"
+    )
     model: ModelConfig
     data: DataConfig
     stream: StreamsConfig = StreamsConfig()
@@ -228,7 +236,7 @@ class RunConfig(Schema):
         description="names, or tables of a name, options and a label"
     )
     device: Name = Field("auto", description="auto, cpu, cuda or cuda:1")
-    dtype: Literal["float32", "bf16"] = Field("float32", description="bf16: the network computes under autocast")
+    dtype: Literal["float32", "bf16"] = Field("float32", description="float32, or bf16 to compute under autocast")
     store: Name = Field(description="results store; default: runs/EXPERIMENT.sqlite")
     clean_after: bool = Field(False, description="measure the accuracy on clean images after each domain")
     keep_samples: Natural = Field(0, description="images per domain whose predictions are kept, with small pictures")

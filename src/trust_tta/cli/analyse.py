@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli import names
-from trust_tta.cli.arguments import add_run_arguments, changes, option, wait_politely
+from trust_tta.cli.arguments import add_run_arguments, changes, in_words_of_flags, option, wait_politely
 from trust_tta.cli.output import say, try_folder
 from trust_tta.cli.progress import Drawer
 from trust_tta.cli.rank import DEFAULT_LIMIT, print_ranking, rank
@@ -62,7 +62,8 @@ def run(arguments: Namespace) -> None:
     changed = changes(arguments) | {"method_options": arguments.option}
     if not arguments.config:
         changed["methods"] = ["trust"]
-    parts = read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
+    with in_words_of_flags(arguments):
+        parts = read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
     analyse(arguments.kind, parts, Path(arguments.out), points=points, every=arguments.domains is not None)
 
 

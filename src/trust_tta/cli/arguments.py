@@ -3,55 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
 
     from trust_tta.schema import Schema
 
-# Flag, key in the configuration, kind of value, help.
-_KEYS = (
-    ("experiment", "experiment", "NAME", "name of the experiment (default: that of the configuration file)"),
-    (
-        "checkpoint",
-        "model.checkpoint",
-        "FILE",
-        ".pth or .safetensors file, or a known name; {domain} stands for the domain",
-    ),
-    ("model", "model.name", "NAME", "variant of the network (default: what the checkpoint says)"),
-    (
-        "preprocessing",
-        "model.preprocessing",
-        "NAME",
-        "preset such as imagenet, squash224, cifar32 (default: the checkpoint's)",
-    ),
-    ("dataset", "data.dataset", "NAME", "sample (shipped images), array (with --images and --labels), or a data set"),
-    ("root", "data.root", "FOLDER", "folder that holds the data sets (default: data)"),
-    ("images", "data.images", "FILE", "uint8 (n, h, w, 3) .npy file, for --dataset array"),
-    ("labels", "data.labels", "FILE", ".npy file of its labels"),
-    (
-        "setting",
-        "stream.setting",
-        "NAME",
-        "online, continual, standard, mixed, correlated, gradual, or several joined by +",
-    ),
-    ("device", "device", "DEVICE", "auto, cpu, cuda or cuda:1"),
-    ("dtype", "dtype", "NAME", "float32 or bf16"),
-    ("store", "store", "FILE", "results store (default: runs/EXPERIMENT.sqlite)"),
-)
-_NUMBERS = (
-    ("num-classes", "model.num_classes", "outputs of the network (default: what the checkpoint or the data say)"),
-    ("severity", "data.severity", "1 to 5 (default 5)"),
-    ("limit", "data.limit", "at most this many images per domain, drawn by the seed"),
-)
-_LISTS = (
-    ("domains", "data.domains"),
-    ("batch-size", "stream.batch_size"),
-    ("seeds", "stream.seeds"),
-)
+# The kind of value behind a key, where its default does not show it; keys that are tables have no flag.
+_KINDS = {
+    "model.name": "NAME",
+    "model.checkpoint": "FILE",
+    "model.num_classes": "N",
+    "model.preprocessing": "NAME",
+    "data.dataset": "NAME",
+    "data.root": "FOLDER",
+    "data.images": "FILE",
+    "data.labels": "FILE",
+    "data.domains": "A,B",
+    "data.limit": "N",
+    "stream.batch_size": "N[,N]",
+    "stream.seeds": "N[,N]",
+    "store": "FILE",
+}
+_TABLES = ("methods", "model.overrides", "data.options")
+_RESULTS = ("clean_after", "keep_samples", "confusion")  # what only a benchmark keeps
 
 
 def wait_politely() -> None:
@@ -62,37 +45,72 @@ def wait_politely() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def add_run_arguments(parser: ArgumentParser) -> None:
-    """The configuration file and the flags that change it."""
+def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
+    """The configuration file, and a flag for each of its keys; `results`: also for what of them is kept."""
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.schema import outline
+
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file; flags override what it says")
-    for flag, _, kind, text in _KEYS:
-        parser.add_argument(f"--{flag}", metavar=kind, help=text)
-    for flag, _, text in _NUMBERS:
-        parser.add_argument(f"--{flag}", type=int, metavar="N", help=text)
-    parser.add_argument("--domains", type=names_list, metavar="A,B", help="domains, in this order (default: all)")
-    parser.add_argument("--batch-size", type=integers, metavar="N[,N]", help="one batch size or several (default 128)")
-    parser.add_argument("--seeds", type=integers, metavar="N[,N]", help="one seed or several (default 0)")
+    for key, default, text in outline(RunConfig):
+        if key not in _TABLES and (results or key not in _RESULTS):
+            _add_flag(parser, key, default, text)
     parser.add_argument("--small", action="store_true", help="run the configuration's section [small]")
-
-
-def flag_keys() -> dict[str, str]:
-    """The flags of `add_run_arguments` and the keys of a configuration that they set."""
-    return {f"--{flag}": key for flag, key, *_ in (*_KEYS, *_NUMBERS, *_LISTS)}
 
 
 def changes(arguments: Namespace) -> dict[str, Any]:
     """What the flags of `add_run_arguments` change in a configuration."""
     changed: dict[str, Any] = {}
-    for flag, key in flag_keys().items():
-        value = getattr(arguments, flag[2:].replace("-", "_"))
-        if value is None:
-            continue
+    for key, given in _given(arguments).items():
         *tables, name = key.split(".")
         table = changed
         for inner in tables:
             table = table.setdefault(inner, {})
-        table[name] = value
+        table[name] = given
     return changed
+
+
+@contextmanager
+def in_words_of_flags(arguments: Namespace) -> Iterator[None]:
+    """Let mistakes in a configuration name the flags that were typed, or should have been, instead of its keys."""
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.schema import outline
+
+    try:
+        yield
+    except ConfigError as error:
+        message = str(error)
+        keys = _given(arguments) if arguments.config else [key for key, _, _ in outline(RunConfig)]
+        for key in keys:
+            message = re.sub(rf"(?<![\w.]){re.escape(key)}(?= is |: )", _flag(key), message)
+        raise ConfigError(message) from error
+
+
+def _flag(key: str) -> str:
+    """The flag of a key: the name of its table where it is called a name, else its own."""
+    table, _, name = key.rpartition(".")
+    return f"--{table if name == 'name' else name}".replace("_", "-")
+
+
+def _given(arguments: Namespace) -> dict[str, Any]:
+    """The keys of a configuration for which a flag was typed."""
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.schema import outline
+
+    values = {key: getattr(arguments, _flag(key)[2:].replace("-", "_"), None) for key, _, _ in outline(RunConfig)}
+    return {key: value for key, value in values.items() if value is not None and key not in _TABLES}
+
+
+def _add_flag(parser: ArgumentParser, key: str, default: object, text: str) -> None:
+    flag, kind = _flag(key), _KINDS.get(key)
+    shown = "" if default in (..., None) or "default" in text else f" (default {_written(default)})"
+    text = f"{text}{shown}".replace("`", "'").replace("%", "%%")
+    if isinstance(default, bool):
+        parser.add_argument(flag, action=BooleanOptionalAction, default=None, help=text)
+        return
+    types: dict[str, Callable[[str], Any]] = {"A,B": names_list, "N[,N]": integers, "N": int}
+    read = types.get(kind or "") or (type(default) if isinstance(default, int | float) else str)
+    metavar = kind or ("X" if read is float else "N" if read is int else "NAME")
+    parser.add_argument(flag, type=read, metavar=metavar, help=text)
 
 
 def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema]) -> None:

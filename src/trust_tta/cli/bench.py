@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trust_tta.cli import names
-from trust_tta.cli.arguments import add_run_arguments, changes, names_list, option, wait_politely
+from trust_tta.cli.arguments import add_run_arguments, changes, in_words_of_flags, names_list, option, wait_politely
 from trust_tta.cli.output import try_file
 from trust_tta.errors import ConfigError, TrustError
 
@@ -23,7 +23,7 @@ KEPT = "finished cells are kept"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_run_arguments(parser)
+    add_run_arguments(parser, results=True)
     parser.add_argument(
         "--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration"
     )
@@ -35,8 +35,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="METHOD.OPTION=VALUE",
         help="an option of a method; repeatable",
     )
-    parser.add_argument("--clean-after", action="store_true", help="measure clean accuracy after each domain")
-    parser.add_argument("--keep-samples", type=int, metavar="N", help="keep the predictions of N images per domain")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="worker processes (default 1)")
     parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed before")
     parser.add_argument("--list", action="store_true", help="show the cells and their state; run nothing")
@@ -52,11 +50,8 @@ def run(arguments: Namespace) -> None:
     changed = changes(arguments) | {"method_options": arguments.option}
     if arguments.methods is not None:
         changed["methods"] = arguments.methods
-    if arguments.clean_after:
-        changed["clean_after"] = True
-    if arguments.keep_samples is not None:
-        changed["keep_samples"] = arguments.keep_samples
-    parts = read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
+    with in_words_of_flags(arguments):
+        parts = read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
     if arguments.list:
         for config in parts:
             list_cells(config)

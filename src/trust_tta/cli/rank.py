@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trust_tta.cli import names
-from trust_tta.cli.arguments import add_run_arguments, changes, wait_politely
+from trust_tta.cli.arguments import add_run_arguments, changes, in_words_of_flags, wait_politely
 from trust_tta.cli.output import say, try_file, try_folder
 from trust_tta.cli.progress import Drawer
 from trust_tta.errors import ConfigError
@@ -48,8 +48,9 @@ def run(arguments: Namespace) -> None:
     from trust_tta.bench.parsing import read_config
 
     changed: dict[str, Any] = {**changes(arguments), "methods": ["source"]}
-    path = Path(arguments.config) if arguments.config else None
-    ranking = rank(read_config(path, changed, small=arguments.small))
+    with in_words_of_flags(arguments):
+        config = read_config(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
+    ranking = rank(config)
     print_ranking(ranking, arguments.k)
     if arguments.json:
         _write_json(ranking, arguments.k, Path(arguments.json))
