@@ -104,7 +104,7 @@ def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureF
     arguments = ["bench", str(config), "--methods", "source,trust", *split, "--limit", "33"]
     assert main(arguments) == 1
     out, err = capsys.readouterr()
-    label = "trust (k=2, mode=parallel, parallel=split)"
+    label = "trust (k=2, mode=split)"
     assert f"failed: {label} on fog, seed 0, batch 16: 1 images cannot be split among 2 orders" in out
     assert err.splitlines()[-1].startswith("trust-tta: 2 cells failed")
     assert main(arguments) == 1
@@ -115,7 +115,7 @@ def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureF
     ("arguments", "part"),
     [
         (["--methods", "tents"], "--methods 'tents' is unknown; did you mean 'tent'?"),
-        (["--option", "tent.lrr=1"], "'tent' has no option 'lrr'"),
+        (["--option", "tent.lrr=1"], "--option tent: 'lrr' is unknown; did you mean 'lr'?"),
         (["--option", "trust.k=1"], "trust.k is for a method that is not run"),
         (["--severity", "9", "--limit", "0"], "--severity is 9; give a value <= 5; --limit is 0; give a value >= 1"),
         (["--domains", ","], "--domains: the list is empty; give at least one"),

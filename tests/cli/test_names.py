@@ -11,6 +11,7 @@ import pytest
 from trust_tta import list_methods, list_models
 from trust_tta.cli import names
 from trust_tta.cli.main import main
+from trust_tta.methods.registry import method_options
 
 SAMPLE = ["--dataset", "sample"]
 
@@ -20,6 +21,7 @@ SAMPLE = ["--dataset", "sample"]
     [
         (["bench", "--methods", "trsut"], "--methods 'trsut' is unknown; did you mean 'trust'?"),
         (["bench", "--option", "tnet.lr=1"], "--option 'tnet' is unknown; did you mean 'tent'?"),
+        (["bench", "--option", "tent.lrr=1"], "--option tent: 'lrr' is unknown; did you mean 'lr'?"),
         (["bench", "--model", "vmamba_nan"], "--model 'vmamba_nan' is unknown; did you mean 'vmamba_nano'?"),
         (["bench", "--dataset", "cifar10c"], "--dataset 'cifar10c' is unknown; did you mean 'cifar10-c'?"),
         (["bench", *SAMPLE, "--domains", "fgo"], "--domains 'fgo' is unknown; did you mean 'fog'?"),
@@ -45,7 +47,9 @@ def test_no_wrong_name_waits_for_torch() -> None:
 import sys
 sys.modules["torch"] = None  # importing it fails
 from trust_tta.cli.main import main
-for argv in (["bench", "--methods", "trsut"], ["bench", "--model", "x"], ["bench", "--dataset", "x"],
+from trust_tta.methods.registry import method_options
+for argv in (["bench", "--methods", "trsut"], ["bench", "--option", "tent.lrr=1"],
+             ["bench", "--model", "x"], ["bench", "--dataset", "x"],
              ["bench", "--dataset", "sample", "--domains", "x"], ["corrupt", "a", "b", "--corruptions", "x"],
              ["train", "--data", "x", "--out", "o"], ["rank", "--checkpoint", "x"]):
     assert main(argv) == 2, argv
@@ -63,7 +67,9 @@ def test_names_in_a_file_are_checked_too(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_the_names_are_those_of_the_package() -> None:
-    assert list(names.METHODS) == list_methods()
+    assert names.methods() == list_methods()
+    for method in list_methods():
+        assert set(names.options(method)) == set(method_options(method)), method
     assert set(list_models()) <= set(names.models())
     for name in ("fog", "clean"):
         assert name in names.domains("sample")

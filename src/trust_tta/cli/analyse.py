@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     wait_politely()
     names.check_run(arguments)
-    names.check_each("--option", [method for method, _, _ in arguments.option], names.methods())
+    names.check_options(arguments.option)
     try_folder("--out", arguments.out)
     points = surface_points(small=arguments.small) if arguments.points is None else arguments.points
     if points < 2:

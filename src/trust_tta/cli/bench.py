@@ -69,7 +69,7 @@ def check(arguments: Namespace) -> None:
     """Everything that can be refused before PyTorch is loaded."""
     names.check_run(arguments)
     names.check_each("--methods", arguments.methods, names.methods())
-    names.check_each("--option", [method for method, _, _ in arguments.option], names.methods())
+    names.check_options(arguments.option)
     if arguments.processes < 1:
         raise ConfigError(f"--processes {arguments.processes}: give 1 or more")
     if arguments.export:

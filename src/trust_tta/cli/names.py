@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from trust_tta.errors import CheckpointError, ConfigError
 
-# Those of trust_tta.methods, which take seconds to import; a test compares the two.
-METHODS = (
-    "source", "bn", "tent", "eta", "sar", "shot", "lame", "foa", "trust_naive", "trust",
-    "ensemble", "repetition", "augmentation",
-)  # fmt: skip
 CORRUPTED = ("sample", "array")  # data that are corrupted as they are read
 
 
 def methods() -> list[str]:
-    return [*METHODS, *_installed("trust_tta.methods")]
+    from trust_tta.methods.registry import list_methods
+
+    return list_methods()
+
+
+def options(method: str) -> list[str]:
+    """The options of a method of ours, as the types for editors list them; none where they are not known."""
+    tree = ast.parse(resources.files("trust_tta.methods").joinpath("typed.pyi").read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    keywords = {
+        str(ast.literal_eval(node.args.args[0].annotation.slice)): ast.unparse(node.args.kwarg.annotation.slice)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and isinstance(node.args.args[0].annotation, ast.Subscript)
+        and isinstance(node.args.args[0].annotation.slice, ast.Constant)
+        and node.args.kwarg is not None
+        and isinstance(node.args.kwarg.annotation, ast.Subscript)
+    }
+    found, pending = list[str](), [keywords.get(method, "")]
+    while pending and (node := classes.get(pending.pop())):
+        found += [
+            field.target.id
+            for field in node.body
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        ]
+        pending += [ast.unparse(base) for base in node.bases]
+    return found
+
+
+def check_options(given: Iterable[tuple[str, str, Any]]) -> None:
+    """The methods and options of --option."""
+    for method, name, _ in given:
+        check("--option", method, methods())
+        if known := options(method):
+            check(f"--option {method}:", name, known)
 
 
 def models() -> list[str]:

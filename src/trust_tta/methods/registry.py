@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from trust_tta.errors import ConfigError
-from trust_tta.methods.base import Method
 from trust_tta.plugins import installed, resolve
 from trust_tta.schema import parse
+
+if TYPE_CHECKING:  # a name is known, and a wrong one refused, without waiting for PyTorch
+    from torch import nn
+
+    from trust_tta.methods.base import Method
 
 # Where each method lives, in the order in which they are listed.
 METHODS = {
@@ -44,6 +46,8 @@ def find_method(name: str | type[Method]) -> type[Method]:
         if isinstance(found, str):
             module, _, attribute = found.partition(":")
             found = getattr(importlib.import_module(module), attribute)
+    from trust_tta.methods.base import Method
+
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"the method {name!r} is no subclass of trust_tta.Method; derive it from that class")
     return found
