@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from trust_tta.bench.config import SAMPLE
+from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.parsing import read_config, read_parts
 from trust_tta.bench.plan import make_plan
-from trust_tta.bench.sources import DataSource
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
 from trust_tta.data.specs import find_spec
 from trust_tta.methods.trust import OrderOptions
@@ -41,7 +41,7 @@ def test_the_small_scale_is_the_same_experiment_on_shipped_images(path: Path) ->
     assert {part.stream.setting for part in full} == {small.stream.setting}
     assert {method.name for method in small.methods} <= {method.name for method in full[0].methods}
     assert (small.clean_after, small.keep_samples) == (full[0].clean_after, full[0].keep_samples)
-    plan = make_plan(small, DataSource(small.data))
+    plan = make_plan(small, ExperimentData(small.data))
     assert min(min(chain.batches) for chain in plan.chains) >= 2
     assert len(plan.keys) == len({key.digest for key in plan.keys})
 

@@ -9,10 +9,10 @@ import torch
 
 from tests.bench.tiny import OVERRIDES, write_checkpoint
 from trust_tta.bench.config import DataConfig, ModelConfig
+from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.environment import choose_device
 from trust_tta.bench.experiment import load_network
 from trust_tta.bench.plan import find_checkpoint
-from trust_tta.bench.sources import DataSource
 from trust_tta.errors import CheckpointError, ConfigError
 
 
@@ -28,7 +28,7 @@ def test_other_classes_than_the_data_has_are_refused(tmp_path: Path) -> None:
     config = ModelConfig(
         checkpoint=str(write_checkpoint(tmp_path, classes=7)), name="vmamba_nano", num_classes=7, overrides=OVERRIDES
     )
-    dataset = DataSource(DataConfig(dataset="sample")).clean()
+    dataset = ExperimentData(DataConfig(dataset="sample")).clean()
     checkpoint = find_checkpoint(config, domain="clean")
     with pytest.raises(ConfigError, match="tells 7 classes apart and sample has 10"):
         load_network(checkpoint, dataset=dataset, device=torch.device("cpu"))

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trust_tta.bench.metrics import Meter
+from trust_tta.bench.metrics import ClassificationMeter
 from trust_tta.errors import ConfigError, DataError, ShapeError
 from trust_tta.results import CellResult, SamplePrediction, from_json, to_json
 
 
-def finish(meter: Meter) -> CellResult:
+def finish(meter: ClassificationMeter) -> CellResult:
     return meter.result(forwards=0, backwards=0, updates=0, skipped_updates=0)
 
 
 def measure(outputs: Tensor, labels: Tensor, **settings: Any) -> CellResult:
-    meter = Meter(**settings)
+    meter = ClassificationMeter(**settings)
     meter.update(outputs, labels)
     return finish(meter)
 
@@ -115,8 +115,8 @@ def test_confident_and_right_or_wrong() -> None:
 batches = st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.floats(0, 1)), max_size=6)
 
 
-def filled(parts: list[tuple[int, bool, float]], seed: int) -> Meter:
-    meter = Meter(confusion=True, keep=range(3))
+def filled(parts: list[tuple[int, bool, float]], seed: int) -> ClassificationMeter:
+    meter = ClassificationMeter(confusion=True, keep=range(3))
     for i, (n, with_before, seconds) in enumerate(parts):
         logits, labels = random_batch(n, 4, seed=seed + i)
         before = logits.flip(1) if with_before else None
@@ -141,11 +141,11 @@ def test_merging_is_exactly_concatenation(
 @settings(deadline=None, max_examples=40)
 def test_where_batches_end_does_not_change_the_metrics(cuts: list[int]) -> None:
     logits, labels = random_batch(100, 5, seed=3)
-    meter = Meter()
+    meter = ClassificationMeter()
     bounds = [0, *sorted(cuts), 100]
     for start, end in zip(bounds, bounds[1:], strict=False):
         meter.update(logits[start:end], labels[start:end], before=-logits[start:end])
-    whole = Meter()
+    whole = ClassificationMeter()
     whole.update(logits, labels, before=-logits)
     found, expected = finish(meter), finish(whole)
     for name in ("samples", "accuracy", "accuracy_before"):
@@ -156,9 +156,9 @@ def test_where_batches_end_does_not_change_the_metrics(cuts: list[int]) -> None:
 
 
 def test_no_samples_give_nan_not_an_error() -> None:
-    empty = Meter()
+    empty = ClassificationMeter()
     empty.update(torch.zeros(0, 10), torch.zeros(0, dtype=torch.long))
-    for meter in (Meter(), empty):
+    for meter in (ClassificationMeter(), empty):
         found = finish(meter)
         means = (found.accuracy, found.entropy, found.nll, found.brier, found.ece, meter.accuracy)
         assert all(map(math.isnan, means))
@@ -168,7 +168,7 @@ def test_no_samples_give_nan_not_an_error() -> None:
 
 
 def test_course_and_times() -> None:
-    meter = Meter()
+    meter = ClassificationMeter()
     one, two = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0], [2.0, 0.0]])
     meter.update(one, torch.tensor([0]), before=-one, seconds=3.0)
     meter.update(two, torch.tensor([1, 1]), before=two, seconds=1.0)
@@ -185,7 +185,7 @@ def test_course_and_times() -> None:
 
 
 def test_accuracy_before_needs_every_batch() -> None:
-    meter = Meter()
+    meter = ClassificationMeter()
     meter.update(torch.eye(2), torch.tensor([0, 1]), before=torch.eye(2))
     meter.update(torch.eye(2), torch.tensor([0, 1]))
     assert finish(meter).accuracy_before is None
@@ -199,9 +199,9 @@ def test_a_class_subset_equals_scoring_its_columns(probabilities: bool) -> None:
     position = torch.arange(50) % 4
     labels = torch.tensor(classes)[position]
     outputs = logits.double().softmax(1) if probabilities else logits
-    found = Meter(classes=classes, probabilities=probabilities, confusion=True)
+    found = ClassificationMeter(classes=classes, probabilities=probabilities, confusion=True)
     found.update(outputs, labels, before=outputs)
-    expected = Meter()
+    expected = ClassificationMeter()
     expected.update(logits[:, classes], position, before=logits[:, classes])
     ours, theirs = finish(found), finish(expected)
     for name in ("accuracy", "accuracy_before", "entropy", "nll", "brier", "ece"):
@@ -217,7 +217,7 @@ def test_confusion_counts_pairs() -> None:
 
 
 def test_wanted_predictions_are_kept_with_their_index() -> None:
-    meter = Meter(keep=[40, 7])
+    meter = ClassificationMeter(keep=[40, 7])
     p = torch.tensor([[0.25, 0.75], [0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
     meter.update(p.log(), torch.tensor([1, 0, 0]), before=-p, indices=torch.tensor([7, 8, 40]))
     near: Any = pytest.approx
@@ -229,20 +229,20 @@ def test_wanted_predictions_are_kept_with_their_index() -> None:
 
 
 def test_without_a_prediction_before_there_is_no_confidence_before() -> None:
-    meter = Meter(keep=[0], classes=[0, 2])
+    meter = ClassificationMeter(keep=[0], classes=[0, 2])
     meter.update(torch.zeros(1, 3), torch.tensor([2]), indices=torch.tensor([0]))
     assert finish(meter).predictions[0] == SamplePrediction(index=0, label=2, before=None, after=0, confidence=0.5)
 
 
 def test_confidence_before_is_among_the_scored_classes() -> None:
-    meter = Meter(keep=[0], classes=[0, 2])
+    meter = ClassificationMeter(keep=[0], classes=[0, 2])
     meter.update(torch.zeros(1, 3), torch.tensor([2]), before=torch.zeros(1, 3), indices=torch.tensor([0]))
     assert finish(meter).predictions[0].confidence_before == 0.5
 
 
 def test_nan_outputs_are_wrong_and_seen() -> None:
     logits = torch.tensor([[1.0, 0.0], [math.nan, 0.0], [math.inf, 0.0]])
-    meter = Meter(confusion=True)
+    meter = ClassificationMeter(confusion=True)
     meter.update(logits, torch.tensor([0, 0, 0]), before=logits)
     found = finish(meter)
     assert (found.broken, found.accuracy, found.accuracy_before) == (2, 1 / 3, 2 / 3)
@@ -266,7 +266,7 @@ def test_low_precision_outputs_are_measured_in_float64(dtype: torch.dtype) -> No
 
 
 def test_many_tiny_batches_lose_nothing() -> None:
-    meter = Meter()
+    meter = ClassificationMeter()
     for _ in range(1000):
         meter.update(torch.tensor([[0.1, 0.0]]), torch.tensor([0]), seconds=0.1)
     one = measure(torch.tensor([[0.1, 0.0]]), torch.tensor([0]))
@@ -291,11 +291,11 @@ LABELS = torch.tensor([0, 1])
 )
 def test_wrong_shapes_are_refused(arguments: tuple[Tensor, Tensor], match: str) -> None:
     with pytest.raises(ShapeError, match=match):
-        Meter().update(*arguments)
+        ClassificationMeter().update(*arguments)
 
 
 def test_other_misuse_is_refused_and_counts_nothing() -> None:
-    meter = Meter()
+    meter = ClassificationMeter()
     with pytest.raises(ShapeError, match="before has shape"):
         meter.update(FIT, LABELS, before=torch.zeros(2, 4))
     with pytest.raises(ShapeError, match="indices have shape"):
@@ -305,14 +305,14 @@ def test_other_misuse_is_refused_and_counts_nothing() -> None:
             meter.update(FIT, torch.tensor([0, label]))
     assert meter.samples == 0
     with pytest.raises(DataError, match="probabilities"):
-        Meter(probabilities=True).update(FIT + 1, LABELS)
+        ClassificationMeter(probabilities=True).update(FIT + 1, LABELS)
     with pytest.raises(DataError, match="label 1 "):
-        Meter(classes=[0, 2]).update(FIT, LABELS)
+        ClassificationMeter(classes=[0, 2]).update(FIT, LABELS)
     for classes in ([], [0, 0], [3], [-1]):
         with pytest.raises(ConfigError, match="subset"):
-            Meter(classes=classes).update(FIT, LABELS)
+            ClassificationMeter(classes=classes).update(FIT, LABELS)
     with pytest.raises(ConfigError, match="merged"):
-        Meter().merge(Meter(probabilities=True))
+        ClassificationMeter().merge(ClassificationMeter(probabilities=True))
 
 
 def test_result_reads_back_from_its_record() -> None:
@@ -322,7 +322,7 @@ def test_result_reads_back_from_its_record() -> None:
 
 
 def test_which_images_were_right_is_kept_in_a_bit_each() -> None:
-    meter = Meter()
+    meter = ClassificationMeter()
     labels = torch.tensor([0, 1, 1, 0, 1, 0, 1, 1, 0])
     meter.update(torch.eye(2)[[0, 1, 0, 0, 1]], labels[:5])
     meter.update(torch.eye(2)[[1, 1, 1, 0]], labels[5:])

@@ -12,8 +12,8 @@ import torch
 
 from tests.bench.tiny import content, tiny_config
 from trust_tta.bench.config import RunConfig, demo_config
+from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.parsing import parse_config, read_config, translate
-from trust_tta.bench.sources import DataSource
 from trust_tta.data.corruptions.table import CORRUPTIONS
 from trust_tta.errors import ConfigError
 from trust_tta.preprocessing import find_preset
@@ -81,7 +81,7 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
     assert config.experiment == "experiment"
     assert config.store == "runs/experiment.sqlite"
     assert (config.stream.setting, config.stream.batch_size, config.stream.seeds) == ("online", (128,), (0,))
-    assert DataSource(config.data).domains() == CORRUPTIONS
+    assert ExperimentData(config.data).domains() == CORRUPTIONS
     assert config.methods[0].all_options()["k"] == 6
 
 

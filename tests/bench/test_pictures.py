@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.bench.tiny import run, tiny_config
-from trust_tta.bench.pictures import small_picture
+from trust_tta.bench.runner import small_picture
 from trust_tta.data.classes import CIFAR10_CLASSES
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.embedded import load_sample

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.bench.tiny import tiny_config
+from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.plan import Plan, make_plan
-from trust_tta.bench.sources import DataSource
 
 
 def sha256(path: Path) -> str:
@@ -19,7 +19,7 @@ def sha256(path: Path) -> str:
 
 def plan(folder: Path, **changes: Any) -> Plan:
     config = tiny_config(folder, **changes)
-    return make_plan(config, DataSource(config.data))
+    return make_plan(config, ExperimentData(config.data))
 
 
 def shape(found: Plan) -> list[tuple[str, list[str]]]:

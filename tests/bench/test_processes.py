@@ -13,12 +13,11 @@ from typing import Any
 from tests.bench.tiny import Recorder, content, numbers, run
 from trust_tta.bench.parsing import read_config
 from trust_tta.bench.plan import make_plan
-from trust_tta.bench.sources import DataSource
 from trust_tta.bench.sweep import sweep
 from trust_tta.report.formats import to_text
 from trust_tta.report.model import make_groups
 from trust_tta.report.tables import accuracy_table
-from trust_tta.results import Cell, CellKey, CellResult, ResultStore
+from trust_tta.results import Cell, ResultStore
 
 DOMAINS = ["gaussian_noise", "defocus_blur", "snow", "contrast", "fog", "pixelate"]
 METHODS = ["bn", {"name": "tent", "lr": 0.01}]
@@ -91,8 +90,8 @@ class Companion(Recorder):
         self.process: subprocess.Popen[str] | None = None
         self.first = ""
 
-    def finished(self, key: CellKey, result: CellResult) -> None:
-        super().finished(key, result)
+    def note(self, text: str) -> None:
+        super().note(text)
         if self.process is None:
             self.process = start(self.config, self.store)
             assert self.process.stdout is not None
@@ -103,7 +102,7 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
     config, store = write_config(tmp_path, stream={"seeds": [0, 1]}), tmp_path / "shared.sqlite"
     companion = Companion(config, store)
     with ResultStore(store) as opened:
-        outcome = sweep(read_config(config), opened, observer=companion)
+        outcome = sweep(read_config(config), opened, progress=companion)
     assert companion.process is not None
     printed = companion.first + companion.process.communicate(timeout=60)[0]
     assert companion.process.returncode == 0
@@ -118,7 +117,7 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
 def test_a_process_waits_for_cells_that_another_holds(tmp_path: Path) -> None:
     config, store = write_config(tmp_path), tmp_path / "held.sqlite"
     experiment = read_config(config)
-    last = make_plan(experiment, DataSource(experiment.data)).keys[-1]
+    last = make_plan(experiment).keys[-1]
     with ResultStore(store) as holder:
         assert holder.claim(last)
         process = start(config, store)
@@ -128,5 +127,5 @@ def test_a_process_waits_for_cells_that_another_holds(tmp_path: Path) -> None:
         assert holder.counts().done == 11
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert rest.startswith(f"{last.method:<4}  {last.domain}")
+    assert rest.startswith(f"tent (lr=0.01)  {last.domain}")
     assert len(cells_of(store)) == 12

@@ -20,6 +20,7 @@ from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import find_preset
+from trust_tta.progress import Silent
 
 CPU = Conditions(device=torch.device("cpu"))
 
@@ -41,10 +42,6 @@ def make_domain(count: int = 20, *, mask: list[int] | None = None) -> Domain:
     return domain
 
 
-def ignore(batches: int) -> None:
-    pass
-
-
 def masked_accuracy(method: Method, domain: Domain, classes: list[int]) -> float:
     right = 0
     for batch in domain.batches:
@@ -56,32 +53,41 @@ def masked_accuracy(method: Method, domain: Domain, classes: list[int]) -> float
 def test_the_class_mask_decides_among_its_classes_unless_told_otherwise(model: VMamba) -> None:
     domain = make_domain(mask=[2, 5])
     method = create_method("source", model)
-    masked = run_domain(method, domain, CPU, beat=ignore)
+    masked = run_domain(method, domain, CPU)
     assert masked.accuracy == masked_accuracy(create_method("source", model), domain, [2, 5])
     assert sum(masked.reliability.count[:7]) == 0  # between two classes nobody is less than half sure
-    whole = run_domain(method, domain, replace(CPU, class_mask=False), beat=ignore)
+    whole = run_domain(method, domain, replace(CPU, class_mask=False))
     assert whole.accuracy == masked_accuracy(create_method("source", model), domain, list(range(10)))
     assert whole.entropy > masked.entropy
 
 
 def test_kept_samples_are_spread_over_the_stream(model: VMamba) -> None:
-    kept = run_domain(create_method("source", model), make_domain(), replace(CPU, keep_samples=4), beat=ignore)
+    kept = run_domain(create_method("source", model), make_domain(), replace(CPU, keep_samples=4))
     assert sorted(sample.index for sample in kept.predictions) == [0, 5, 10, 15]
-    few = run_domain(create_method("source", model), make_domain(3), replace(CPU, keep_samples=9), beat=ignore)
+    few = run_domain(create_method("source", model), make_domain(3), replace(CPU, keep_samples=9))
     assert len(few.predictions) == 3
 
 
-def test_every_batch_beats(model: VMamba) -> None:
-    beats: list[int] = []
-    clean = make_domain(9)
-    run_domain(create_method("source", model), make_domain(), replace(CPU, clean=clean), beat=beats.append)
-    assert beats == [1, 1, 1, 0, 0]
+class Steps(Silent):
+    """Remembers the steps of progress."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def advance(self, n: int = 1) -> None:
+        self.taken.append(n)
+
+
+def test_every_batch_is_a_step_and_clean_ones_count_none(model: VMamba) -> None:
+    steps, clean = Steps(), make_domain(9)
+    run_domain(create_method("source", model), make_domain(), replace(CPU, clean=clean), progress=steps)
+    assert steps.taken == [1, 1, 1, 0, 0]
 
 
 def test_the_network_is_restored_even_when_a_batch_fails(model: VMamba) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     method = create_method("trust", model, lr=0.1, k=2, mode="split")
-    results = run_stream(method, [make_domain(16), make_domain(9)], CPU, beat=ignore)
+    results = run_stream(method, [make_domain(16), make_domain(9)], CPU)
     next(results)
     assert any(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(ShapeError, match="1 images cannot be split"):
@@ -91,7 +97,7 @@ def test_the_network_is_restored_even_when_a_batch_fails(model: VMamba) -> None:
 
 def test_counts_are_of_the_domain_alone(model: VMamba) -> None:
     continual = [replace(make_domain(16), reset_before=False), replace(make_domain(24), reset_before=False)]
-    results = run_stream(create_method("tent", model), continual, CPU, beat=ignore)
+    results = run_stream(create_method("tent", model), continual, CPU)
     assert [(r.forwards, r.backwards) for r in results] == [(4, 2), (6, 3)]
 
 
@@ -127,8 +133,8 @@ def test_each_domain_may_have_a_network_of_its_own(tmp_path: Path) -> None:
 def test_the_standard_setting_is_episodic_from_outside(model: VMamba, name: str) -> None:
     """Each batch starts from the source, and draws random numbers of its own."""
     domain, outside = make_domain(24), create_method(name, model, lr=0.05)
-    result = run_domain(outside, replace(make_domain(24), reset_each_batch=True), CPU, beat=ignore)
+    result = run_domain(outside, replace(make_domain(24), reset_each_batch=True), CPU)
     outside.reset()
-    expected = run_domain(create_method(name, model, lr=0.05, episodic=True), domain, CPU, beat=ignore)
+    expected = run_domain(create_method(name, model, lr=0.05, episodic=True), domain, CPU)
     assert result.course.entropy == expected.course.entropy
     assert result.updates == expected.updates > 0

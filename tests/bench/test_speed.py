@@ -10,10 +10,22 @@ import pytest
 import torch
 
 from tests.conftest import SetThreads
-from trust_tta.bench.speed import Job, Limits, Prepare, Row, Work, exponent, refuse, repeat, run_job
-from trust_tta.bench.speed_network import count, network_jobs, take_orders
-from trust_tta.bench.speed_plan import Settings, exponents, memory_over_one, over_reference
-from trust_tta.bench.speed_scan import Shape, floor_bytes, scan_inputs, scan_jobs, stage_shapes, unfused_bytes
+from trust_tta.bench.speed import (
+    Settings,
+    Shape,
+    count,
+    exponents,
+    floor_bytes,
+    memory_over_one,
+    network_cases,
+    over_reference,
+    scan_cases,
+    scan_inputs,
+    stage_shapes,
+    take_orders,
+    unfused_bytes,
+)
+from trust_tta.bench.timing import Case, Limits, Prepare, Timing, Work, exponent, measure, refuse, repeat
 from trust_tta.errors import ConfigError
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
@@ -22,7 +34,7 @@ from trust_tta.scan import grouped_scan
 
 CPU = torch.device("cpu")
 ONCE = Limits(seconds=0.0, least=1, warmups=0)
-ROW = Row(part="network", work="forward", backend="cpu", dtype="float32", batch=2, size=16)
+TIMING = Timing(part="network", work="forward", backend="cpu", dtype="float32", batch=2, size=16)
 
 
 @pytest.fixture
@@ -62,9 +74,9 @@ def test_how_often_a_row_is_repeated(limits: Limits, seconds: float, expected: t
 
 def test_median_and_spread_of_the_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([5.0, 1.0, 3.0, 2.0, 4.0])
-    monkeypatch.setattr("trust_tta.bench.speed.wall_clock", lambda device: lambda work: next(values))
-    job = Job(row=ROW, prepare=prepared(lambda: None), limits=Limits(seconds=0, least=5, warmups=0), floor=1.5)
-    row = run_job(job, CPU)
+    monkeypatch.setattr("trust_tta.bench.timing.wall_clock", lambda device: lambda work: next(values))
+    case = Case(timing=TIMING, prepare=prepared(lambda: None), limits=Limits(seconds=0, least=5, warmups=0), floor=1.5)
+    row = measure(case, CPU)
     assert (row.median_ms, row.repeats, row.floor_ratio) == (3000, 5, 2.0)
     assert row.p20_ms == pytest.approx(1800)
     assert row.p80_ms == pytest.approx(4200)
@@ -86,35 +98,35 @@ def test_a_row_survives_its_own_failure(error: Exception) -> None:
         finally:
             cleaned.append(True)
 
-    row = run_job(Job(row=ROW, prepare=contextmanager(prepare), limits=ONCE), CPU)
+    row = measure(Case(timing=TIMING, prepare=contextmanager(prepare), limits=ONCE), CPU)
     assert row.failed.startswith(type(error).__name__)
     assert "\n" not in row.failed
     assert (row.median_ms, row.repeats, cleaned) == (None, 0, [True])
 
 
 def test_a_refused_row_is_not_run() -> None:
-    job = Job(row=ROW, prepare=prepared(lambda: pytest.fail("it was run")), limits=ONCE)
-    assert refuse(job, "wrong").failed == "refused: wrong"
+    case = Case(timing=TIMING, prepare=prepared(lambda: pytest.fail("it was run")), limits=ONCE)
+    assert refuse(case, "wrong").failed == "refused: wrong"
 
 
 def test_exponents_of_exact_powers() -> None:
     assert exponent([(x, 3 * x**1.5) for x in (1.0, 2.0, 5.0)]) == pytest.approx(1.5)
     assert exponent([(1.0, 2.0), (2.0, 4.0)]) is None
-    rows = [replace(ROW, part="batch", batch=b, median_ms=0.5 * b) for b in (2, 4, 9)]
-    rows += [replace(ROW, part="pixels", size=s, median_ms=float(s**2)) for s in (8, 12, 20)]
-    rows += [replace(ROW, part="k", k=k, median_ms=float(k**0.5)) for k in (1, 2, 4, 6)]
-    rows += [replace(ROW, part="k", k=8, failed="out of memory"), ROW]
+    rows = [replace(TIMING, part="batch", batch=b, median_ms=0.5 * b) for b in (2, 4, 9)]
+    rows += [replace(TIMING, part="pixels", size=s, median_ms=float(s**2)) for s in (8, 12, 20)]
+    rows += [replace(TIMING, part="k", k=k, median_ms=float(k**0.5)) for k in (1, 2, 4, 6)]
+    rows += [replace(TIMING, part="k", k=8, failed="out of memory"), TIMING]
     found = exponents(rows)
     assert found == {"batch": pytest.approx(1), "pixels": pytest.approx(1), "k": pytest.approx(0.5)}
 
 
 def test_ratios_compare_like_with_like() -> None:
-    fast, slow = replace(ROW, median_ms=2.0), replace(ROW, backend="reference", median_ms=7.0)
-    other = replace(ROW, batch=9, median_ms=2.0)
-    failed = replace(ROW, work="Tent", failed="out of memory")
-    half = replace(ROW, dtype="bf16", median_ms=1.0)
+    fast, slow = replace(TIMING, median_ms=2.0), replace(TIMING, backend="reference", median_ms=7.0)
+    other = replace(TIMING, batch=9, median_ms=2.0)
+    failed = replace(TIMING, work="Tent", failed="out of memory")
+    half = replace(TIMING, dtype="bf16", median_ms=1.0)
     assert over_reference([fast, slow, other, failed, half]) == {"network: forward, batch 2, size 16": 3.5}
-    peaks = [replace(ROW, part="orders", k=k, peak_bytes=b) for k, b in ((1, 100), (2, 110), (6, 150))]
+    peaks = [replace(TIMING, part="orders", k=k, peak_bytes=b) for k, b in ((1, 100), (2, 110), (6, 150))]
     assert memory_over_one(peaks) == {1: 1.0, 2: 1.1, 6: 1.5}
     assert memory_over_one(peaks[1:]) == {}
 
@@ -146,8 +158,8 @@ def test_shapes_and_counts_of_a_network(model: VMamba) -> None:
 @pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    jobs = network_jobs(model, backend="reference", dtype="float32", batch=7, size=16, limits=ONCE)
-    rows = [run_job(job, CPU) for job in jobs]
+    cases = network_cases(model, backend="reference", dtype="float32", batch=7, size=16, limits=ONCE)
+    rows = [measure(case, CPU) for case in cases]
     assert [row.failed for row in rows] == [""] * 8
     assert [row.work for row in rows][-1] == "TRUST K=6 parallel split"
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
@@ -158,7 +170,7 @@ def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
 @pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 def test_a_batch_of_one_runs_in_every_mode_but_split(model: VMamba) -> None:
     rows = [
-        run_job(job, CPU) for job in network_jobs(model, backend="cpu", dtype="bf16", batch=1, size=16, limits=ONCE)
+        measure(case, CPU) for case in network_cases(model, backend="cpu", dtype="bf16", batch=1, size=16, limits=ONCE)
     ]
     assert [row.failed for row in rows] == [""] * 7
     assert not [row for row in rows if "split" in row.work]
@@ -168,9 +180,9 @@ def test_a_batch_of_one_runs_in_every_mode_but_split(model: VMamba) -> None:
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_scan_rows(backend: str, dtype: str) -> None:
     shape = Shape(batch=2, channels=3, length=11, state=1)
-    jobs = scan_jobs(grouped_scan, shape, backend=backend, dtype=dtype, device=CPU, bandwidth=1e9, limits=ONCE)
-    for job, work, bytes_ in zip(jobs, ("forward", "backward"), floor_bytes(shape, dtype), strict=True):
-        row = run_job(job, CPU)
+    cases = scan_cases(grouped_scan, shape, backend=backend, dtype=dtype, device=CPU, bandwidth=1e9, limits=ONCE)
+    for case, work, bytes_ in zip(cases, ("forward", "backward"), floor_bytes(shape, dtype), strict=True):
+        row = measure(case, CPU)
         assert (row.failed, row.work, row.size, row.channels) == ("", work, 11, 3)
         assert row.floor_ratio == pytest.approx((row.median_ms or 0) / 1e3 / (bytes_ / 1e9))
 

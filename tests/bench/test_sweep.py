@@ -14,8 +14,8 @@ from torch import nn
 from tests.bench.tiny import Recorder, numbers, run, tiny_config
 from tests.results.test_store import execute
 from trust_tta.bench.config import RunConfig
+from trust_tta.bench.data import ExperimentData, prepare
 from trust_tta.bench.plan import make_plan
-from trust_tta.bench.sources import DataSource, prepare
 from trust_tta.bench.sweep import sweep
 from trust_tta.data.corrupt_tree import corrupt_array
 from trust_tta.data.embedded import load_sample
@@ -25,7 +25,7 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
-from trust_tta.results import Cell, CellKey, CellResult, ResultStore
+from trust_tta.results import Cell, CellResult, ResultStore
 
 
 def by_place(cells: list[Cell]) -> dict[tuple[str, str], CellResult]:
@@ -34,7 +34,7 @@ def by_place(cells: list[Cell]) -> dict[tuple[str, str], CellResult]:
 
 def opened(config: RunConfig) -> list[Domain]:
     """The stream of the experiment's first batch size and seed, opened anew."""
-    source = DataSource(config.data)
+    source = ExperimentData(config.data)
     preprocessing = make_plan(config, source).preprocessing
     stream = config.stream
     found = source.stream(stream, batch_size=stream.batch_size[0], seed=stream.seeds[0], workers=0)
@@ -65,8 +65,8 @@ class Stop(Recorder):
         super().__init__()
         self.after = after
 
-    def finished(self, key: CellKey, result: CellResult) -> None:
-        super().finished(key, result)
+    def note(self, text: str) -> None:
+        super().note(text)
         if len(self.done) == self.after:
             raise KeyboardInterrupt
 
@@ -83,7 +83,7 @@ def test_online_is_a_fresh_method_on_each_domain(tmp_path: Path) -> None:
     assert (tent.forwards, tent.backwards, tent.updates, tent.skipped_updates) == (8, 4, 4, 0)
     assert tent.accuracy_before is not None
     assert tent.peak_memory is None
-    assert recorder.batches == recorder.total == 4 * 4
+    assert recorder.passes == recorder.total == 2 * 4 * (1 + 4)  # of source, and of Tent: two forward, one backward
 
 
 def test_continual_is_one_method_on_all_domains(tmp_path: Path) -> None:
@@ -143,14 +143,14 @@ def test_clean_accuracy_samples_and_confusion(tmp_path: Path) -> None:
         confusion=True,
     )
     (cell,) = run(config)[0]
-    source = DataSource(config.data)
+    source = ExperimentData(config.data)
     clean = source.clean_stream(batch_size=16, limit=40, workers=0)
     (preprocessing,) = set(make_plan(config, source).preprocessing.values())
     assert cell.result.clean_accuracy == accuracy(fresh(config, "source"), prepare(clean, preprocessing))
     assert len(cell.result.predictions) == 5
     assert cell.result.confusion is not None
     assert sum(map(sum, cell.result.confusion)) == 40
-    labels = DataSource(config.data).clean().labels
+    labels = ExperimentData(config.data).clean().labels
     assert all(kept.label == labels[kept.index] for kept in cell.result.predictions)
 
 
@@ -177,14 +177,14 @@ def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=[SPLIT, "source"], data={"limit": 33})  # the last batch has one image
     cells, recorder = run(config)
     assert {cell.key.method for cell in cells} == {"source"}
-    assert [key.method for key in recorder.failures] == ["trust", "trust"]
+    assert [line.split()[0] for line in recorder.failures] == ["trust", "trust"]
     with ResultStore(config.store) as store:
         assert all("1 images cannot be split" in failure.message for failure in store.failures())
     again, recorder = run(config)
     assert numbers(again) == numbers(cells)
     assert not recorder.failures
     with ResultStore(config.store) as store:
-        outcome = sweep(config, store, observer=(recorder := Recorder()), retry=True)
+        outcome = sweep(config, store, progress=(recorder := Recorder()), retry=True)
     assert (outcome.done, outcome.failed, len(recorder.failures)) == (2, 2, 2)
 
 
@@ -195,10 +195,10 @@ class NoRoom(Recorder):
         super().__init__()
         self.store, self.event = store, event
 
-    def advance(self, batches: int) -> None:
-        if not self.batches:
+    def advance(self, n: int = 1) -> None:
+        if not self.passes:
             execute(self.store, f"CREATE TRIGGER full BEFORE {self.event} BEGIN SELECT RAISE(ABORT, 'no room'); END")
-        super().advance(batches)
+        super().advance(n)
 
 
 @pytest.mark.parametrize("event", ["INSERT ON pictures", "UPDATE OF expires ON cells WHEN NEW.expires IS NOT NULL"])
@@ -206,18 +206,18 @@ def test_a_store_that_fails_ends_the_run_and_no_cell_fails(tmp_path: Path, event
     config = tiny_config(tmp_path, methods=["source", "bn"], keep_samples=3, data={"limit": 32})
     recorder = NoRoom(Path(config.store), event)
     with ResultStore(config.store, lease=0) as store, pytest.raises(TrustError, match="no room"):
-        sweep(config, store, observer=recorder)
-    assert (recorder.done, recorder.failures) == ([], {})
+        sweep(config, store, progress=recorder)
+    assert (recorder.done, recorder.failures) == ([], [])
     execute(Path(config.store), "DROP TRIGGER full")
     cells, again = run(config)
-    assert (len(cells), len(again.done), again.failures) == (4, 4, {})
+    assert (len(cells), len(again.done), again.failures) == (4, 4, [])
 
 
 def test_a_failure_ends_its_chain(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=[SPLIT], data={"limit": 33}, stream={"setting": "continual"})
     cells, recorder = run(config)
     assert cells == []
-    assert [key.domain for key in recorder.failures] == ["gaussian_noise", "contrast"]
+    assert [line.split("  seed")[0].split()[-1] for line in recorder.failures] == ["gaussian_noise", "contrast"]
 
 
 def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     again, recorder = run(config)
     assert again == cells
     assert recorder.done == []
-    assert recorder.batches == 0
+    assert recorder.passes == 0
 
 
 @pytest.mark.parametrize("change", [{"clean_after": True}, {"keep_samples": 4}, {"confusion": True}], ids=str)
@@ -250,7 +250,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path, setting: str, after: int) 
     undisturbed, _ = run(tiny_config(tmp_path, store=str(tmp_path / "whole.sqlite"), **changes))
     config = tiny_config(tmp_path, **changes)
     with pytest.raises(KeyboardInterrupt), ResultStore(config.store) as store:
-        sweep(config, store, observer=Stop(after))
+        sweep(config, store, progress=Stop(after))
     resumed, recorder = run(config)
     assert numbers(resumed) == numbers(undisturbed)
     assert len(recorder.done) == 4 - after
@@ -288,8 +288,10 @@ def test_a_failure_in_warming_up_is_at_most_a_failed_cell(tmp_path: Path, broken
             raise RuntimeError("out of memory")
 
     with before_each_pass(fail):
-        cells, recorder = run(tiny_config(tmp_path, methods=["source"]))
-    assert list(recorder.failures.values()) == ["RuntimeError: out of memory"] * failures
+        cells, recorder = run(config := tiny_config(tmp_path, methods=["source"]))
+    assert len(recorder.failures) == failures
+    with ResultStore(config.store) as store:
+        assert [failure.message for failure in store.failures()] == ["RuntimeError: out of memory"] * failures
     assert len(cells) == 2 - failures
 
 
@@ -297,14 +299,14 @@ def test_a_user_s_mistake_is_raised_and_records_nothing(tmp_path: Path) -> None:
     wrong = tiny_config(tmp_path, model={"num_classes": 7})
     with ResultStore(wrong.store) as store:
         with pytest.raises(ConfigError, match="tells 7 classes apart"):
-            sweep(wrong, store, observer=Recorder())
+            sweep(wrong, store, progress=Recorder())
         misfit = tiny_config(tmp_path, model={"overrides": {"dims": [8, 24]}})
         with pytest.raises(CheckpointError, match="does not fit the network"):
-            sweep(misfit, store, observer=Recorder())
+            sweep(misfit, store, progress=Recorder())
         images, labels = tmp_path / "x.npy", tmp_path / "y.npy"
         arrays = {"dataset": "array", "images": str(images), "labels": str(labels)}
         with pytest.raises(DataError, match="x.npy is missing"):
-            sweep(tiny_config(tmp_path, data=arrays), store, observer=Recorder())
+            sweep(tiny_config(tmp_path, data=arrays), store, progress=Recorder())
         assert store.keys() == []
 
 
@@ -314,7 +316,7 @@ def test_clean_images_that_are_missing_are_told_before_anything_runs(tmp_path: P
     config = tiny_config(tmp_path, data=data, methods=["source"], clean_after=True)
     with ResultStore(config.store) as store:
         with pytest.raises(DataError, match="cifar10 is not in"):
-            sweep(config, store, observer=Recorder())
+            sweep(config, store, progress=Recorder())
         assert store.keys() == []
     (cell,) = run(tiny_config(tmp_path, data=data, methods=["source"]))[0]
     assert (cell.key.dataset, cell.key.severity, cell.result.samples) == ("cifar10-c", 5, 40)

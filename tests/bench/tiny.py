@@ -9,9 +9,9 @@ import torch
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.parsing import merge, parse_config
-from trust_tta.bench.sweep import Observer, sweep
+from trust_tta.bench.sweep import sweep
 from trust_tta.models.factory import create_model
-from trust_tta.results import Cell, CellKey, CellResult, ResultStore
+from trust_tta.results import Cell, ResultStore
 
 OVERRIDES: dict[str, Any] = {"depths": [1, 1], "dims": [8, 16], "patch_size": 4}
 SEED = 3
@@ -47,32 +47,35 @@ def tiny_config(folder: Path, **changes: Any) -> RunConfig:
     return parse_config(content(folder, **changes), name="tiny", origin="the test")
 
 
-class Recorder(Observer):
-    """Remembers what a sweep says."""
+class Recorder:
+    """Remembers what a sweep says: lines of finished and of failed cells, and passes of the network."""
 
     def __init__(self) -> None:
-        self.done: list[CellKey] = []
-        self.failures: dict[CellKey, str] = {}
-        self.total = self.batches = 0
+        self.done: list[str] = []
+        self.failures: list[str] = []
+        self.total = self.passes = 0
 
-    def start(self, keys: tuple[CellKey, ...], batches: int) -> None:
-        self.total = batches
+    def start(self, total: int | None, what: str) -> None:
+        self.total = total or 0
 
-    def advance(self, batches: int) -> None:
-        self.batches += batches
+    def advance(self, n: int = 1) -> None:
+        self.passes += n
 
-    def finished(self, key: CellKey, result: CellResult) -> None:
-        self.done.append(key)
+    def note(self, text: str) -> None:
+        if text.endswith(" s"):
+            self.done.append(text)
+        elif text.endswith("  failed"):
+            self.failures.append(text)
 
-    def failed(self, key: CellKey, message: str) -> None:
-        self.failures[key] = message
+    def finish(self) -> None:
+        pass
 
 
 def run(config: RunConfig) -> tuple[list[Cell], Recorder]:
     """Run an experiment to its end; its cells, and what was said on the way."""
     recorder = Recorder()
     with ResultStore(config.store) as store:
-        sweep(config, store, observer=recorder)
+        sweep(config, store, progress=recorder)
         return store.results(), recorder
 
 

@@ -10,8 +10,8 @@ import torch
 
 from tests.bench.tiny import tiny_config
 from tests.cli.test_bench import config as config  # a fixture
-from trust_tta.bench.ranking import Ranking
-from trust_tta.bench.sources import DataSource, prepare
+from trust_tta.bench.compare_orders import Ranking
+from trust_tta.bench.data import ExperimentData, prepare
 from trust_tta.cli.main import main
 from trust_tta.cli.rank import heat_map
 from trust_tta.models.factory import create_model
@@ -39,7 +39,7 @@ def test_orders_by_entropy(config: Path, tmp_path: Path, capsys: pytest.CaptureF
 def _entropy(folder: Path, domain: str) -> float:
     """Of the default order, computed by hand."""
     experiment = tiny_config(folder, data={"domains": [domain], "limit": 20})
-    (stream,) = DataSource(experiment.data).stream(experiment.stream, batch_size=16, seed=0, workers=0)
+    (stream,) = ExperimentData(experiment.data).stream(experiment.stream, batch_size=16, seed=0, workers=0)
     model = create_model("vmamba_nano", checkpoint=experiment.model.checkpoint, **experiment.model.overrides)
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):

@@ -1,22 +1,74 @@
-"""The domains and networks of an experiment, for what is not a sweep of cells."""
+"""An experiment that is being run: its data, streams and networks, each opened when it is needed."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trust_tta.bench.config import ARRAY, RunConfig
+from trust_tta.bench.data import ExperimentData, prepare
 from trust_tta.bench.environment import choose_device
-from trust_tta.bench.plan import make_plan
-from trust_tta.bench.sources import DataSource, prepare
+from trust_tta.bench.plan import Chain, Plan, make_plan
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.streams import Domain
-from trust_tta.errors import ConfigError
+from trust_tta.errors import ConfigError, TrustError
 from trust_tta.models.checkpoint import Checkpoint
-from trust_tta.models.networks import require_vmamba
-from trust_tta.models.vmamba import VMamba
 
+WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch
 _BARE_LABELS = (ARRAY, "array-c")  # numbers without names, of which not all need occur
+
+
+class Experiment:
+    """The data and networks of a plan; of streams and networks only the last one is kept."""
+
+    def __init__(self, config: RunConfig, *, data: ExperimentData | None = None, plan: Plan | None = None) -> None:
+        self.config = config
+        self.device = choose_device(config.device)
+        self.data = data or ExperimentData(config.data)
+        self.plan = plan or make_plan(config, self.data)
+        self.workers = 0 if self.device.type == "cpu" else 4  # threads that decode would disturb times on a CPU
+        self._network: tuple[str, nn.Module] | None = None
+        self._stream: tuple[tuple[int, int], list[Domain]] | None = None
+
+    @property
+    def domains(self) -> list[Domain]:
+        """The stream of the first batch size and seed, as network input."""
+        stream = self.config.stream
+        return [self.prepare(domain) for domain in self._open_stream(stream.batch_size[0], stream.seeds[0])]
+
+    def domains_of(self, chain: Chain) -> list[Domain]:
+        """What the chain's network meets, as its input."""
+        stream = self._open_stream(chain.batch_size, chain.seed)
+        return [self.prepare(stream[place]) for place in chain.places]
+
+    def prepare(self, domain: Domain) -> Domain:
+        return prepare(domain, self.plan.preprocessing[domain.dataset.domain])
+
+    def clean(self, chain: Chain, *, limit: int | None) -> Domain:
+        """At most `limit` clean images, drawn once for all cells, as the chain's network takes them."""
+        target = self._open_stream(chain.batch_size, chain.seed)[chain.places[0]].dataset.domain
+        domain = self.data.clean_stream(target, batch_size=chain.batch_size, limit=limit, workers=self.workers)
+        return prepare(domain, self.plan.preprocessing[target])
+
+    def network(self, domain: Domain) -> nn.Module:
+        """The network of this domain; a new one first does one pass each way, so that no cell pays for compiling."""
+        checkpoint = self.plan.checkpoints[domain.dataset.domain]
+        if self._network is None or self._network[0] != checkpoint.sha256:
+            self._network = None  # let go before the next is made
+            model = load_network(checkpoint, dataset=domain.dataset, device=self.device)
+            warm_up(model, domain.batches.load(0).images[:WARM_UP_IMAGES].to(self.device), dtype=self.config.dtype)
+            self._network = checkpoint.sha256, model
+        return self._network[1]
+
+    def images(self, domain: Domain) -> list[tuple[Tensor, Tensor]]:
+        """All batches of the domain on the device: images (n, c, h, w) and labels (n,)."""
+        return [(batch.images.to(self.device), batch.labels.to(self.device)) for batch in domain.batches]
+
+    def _open_stream(self, batch_size: int, seed: int) -> list[Domain]:
+        if self._stream is None or self._stream[0] != (batch_size, seed):
+            domains = self.data.stream(self.config.stream, batch_size=batch_size, seed=seed, workers=self.workers)
+            self._stream = (batch_size, seed), domains
+        return self._stream[1]
 
 
 def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.device) -> nn.Module:
@@ -32,26 +84,13 @@ def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.devi
     return checkpoint.load(device=device, num_classes=outputs)
 
 
-class Experiment:
-    """The stream of the first batch size and seed, as network input; a network is loaded when it is asked for."""
-
-    def __init__(self, config: RunConfig) -> None:
-        source = DataSource(config.data)
-        self.config, self.device, self.plan = config, choose_device(config.device), make_plan(config, source)
-        stream = source.stream(
-            config.stream, batch_size=config.stream.batch_size[0], seed=config.stream.seeds[0], workers=0
-        )
-        self.domains = [prepare(domain, self.plan.preprocessing[domain.dataset.domain]) for domain in stream]
-        self._network: tuple[str, VMamba] | None = None
-
-    def network(self, domain: Domain) -> VMamba:
-        """The network of this domain; the one before is let go where it is another."""
-        checkpoint = self.plan.checkpoints[domain.dataset.domain]
-        if self._network is None or self._network[0] != checkpoint.sha256:
-            model = load_network(checkpoint, dataset=domain.dataset, device=self.device)
-            self._network = checkpoint.sha256, require_vmamba(model, by="an analysis of traversal orders")
-        return self._network[1]
-
-    def images(self, domain: Domain) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """All batches of the domain on the device: images (n, c, h, w) and labels (n,)."""
-        return [(batch.images.to(self.device), batch.labels.to(self.device)) for batch in domain.batches]
+def warm_up(model: nn.Module, images: Tensor, *, dtype: str) -> None:
+    """One pass forward and backward over images (n, c, h, w) that changes nothing, in so far as it succeeds."""
+    try:
+        with torch.enable_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=dtype == "bf16"):
+            loss = model(images).square().sum()
+        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+    except TrustError:  # the user's mistake
+        raise
+    except Exception:  # a cell that meets the same says so itself
+        return

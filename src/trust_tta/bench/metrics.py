@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -37,8 +38,39 @@ class BatchStats:
         return sum(self.right)
 
 
+class Meter(Protocol):
+    """The metrics of one task along a stream, batch by batch."""
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy so far, after the update; NaN without samples."""
+
+    def update(
+        self,
+        outputs: Tensor,
+        labels: Tensor,
+        *,
+        before: Tensor | None = None,
+        indices: Tensor | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """Add a batch: outputs after the update and `before` it, labels, data set indices (n,)."""
+
+    def result(
+        self,
+        *,
+        forwards: int,
+        backwards: int,
+        updates: int,
+        skipped_updates: int,
+        peak_memory: int | None = None,
+        clean_accuracy: float | None = None,
+    ) -> CellResult:
+        """The record of the stream, with the costs that only the runner knows."""
+
+
 @dataclass(kw_only=True)
-class Meter:
+class ClassificationMeter:
     """Metrics of a stream of classified images, batch by batch.
 
     `probabilities` says that outputs are probabilities already; `classes` restricts the decision to some columns
@@ -103,7 +135,7 @@ class Meter:
             sure = None if before is None else before.detach().double().cpu()[:, columns].softmax(1).amax(1)
             self._keep(indices.tolist(), labels, (earlier, sure), (predicted, p.amax(1)))
 
-    def merge(self, other: Meter) -> Meter:
+    def merge(self, other: ClassificationMeter) -> ClassificationMeter:
         """The meter of this stream followed by the other's."""
         settings = (self.probabilities, self.confusion, list(self.classes or ()))
         if settings != (other.probabilities, other.confusion, list(other.classes or ())):

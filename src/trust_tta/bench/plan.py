@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from trust_tta.bench.config import SOURCE_STATISTICS, MethodConfig, ModelConfig, RunConfig
-from trust_tta.bench.sources import DataSource
+from trust_tta.bench.data import ExperimentData
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.streams import Domain
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
+from trust_tta.results.display import BASELINES
 from trust_tta.results.record import CellKey
+from trust_tta.results.store import ResultStore
 
-MEASURES = ("clean_after", "keep_samples", "confusion")  # ask more of a cell, and are no part of its key
+MEASURES = ("clean_after", "keep_samples", "confusion")  # ask more of a cell, and are not part of its key
 CLEAN_IMAGES = 256  # from which a method learns what clean images look like
 
 
@@ -29,6 +35,11 @@ class Chain:
     keys: tuple[CellKey, ...]
     batches: tuple[int, ...]  # of each cell
     measures: dict[str, int]  # how much of each of MEASURES is wanted
+    cost: int  # passes of the network per batch, as far as they can be foreseen
+
+    @property
+    def passes(self) -> int:
+        return self.cost * sum(self.batches)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,20 +59,34 @@ class Plan:
         """What each cell's method is called wherever results are shown."""
         return {key: chain.method.shown for chain in self.chains for key in chain.keys}
 
+    @cached_property
+    def baselines(self) -> dict[CellKey, CellKey]:
+        """The cell that each cell's gain is measured against: the first baseline among the methods."""
+        present = {chain.method.name for chain in self.chains}
+        name = next((name for name in BASELINES if name in present), None)
+        found = {(c.batch_size, c.seed, c.places): c.keys for c in self.chains if c.method.name == name}
+        return {
+            key: base
+            for chain in self.chains
+            if name is not None and chain.method.name != name
+            for key, base in zip(chain.keys, found[chain.batch_size, chain.seed, chain.places], strict=True)
+        }
 
-def make_plan(config: RunConfig, source: DataSource) -> Plan:
+
+def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Plan:
     """All cells: for each batch size and seed, for each stretch between two resets, every method."""
+    data = data or ExperimentData(config.data)
     chains: list[Chain] = []
     checkpoints: dict[str, Checkpoint] = {}
     preprocessing: dict[str, Preprocessing] = {}
     for batch_size in config.stream.batch_size:
         for seed in config.stream.seeds:
-            domains = source.stream(config.stream, batch_size=batch_size, seed=seed, workers=0)
+            domains = data.stream(config.stream, batch_size=batch_size, seed=seed, workers=0)
             for domain in domains:
                 base = domain.dataset.domain
                 if base not in checkpoints:
                     checkpoints[base] = _find(config, base, checkpoints)
-                    preprocessing[base] = checkpoints[base].preprocessing.for_layout(source.layout)
+                    preprocessing[base] = checkpoints[base].preprocessing.for_layout(data.layout)
             for places in stretches(domains):
                 cells = [domains[place] for place in places]
                 prints = list(_fingerprints(config, cells, preprocessing))
@@ -70,6 +95,35 @@ def make_plan(config: RunConfig, source: DataSource) -> Plan:
                     for method in config.methods
                 ]
     return Plan(tuple(chains), checkpoints, preprocessing)
+
+
+def weigh(plan: Plan, store: ResultStore) -> Plan:
+    """The plan with costs as finished cells of the same methods had them, where the store has any."""
+    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    wanted = {(chain.keys[0].method, chain.keys[0].options) for chain in plan.chains}
+    for cell in store.results(lambda key: (key.method, key.options) in wanted, course=False):
+        seconds[cell.key.method, cell.key.options].append(cell.result.seconds_total / max(1, cell.batches))
+    known = {kind: statistics.median(found) for kind, found in seconds.items()}
+    foreseen = {(chain.keys[0].method, chain.keys[0].options): chain.cost for chain in plan.chains}
+    rates = [taken / foreseen[kind] for kind, taken in known.items() if taken > 0]
+    if not rates:
+        return plan
+    unit = statistics.median(rates)  # seconds of one pass
+
+    def cost(chain: Chain) -> int:
+        taken = known.get((chain.keys[0].method, chain.keys[0].options))
+        return chain.cost if taken is None else max(1, round(taken / unit))
+
+    return replace(plan, chains=tuple(replace(chain, cost=cost(chain)) for chain in plan.chains))
+
+
+def foreseen_passes(options: Mapping[str, Any]) -> int:
+    """Passes over a batch by a method with these options; a backward pass takes as long as two forward ones."""
+    if "lr" not in options:
+        return max(1, int(options.get("population") or 1))
+    orders = options.get("orders")
+    views = len(orders) if isinstance(orders, list) and orders else int(options.get("k") or 1)
+    return 1 + 3 * views * int(options.get("steps") or 1)
 
 
 def stretches(domains: list[Domain]) -> Iterator[tuple[int, ...]]:
@@ -144,8 +198,16 @@ def _chain(
         )
         for domain, fingerprint in zip(cells, fingerprints, strict=True)
     )
-    measures = {name: int(getattr(config, name)) for name in MEASURES}
-    return Chain(method, batch_size, seed, places, keys, tuple(len(domain.batches) for domain in cells), measures)
+    return Chain(
+        method=method,
+        batch_size=batch_size,
+        seed=seed,
+        places=places,
+        keys=keys,
+        batches=tuple(len(domain.batches) for domain in cells),
+        measures={name: int(getattr(config, name)) for name in MEASURES},
+        cost=foreseen_passes(method.all_options()),
+    )
 
 
 def key_options(method: MethodConfig) -> dict[str, object]:

@@ -6,9 +6,9 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -16,71 +16,111 @@ from typing import TypeAlias
 
 import torch
 
-from trust_tta.bench.config import RunConfig
-from trust_tta.bench.plan import Plan
-from trust_tta.bench.sources import DataSource
-from trust_tta.bench.sweep import Bench, Observer, unsettled
+from trust_tta.bench.config import DataConfig, RunConfig
+from trust_tta.bench.data import ExperimentData
+from trust_tta.bench.experiment import Experiment
+from trust_tta.bench.plan import Chain, Plan, make_plan, weigh
+from trust_tta.bench.sweep import CellRunner, Outcome, retry_failed, standing, unsettled
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
-from trust_tta.results.record import CellKey, CellResult, Course
+from trust_tta.progress import SILENT, Progress
 from trust_tta.results.store import ResultStore
 
 GRACE_SECONDS = 10.0  # for a worker to give back its cells before it is killed
+REFUSALS = (CheckpointError, ConfigError, DataError, StateError)  # of one experiment; the others are run
 
-# What a worker tells of a job: batches done, a finished cell, a failed one, or why the job cannot be run.
-Message: TypeAlias = int | tuple[CellKey, CellResult] | tuple[CellKey, str] | TrustError
+# What a worker tells: steps of progress, a line worth keeping, or why an experiment (by number) cannot be run.
+Message: TypeAlias = int | str | tuple[int, TrustError]
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """An experiment and its plan, which no worker has to make again."""
+class Assignment:
+    """An experiment with its plan, which no worker has to make again; `prefix` stands before its cells' lines."""
 
     config: RunConfig
     plan: Plan
+    prefix: str
 
 
-def share(
-    jobs: Sequence[Job], observers: Sequence[Observer], *, processes: int, died: Callable[[int, int], None]
-) -> dict[int, TrustError]:
-    """Run the jobs in so many processes; gives what kept a job from being run, by its number.
+def sweep_together(
+    configs: Sequence[RunConfig], *, processes: int, retry: bool = False, progress: Progress = SILENT
+) -> list[Outcome | TrustError]:
+    """Run experiments in so many processes; for each, how it ended or what kept it from being run.
 
-    Each job's cells go to its observer, the progress of all jobs to the first. `died` hears the pid and exit code of a
-    worker that broke off; the others take over its cells. However this ends, no worker is left behind.
+    No experiment waits for the one before. However this ends, no worker is left behind.
     """
-    refusals: dict[int, TrustError] = {}
-    with _workers(jobs, processes) as workers:
+    assigned, refused = _assign(configs, retry=retry)
+    left = [chain for each in assigned.values() for chain in _left(each)]
+    if left:
+        progress.start(sum(chain.passes for chain in left), "passes")
+        refused |= share(assigned, processes=min(processes, len(left)), progress=progress)
+        progress.finish()
+    ended: list[Outcome | TrustError] = []
+    for number in range(len(configs)):
+        if number in refused:
+            ended.append(refused[number])
+        else:
+            with ResultStore(assigned[number].config.store, create=False) as store:
+                ended.append(standing(assigned[number].plan, store))
+    return ended
+
+
+def _assign(configs: Sequence[RunConfig], *, retry: bool) -> tuple[dict[int, Assignment], dict[int, TrustError]]:
+    """The plans of the experiments, noted in their stores, by number; and why some cannot be run."""
+    assigned: dict[int, Assignment] = {}
+    refused: dict[int, TrustError] = {}
+    opened: dict[DataConfig, ExperimentData] = {}  # data that several experiments share are hashed once
+    for number, config in enumerate(configs):
+        prefix = f"{config.data.dataset} {config.stream.setting:<8}  " if len(configs) > 1 else ""
+        try:
+            plan = make_plan(config, opened.setdefault(config.data, ExperimentData(config.data)))
+            with ResultStore(config.store) as store:
+                if retry:
+                    retry_failed(plan, store)
+                store.plan(plan.keys, labels=plan.labels)
+                assigned[number] = Assignment(config, weigh(plan, store), prefix)
+        except REFUSALS as error:
+            refused[number] = error
+    return assigned, refused
+
+
+def _left(assignment: Assignment) -> list[Chain]:
+    with ResultStore(assignment.config.store, create=False) as store:
+        return unsettled(assignment.plan.chains, store)
+
+
+def share(assigned: Mapping[int, Assignment], *, processes: int, progress: Progress = SILENT) -> dict[int, TrustError]:
+    """Run assignments in so many processes; gives what kept one from being run, by its number.
+
+    When a worker dies, the others take over its cells.
+    """
+    refused: dict[int, TrustError] = {}
+    with _workers(assigned, processes) as workers:
         while workers:
             for ready in wait(list(workers)):
                 connection = next(c for c in workers if c is ready)
                 try:
-                    number, message = connection.recv()
+                    message: Message = connection.recv()
                 except (EOFError, OSError):
-                    _part_with(workers.pop(connection), died)
+                    _part_with(workers.pop(connection), progress)
+                    continue
+                if isinstance(message, int):
+                    progress.advance(message)
+                elif isinstance(message, str):
+                    progress.note(message)
                 else:
-                    _hear(number, message, observers, refusals)
-    return refusals
+                    refused.setdefault(*message)
+    return refused
 
 
-def _hear(number: int, message: Message, observers: Sequence[Observer], refusals: dict[int, TrustError]) -> None:
-    match message:
-        case int():
-            observers[0].advance(message)
-        case TrustError():
-            refusals.setdefault(number, message)
-        case (key, CellResult() as result):
-            observers[number].finished(key, result)
-        case (key, reason):
-            observers[number].failed(key, reason)
-
-
-def _part_with(process: BaseProcess, died: Callable[[int, int], None]) -> None:
+def _part_with(process: BaseProcess, progress: Progress) -> None:
     process.join()
     if process.exitcode:
-        died(process.pid or 0, process.exitcode)
+        progress.note(f"worker {process.pid} died with code {process.exitcode}; the others take over its cells")
 
 
 @contextmanager
-def _workers(jobs: Sequence[Job], processes: int) -> Iterator[dict[Connection, BaseProcess]]:
-    """Workers that have their jobs, by the connection on which they tell of them; all have ended afterwards."""
+def _workers(assigned: Mapping[int, Assignment], processes: int) -> Iterator[dict[Connection, BaseProcess]]:
+    """Workers that have their assignments, by the connection on which they tell of them; all have ended afterwards."""
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, BaseProcess] = {}
     started: list[BaseProcess] = []
@@ -95,7 +135,7 @@ def _workers(jobs: Sequence[Job], processes: int) -> Iterator[dict[Connection, B
                 workers[here] = process
         for connection in workers:  # after all have started: a worker reads this only when it has imported everything
             with suppress(OSError):  # one that died already is noticed when it is listened to
-                connection.send(tuple(jobs))
+                connection.send(dict(assigned))
         yield workers
     finally:
         _end(started)
@@ -123,21 +163,18 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def work(connection: Connection, processes: int) -> None:
-    """A worker: its share of the threads, then the jobs; what is free in any of them comes before any waiting."""
+    """A worker: its share of the threads, then the experiments; what is free in any comes before any waiting."""
     signal.signal(signal.SIGTERM, _leave)
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-    jobs: Sequence[Job] = connection.recv()
-    refused: set[int] = set()
+    assigned: dict[int, Assignment] = connection.recv()
+    teller = _Teller(connection)
     for patient in (False, True):
-        for number, job in enumerate(jobs):
-            if number in refused:
-                continue
-            teller = Teller(connection, number)
+        for number, assignment in list(assigned.items()):
             try:
-                _take_part(job, teller, patient=patient)
-            except (CheckpointError, ConfigError, DataError, StateError) as error:
-                refused.add(number)
-                teller.tell(error)
+                _take_part(assignment, teller, patient=patient)
+            except REFUSALS as error:
+                del assigned[number]
+                teller.tell((number, error))
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
@@ -145,35 +182,37 @@ def _leave(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _take_part(job: Job, teller: Teller, *, patient: bool) -> None:
-    with ResultStore(job.config.store, create=False) as store:
-        left = unsettled(job.plan.chains, store)
-        if left:
-            bench = Bench(job.config, DataSource(job.config.data), job.plan, store, teller)
-            bench.check(left[0])
-            bench.run_all(left, wait=patient)
+def _take_part(assignment: Assignment, teller: _Teller, *, patient: bool) -> None:
+    with ResultStore(assignment.config.store, create=False) as reader:
+        left = unsettled(assignment.plan.chains, reader)
+    if left:
+        with ResultStore(assignment.config.store) as store:
+            experiment = Experiment(assignment.config, plan=assignment.plan)
+            runner = CellRunner(experiment, store, teller, prefix=assignment.prefix)
+            runner.check(left[0])
+            runner.run_all(left, wait=patient, announce=False)
 
 
-class Teller(Observer):
-    """Hands on what a worker's sweep says; leaves when nobody listens any more."""
+class _Teller:
+    """The progress of a worker, handed on to the process that started it; leaves when nobody listens any more."""
 
-    def __init__(self, connection: Connection, number: int) -> None:
-        self.connection, self.number = connection, number
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
 
-    def advance(self, batches: int) -> None:
-        self.tell(batches)
+    def start(self, total: int | None, what: str) -> None:
+        pass
 
-    def finished(self, key: CellKey, result: CellResult) -> None:
-        self.tell((key, replace(result, course=Course(), predictions=(), confusion=None)))
+    def advance(self, n: int = 1) -> None:
+        self.tell(n)  # also 0: a worker that waits must notice, too, that it is alone
 
-    def failed(self, key: CellKey, message: str) -> None:
-        self.tell((key, message))
+    def note(self, text: str) -> None:
+        self.tell(text)
 
-    def waiting(self, cells: int) -> None:
-        self.tell(0)  # nothing new; but a worker that waits must notice, too, that it is alone
+    def finish(self) -> None:
+        pass
 
     def tell(self, message: Message) -> None:
         try:
-            self.connection.send((self.number, message))
+            self.connection.send(message)
         except OSError:
             sys.exit(1)  # no Exception: a cell must not be recorded as failed because of it

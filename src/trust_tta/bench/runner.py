@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from trust_tta.bench.metrics import Meter
+from trust_tta.bench.metrics import ClassificationMeter, Meter
+from trust_tta.data.dataset import Dataset
 from trust_tta.data.streams import Domain
 from trust_tta.methods.base import Method
-from trust_tta.results.record import CellResult
+from trust_tta.progress import SILENT, Progress
+from trust_tta.results.record import CellResult, SamplePrediction
 
-Beat: TypeAlias = Callable[[int], None]  # called after every batch with how many of the stream it was: 1, or 0
+LONGER_SIDE = 64  # pixels of a kept picture
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,24 +37,24 @@ class Conditions:
 
 
 def run_stream(
-    method: Method, domains: Sequence[Domain], conditions: Conditions, *, beat: Beat
+    method: Method, domains: Sequence[Domain], conditions: Conditions, *, progress: Progress = SILENT
 ) -> Iterator[CellResult]:
     """The result of each domain in turn; the method, and the network under it, end up at the source."""
     try:
         for domain in domains:
             if domain.reset_before:
                 method.reset()
-            yield run_domain(method, domain, conditions, beat=beat)
+            yield run_domain(method, domain, conditions, progress=progress)
     finally:
         method.reset()
 
 
-def run_domain(method: Method, domain: Domain, conditions: Conditions, *, beat: Beat) -> CellResult:
-    """Adapt on and predict each batch once."""
-    meter = Meter(
+def run_domain(method: Method, domain: Domain, conditions: Conditions, *, progress: Progress = SILENT) -> CellResult:
+    """Adapt on and predict each batch once; a step of progress is a batch, those of clean images count none."""
+    meter = make_meter(
+        domain,
+        conditions,
         probabilities=method.probabilities,
-        classes=_classes(domain, conditions),
-        confusion=conditions.confusion,
         keep=_spread(domain, conditions.keep_samples),
     )
     costs: Counter[str] = Counter()
@@ -62,28 +67,55 @@ def run_domain(method: Method, domain: Domain, conditions: Conditions, *, beat: 
         outputs, seconds = _timed(method, images, conditions)
         costs.update({name: count - earlier[name] for name, count in asdict(method.counters).items()})
         meter.update(outputs, batch.labels, before=method.logits_before, indices=batch.indices, seconds=seconds)
-        beat(1)
+        progress.advance()
     return meter.result(
         forwards=costs["forwards"],
         backwards=costs["backwards"],
         updates=costs["updates"],
         skipped_updates=costs["skipped"],
         peak_memory=_peak_memory(conditions.device),
-        clean_accuracy=clean_accuracy(method, conditions, beat=beat),
+        clean_accuracy=clean_accuracy(method, conditions, progress=progress),
     )
 
 
-def clean_accuracy(method: Method, conditions: Conditions, *, beat: Beat) -> float | None:
+def make_meter(
+    domain: Domain, conditions: Conditions, *, probabilities: bool = False, keep: Iterable[int] = ()
+) -> Meter:
+    """The metrics of the domain's task."""
+    mask = domain.dataset.class_mask
+    return ClassificationMeter(
+        probabilities=probabilities,
+        classes=mask.tolist() if mask is not None and conditions.class_mask else None,
+        confusion=conditions.confusion,
+        keep=set(keep),
+    )
+
+
+def clean_accuracy(method: Method, conditions: Conditions, *, progress: Progress = SILENT) -> float | None:
     """The accuracy on clean images of the method as it is now, without adapting to them."""
     if conditions.clean is None:
         return None
-    meter = Meter(classes=_classes(conditions.clean, conditions))
+    meter = make_meter(conditions.clean, conditions)
     for batch in conditions.clean.batches:
         with _autocast(conditions):
             outputs = method.evaluate(batch.images.to(conditions.device))
         meter.update(outputs, batch.labels)
-        beat(0)
+        progress.advance(0)
     return meter.accuracy
+
+
+def small_picture(image: NDArray[np.uint8]) -> bytes:
+    """An image uint8 (h, w, 3) as lossless WebP, scaled down until its longer side has at most 64 pixels."""
+    picture = Image.fromarray(image)
+    picture.thumbnail((LONGER_SIDE, LONGER_SIDE), Image.Resampling.LANCZOS)
+    with io.BytesIO() as file:
+        picture.save(file, "WEBP", lossless=True, quality=100)
+        return file.getvalue()
+
+
+def kept_pictures(dataset: Dataset, predictions: Iterable[SamplePrediction]) -> dict[int, bytes]:
+    """The images of the predictions, as the data set has them before preprocessing, by index."""
+    return {kept.index: small_picture(dataset.image(kept.index)) for kept in predictions}
 
 
 def _timed(method: Method, images: Tensor, conditions: Conditions) -> tuple[Tensor, float]:
@@ -98,11 +130,6 @@ def _timed(method: Method, images: Tensor, conditions: Conditions) -> tuple[Tens
 
 def _autocast(conditions: Conditions) -> torch.autocast:
     return torch.autocast(conditions.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16")
-
-
-def _classes(domain: Domain, conditions: Conditions) -> list[int] | None:
-    mask = domain.dataset.class_mask
-    return mask.tolist() if mask is not None and conditions.class_mask else None
 
 
 def _spread(domain: Domain, count: int) -> set[int]:

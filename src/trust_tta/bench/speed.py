@@ -1,211 +1,523 @@
-"""Timing pieces of work side by side: warm-up, repeats, spread, peak memory, and rows that survive their failures."""
+"""`trust-tta speed`: a network, Tent, TRUST in each mode and the scan alone, timed side by side as one record."""
 
 from __future__ import annotations
 
-import gc
-import math
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-Work: TypeAlias = Callable[[], object]
-Clock: TypeAlias = Callable[[Work], float]
-Prepare: TypeAlias = Callable[[], AbstractContextManager[Work]]
+from trust_tta.bench.environment import collect_facts, now
+from trust_tta.bench.timing import (
+    Case,
+    Limits,
+    Timing,
+    Work,
+    copy_bandwidth,
+    exponent,
+    float32_only,
+    measure,
+    refuse,
+)
+from trust_tta.errors import ConfigError
+from trust_tta.methods.parameters import ParameterSet, select
+from trust_tta.methods.registry import create_method
+from trust_tta.models.factory import create_model
+from trust_tta.models.networks import require_vmamba
+from trust_tta.models.vmamba import VMamba
+from trust_tta.orders import PAPER_ORDERS, ScanOrder
+from trust_tta.progress import SILENT, Progress
+from trust_tta.results import canonical_json
+from trust_tta.scan import grouped_scan
+from trust_tta.scan.selfcheck import Check, check_backend
 
-_CACHE_BYTES = 256 << 20  # more than the second-level cache of any device
+SCHEMA_VERSION = 1
+
+
+def measure_speed(
+    settings: Settings,
+    *,
+    device: torch.device,
+    keep: Callable[[dict[str, Any]], None] = lambda record: None,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Measure everything and return the record; `keep` gets it after every row, so that a stopped run leaves some."""
+    begun = time.perf_counter()
+    torch.manual_seed(0)
+    model = require_vmamba(create_model(settings.model), by="speed").to(device).eval()
+    checks = {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
+    rows: list[Timing] = []
+    with float32_only(device):
+        record = _describe(settings, model, device, checks)
+        cases = make_cases(settings, model, grouped_scan, device=device, bandwidth=record["copy_bytes_per_second"])
+        progress.start(len(cases), "measuring")
+        for case in cases:
+            check = checks[case.timing.backend]
+            if check.passed:
+                rows.append(measure(case, device))
+            else:
+                rows.append(refuse(case, f"the backend's error is {check.error:.1e} ({check.where})"))
+            progress.advance()
+            record |= _conclude(rows) | {"seconds": time.perf_counter() - begun}
+            keep(record)
+        progress.finish()
+    record["facts"]["finished"] = now()
+    keep(record)
+    return record
+
+
+def failed_backends(record: dict[str, Any]) -> list[str]:
+    """The backends of a record that did not agree with the reference."""
+    return [name for name, check in record["parity"].items() if not check["passed"]]
+
+
+def _describe(settings: Settings, model: VMamba, device: torch.device, checks: dict[str, Check]) -> dict[str, Any]:
+    """The record before its rows: circumstances, checks, counts, the speed of a copy."""
+    config = canonical_json(asdict(settings))
+    facts = collect_facts(device=device, dtype=",".join(settings.dtypes), config=config)
+    brief = replace(settings.limits, seconds=settings.limits.seconds / 4)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "facts": {**asdict(facts), "started": now()},
+        "settings": asdict(settings),
+        "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
+        "copy_bytes_per_second": copy_bandwidth(device, limits=brief),
+        "network": {"name": settings.model, **asdict(count(model, size=settings.size))},
+    }
+
+
+def _conclude(rows: list[Timing]) -> dict[str, Any]:
+    """The rows and what they amount to."""
+    return {
+        "rows": [asdict(row) for row in rows],
+        "exponents": exponents(rows),
+        "over_reference": over_reference(rows),
+        "memory_over_one_order": memory_over_one(rows),
+    }
+
+
+# what one run measures
+
+NATIVE = {"cpu": "cpu", "cuda": "triton"}  # the backend that "auto" takes on a device
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How long one row is measured: until it has `least` repeats and `seconds`, or one repeat took `long`."""
+class Settings:
+    """The network and the sizes of a run; the largest batch is the one that scans and growth are measured at."""
 
-    seconds: float = 1.0
-    least: int = 3
-    most: int = 200
-    warmups: int = 3
-    long: float = 15.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One measured piece of work. `size`: pixels of a side, or positions of a scan; `k`: the number of orders.
-
-    `floor_ratio` and `unfused_ratio` are the time over the byte floor of the work as it is, and as four separate
-    scans. `failed` says why there are no numbers.
-    """
-
-    part: str
-    work: str
-    backend: str
-    dtype: str
-    batch: int
+    model: str
+    batches: tuple[int, ...]
     size: int
-    k: int | None = None
-    channels: int | None = None
-    median_ms: float | None = None
-    p20_ms: float | None = None
-    p80_ms: float | None = None
-    repeats: int = 0
-    peak_bytes: int | None = None
-    floor_ratio: float | None = None
-    unfused_ratio: float | None = None
-    failed: str = ""
+    dtypes: tuple[str, ...]
+    orders: tuple[int, ...] = (1, 2, 4, 6, 8)
+    memory: bool = False  # also the parallel mode by the number of orders, at the smallest batch
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        many = len(ScanOrder.all())
+        checks = (
+            ("batch", self.batches, all(b >= 1 for b in self.batches), "whole numbers from 1 on"),
+            ("size", self.size, self.size >= 16, "at least 16 pixels"),
+            ("dtype", self.dtypes, all(d in DTYPES for d in self.dtypes), f"some of {', '.join(DTYPES)}"),
+            ("orders", self.orders, all(1 <= k <= many for k in self.orders), f"numbers from 1 to {many}"),
+            ("repeats", self.limits.least, self.limits.least >= 1, "at least 1"),
+        )
+        wrong = [
+            f"--{name} is {value} but must be {case}" for name, value, fits, case in checks if not fits or value == ()
+        ]
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+
+
+def default_settings(device: torch.device) -> Settings:
+    """What each device is compared on: the paper's network on a GPU, the shipped one on a CPU."""
+    if device.type == "cuda":
+        return Settings(
+            model="vmamba_tiny_s1l8_bn", batches=(128, 1), size=224, dtypes=("float32", "bf16"), memory=True
+        )
+    return Settings(model="vmamba_nano", batches=(64,), size=32, dtypes=("float32",))
+
+
+def quick(settings: Settings) -> Settings:
+    """A run of a few seconds that goes through every part once; its numbers mean nothing."""
+    limits = Limits(seconds=0.0, least=1, warmups=0)
+    return replace(settings, model="vmamba_nano", batches=(8,), size=16, orders=(1, 2), memory=True, limits=limits)
+
+
+def make_cases(settings: Settings, model: VMamba, scan: Scan, *, device: torch.device, bandwidth: float) -> list[Case]:
+    """Networks, each beside the same with the reference scan; memory by orders, growth, the scan alone."""
+    backend, limits, size = NATIVE[device.type], settings.limits, settings.size
+    largest, smallest = max(settings.batches), min(settings.batches)
+    cases = [
+        case
+        for batch in settings.batches
+        for dtype in settings.dtypes
+        for case in network_cases(model, backend=backend, dtype=dtype, batch=batch, size=size, limits=limits)
+    ]
+    brief = replace(limits, seconds=limits.seconds / 4)
+    # Seconds a pass on a GPU: a few repeats tell the ratio.
+    reference = limits if device.type == "cpu" else replace(brief, warmups=1, least=min(2, limits.least), long=5.0)
+    slow = reference_cases(model, batch=largest, size=size, whole_step=device.type == "cpu", limits=reference)
+    cases = [case for fast in cases for case in (fast, *(s for s in slow if _is_twin(s.timing, fast.timing)))]
+    if settings.memory:
+        cases += order_cases(
+            model, settings.orders, backend=backend, dtype="float32", batch=smallest, size=size, limits=brief
+        )
+    if device.type == "cpu":  # a GPU is not full at small sizes: its exponents say nothing
+        cases += scaling_cases(model, backend=backend, batch=largest, size=size, limits=brief)
+    # The scans come last: recording a graph that fails can leave the device's random numbers unusable.
+    for shape in stage_shapes(model, batch=largest, size=size):
+        for name, dtype in [*((backend, d) for d in settings.dtypes), ("reference", "float32")]:
+            cases += scan_cases(
+                scan, shape, backend=name, dtype=dtype, device=device, bandwidth=bandwidth, limits=brief
+            )
+    return cases
+
+
+def _is_twin(slow: Timing, fast: Timing) -> bool:
+    """Whether two rows differ in their backend alone: they are timed one after the other, as machines have moods."""
+    return replace(slow, backend=fast.backend) == fast
+
+
+def exponents(rows: Iterable[Timing]) -> dict[str, float | None]:
+    """The exponents b with which the time of a step grows: cost ~ x^b, over batch, pixels and orders."""
+    points: dict[str, list[tuple[float, float]]] = {"batch": [], "pixels": [], "k": []}
+    for row in rows:
+        if row.part in points and row.median_ms:
+            x = {"batch": row.batch, "pixels": row.size**2, "k": row.k or 1}[row.part]
+            points[row.part].append((x, row.median_ms))
+    return {part: exponent(measured) for part, measured in points.items()}
+
+
+def over_reference(rows: Sequence[Timing]) -> dict[str, float]:
+    """How many times faster than with the reference scan each piece of work is."""
+    slow = {_place(r): r.median_ms for r in rows if r.backend == "reference" and r.median_ms}
+    fast = [r for r in rows if r.backend != "reference" and r.median_ms and r.dtype == "float32"]
+    return {
+        f"{r.part}: {r.work}, batch {r.batch}, size {r.size}": slow[_place(r)] / r.median_ms  # type: ignore[operator]
+        for r in fast
+        if _place(r) in slow
+    }
+
+
+def memory_over_one(rows: Iterable[Timing]) -> dict[int, float]:
+    """Peak memory of the parallel mode with K orders over that with one."""
+    peaks = {r.k: r.peak_bytes for r in rows if r.part == "orders" and r.peak_bytes and r.k}
+    return {k: peak / peaks[1] for k, peak in peaks.items()} if 1 in peaks else {}
+
+
+def _place(row: Timing) -> tuple[object, ...]:
+    return row.part, row.work, row.batch, row.size, row.channels
+
+
+# the network
+
+ORDERS = 6  # of TRUST where no number is asked for, as in the paper
+SCAN_FLOPS = 9  # for each state, position and direction, as VMamba's authors count; D u adds one a channel
+
+Maker: TypeAlias = Callable[[VMamba, Tensor], Iterator[Work]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A row to be filled: `prepare` gives the work and cleans up after it; floors are in seconds."""
+class Counts:
+    """Parameters, those that Tent and TRUST adapt, and floating-point operations of one image's forward pass."""
 
-    row: Row
-    prepare: Prepare
-    limits: Limits
-    on_device: bool = False  # time by the device's own clock, with its cache emptied before each repeat
-    floor: float | None = None
-    unfused: float | None = None
-
-
-def run_job(job: Job, device: torch.device) -> Row:
-    """The row with its numbers, or with the reason why it has none."""
-    try:
-        with _autocast(device, job.row.dtype), job.prepare() as work:
-            times, peak = _measure(work, device, job)
-        return _filled(job, times, peak)
-    except Exception as error:  # too little memory, or a kernel that this device cannot take, is a result
-        lines = str(error).strip().splitlines() or [""]
-        return replace(job.row, failed=f"{type(error).__name__}: {lines[0]}".rstrip(": "))
-    finally:
-        _free(device)
+    parameters: int
+    adapted_by_tent: int
+    adapted_by_trust: int
+    flops_products: int  # matrix products and convolutions, a multiplication and an addition counted as two
+    flops_scan: int
 
 
-def refuse(job: Job, reason: str) -> Row:
-    return replace(job.row, failed=f"refused: {reason}")
-
-
-def repeat(work: Work, clock: Clock, limits: Limits) -> list[float]:
-    """Seconds of each repeat, after the warm-up."""
-    for _ in range(limits.warmups):
-        if clock(work) > limits.seconds:
-            break
-    times: list[float] = []
-    while len(times) < limits.least or (sum(times) < limits.seconds and len(times) < limits.most):
-        times.append(clock(work))
-        if times[-1] > limits.long:
-            break
-    return times
-
-
-def wall_clock(device: torch.device) -> Clock:
-    """Seconds by the host's clock, the device's work included."""
-
-    def clock(work: Work) -> float:
-        _wait(device)
-        start = time.perf_counter()
-        work()
-        _wait(device)
-        return time.perf_counter() - start
-
-    return clock
-
-
-def device_clock(device: torch.device) -> Clock:
-    """Seconds by the clock of a CUDA device; what the host takes to launch hides behind the emptying of the cache."""
-    cache = torch.empty(_CACHE_BYTES, dtype=torch.int8, device=device)
-
-    def clock(work: Work) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        cache.zero_()
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize(device)
-        return float(start.elapsed_time(end)) / 1e3
-
-    return clock
-
-
-def copy_bandwidth(device: torch.device, *, limits: Limits) -> float:
-    """Bytes a second that a copy from the device to itself reads and writes."""
-    source = torch.ones(1 << (27 if device.type == "cuda" else 25), device=device)
-    target = torch.empty_like(source)
-    clock = device_clock(device) if device.type == "cuda" else wall_clock(device)
-    seconds = statistics.median(repeat(lambda: target.copy_(source), clock, limits))
-    return 2 * source.nbytes / seconds
-
-
-def exponent(points: Sequence[tuple[float, float]]) -> float | None:
-    """b of the least-squares fit y = a x^b, None for fewer than three points."""
-    if len(points) < 3:
-        return None
-    logs = [(math.log(x), math.log(y)) for x, y in points]
-    return statistics.linear_regression(*zip(*logs, strict=True)).slope
-
-
-@contextmanager
-def float32_only(device: torch.device) -> Iterator[None]:
-    """Keep float32 products in float32 on a CUDA device, where convolutions round to TF32 by default."""
-    if device.type != "cuda":
-        yield
-        return
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.allow_tf32 = matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32 = before
-
-
-def _measure(work: Work, device: torch.device, job: Job) -> tuple[list[float], int | None]:
-    if device.type != "cuda":
-        return repeat(work, wall_clock(device), job.limits), None
-    torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(2):  # by the second time recorded passes have taken their memory, which replaying does not count
-        if wall_clock(device)(work) > job.limits.long:
-            break
-    peak = torch.cuda.max_memory_allocated(device)
-    warmed = replace(job.limits, warmups=max(0, job.limits.warmups - 2))
-    if job.on_device:
-        return repeat(work, device_clock(device), warmed), None  # a recorded graph keeps memory of its own
-    return repeat(work, wall_clock(device), warmed), peak
-
-
-def _filled(job: Job, times: Sequence[float], peak: int | None) -> Row:
-    median, (low, high) = statistics.median(times), _spread(times)
-    return replace(
-        job.row,
-        median_ms=1e3 * median,
-        p20_ms=1e3 * low,
-        p80_ms=1e3 * high,
-        repeats=len(times),
-        peak_bytes=peak,
-        floor_ratio=median / job.floor if job.floor else None,
-        unfused_ratio=median / job.unfused if job.unfused else None,
+def count(model: VMamba, *, size: int) -> Counts:
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    sets: tuple[ParameterSet, ...] = ("bn", "ss2d")
+    adapted = {each: sum(sizes[n] for n in select(model, each)) for each in sets}
+    device = next(model.parameters()).device
+    model.set_scan_backend("reference")  # whose products are known to PyTorch's counter
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(torch.zeros(1, model.config.in_channels, size, size, device=device))
+    model.set_scan_backend("auto")
+    shapes = stage_shapes(model, batch=1, size=size)
+    scans = sum(
+        depth * 4 * s.channels * s.length * (SCAN_FLOPS * s.state + 1)
+        for depth, s in zip(model.config.depths, shapes, strict=True)
+    )
+    return Counts(
+        parameters=sum(sizes.values()),
+        adapted_by_tent=adapted["bn"],
+        adapted_by_trust=adapted["ss2d"],
+        flops_products=counter.get_total_flops(),
+        flops_scan=scans,
     )
 
 
-def _spread(times: Sequence[float]) -> tuple[float, float]:
-    """The 20th and the 80th percentile."""
-    if len(times) == 1:
-        return times[0], times[0]
-    cuts = statistics.quantiles(times, n=5, method="inclusive")
-    return cuts[0], cuts[3]
+def network_cases(model: VMamba, *, backend: str, dtype: str, batch: int, size: int, limits: Limits) -> list[Case]:
+    """Everything that is compared at one batch size; a batch of one cannot be split among orders."""
+    works: list[tuple[str, int | None, Maker]] = [
+        ("forward", None, _forward),
+        ("forward by the method 'source'", None, _source),
+        ("forward and backward", None, _forward_and_backward),
+        ("Tent", None, _method("tent")),
+        ("TRUST naive", 1, _method("trust_naive")),
+        *trust_modes(split=batch > 1),
+    ]
+    return [
+        _case(model, "network", work, maker, k=k, backend=backend, dtype=dtype, batch=batch, size=size, limits=limits)
+        for work, k, maker in works
+    ]
 
 
-def _autocast(device: torch.device, dtype: str) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
+def trust_modes(*, split: bool) -> list[tuple[str, int | None, Maker]]:
+    orders = take_orders(ORDERS)
+    modes = [
+        (f"TRUST K={ORDERS} sequential", ORDERS, _method("trust", orders=orders)),
+        (f"TRUST K={ORDERS} parallel replicate", ORDERS, _method("trust", orders=orders, mode="replicate")),
+    ]
+    divided = _method("trust", orders=orders, mode="split")
+    return [*modes, (f"TRUST K={ORDERS} parallel split", ORDERS, divided)] if split else [*modes]
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def reference_cases(model: VMamba, *, batch: int, size: int, whole_step: bool, limits: Limits) -> list[Case]:
+    """The same network with the reference scan; a whole step of TRUST takes minutes at 224 pixels."""
+    works: list[tuple[str, int | None, Maker]] = [
+        ("forward", None, _forward),
+        ("forward and backward", None, _forward_and_backward),
+    ]
+    if whole_step:
+        works.append(trust_modes(split=False)[0])
+    return [
+        _case(model, "network", w, m, k=k, backend="reference", dtype="float32", batch=batch, size=size, limits=limits)
+        for w, k, m in works
+    ]
 
 
-def _free(device: torch.device) -> None:
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
+def order_cases(
+    model: VMamba, counts: Sequence[int], *, backend: str, dtype: str, batch: int, size: int, limits: Limits
+) -> list[Case]:
+    """The parallel mode with K orders: what they cost in memory over one, TRUST naive."""
+    cases = []
+    place: dict[str, Any] = {"backend": backend, "dtype": dtype, "batch": batch, "size": size, "limits": limits}
+    for k in counts:
+        parallel = f"TRUST K={k} parallel replicate", _method("trust", orders=take_orders(k), mode="replicate")
+        work, maker = parallel if k > 1 else ("TRUST naive", _method("trust_naive"))
+        cases.append(_case(model, "orders", work, maker, k=k, **place))
+    return cases
+
+
+def scaling_cases(model: VMamba, *, backend: str, batch: int, size: int, limits: Limits) -> list[Case]:
+    """TRUST over three batch sizes and three image sizes in one order, and over K at a quarter of the batch."""
+    naive = _method("trust_naive")
+    place: dict[str, Any] = {"backend": backend, "dtype": "float32", "limits": limits}
+    few = max(2, batch // 4)
+    batches, sizes = (few, max(3, batch // 2), max(4, batch)), (size // 2, size * 3 // 4, size)
+    cases = [_case(model, "batch", "TRUST naive", naive, k=1, batch=b, size=size, **place) for b in batches]
+    cases += [_case(model, "pixels", "TRUST naive", naive, k=1, batch=batch, size=s, **place) for s in sizes]
+    for k in (1, 2, 4, 6):
+        maker = _method("trust", orders=take_orders(k))
+        cases.append(_case(model, "k", "TRUST sequential", maker, k=k, batch=few, size=size, **place))
+    return cases
+
+
+def take_orders(k: int) -> list[ScanOrder]:
+    """The paper's six orders, then the others as they come."""
+    return [*PAPER_ORDERS, *(order for order in ScanOrder.all() if order not in PAPER_ORDERS)][:k]
+
+
+def _case(
+    model: VMamba,
+    part: str,
+    work: str,
+    maker: Maker,
+    *,
+    k: int | None,
+    backend: str,
+    dtype: str,
+    batch: int,
+    size: int,
+    limits: Limits,
+) -> Case:
+    def prepare() -> Iterator[Work]:
+        device = next(model.parameters()).device
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(batch, model.config.in_channels, size, size, generator=generator).to(device)
+        model.set_scan_backend(backend)
+        try:
+            yield from maker(model, images)
+        finally:
+            model.set_scan_backend("auto")
+
+    timing = Timing(part=part, work=work, backend=backend, dtype=dtype, batch=batch, size=size, k=k)
+    return Case(timing=timing, prepare=contextmanager(prepare), limits=limits)
+
+
+def _forward(model: VMamba, images: Tensor) -> Iterator[Work]:
+    model.eval()
+
+    def work() -> Tensor:
+        with torch.no_grad():
+            logits: Tensor = model(images)
+        return logits
+
+    yield work
+
+
+def _source(model: VMamba, images: Tensor) -> Iterator[Work]:
+    """As the methods do it: on a GPU a recorded pass."""
+    method = create_method("source", model)
+    yield lambda: method(images)
+
+
+def _forward_and_backward(model: VMamba, images: Tensor) -> Iterator[Work]:
+    """The gradient of every parameter, as in training."""
+    model.eval()
+    labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
+    yield lambda: torch.autograd.grad(F.cross_entropy(model(images), labels), list(model.parameters()))
+
+
+def _method(name: str, **options: Any) -> Maker:
+    def maker(model: VMamba, images: Tensor) -> Iterator[Work]:
+        method = create_method(name, model, **options)
+        try:
+            yield lambda: method(images)
+        finally:
+            method.reset()  # the method's weights are the network's own
+
+    return maker
+
+
+# the scan alone
+
+Scan: TypeAlias = Callable[..., Tensor]
+"""`scan.grouped_scan`."""
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """u (batch, 2, channels, length), each read forwards and backwards, with so many states a channel."""
+
+    batch: int
+    channels: int
+    length: int
+    state: int
+
+
+@torch.no_grad()
+def stage_shapes(model: VMamba, *, batch: int, size: int) -> list[Shape]:
+    """The scan of each stage of a network for images of `size` x `size` pixels."""
+    config = model.config
+    device = next(model.parameters()).device
+    maps = model.eval().forward_maps(model.embed(torch.zeros(1, config.in_channels, size, size, device=device)))
+    return [Shape(batch, int(config.ssm_ratio * m.shape[1]), m.shape[2] * m.shape[3], config.d_state) for m in maps]
+
+
+def scan_cases(
+    scan: Scan, shape: Shape, *, backend: str, dtype: str, device: torch.device, bandwidth: float, limits: Limits
+) -> list[Case]:
+    """Forward and backward of one scan."""
+    own, apart = floor_bytes(shape, dtype), unfused_bytes(shape, dtype)
+    cases = []
+    for i, work in enumerate(("forward", "backward")):
+        timing = Timing(
+            part="scan",
+            work=work,
+            backend=backend,
+            dtype=dtype,
+            batch=shape.batch,
+            size=shape.length,
+            channels=shape.channels,
+        )
+
+        def prepare(backward: bool = work == "backward") -> Iterator[Work]:
+            return _prepare(scan, shape, backend=backend, dtype=dtype, device=device, backward=backward)
+
+        cases.append(
+            Case(
+                timing=timing,
+                prepare=contextmanager(prepare),
+                limits=limits,
+                on_device=device.type == "cuda" and backend != "reference",
+                floor=own[i] / bandwidth,
+                unfused=apart[i] / bandwidth,
+            )
+        )
+    return cases
+
+
+def floor_bytes(shape: Shape, dtype: str) -> tuple[int, int]:
+    """Bytes that forward and backward must move: each input read once, each output written once."""
+    itemsize = DTYPES[dtype].itemsize
+    u = 2 * shape.batch * shape.channels * shape.length * itemsize
+    delta, rows = 2 * u, 2 * 4 * shape.batch * shape.state * shape.length * itemsize
+    return 2 * u + delta + rows, 3 * u + 2 * (delta + rows)
+
+
+def unfused_bytes(shape: Shape, dtype: str) -> tuple[int, int]:
+    """The same for four scans with an input and an output each: u, delta, y; and dy, du, ddelta beside u and delta."""
+    sequence = 4 * shape.batch * shape.channels * shape.length * DTYPES[dtype].itemsize
+    return 3 * sequence, 5 * sequence
+
+
+def scan_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """u, delta, A, B, C, D and delta_bias for two groups of two directions."""
+    generator = torch.Generator().manual_seed(0)
+    b, c, n, length = shape.batch, shape.channels, shape.state, shape.length
+
+    def normal(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        if device.type != "cuda":
+            return torch.randn(size, generator=generator).to(dtype)
+        return torch.randn(size, device=device, dtype=dtype)
+
+    u, delta = normal(b, 2, c, length, dtype=dtype), normal(b, 2, 2, c, length, dtype=dtype)
+    B, C = normal(b, 2, 2, n, length, dtype=dtype), normal(b, 2, 2, n, length, dtype=dtype)
+    return [u, delta, -torch.exp(normal(2, 2, c, n)), B, C, normal(2, 2, c), normal(2, 2, c) - 4]
+
+
+def _prepare(
+    scan: Scan, shape: Shape, *, backend: str, dtype: str, device: torch.device, backward: bool
+) -> Iterator[Work]:
+    inputs = scan_inputs(shape, DTYPES[dtype], device)
+    if device.type != "cuda" or backend == "reference":
+        yield _work(scan, inputs, backend, backward)
+    else:
+        yield _record(lambda: _work(scan, inputs, backend, backward), device)
+
+
+def _record(make: Callable[[], Work], device: torch.device) -> Work:
+    """The work as a graph of the device, so that launching it from Python does not count; as it is where that fails."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        work = make()  # autograd runs a backward on the stream of its forward
+        for _ in range(3):
+            work()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            work()
+    except RuntimeError:
+        return work
+    return graph.replay
+
+
+def _work(scan: Scan, inputs: list[Tensor], backend: str, backward: bool) -> Work:
+    if not backward:
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return scan(*inputs, backend=backend)
+
+        return forward
+    leaves = [t.requires_grad_() for t in inputs]
+    y = scan(*leaves, backend=backend)
+    dy = torch.ones_like(y)
+    return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)

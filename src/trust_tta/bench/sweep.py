@@ -7,45 +7,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor, nn
-
 from trust_tta.bench.config import SOURCE_STATISTICS, RunConfig
-from trust_tta.bench.environment import choose_device, collect_facts, now
-from trust_tta.bench.experiment import load_network
-from trust_tta.bench.pictures import kept_pictures, spoken_names
-from trust_tta.bench.plan import CLEAN_IMAGES, Chain, Plan, make_plan
-from trust_tta.bench.runner import Conditions, run_stream
-from trust_tta.bench.sources import DataSource, prepare
-from trust_tta.data.streams import Domain
+from trust_tta.bench.environment import collect_facts, now
+from trust_tta.bench.experiment import Experiment
+from trust_tta.bench.plan import CLEAN_IMAGES, Chain, Plan, weigh
+from trust_tta.bench.runner import Conditions, kept_pictures, run_stream
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.foa import gather_source_statistics
 from trust_tta.methods.registry import create_method, method_options
+from trust_tta.progress import SILENT, Progress
+from trust_tta.results.display import format_gain, format_percent, plain_text
 from trust_tta.results.record import CellKey, CellResult, Facts
 from trust_tta.results.store import ResultStore
 
-WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch
 POLL_SECONDS = 1.0  # between looks at cells that another process holds
-
-
-class Observer:
-    """What a caller may want to hear of while a sweep runs; these do nothing."""
-
-    def start(self, keys: tuple[CellKey, ...], batches: int) -> None:
-        """`keys` are still to be run, in so many batches."""
-
-    def advance(self, batches: int) -> None:
-        """So many more batches are done."""
-
-    def finished(self, key: CellKey, result: CellResult) -> None:
-        """A cell is done and recorded."""
-
-    def failed(self, key: CellKey, message: str) -> None:
-        """A cell ended in an error."""
-
-    def waiting(self, cells: int) -> None:
-        """Nothing is left but cells that other processes hold."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +33,24 @@ class Outcome:
     failed: int
 
 
-def sweep(config: RunConfig, store: ResultStore, *, observer: Observer, retry: bool = False) -> Outcome:
-    """Run what is not finished, wait for what others run, and say how it ended; `retry` tries failed cells again."""
-    source = DataSource(config.data)
-    plan = make_plan(config, source)
+def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT, retry: bool = False) -> Outcome:
+    """Run what is not finished, wait for what others run, and say how it ended; `retry` tries failed cells again.
+
+    Steps of progress are passes of the network, as far as they can be foreseen; each finished cell is a note.
+    """
+    experiment = Experiment(config)
+    plan = experiment.plan
     if retry:
         retry_failed(plan, store)
-    bench = Bench(config, source, plan, store, observer)
-    left = unsettled(plan.chains, store)
+    left = unsettled(weigh(plan, store).chains, store)
+    runner = CellRunner(experiment, store, progress)
     if left:  # a checkpoint that does not fit or data that is missing is the user's mistake, not a cell's failure
-        bench.check(left[0])
+        runner.check(left[0])
     store.plan(plan.keys, labels=plan.labels)
-    observer.start(tuple(key for chain in left for key in chain.keys), sum(sum(chain.batches) for chain in left))
-    bench.run_all(left, wait=True)
+    if left:
+        progress.start(sum(chain.passes for chain in left), "passes")
+    runner.run_all(left, wait=True)
+    progress.finish()
     return standing(plan, store)
 
 
@@ -86,24 +67,6 @@ def unsettled(chains: Sequence[Chain], store: ResultStore) -> list[Chain]:
     return [chain for chain in chains if not _is_settled(chain, done, failed)]
 
 
-def _refuse_lacking(chains: Sequence[Chain], store: ResultStore) -> None:
-    """A finished cell is not run again, so one that was run without a measure that is wanted now never gets it."""
-    wanted = {key.digest: chain.measures for chain in chains if any(chain.measures.values()) for key in chain.keys}
-    if not wanted:
-        return
-    cells, lacking = 0, set[str]()
-    for cell in store.results(lambda key: key.digest in wanted, course=False):
-        had = json.loads(cell.facts.config)
-        missing = {name for name, amount in wanted[cell.key.digest].items() if amount > had.get(name, 0)}
-        cells += bool(missing)
-        lacking |= missing
-    if lacking:
-        raise ConfigError(
-            f"of the cells in '{store.path}', {cells} finished without this {' or '.join(sorted(lacking))}, "
-            "and no finished cell is run again; give another store, or leave it out"
-        )
-
-
 def standing(plan: Plan, store: ResultStore) -> Outcome:
     """How the cells of a plan stand."""
     digests = {key.digest for key in plan.keys}
@@ -112,7 +75,7 @@ def standing(plan: Plan, store: ResultStore) -> Outcome:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Finished:
     """A cell that was run, with what the store keeps of it."""
 
     key: CellKey
@@ -123,34 +86,33 @@ class _Found:
 
 
 class _OutsideError(Exception):
-    """Carries an error of the store or the observer out of a cell that it interrupted but that did not fail."""
+    """Carries an error of the store or of progress out of a cell that it interrupted but that did not fail."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-class Bench:
-    """The network, the data and the store that all chains of a sweep share; each is opened when it is needed."""
+class CellRunner:
+    """Runs the chains of an experiment that are free in a store; `prefix` stands before the line of each cell."""
 
     def __init__(
-        self, config: RunConfig, source: DataSource, plan: Plan, store: ResultStore, observer: Observer
+        self, experiment: Experiment, store: ResultStore, progress: Progress = SILENT, *, prefix: str = ""
     ) -> None:
-        self.config, self.source, self.plan, self.store, self.observer = config, source, plan, store, observer
-        self.device = choose_device(config.device)
-        self.workers = 0 if self.device.type == "cpu" else 4  # threads that decode would disturb times on a CPU
-        self.facts = collect_facts(device=self.device, dtype=config.dtype, config=config.to_json())
-        self._network: tuple[str, nn.Module] | None = None
-        self._stream: tuple[tuple[int, int], list[Domain]] | None = None
+        self.experiment, self.store, self.progress, self.prefix = experiment, store, progress, prefix
+        config = experiment.config
+        self.facts = collect_facts(device=experiment.device, dtype=config.dtype, config=config.to_json())
+        self.width = max(len(method.shown) for method in config.methods)
 
     def check(self, chain: Chain) -> None:
         """Open what the cells need, so that an error comes before the first of them."""
-        gathers = any(SOURCE_STATISTICS in method_options(method.name) for method in self.config.methods)
-        if self.config.clean_after or gathers:
-            self.source.clean(self._open_domains(chain)[0].dataset.domain)
-        self._open_network(chain)
+        config, first = self.experiment.config, self.experiment.domains_of(chain)[0]
+        gathers = any(SOURCE_STATISTICS in method_options(method.name) for method in config.methods)
+        if config.clean_after or gathers:
+            self.experiment.data.clean(first.dataset.domain)
+        self.experiment.network(first)
 
-    def run_all(self, chains: Sequence[Chain], *, wait: bool) -> None:
+    def run_all(self, chains: Sequence[Chain], *, wait: bool, announce: bool = True) -> None:
         """Run each chain that is free; with `wait`, go on until those that others hold are settled as well."""
         left = list(chains)
         while left:
@@ -159,7 +121,11 @@ class Bench:
                 return
             left = unsettled(held, self.store)
             if left and len(left) == len(held):
-                self.observer.waiting(sum(len(chain.keys) for chain in left))
+                if announce:
+                    self.progress.note(f"waiting for cells that another process runs: {sum(len(c.keys) for c in left)}")
+                announce = False
+                self.progress.advance(0)
+                self.store.heartbeat()
                 time.sleep(POLL_SECONDS)
 
     def run(self, chain: Chain) -> bool:
@@ -179,94 +145,109 @@ class Bench:
                 raise outside.error from outside.error.__cause__
             except Exception as error:  # whatever it is, the other cells are still worth running
                 for key in unfinished:
-                    self.store.fail(key, message := _one_line(error))
-                    self.observer.failed(key, message)
+                    self.store.fail(key, _one_line(error))
+                    self.progress.note(f"{self._name(chain, key)}  failed")
                 return True
             if found is None:
                 return True
             if found.key in unfinished:  # the others were recorded before, and run again only to get here
                 if found.pictures:
                     self.store.keep_pictures(found.key, found.pictures, class_names=found.class_names)
-                self.store.finish(found.key, found.result, found.facts)
+                self.store.finish(found.key, found.result, found.facts, label=chain.method.shown)
                 unfinished.remove(found.key)
-                self.observer.finished(found.key, found.result)
+                self.progress.note(f"{self._name(chain, found.key)}  {self._numbers(found)}")
 
-    def _results(self, chain: Chain) -> Iterator[_Found]:
-        domains = self._open_domains(chain)
-        model = self._open_network(chain)
-        method = self._create(chain, model)
+    def _results(self, chain: Chain) -> Iterator[_Finished]:
+        experiment, config = self.experiment, self.experiment.config
+        domains = experiment.domains_of(chain)
+        method = self._create(chain)
         conditions = Conditions(
-            device=self.device,
-            dtype=self.config.dtype,
-            class_mask=self.config.data.class_mask,
-            clean=self._clean(chain, limit=self.config.data.limit) if self.config.clean_after else None,
-            keep_samples=self.config.keep_samples,
-            confusion=self.config.confusion,
+            device=experiment.device,
+            dtype=config.dtype,
+            class_mask=config.data.class_mask,
+            clean=experiment.clean(chain, limit=config.data.limit) if config.clean_after else None,
+            keep_samples=config.keep_samples,
+            confusion=config.confusion,
         )
         started = now()
-        results = run_stream(method, domains, conditions, beat=self._beat)
+        results = run_stream(method, domains, conditions, progress=_Pulse(self, chain.cost))
         for key, domain, result in zip(chain.keys, domains, results, strict=True):
             finished = now()
-            facts = replace(self.facts, started=started, finished=finished)
-            pictures = kept_pictures(domain.dataset, result.predictions)
-            yield _Found(key, result, facts, pictures, spoken_names(domain.dataset))
+            names = domain.dataset.class_names
+            yield _Finished(
+                key,
+                result,
+                replace(self.facts, started=started, finished=finished),
+                kept_pictures(domain.dataset, result.predictions),
+                () if all(name.isdigit() for name in names) else names,
+            )
             started = finished
 
-    def _create(self, chain: Chain, model: nn.Module) -> Method:
+    def _create(self, chain: Chain) -> Method:
+        experiment = self.experiment
+        model = experiment.network(experiment.domains_of(chain)[0])
         options = dict(chain.method.options)
         defaults = method_options(chain.method.name)
         if SOURCE_STATISTICS in defaults:
-            batches = (batch.images.to(self.device) for batch in self._clean(chain, limit=CLEAN_IMAGES).batches)
+            clean = experiment.clean(chain, limit=CLEAN_IMAGES)
+            batches = (batch.images.to(experiment.device) for batch in clean.batches)
             own = {**defaults, **options}["statistics"]
             options[SOURCE_STATISTICS] = gather_source_statistics(model, batches, statistics=own)
         return create_method(chain.method.name, model, **options)
 
-    def _clean(self, chain: Chain, *, limit: int | None) -> Domain:
-        """At most `limit` clean images, drawn once for all cells, as the chain's network takes them."""
-        target = self._open_stream(chain.batch_size, chain.seed)[chain.places[0]].dataset.domain
-        domain = self.source.clean_stream(target, batch_size=chain.batch_size, limit=limit, workers=self.workers)
-        return prepare(domain, self.plan.preprocessing[target])
+    def _name(self, chain: Chain, key: CellKey) -> str:
+        """Label, domain, batch size where there are several, and seed."""
+        batch = f"  batch {key.batch_size}" if len(self.experiment.config.stream.batch_size) > 1 else ""
+        label = f"{self.prefix}{chain.method.shown:<{self.width}}"
+        return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
 
-    def _open_domains(self, chain: Chain) -> list[Domain]:
-        stream = self._open_stream(chain.batch_size, chain.seed)
-        domains = [stream[place] for place in chain.places]
-        return [prepare(domain, self.plan.preprocessing[domain.dataset.domain]) for domain in domains]
+    def _numbers(self, found: _Finished) -> str:
+        """Accuracy, gain over the baseline where that is finished, and seconds."""
+        baseline = self.experiment.plan.baselines.get(found.key)
+        base = self.store.find(baseline) if baseline else None
+        gain = "" if base is None else format_gain(found.result.accuracy - base.accuracy)
+        return f"{format_percent(found.result.accuracy):>5} %  {gain:>6}  {found.result.seconds_total:7.1f} s"
 
-    def _open_stream(self, batch_size: int, seed: int) -> list[Domain]:
-        """The stream of this batch size and seed; the one before is let go, and the images made for it."""
-        if self._stream is None or self._stream[0] != (batch_size, seed):
-            domains = self.source.stream(self.config.stream, batch_size=batch_size, seed=seed, workers=self.workers)
-            self._stream = (batch_size, seed), domains
-        return self._stream[1]
 
-    def _open_network(self, chain: Chain) -> nn.Module:
-        """The chain's network; a new one first does one pass each way, so that no cell pays for compiling."""
-        first = self._open_domains(chain)[0]
-        checkpoint = self.plan.checkpoints[first.dataset.domain]
-        if self._network is None or self._network[0] != checkpoint.sha256:
-            model = load_network(checkpoint, dataset=first.dataset, device=self.device)
-            warm_up(model, first.batches.load(0).images[:WARM_UP_IMAGES].to(self.device), dtype=self.config.dtype)
-            self._network = checkpoint.sha256, model
-        return self._network[1]
+class _Pulse:
+    """The progress of one chain: keeps its claims alive, and hands batches on as passes."""
 
-    def _beat(self, batches: int) -> None:
+    def __init__(self, runner: CellRunner, cost: int) -> None:
+        self.runner, self.cost = runner, cost
+
+    def start(self, total: int | None, what: str) -> None:
+        pass
+
+    def advance(self, n: int = 1) -> None:
         try:
-            self.store.heartbeat()
-            self.observer.advance(batches)
+            self.runner.store.heartbeat()
+            self.runner.progress.advance(n * self.cost)
         except Exception as error:
             raise _OutsideError(error) from error
 
+    def note(self, text: str) -> None:
+        self.runner.progress.note(text)
 
-def warm_up(model: nn.Module, images: Tensor, *, dtype: str) -> None:
-    """One pass forward and backward over images (n, c, h, w) that changes nothing, in so far as it succeeds."""
-    try:
-        with torch.enable_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=dtype == "bf16"):
-            loss = model(images).square().sum()
-        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
-    except TrustError:  # the user's mistake
-        raise
-    except Exception:  # a cell that meets the same says so itself
+    def finish(self) -> None:
+        pass
+
+
+def _refuse_lacking(chains: Sequence[Chain], store: ResultStore) -> None:
+    """A finished cell is not run again, so one that was run without a measure that is wanted now never gets it."""
+    wanted = {key.digest: chain.measures for chain in chains if any(chain.measures.values()) for key in chain.keys}
+    if not wanted:
         return
+    cells, lacking = 0, set[str]()
+    for cell in store.results(lambda key: key.digest in wanted, course=False):
+        had = json.loads(cell.facts.config)
+        missing = {name for name, amount in wanted[cell.key.digest].items() if amount > had.get(name, 0)}
+        cells += bool(missing)
+        lacking |= missing
+    if lacking:
+        raise ConfigError(
+            f"of the cells in '{store.path}', {cells} finished without this {' or '.join(sorted(lacking))}, "
+            "and no finished cell is run again; give another store, or omit it"
+        )
 
 
 def _ended(store: ResultStore) -> tuple[set[str], set[str]]:

@@ -100,7 +100,7 @@ def _orders(config: RunConfig, *, several: bool) -> Iterator[tuple[str, OrderRec
 
 
 def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tuple[str, OrderRecord]]:
-    from trust_tta.bench import analyses
+    from trust_tta.bench import compare_orders
     from trust_tta.bench.experiment import Experiment
 
     if config.data.limit is None:
@@ -110,14 +110,14 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
         if kind == "surface":
             yield domain.name, _surface(experiment, domain, points)
         elif kind == "norms":
-            for which, norms in analyses.weight_norms(experiment, domain).items():
+            for which, norms in compare_orders.weight_norms(experiment, domain).items():
                 means = zip(norms.names, norms.mean, norms.deviation, strict=True)
                 say(f"norms over orders: {norms.title}\n  {'tensor':<44} mean norm  deviation")
                 for name, mean, deviation in means:
                     say(f"  {name:<44} {mean:9.4f}  {deviation:9.2e}")
                 yield f"{which}-{domain.name}", norms
         else:
-            memory = analyses.memory_by_k(experiment, domain)
+            memory = compare_orders.memory_by_k(experiment, domain)
             say(f"peak memory: {memory.title}\n  forward alone  {memory.baseline / 2**20:9.1f} MiB")
             for k, peak in zip(memory.k, memory.peak, strict=True):
                 say(f"  K = {k:<10} {peak / 2**20:9.1f} MiB  {peak / memory.peak[0]:5.2f} x one order")
@@ -125,12 +125,10 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
 
 
 def _surface(experiment: Experiment, domain: Domain, points: int) -> OrderRecord:
-    from trust_tta.bench.analyses import loss_surface
+    from trust_tta.bench.compare_orders import loss_surface
 
     with Drawer() as drawer:
-        record = loss_surface(
-            experiment, domain, points=points, start=lambda total: drawer.start(total, "points"), beat=drawer.advance
-        )
+        record = loss_surface(experiment, domain, points=points, progress=drawer)
     say(f"loss on a plane: {record.title}\n  {'network':<8}        x        y     loss")
     for point in (*record.adapted, record.mean):
         say(f"  {point.name:<8} {point.x:8.4f} {point.y:8.4f} {point.loss:8.4f}")

@@ -3,76 +3,20 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.plan import Chain, make_plan
-from trust_tta.bench.processes import Job, share
-from trust_tta.bench.sources import DataSource
-from trust_tta.bench.sweep import Observer, Outcome, retry_failed, standing, sweep, unsettled
+from trust_tta.bench.plan import make_plan
+from trust_tta.bench.processes import REFUSALS, sweep_together
+from trust_tta.bench.sweep import Outcome, sweep
 from trust_tta.cli.output import say
 from trust_tta.cli.progress import Drawer
-from trust_tta.errors import CheckpointError, ConfigError, DataError
-from trust_tta.report.model import BASELINES
+from trust_tta.errors import TrustError
 from trust_tta.report.terminal import results_text
-from trust_tta.results import (
-    Cell,
-    CellKey,
-    CellResult,
-    ResultStore,
-    format_gain,
-    format_percent,
-    write_csv,
-    write_parquet,
-)
-
-
-class Lines(Observer):
-    """Prints cells as they finish: `prefix`, method, domain, seed, accuracy, gain over the baseline, seconds."""
-
-    def __init__(self, config: RunConfig, known: Iterable[Cell], drawer: Drawer, *, prefix: str = "") -> None:
-        self.prefix, self.drawer = prefix, drawer
-        present = {method.name for method in config.methods}
-        self.baseline = next((name for name in BASELINES if name in present), None)
-        self.several = len(config.stream.batch_size) > 1
-        self.width = max(len(method.name) for method in config.methods)
-        self.accuracies: dict[tuple[object, ...], float] = {}
-        for cell in known:
-            self._remember(cell.key, cell.result)
-        self._waits = False
-
-    def start(self, keys: tuple[CellKey, ...], batches: int) -> None:
-        if keys:
-            self.drawer.start(batches, "batches")
-
-    def advance(self, batches: int) -> None:
-        self.drawer.advance(batches)
-
-    def finished(self, key: CellKey, result: CellResult) -> None:
-        self._remember(key, result)
-        base = self.accuracies.get(_conditions(key)) if self.baseline else None
-        gain = "" if base is None or key.method == self.baseline else format_gain(result.accuracy - base)
-        numbers = f"{format_percent(result.accuracy):>5} %  {gain:>6}  {result.seconds_total:7.1f} s"
-        self.drawer.note(f"{self._name(key)}  {numbers}")
-
-    def failed(self, key: CellKey, message: str) -> None:
-        self.drawer.note(f"{self._name(key)}  failed")
-
-    def waiting(self, cells: int) -> None:
-        if not self._waits:
-            self.drawer.note(f"waiting for cells that another process runs: {cells}")
-        self._waits = True
-
-    def _name(self, key: CellKey) -> str:
-        batch = f"  batch {key.batch_size}" if self.several else ""
-        return f"{self.prefix}{key.method:<{self.width}}  {key.domain:<18}{batch}  seed {key.seed}"
-
-    def _remember(self, key: CellKey, result: CellResult) -> None:
-        if key.method == self.baseline:
-            self.accuracies[_conditions(key)] = result.accuracy
+from trust_tta.results import Cell, ResultStore, write_csv, write_parquet
 
 
 def run_parts(parts: Sequence[RunConfig], *, retry: bool = False, processes: int = 1) -> tuple[list[Cell], list[str]]:
@@ -80,25 +24,41 @@ def run_parts(parts: Sequence[RunConfig], *, retry: bool = False, processes: int
 
     Of several, one that cannot be run (its data or network is missing) does not keep the others from running.
     """
-    if processes > 1:
-        return _run_at_once(parts, retry=retry, processes=processes)
     cells: list[Cell] = []
     problems: list[str] = []
+    for config, ended in _run_at_once(parts, retry, processes) if processes > 1 else _run_in_turn(parts, retry):
+        if isinstance(ended, TrustError):
+            if len(parts) == 1:
+                raise ended
+            problems.append(f"{config.data.dataset} was not run: {ended}")
+            continue
+        cells += _show_results(config, ended)
+        problems += _failures(ended)
+        if unfinished := len(ended.keys) - ended.done - ended.failed:
+            problems.append(f"{unfinished} cells of {config.data.dataset} are left; run the same command again")
+    return cells, problems
+
+
+def _run_in_turn(parts: Sequence[RunConfig], retry: bool) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
     for number, config in enumerate(parts, start=1):
         if len(parts) > 1:
             say(f"part {number} of {len(parts)}: {config.data.dataset}, {config.stream.setting}")
+        ended: Outcome | TrustError
         try:
             with ResultStore(config.store) as store, Drawer() as drawer:
-                lines = Lines(config, store.results(course=False), drawer)
-                outcome = sweep(config, store, observer=lines, retry=retry)
-        except (CheckpointError, ConfigError, DataError) as error:
-            if len(parts) == 1:
-                raise
-            problems.append(f"{config.data.dataset} was not run: {error}")
-            continue
-        cells += _show_results(config, outcome)
-        problems += _failures(outcome)
-    return cells, problems
+                ended = sweep(config, store, progress=drawer, retry=retry)
+        except REFUSALS as error:
+            ended = error
+        yield config, ended
+
+
+def _run_at_once(
+    parts: Sequence[RunConfig], retry: bool, processes: int
+) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
+    """The same in worker processes, shown as one run; no part waits for the one before."""
+    with _terminated_like_interrupted(), Drawer() as drawer:
+        ended = sweep_together(parts, processes=processes, retry=retry, progress=drawer)
+    yield from zip(parts, ended, strict=True)
 
 
 def export(cells: Sequence[Cell], path: Path) -> None:
@@ -109,74 +69,17 @@ def export(cells: Sequence[Cell], path: Path) -> None:
 
 def list_cells(config: RunConfig) -> None:
     """One line for each cell of the plan, with its state in the store."""
-    keys = make_plan(config, DataSource(config.data)).keys
+    plan = make_plan(config)
+    keys, labels = plan.keys, plan.labels
     states: dict[str, str] = {}
     if Path(config.store).exists():
         with ResultStore(config.store, create=False) as store:
             states = {key.digest: state for state in ("done", "running", "failed") for key in store.keys(state)}
     for key in keys:
         conditions = f"{key.dataset}  {key.domain:<18} batch {key.batch_size}  seed {key.seed}"
-        say(f"{states.get(key.digest, 'to do'):<8} {key.method:<13} {conditions}  {key.digest[:12]}")
+        say(f"{states.get(key.digest, 'to do'):<8} {labels[key]:<13} {conditions}  {key.digest[:12]}")
     done = sum(states.get(key.digest) == "done" for key in keys)
     say(f"{len(keys)} cells, {done} done, in {config.store}")
-
-
-def _run_at_once(parts: Sequence[RunConfig], *, retry: bool, processes: int) -> tuple[list[Cell], list[str]]:
-    """The same in worker processes, shown as one run; no part waits for the one before."""
-    jobs, problems = _plan(parts)
-    refusals = {}
-    with _terminated_like_interrupted(), Drawer() as drawer:
-        lines = [_open_lines(job, drawer, retry=retry, several=len(parts) > 1) for job in jobs]
-        if left := [chain for job in jobs for chain in _left(job)]:
-            lines[0].start(tuple(key for chain in left for key in chain.keys), sum(sum(c.batches) for c in left))
-            refusals = share(jobs, lines, processes=min(processes, len(left)), died=_say_who_died)
-    cells: list[Cell] = []
-    for number, job in enumerate(jobs):
-        if number in refusals and len(parts) == 1:
-            raise refusals[number]
-        if number in refusals:
-            problems.append(f"{job.config.data.dataset} was not run: {refusals[number]}")
-            continue
-        with ResultStore(job.config.store) as store:
-            outcome = standing(job.plan, store)
-        cells += _show_results(job.config, outcome)
-        problems += _failures(outcome)
-        if unfinished := len(outcome.keys) - outcome.done - outcome.failed:
-            problems.append(f"{unfinished} cells of {job.config.data.dataset} are left; run the same command again")
-    return cells, problems
-
-
-def _plan(parts: Sequence[RunConfig]) -> tuple[list[Job], list[str]]:
-    jobs: list[Job] = []
-    problems: list[str] = []
-    sources = {config.data: DataSource(config.data) for config in parts}  # data of several parts are hashed once
-    for config in parts:
-        try:
-            jobs.append(Job(config, make_plan(config, sources[config.data])))
-        except (CheckpointError, ConfigError, DataError) as error:
-            if len(parts) == 1:
-                raise
-            problems.append(f"{config.data.dataset} was not run: {error}")
-    return jobs, problems
-
-
-def _open_lines(job: Job, drawer: Drawer, *, retry: bool, several: bool) -> Lines:
-    """Note the job's cells in its store; the lines know the baselines that are there."""
-    prefix = f"{job.config.data.dataset} {job.config.stream.setting:<8}  " if several else ""
-    with ResultStore(job.config.store) as store:
-        if retry:
-            retry_failed(job.plan, store)
-        store.plan(job.plan.keys, labels=job.plan.labels)
-        return Lines(job.config, store.results(course=False), drawer, prefix=prefix)
-
-
-def _left(job: Job) -> list[Chain]:
-    with ResultStore(job.config.store) as store:
-        return unsettled(job.plan.chains, store)
-
-
-def _say_who_died(pid: int, code: int) -> None:
-    say(f"worker {pid} died with code {code}; the others take over its cells")
 
 
 def _show_results(config: RunConfig, outcome: Outcome) -> list[Cell]:
@@ -197,20 +100,6 @@ def _failures(outcome: Outcome) -> list[str]:
     if not outcome.failed:
         return []
     return [f"{outcome.failed} cells failed, for the reasons above; fix them and run with --retry-failed"]
-
-
-def _conditions(key: CellKey) -> tuple[object, ...]:
-    """All that a cell has in common with its baseline."""
-    return (
-        key.experiment,
-        key.dataset,
-        key.domain,
-        key.setting,
-        key.batch_size,
-        key.seed,
-        key.checkpoint,
-        key.fingerprint,
-    )
 
 
 @contextmanager

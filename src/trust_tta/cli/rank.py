@@ -14,8 +14,8 @@ from trust_tta.cli.progress import Drawer
 from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
+    from trust_tta.bench.compare_orders import Ranking
     from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.ranking import Ranking
 
 EXAMPLES = """\
   trust-tta rank configs/demo.toml --domains fog,snow --limit 128
@@ -58,12 +58,12 @@ def run(arguments: Namespace) -> None:
 
 def rank(config: RunConfig) -> Ranking:
     """Rank the orders on the experiment's data, with progress; on DEFAULT_LIMIT images per domain if it sets none."""
-    from trust_tta.bench.ranking import rank_domains
+    from trust_tta.bench.compare_orders import rank_domains
 
     if config.data.limit is None:
         config = config.changed(data=config.data.changed(limit=DEFAULT_LIMIT))
     with Drawer() as drawer:
-        return rank_domains(config, start=lambda batches: drawer.start(batches, "batches"), beat=drawer.advance)
+        return rank_domains(config, progress=drawer)
 
 
 def print_ranking(ranking: Ranking, k: int) -> None:

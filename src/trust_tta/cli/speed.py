@@ -18,7 +18,7 @@ from trust_tta.errors import BackendError
 if TYPE_CHECKING:
     import torch
 
-    from trust_tta.bench.speed_plan import Settings
+    from trust_tta.bench.speed import Settings
 
 EXAMPLES = """\
   trust-tta speed                                  the shipped network on a CPU, VMamba-T at 224 pixels on a GPU
@@ -59,7 +59,7 @@ def run(arguments: Namespace) -> None:
         names.check("--model", arguments.model, names.models())
     out = try_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
     from trust_tta.bench.environment import choose_device
-    from trust_tta.bench.speed_run import failed_backends, measure_speed
+    from trust_tta.bench.speed import failed_backends, measure_speed
 
     device = choose_device(arguments.device)
     with Drawer() as drawer:
@@ -79,7 +79,7 @@ def make_settings(arguments: Namespace, device: torch.device) -> Settings:
     """The defaults of the device with what the flags change."""
     from dataclasses import replace
 
-    from trust_tta.bench.speed_plan import default_settings, quick
+    from trust_tta.bench.speed import default_settings, quick
 
     settings = default_settings(device)
     if arguments.quick:

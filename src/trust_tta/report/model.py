@@ -18,13 +18,12 @@ from trust_tta.errors import ConfigError, DataError
 from trust_tta.report.looks import Style, style_of
 from trust_tta.report.text import safe_line, short_name
 from trust_tta.results import Aggregate, Cell, CellKey, Counts, Failure, ResultStore, Table, table
-from trust_tta.results.display import rank
+from trust_tta.results.display import BASELINES, rank
 from trust_tta.results.order_records import OrderRecord
 
 Place: TypeAlias = tuple[str, str]  # the label of a line and a domain
 Item: TypeAlias = Cell | Failure | CellKey
 
-BASELINES = ("source", "bn")
 _TITLE_FIELDS = ("experiment", "dataset", "setting", "severity", "batch_size", "limit")
 # What sets apart cells that agree in all of the above and yet cannot share an entry.
 _LAST_RESORTS = ("checkpoint", "fingerprint", "severity", "method", "options")

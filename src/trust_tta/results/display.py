@@ -22,6 +22,7 @@ CORRUPTIONS = (
 )  # fmt: skip
 HELD_OUT = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 DATASETS = ("cifar10-c", "cifar100-c", "imagenet-c", "imagenet-sketch", "imagenet-v2", "imagenet-r", "pacs")
+BASELINES = ("source", "bn")  # what gains are measured against: the first that is there
 MISSING = "–"
 PERCENTAGES = frozenset({"accuracy", "accuracy_before", "clean_accuracy", "ece"})
 COUNTS = frozenset({"samples", "broken", "forwards", "backwards", "updates", "skipped_updates"})

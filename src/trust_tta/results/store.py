@@ -238,6 +238,12 @@ class ResultStore:
                 cells.append(Cell(key, whole, facts, labels[key.digest]))
         return cells
 
+    def find(self, key: CellKey) -> CellResult | None:
+        """The result of one cell without its course, or None where it is not finished."""
+        rows = self._rows("SELECT result FROM cells WHERE digest = ? AND status = 'done'", key.digest)
+        with self._decoding():
+            return from_json(CellResult, rows[0][0]) if rows else None
+
     def failures(self, where: Where | None = None) -> list[Failure]:
         """The failed cells with their messages."""
         messages = dict(self._rows("SELECT digest, message FROM cells WHERE status = 'failed'"))

@@ -1,10 +1,10 @@
-"""Analyses that are no cells: the loss around adapted networks, how far they lie apart, and the memory of K orders."""
+"""What scan orders do beside accuracy: their entropy, the loss around adapted networks, norms of weights, memory."""
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,14 +14,18 @@ from torch import Tensor
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.experiment import Experiment
-from trust_tta.bench.speed_network import take_orders
+from trust_tta.bench.speed import take_orders
 from trust_tta.data.streams import Domain
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.methods import merging
+from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.trust import Trust, TrustOptions
+from trust_tta.models.networks import require_vmamba
+from trust_tta.models.vmamba import VMamba
 from trust_tta.orders import ScanOrder
-from trust_tta.results.order_records import LossSurface, MemoryByK, SurfacePoint, WeightNorms
+from trust_tta.progress import SILENT, Progress
+from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, SurfacePoint, WeightNorms
 
 MEMORY_COUNTS = (1, 2, 4, 6, 8)
 
@@ -62,7 +66,7 @@ class Adapted:
 def adapt_under_orders(experiment: Experiment, domain: Domain, orders: Sequence[ScanOrder]) -> Adapted:
     """Adapt to the domain online as TRUST does, and stop on the last batch before the weights are averaged."""
     options = {**trust_options(experiment.config), "orders": [str(order) for order in orders]}
-    method = cast(Trust, create_method("trust", experiment.network(domain), **options))
+    method = cast(Trust, create_method("trust", _network(experiment, domain), **options))
     batches = experiment.images(domain)
     for images, _ in batches[:-1]:
         method(images)
@@ -81,14 +85,12 @@ def trust_orders(config: RunConfig) -> list[ScanOrder]:
     return TrustOptions(**trust_options(config)).chosen()
 
 
-def loss_surface(
-    experiment: Experiment, domain: Domain, *, points: int, start: Callable[[int], None], beat: Callable[[], None]
-) -> LossSurface:
+def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progress: Progress = SILENT) -> LossSurface:
     """The loss on `points` x `points` places around the networks of the first three orders and their mean."""
     orders = trust_orders(experiment.config)[:3]
     if len(orders) < 3:
         raise ConfigError(f"a plane goes through three networks and TRUST has {len(orders)} orders here; give k=3")
-    start(points * points)
+    progress.start(points * points, "points")
     adapted = adapt_under_orders(experiment, domain, orders)
     try:
         plane = span_plane(adapted.weights)
@@ -98,7 +100,7 @@ def loss_surface(
             line = []
             for across in x:
                 line.append(adapted.loss(plane.at(across, height)))
-                beat()
+                progress.advance()
             loss.append(tuple(line))
         networks = tuple(
             SurfacePoint(name=str(order), x=place[0], y=place[1], loss=adapted.loss(weights))
@@ -136,7 +138,7 @@ def span_plane(weights: Sequence[Tensor]) -> Plane:
 def weight_norms(experiment: Experiment, domain: Domain) -> dict[str, WeightNorms]:
     """Norms over orders of the SS2D tensors, the weights and the biases apart."""
     adapted = adapt_under_orders(experiment, domain, trust_orders(experiment.config))
-    roles = experiment.network(domain).parameter_roles()
+    roles = _network(experiment, domain).parameter_roles()
     layers = [adapted.method.weights.by_name(weights) for weights in adapted.weights]
     adapted.method.reset()
     rows: dict[str, list[tuple[str, float, float]]] = {"weights": [], "biases": []}
@@ -162,7 +164,7 @@ def memory_by_k(experiment: Experiment, domain: Domain, *, counts: Sequence[int]
         raise BackendError(
             f"peak memory needs a CUDA device and this run is on '{device}'; run it where there is a GPU"
         )
-    model, images = experiment.network(domain), experiment.images(domain)[0][0]
+    model, images = _network(experiment, domain), experiment.images(domain)[0][0]
     options = {**trust_options(experiment.config), "mode": "replicate"}
 
     def forward() -> None:
@@ -205,3 +207,65 @@ def _grid(corners: Sequence[tuple[float, float]], points: int) -> tuple[tuple[fl
 
 def _title(domain: Domain, *more: str) -> str:
     return ", ".join((domain.dataset.name, domain.name, *more))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Mean entropy in nats of each order, by letters: on each domain, and over them, which `mean` holds ascending."""
+
+    dataset: str
+    severity: int | None
+    images: int
+    domains: dict[str, dict[str, float]]
+    mean: dict[str, float]
+
+    @property
+    def title(self) -> str:
+        level = f" at severity {self.severity}" if self.severity else ""
+        return f"{self.dataset}{level}, {self.images} images"
+
+    def best(self, k: int) -> list[str]:
+        """The `k` orders of lowest mean entropy."""
+        return list(self.mean)[:k]
+
+    def mean_record(self, k: int, *, title: str) -> EntropyByOrder:
+        """The mean over the domains."""
+        return EntropyByOrder(title=title, orders=tuple(self.mean), entropy=tuple(self.mean.values()), k=k)
+
+    def domain_records(self, k: int) -> dict[str, EntropyByOrder]:
+        """A record for each domain, by its name."""
+        return {
+            domain: EntropyByOrder(title=domain, orders=tuple(values), entropy=tuple(values.values()), k=k)
+            for domain, values in self.domains.items()
+        }
+
+
+def rank_domains(config: RunConfig, *, progress: Progress = SILENT) -> Ranking:
+    """Rank the orders on each domain."""
+    experiment = Experiment(config)
+    domains = experiment.domains
+    progress.start(sum(len(domain.batches) for domain in domains), "batches")
+    found: dict[str, dict[str, float]] = {}
+    for domain in domains:
+        ranked = rank_orders(_network(experiment, domain), _images(domain, experiment.device, progress))
+        found[domain.name] = {str(order): value for order, value in ranked}
+    progress.finish()
+    means = {order: sum(by[order] for by in found.values()) / len(found) for order in next(iter(found.values()))}
+    first = domains[0].dataset
+    return Ranking(
+        dataset=first.name,
+        severity=first.severity,
+        images=sum(domain.batches.images for domain in domains),
+        domains=found,
+        mean=dict(sorted(means.items(), key=lambda pair: (pair[1], pair[0]))),
+    )
+
+
+def _images(domain: Domain, device: torch.device, progress: Progress) -> Iterator[Tensor]:
+    for batch in domain.batches:
+        yield batch.images.to(device)
+        progress.advance()
+
+
+def _network(experiment: Experiment, domain: Domain) -> VMamba:
+    return require_vmamba(experiment.network(domain), by="an analysis of scan orders")

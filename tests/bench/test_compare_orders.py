@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.bench.tiny import tiny_config
-from trust_tta.bench.analyses import (
+from tests.bench.tiny import Recorder, tiny_config
+from trust_tta.bench.compare_orders import (
     adapt_under_orders,
     loss_surface,
     memory_by_k,
@@ -23,6 +23,7 @@ from trust_tta.bench.analyses import (
 from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.parsing import read_config
 from trust_tta.errors import BackendError, ConfigError, DataError
+from trust_tta.models.networks import require_vmamba
 from trust_tta.orders import ScanOrder
 from trust_tta.results.order_records import LossSurface
 
@@ -36,16 +37,16 @@ def opened(folder: Path, **changes: Any) -> Experiment:
 
 
 def surface(place: Experiment, points: int = 3) -> LossSurface:
-    beats: list[int] = []
-    found = loss_surface(place, place.domains[0], points=points, start=beats.append, beat=lambda: beats.append(1))
-    assert beats == [points * points, *[1] * points * points]
+    recorder = Recorder()
+    found = loss_surface(place, place.domains[0], points=points, progress=recorder)
+    assert recorder.passes == recorder.total == points * points
     return found
 
 
 def by_hand(place: Experiment) -> list[dict[str, torch.Tensor]]:
     """The adapted tensors after each order on the last batch: pseudo-labels and Adam, written out."""
     domain = place.domains[0]
-    model = copy.deepcopy(place.network(domain)).eval()
+    model = copy.deepcopy(require_vmamba(place.network(domain), by="a test")).eval()
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.track_running_stats, module.running_mean, module.running_var = False, None, None
@@ -68,7 +69,7 @@ def by_hand(place: Experiment) -> list[dict[str, torch.Tensor]]:
 
 
 def loss_by_hand(place: Experiment, weights: dict[str, torch.Tensor]) -> float:
-    model = copy.deepcopy(place.network(place.domains[0])).train()  # batch statistics
+    model = copy.deepcopy(require_vmamba(place.network(place.domains[0]), by="a test")).train()  # batch statistics
     model.set_stochastic_depth(False)
     model.load_state_dict(weights, strict=False)
     total, count = 0.0, 0
@@ -173,7 +174,7 @@ def test_a_further_order_takes_the_memory_of_its_weights_alone() -> None:
     place = Experiment(read_config(path, {"device": "cuda"}, small=True))
     domain = place.domains[0]
     found = memory_by_k(place, domain, counts=(2, 4, 8))
-    model = place.network(domain)
+    model = require_vmamba(place.network(domain), by="a test")
     roles = model.parameter_roles()
     weights = sum(p.nbytes for name, p in model.named_parameters() if roles[name].kind != "other")
     two, four, eight = found.peak

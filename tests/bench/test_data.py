@@ -10,18 +10,18 @@ from PIL import Image
 
 from tests.bench.tiny import tiny_config
 from trust_tta.bench.config import DataConfig
-from trust_tta.bench.sources import CorruptedImages, DataSource
+from trust_tta.bench.data import CorruptedImages, ExperimentData
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.embedded import load_sample
 from trust_tta.errors import ConfigError, DataError
 
 
 @pytest.fixture(scope="module")
-def sample() -> DataSource:
-    return DataSource(DataConfig(dataset="sample", domains=("clean", "fog", "snow")))
+def sample() -> ExperimentData:
+    return ExperimentData(DataConfig(dataset="sample", domains=("clean", "fog", "snow")))
 
 
-def test_an_image_is_what_corrupting_all_of_them_gives(sample: DataSource) -> None:
+def test_an_image_is_what_corrupting_all_of_them_gives(sample: ExperimentData) -> None:
     images, labels = load_sample()
     dataset = sample.open("fog", severity=3, seed=7)
     whole = corrupt(images[:40], "fog", 3, 7)
@@ -31,14 +31,14 @@ def test_an_image_is_what_corrupting_all_of_them_gives(sample: DataSource) -> No
     assert (dataset.domain, dataset.severity) == ("fog", 3)
 
 
-def test_clean_images_are_left_alone(sample: DataSource) -> None:
+def test_clean_images_are_left_alone(sample: ExperimentData) -> None:
     images, _ = load_sample()
     dataset = sample.open("clean", severity=5, seed=0)
     np.testing.assert_array_equal(dataset.image(5), images[5])
     assert dataset.severity is None
 
 
-def test_a_fingerprint_tells_recipes_apart_and_nothing_else(sample: DataSource) -> None:
+def test_a_fingerprint_tells_recipes_apart_and_nothing_else(sample: ExperimentData) -> None:
     def fingerprint(corruption: str, severity: int, seed: int, *, read: int = 0) -> str:
         dataset = sample.open(corruption, severity=severity, seed=seed)
         dataset.image(read)
@@ -61,7 +61,7 @@ def test_an_array_is_corrupted_like_the_sample(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", images[:9])
     np.save(tmp_path / "y.npy", labels[:9].astype(np.uint8))
     config = DataConfig(dataset="array", images=str(tmp_path / "x.npy"), labels=str(tmp_path / "y.npy"))
-    source = DataSource(config)
+    source = ExperimentData(config)
     dataset = source.open("snow", severity=2, seed=1)
     np.testing.assert_array_equal(dataset.image(8), corrupt(images[:9], "snow", 2, 1)[8])
     assert len(dataset) == 9
@@ -69,7 +69,7 @@ def test_an_array_is_corrupted_like_the_sample(tmp_path: Path) -> None:
 
 def test_clean_images_of_a_set_that_has_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="folder has no clean counterpart"):
-        DataSource(DataConfig(dataset="folder", root=str(tmp_path))).clean()
+        ExperimentData(DataConfig(dataset="folder", root=str(tmp_path))).clean()
 
 
 def test_the_clean_images_of_a_domain_that_was_left_out_are_those_of_the_others(tmp_path: Path) -> None:
@@ -79,13 +79,13 @@ def test_the_clean_images_of_a_domain_that_was_left_out_are_those_of_the_others(
         folder.mkdir(parents=True)
         for number in range(count):
             Image.new("RGB", (8, 8), (count, number, 0)).save(folder / f"{number}.png")
-    source = DataSource(DataConfig(dataset="pacs", root=str(tmp_path)))
+    source = ExperimentData(DataConfig(dataset="pacs", root=str(tmp_path)))
     assert [len(source.clean(domain)) for domain in sizes] == [7, 6, 5]
     assert {int(source.clean("photo").image(i)[0, 0, 0]) for i in range(6)} == {2, 4}
     stream = source.clean_stream("sketch", batch_size=4, limit=3, workers=0)
     assert (stream.dataset.domain, stream.batches.images) == ("clean", 3)
 
-    alone = DataSource(DataConfig(dataset="pacs", root=str(tmp_path / "alone")))
+    alone = ExperimentData(DataConfig(dataset="pacs", root=str(tmp_path / "alone")))
     (tmp_path / "alone" / "PACS").mkdir(parents=True)
     (tmp_path / "PACS" / "photo").rename(tmp_path / "alone" / "PACS" / "photo")
     with pytest.raises(ConfigError, match="no domain of pacs but photo"):
@@ -94,13 +94,13 @@ def test_the_clean_images_of_a_domain_that_was_left_out_are_those_of_the_others(
 
 def test_a_missing_data_set_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cifar10-c is not in"):
-        DataSource(DataConfig(dataset="cifar10-c", root=str(tmp_path))).domains()
+        ExperimentData(DataConfig(dataset="cifar10-c", root=str(tmp_path))).domains()
 
 
 def test_the_same_images_come_in_every_run(tmp_path: Path) -> None:
     config = tiny_config(tmp_path)
     first, second = (
-        DataSource(config.data).stream(config.stream, batch_size=16, seed=0, workers=0)[1].batches.order
+        ExperimentData(config.data).stream(config.stream, batch_size=16, seed=0, workers=0)[1].batches.order
         for _ in range(2)
     )
     np.testing.assert_array_equal(first, second)

@@ -64,7 +64,7 @@ class CorruptedImages:
         return hash_texts((hash_pixels(self.clean), recipe, hash_pixels(probe)))
 
 
-class DataSource:
+class ExperimentData:
     """The data of one experiment. Sets on disk are opened once; corrupted images are kept as long as their stream."""
 
     def __init__(self, config: DataConfig) -> None:
@@ -80,7 +80,7 @@ class DataSource:
             return config.domains
         if config.corrupts:
             return CORRUPTIONS
-        found = available_domains(config.dataset, config.root)
+        found = available_domains(config.dataset, config.root, options=config.options)
         if not found:
             raise ConfigError(f"no domain of {config.dataset} is in {config.root}; run `trust-tta data check` on it")
         return found
@@ -95,7 +95,9 @@ class DataSource:
             images = CorruptedImages(_pixels(clean), domain, severity, seed)
             return replace(clean, domain=domain, images=images, severity=severity)
         if (domain, severity) not in self._opened:
-            self._opened[domain, severity] = open_dataset(config.dataset, config.root, domain=domain, severity=severity)
+            self._opened[domain, severity] = open_dataset(
+                config.dataset, config.root, domain=domain, severity=severity, options=config.options
+            )
         return self._opened[domain, severity]
 
     def clean(self, target: str | None = None) -> Dataset:
@@ -107,10 +109,15 @@ class DataSource:
 
     def _open_others(self, target: str) -> Dataset:
         config = self.config
-        others = [name for name in available_domains(config.dataset, config.root) if name != target]
+        others = [
+            name for name in available_domains(config.dataset, config.root, options=config.options) if name != target
+        ]
         if not others:
             raise ConfigError(f"{config.root} has no domain of {config.dataset} but {target}; add the others")
-        return join_datasets([open_dataset(config.dataset, config.root, domain=name) for name in others], domain=CLEAN)
+        return join_datasets(
+            [open_dataset(config.dataset, config.root, domain=name, options=config.options) for name in others],
+            domain=CLEAN,
+        )
 
     def _open_clean(self) -> Dataset:
         config = self.config
@@ -124,22 +131,22 @@ class DataSource:
         if config.dataset not in _CLEAN_SETS:
             raise ConfigError(
                 f"{config.dataset} has no clean counterpart (known: {', '.join(_CLEAN_SETS)}); "
-                "leave out clean_after and methods that need clean images"
+                "omit clean_after and methods that need clean images"
             )
         return open_dataset(_CLEAN_SETS[config.dataset], config.root)
 
-    def stream(self, plan: StreamsConfig, *, batch_size: int, seed: int, workers: int) -> list[Domain]:
+    def stream(self, streams: StreamsConfig, *, batch_size: int, seed: int, workers: int) -> list[Domain]:
         """The domains as the network meets them, not yet preprocessed."""
         config = StreamConfig(
-            setting=plan.setting,
+            setting=streams.setting,
             batch_size=batch_size,
             seed=seed,
-            shuffle=plan.shuffle,
+            shuffle=streams.shuffle,
             limit=self.config.limit,
-            drop_last=plan.drop_last,
-            gamma=plan.gamma,
+            drop_last=streams.drop_last,
+            gamma=streams.gamma,
         )
-        return list(stream_datasets(self._datasets(plan.setting, seed), config, workers=workers))
+        return list(stream_datasets(self._datasets(streams.setting, seed), config, workers=workers))
 
     def clean_stream(self, target: str | None = None, *, batch_size: int, limit: int | None, workers: int) -> Domain:
         """At most `limit` of the clean images, always the same ones in the same order."""
