@@ -204,7 +204,9 @@ class MethodConfig(Schema):
 
     @model_validator(mode="after")
     def _options_fit_the_method(self) -> MethodConfig:
-        check_method(self.name, self.options)
+        from trust_tta.methods.registry import check_options
+
+        check_options(self.name, self.options)
         return self
 
     def all_options(self) -> dict[str, Any]:
@@ -272,21 +274,6 @@ class RunConfig(Schema):
     def to_json(self) -> str:
         """The configuration as it is recorded beside the results."""
         return canonical_json(plain(self.model_dump()))
-
-
-def check_method(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that the method does not have or cannot take, before anything runs."""
-    import torch
-
-    from trust_tta.methods.registry import check_options, create_method, method_options
-    from trust_tta.models.config import VMambaConfig
-    from trust_tta.models.vmamba import VMamba
-
-    check_options(name, options)
-    if SOURCE_STATISTICS not in method_options(name):
-        with torch.random.fork_rng(devices=[]):
-            toy = VMamba(VMambaConfig(depths=(1, 1), dims=(4, 8), num_classes=2, norm="batch"))
-            create_method(name, toy, **options)
 
 
 def plain(value: Any) -> Any:

@@ -6,12 +6,15 @@ import gc
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
+
+from trust_tta.errors import TrustWarning
 
 Work: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[Work], float]
@@ -72,7 +75,8 @@ class Case:
 def measure(case: Case, device: torch.device) -> Timing:
     """The timing with its numbers, or with the reason why it has none."""
     try:
-        with _autocast(device, case.timing.dtype), case.prepare() as work:
+        with warnings.catch_warnings(), _autocast(device, case.timing.dtype), case.prepare() as work:
+            warnings.simplefilter("ignore", TrustWarning)  # of poor predictions, which nobody looks at here
             times, peak = _times(work, device, case)
         return _filled(case, times, peak)
     except Exception as error:  # too little memory, or a kernel that this device cannot take, is a result
