@@ -15,7 +15,7 @@ from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
 
 CLASSES = 5
-LEARNERS = ("tent", "eta", "sar", "shot", "trust_naive", "trust", "ensemble", "repetition", "augmentation")
+LEARNERS = ("tent", "eta", "sar", "shot", "trust_naive", "trust", "ensemble", "repetition", "augmentation", "tide")
 
 
 def vmamba(norm: str = "batch", *, seed: int = 0, drop_path: float = 0.0) -> VMamba:

@@ -37,6 +37,7 @@ __all__ = [
     "Source",
     "SourceStatistics",
     "Tent",
+    "Tide",
     "Trust",
     "TrustNaive",
     "create_method",
@@ -60,6 +61,7 @@ _MODULES = {
     "shot": ("Shot",),
     "source": ("BatchStatistics", "Source"),
     "tent": ("Tent",),
+    "tide": ("Tide",),
     "trust": ("Trust", "TrustNaive"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

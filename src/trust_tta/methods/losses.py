@@ -49,6 +49,18 @@ def mean_entropy(logits: Tensor) -> Tensor:
     return -(mean * mean.clamp_min(1e-12).log()).sum()
 
 
+def class_confusion(logits: Tensor, *, temperature: float) -> Tensor:
+    """How often each class (row) is predicted together with each other one, (classes, classes), sure predictions first.
+
+    Jin et al., "Minimum Class Confusion for Versatile Domain Adaptation", ECCV 2020; logits (n, classes).
+    """
+    p = (logits / temperature).softmax(1)
+    with torch.no_grad():
+        sureness = 1 + torch.exp((p * (p + 1e-5).log()).sum(1, keepdim=True))
+        sureness = sureness * len(p) / sureness.sum()
+    return (p * sureness).T @ p
+
+
 def by_class(values: Tensor, chosen: Tensor | None = None) -> Tensor:
     """(n, classes, ...) as one row for each prediction, (m, classes); with `chosen` (n, ...), of those alone."""
     rows = values.movedim(1, -1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError
 from trust_tta.roles import Kind, Role
 
-ParameterSet: TypeAlias = Literal["ss2d", "scan", "bn", "all"]
+ParameterSet: TypeAlias = Literal["auto", "ss2d", "scan", "bn", "all"]
 PARAMETER_SETS: dict[ParameterSet, tuple[Kind, ...]] = {
     "ss2d": ("scan", "projection", "norm"),
     "scan": ("scan", "projection"),
@@ -39,21 +39,25 @@ def select(model: nn.Module, parameters: ParameterSet, *, skip_last: bool = Fals
     """Names of the parameters of a set; refused when the network has none of one of its kinds.
 
     "bn": affine weights of the normalizations; "scan": SS2D without its inner norm; "ss2d": both; "all": everything but
-    the classifier. `skip_last` leaves out the last stage and the head.
+    the classifier; "auto": "ss2d" where the network scans, else "bn", else "all". `skip_last` leaves out the last stage
+    and the head.
     """
+    if parameters == "auto":
+        kinds = {role.kind for role in parameter_roles(model).values()}
+        parameters = "ss2d" if "scan" in kinds else "bn" if "norm" in kinds else "all"
     if parameters == "all":
         kept = {n for n, role in parameter_roles(model).items() if not (skip_last and role.last)}
         return [n for n in all_but_the_head(model) if n in kept]
-    kinds = PARAMETER_SETS[parameters]
+    wanted = PARAMETER_SETS[parameters]
     roles = {n: role for n, role in parameter_roles(model).items() if not (skip_last and role.last)}
     found = sorted({role.kind for role in roles.values()})
-    missing = [kind for kind in kinds if kind not in found]
+    missing = [kind for kind in wanted if kind not in found]
     if missing:
         raise ConfigError(
             f"{type(model).__name__} has no {' or '.join(missing)} parameters to adapt (it has: {', '.join(found)}"
             f"{', the last stage left out' if skip_last else ''}); adapt other parameters, or use the method 'source'"
         )
-    return [n for n, role in roles.items() if role.kind in kinds]
+    return [n for n, role in roles.items() if role.kind in wanted]
 
 
 def all_but_the_head(model: nn.Module) -> list[str]:

@@ -30,6 +30,7 @@ METHODS = {
     "ensemble": "trust_tta.methods.ablations:Ensemble",
     "repetition": "trust_tta.methods.ablations:Repetition",
     "augmentation": "trust_tta.methods.ablations:Augmentation",
+    "tide": "trust_tta.methods.tide:Tide",
 }
 
 

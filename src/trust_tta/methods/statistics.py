@@ -1,13 +1,16 @@
 """Which statistics the BatchNorms of a network normalize with: those of the batch, of the stream, or of training.
 
-"stream" follows the batches since the reset: each norm keeps a moving mean and variance. An adapting pass takes the
-values of the moving statistics and the gradient of the batch's (test-time batch renormalization, as in Zhao et al.,
-"DELTA", ICLR 2023); a prediction normalizes as in evaluation.
+"stream" follows the images since the reset: each norm keeps a moving mean and variance whose memory follows the
+evidence. A batch that surprises a norm no more than batches usually do counts for its share of the memory; one that
+surprises it more counts for more, up to starting the memory anew. What is usual is learned from the stream, norm by
+norm, so that single images and batches of one class, which always differ, are not taken for a change of domain.
+
+An adapting pass takes the values of the moving statistics and the gradient of the batch's (test-time batch
+renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes as in evaluation.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
@@ -17,61 +20,47 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trust_tta.methods.state import Array, Number, Spec, clone
+from trust_tta.methods.state import Array, Spec, clone
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 
 HALF_LIFE = 640.0  # images after which half of the memory is new
 SOURCE_WORTH = 32.0  # images that the statistics of training count for at the beginning
+SURPRISE = 3.0  # times the usual divergence: what exceeds it is a change
+CHANGE = 0.05  # divergence beyond the usual at which a batch counts for half
+PACE = 0.3  # by which the usual divergence follows its median, per batch, as a logarithm
+
+MEMORY = ("mean", "variance", "images", "usual")
 
 
 class Statistics:
     """What the norms of one network do, and what they remember.
 
-    `observing_without_grad`: also passes without gradients adapt, for methods that adapt no weights. `norm` makes the
-    norms of a stream: a subclass of `StreamNorm` may follow it in another way.
+    `observing_without_grad`: also passes without gradients adapt, for methods that adapt no weights.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        kind: StatisticsKind,
-        *,
-        observing_without_grad: bool = False,
-        half_life: float = HALF_LIFE,
-        source_worth: float = SOURCE_WORTH,
-        norm: type[StreamNorm] | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, kind: StatisticsKind, *, observing_without_grad: bool = False) -> None:
         found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
-        self.kind, self.half_life = kind, half_life
+        self.kind = kind
         self.of_batches = kind == "batch" and bool(found)  # whether a batch is normalized by itself alone
         self.norms: dict[str, StreamNorm] = {}
         if kind == "batch":
             use_batch_statistics(model)
         elif kind == "stream":
             for name, module in found.items():
-                stream = (norm or StreamNorm)(module, observing_without_grad=observing_without_grad)
-                self.norms[name] = stream
+                self.norms[name] = StreamNorm(module, observing_without_grad=observing_without_grad)
                 parent, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(parent), leaf, stream)
-        known = all(n.source_mean is not None for n in self.norms.values())
-        self.source_worth = source_worth if known else 0.0
-        self.images = self.source_worth
+                setattr(model.get_submodule(parent), leaf, self.norms[name])
 
     def begin(self, images: int) -> None:
         """A batch of so many images comes; passes over it, however many, change the memory once."""
-        if self.norms:
-            norms = self.norms.values()
-            torch._foreach_copy_([n.memory_mean for n in norms], [n.mean for n in norms])
-            torch._foreach_copy_([n.memory_variance for n in norms], [n.variance for n in norms])
-            shares = [n.share for n in norms]
-            torch._foreach_zero_(shares)
-            torch._foreach_add_(shares, self.share_of(images))
-            self.images += images
-
-    def share_of(self, images: int) -> float:
-        """What a batch counts for: its part of a plain average at first, then that of a half-life."""
-        return max(images / (self.images + images), 1 - math.pow(0.5, images / self.half_life))
+        norms = self.norms.values()
+        if norms:
+            for name in MEMORY:
+                torch._foreach_copy_([getattr(n, f"memory_{name}") for n in norms], [getattr(n, name) for n in norms])
+            counts = [n.count for n in norms]
+            torch._foreach_zero_(counts)
+            torch._foreach_add_(counts, float(images))
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -85,45 +74,43 @@ class Statistics:
                 module.observing = True
 
     def restore_source(self) -> None:
-        self.images = self.source_worth
         for module in self.norms.values():
             module.restore_source()
 
     def state(self) -> dict[str, Any]:
         if self.kind != "stream":
             return {}
-        means = {name: module.mean for name, module in self.norms.items()}
-        variances = {name: module.variance for name, module in self.norms.items()}
-        return {"images": self.images, "mean": clone(means), "variance": clone(variances)}
+        return {name: clone({path: getattr(n, name) for path, n in self.norms.items()}) for name in MEMORY}
 
     def spec(self) -> dict[str, Spec]:
         if self.kind != "stream":
             return {}
-        means: dict[str, Spec] = {name: Array.like(module.mean) for name, module in self.norms.items()}
-        variances: dict[str, Spec] = {name: Array.like(module.variance, least=0) for name, module in self.norms.items()}
-        return {"images": Number(float, least=0), "mean": means, "variance": variances}
+        return {name: {path: _spec(name, getattr(n, name)) for path, n in self.norms.items()} for name in MEMORY}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        if self.kind == "stream":
-            self.images = state["images"]
-            for name, module in self.norms.items():
-                module.mean.copy_(state["mean"][name])
-                module.variance.copy_(state["variance"][name])
+        for name in MEMORY if self.kind == "stream" else ():
+            for path, module in self.norms.items():
+                getattr(module, name).copy_(state[name][path])
 
 
 class StreamNorm(nn.Module):
     """A BatchNorm, over the same weights, that normalizes with moving statistics (channels,).
 
-    `memory_mean`, `memory_variance`: as the present batch found them; `mean`, `variance`: with the last pass over it.
+    `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for;
+    `usual`: the median divergence of batches from it. `memory_*`: the same as the present batch found them.
     """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
-    memory_mean: Tensor
-    memory_variance: Tensor
     mean: Tensor
     variance: Tensor
-    share: Tensor
+    images: Tensor
+    usual: Tensor
+    memory_mean: Tensor
+    memory_variance: Tensor
+    memory_images: Tensor
+    memory_usual: Tensor
+    count: Tensor
 
     def __init__(self, norm: _BatchNorm, *, observing_without_grad: bool) -> None:
         super().__init__()
@@ -132,18 +119,23 @@ class StreamNorm(nn.Module):
         self.eps, self.observing, self.observing_without_grad = norm.eps, True, observing_without_grad
         self.source_mean, self.source_variance = norm.running_mean, norm.running_var
         like = next((t for t in (norm.running_mean, norm.weight) if t is not None), torch.zeros(norm.num_features))
-        for name in ("memory_mean", "memory_variance", "mean", "variance"):
-            self.register_buffer(name, torch.zeros_like(like, requires_grad=False), persistent=False)
-        self.register_buffer("share", torch.zeros((), dtype=like.dtype, device=like.device), persistent=False)
+        for name in MEMORY:
+            value = torch.zeros_like(like if name in ("mean", "variance") else like.sum(), requires_grad=False)
+            self.register_buffer(name, value, persistent=False)
+            self.register_buffer(f"memory_{name}", value.clone(), persistent=False)
+        self.register_buffer("count", torch.ones_like(self.images), persistent=False)
         self.train(False)
         self.restore_source()
 
     def restore_source(self) -> None:
+        known = self.source_mean is not None and self.source_variance is not None
         with torch.no_grad():
-            for mean in (self.memory_mean, self.mean):
-                mean.zero_() if self.source_mean is None else mean.copy_(self.source_mean)
-            for variance in (self.memory_variance, self.variance):
-                variance.fill_(1) if self.source_variance is None else variance.copy_(self.source_variance)
+            self.mean.copy_(self.source_mean) if self.source_mean is not None else self.mean.zero_()
+            self.variance.copy_(self.source_variance) if self.source_variance is not None else self.variance.fill_(1)
+            self.images.fill_(SOURCE_WORTH if known else 0)
+            self.usual.zero_()
+            for name in MEMORY:
+                getattr(self, f"memory_{name}").copy_(getattr(self, name))
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, ...) in and out."""
@@ -161,18 +153,35 @@ class StreamNorm(nn.Module):
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Move the statistics by the batch's share; its own mean and variance (channels,)."""
+        """Move the memory by what the batch counts for; the batch's own mean and variance (channels,)."""
         axes = [0, *range(2, x.dim())]
         variance, mean = torch.var_mean(x.detach().to(self.mean.dtype), dim=axes, correction=0)
         share = self.share_of(mean, variance)
+        apart = share * (1 - share) * (mean - self.memory_mean).square()  # two means are a variance, too
         torch.lerp(self.memory_mean, mean, share, out=self.mean)
-        torch.lerp(self.memory_variance, variance, share, out=self.variance)
+        self.variance.copy_(torch.lerp(self.memory_variance, variance, share) + apart)
+        self.images.copy_(self.count / share)
         return mean, variance
 
     def share_of(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """What the batch counts for, () or (channels,); a subclass may look at its statistics."""
-        del mean, variance
-        return self.share
+        """What the batch counts for, (): its part of a plain average, of a half-life, or what its surprise demands."""
+        surprise = divergence(mean, variance, self.memory_mean, self.memory_variance, eps=self.eps)
+        usual = torch.where(self.memory_usual > 0, self.memory_usual, 1 / self.count)
+        self.usual.copy_(usual * torch.exp(PACE * torch.sign(surprise - usual)))
+        change = (surprise - SURPRISE * usual).clamp_min(0)
+        plain = self.count / (self.memory_images + self.count)
+        fading = 1 - torch.exp2(-self.count / HALF_LIFE)
+        return torch.maximum(torch.maximum(plain, fading), change / (change + CHANGE))
+
+
+def divergence(mean: Tensor, variance: Tensor, mean2: Tensor, variance2: Tensor, *, eps: float) -> Tensor:
+    """The symmetric Kullback-Leibler divergence of two normal distributions, (), as the mean over channels."""
+    apart, first, second = (mean - mean2).square(), variance + eps, variance2 + eps
+    return (((first + apart) / second + (second + apart) / first) / 2 - 1).mean()
+
+
+def _spec(name: str, value: Tensor) -> Array:
+    return Array.like(value) if name == "mean" else Array.like(value, least=0)
 
 
 def use_batch_statistics(model: nn.Module) -> None:

@@ -14,6 +14,7 @@ from trust_tta.methods.sar import Sar
 from trust_tta.methods.shot import Shot
 from trust_tta.methods.source import BatchStatistics, Source
 from trust_tta.methods.tent import Tent
+from trust_tta.methods.tide import Tide
 from trust_tta.methods.trust import Trust, TrustNaive
 from trust_tta.orders import OrderLike, ScanOrder
 
@@ -32,7 +33,7 @@ class _LearningKeywords(_MethodKeywords, total=False):
     optimizer: Literal["adam", "sgd"]
     momentum: float
     nesterov: bool
-    parameters: Literal["ss2d", "scan", "bn", "all"]
+    parameters: Literal["auto", "ss2d", "scan", "bn", "all"]
     stochastic_depth: bool
 
 class _TentKeywords(_LearningKeywords, total=False):
@@ -91,6 +92,13 @@ class _AugmentationKeywords(_RepetitionKeywords, total=False):
     orders: Sequence[OrderLike | tuple[ScanOrder, float]] | None
     seed: int
 
+class _TideKeywords(_LearningKeywords, total=False):
+    views: Literal["mirror", "none"]
+    loss: Literal["confusion", "information", "entropy"]
+    temperature: float
+    pull: float
+    frequencies: bool
+
 @overload
 def create_method(name: Literal["source"], model: nn.Module, **options: Unpack[_SourceKeywords]) -> Source: ...
 @overload
@@ -121,6 +129,8 @@ def create_method(
 def create_method(
     name: Literal["augmentation"], model: nn.Module, **options: Unpack[_AugmentationKeywords]
 ) -> Augmentation: ...
+@overload
+def create_method(name: Literal["tide"], model: nn.Module, **options: Unpack[_TideKeywords]) -> Tide: ...
 @overload
 def create_method(name: type[_M], model: nn.Module, **options: Any) -> _M: ...
 @overload

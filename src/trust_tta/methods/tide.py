@@ -1,0 +1,173 @@
+"""TIDE: test-time inference under drift, by evidence.
+
+A method of this project, made of parts that each help in one kind of stream and harm in none:
+
+- statistics of the stream whose memory follows the evidence (`statistics.py`): small batches, short domains;
+- minimum class confusion (Jin et al., ECCV 2020) on the SS2D weights, with a memory of the confusion: one update per
+  batch, of any size, in place of six;
+- the mirror image as a second view of every image;
+- a pull back to the source, so that long streams do not wear the network out;
+- the frequencies of the classes, where they differ from even ones beyond chance (Saerens et al., 2002): correlated
+  labels. As they do, updates slow down, because the confusion of a few classes says little about the others.
+
+Rates and memories are counted in images: no option depends on the size of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.losses import by_class, class_confusion, entropy, mean_entropy
+from trust_tta.methods.parameters import ParameterSet
+from trust_tta.methods.state import Array, Spec
+from trust_tta.methods.statistics import StatisticsKind
+from trust_tta.schema import Fraction, Positive, Rate
+
+BATCH = 128  # images for which `lr` and `pull` are stated
+CONFUSION_HALF_LIFE = 256.0  # images of a class-balanced stream after which half of the confusion is new
+FREQUENCY_HALF_LIFE = 128.0  # images after which half of the class frequencies are new
+EVEN = 10.0  # images of an even class distribution that the frequencies start with
+DOUBT = 3.0  # excess of the skew, in its standard, at which it is half believed
+
+
+class TideOptions(LearningOptions):
+    """`lr` and `pull` are per 128 images. `views`: average with the mirror image, or not, where left and right matter.
+
+    `frequencies`: follow the class frequencies of correlated streams.
+    """
+
+    lr: Rate = 4e-4
+    parameters: ParameterSet = "auto"
+    statistics: StatisticsKind = "stream"
+    predict: Literal["before", "after"] = "before"
+    views: Literal["mirror", "none"] = "mirror"
+    loss: Literal["confusion", "information", "entropy"] = "confusion"
+    temperature: Positive = 2.5
+    pull: Fraction = 0.01
+    frequencies: bool = True
+
+
+class Believed(NamedTuple):
+    """Class probabilities (n, classes) under the frequencies of the stream, and how skewed these are, from 0 to 1."""
+
+    probabilities: Tensor
+    frequencies: Tensor
+    skew: Tensor
+
+
+class Tide(Learner):
+    """One pass over two views, one update, and the prediction of that pass."""
+
+    name = "tide"
+    Options: ClassVar[type[LearningOptions]] = TideOptions
+    options: TideOptions
+    confusion: Tensor | None
+    frequencies: Tensor | None
+
+    def start(self) -> None:
+        self.confusion = self.frequencies = None
+
+    def moving(self) -> dict[str, Spec]:
+        return {"confusion": Array((None, None), least=0), "frequencies": Array((None,), least=0)}
+
+    def adapt(self, images: Tensor) -> Tensor:
+        for _ in range(self.options.steps):
+            views = self.views_of(images)
+            believed = self.believe(views.detach())
+            self.learn_from(views, len(images), pace=1 - believed.skew)
+            if self.logits_before is None:
+                self.logits_before = believed.probabilities.log()
+        if self.options.predict == "after":
+            with torch.no_grad():
+                believed = self.believe(self.views_of(images))
+        self.frequencies = believed.frequencies
+        return believed.probabilities.log()
+
+    def views_of(self, images: Tensor) -> Tensor:
+        """Log-probabilities (views, n, classes, ...) of the images and of their mirror images, in one pass."""
+        if self.options.views == "none":
+            return self.adapting_pass(images).log_softmax(1)[None]
+        log_p = self.adapting_pass(torch.cat([images, images.flip(-1)])).log_softmax(1)
+        self.counters.forwards += 1  # counted in passes over the batch
+        plain, mirrored = log_p.chunk(2)
+        return torch.stack([plain, mirrored.flip(-1) if log_p.dim() == 4 else mirrored])
+
+    def adapting_pass(self, images: Tensor) -> Tensor:
+        return self.predict(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
+
+    def learn_from(self, views: Tensor, images: int, *, pace: Tensor) -> None:
+        """One step, as long as the images are worth and `pace` () allows; then a little back to the source."""
+        start, confusion = self.weights.read(), self.confusion
+        finite = self.descend(self.loss(views.mean(0), None))
+        self.counters.backwards += len(views) - 1
+        length = pace * math.sqrt(images / BATCH)
+        origin = self.weights.flatten(self.weights.source.values())
+        moved = start + (self.weights.read() - start) * length
+        pulled = moved.lerp(origin, 1 - (1 - self.options.pull) ** (images / BATCH))
+        self.weights.write(torch.where(finite, pulled, start))
+        if not self.settle([finite])[0]:
+            self.confusion = confusion
+
+    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+        if self.options.loss == "entropy":
+            return entropy(logits).mean()
+        if self.options.loss == "information":
+            return entropy(logits).mean() - mean_entropy(logits)
+        confusion = class_confusion(by_class(logits), temperature=self.options.temperature)
+        total = confusion if self.confusion is None else confusion + self.confusion
+        self.confusion = self._remember(confusion.detach())
+        rows = total / total.sum(1, keepdim=True).clamp_min(1e-12)
+        return 1 - rows.diagonal().mean()
+
+    def _remember(self, confusion: Tensor) -> Tensor:
+        """The memory with the confusion (classes, classes) of a batch: the rows of classes that come forget."""
+        if self.confusion is None:
+            return confusion
+        kept = torch.exp2(-confusion.sum(1, keepdim=True) * len(confusion) / CONFUSION_HALF_LIFE)
+        return self.confusion * kept + confusion
+
+    def believe(self, views: Tensor) -> Believed:
+        """The mean probability of the views (views, n, classes, ...), weighed by how frequent the classes are now."""
+        mean = views.exp().mean(0)
+        classes = mean.shape[1]
+        even = mean.new_zeros(classes) if self.frequencies is None else self.frequencies
+        before = even * 2 ** (-len(mean) / FREQUENCY_HALF_LIFE)
+        if not self.options.frequencies or mean.dim() > 2:
+            return Believed(mean.clamp_min(1e-12), before, mean.new_zeros(()))
+        frequencies = mean.sum(0)
+        for _ in range(5):  # expectation maximization: from frequencies to probabilities and back
+            prior = before + frequencies + EVEN / classes
+            posterior = mean * prior
+            posterior = posterior / posterior.sum(1, keepdim=True)
+            frequencies = posterior.sum(0)
+        skew = self.skew_of(before + frequencies)
+        weighed = mean * (prior / prior.sum()).pow(skew)
+        weighed = (weighed / weighed.sum(1, keepdim=True)).clamp_min(1e-12)
+        return Believed(weighed, before + weighed.sum(0), skew)
+
+    def skew_of(self, frequencies: Tensor) -> Tensor:
+        """How sure it is, (), from 0 to 1, that frequencies (classes,) are not those of even classes.
+
+        Twice the likelihood ratio is spread, for even classes, like chi-square about classes - 1.
+        """
+        freedom = len(frequencies) - 1
+        shares = frequencies / frequencies.sum().clamp_min(1e-12)
+        ratio = 2 * (frequencies * (shares * len(shares)).clamp_min(1e-12).log()).sum()
+        excess = (ratio - 2 * freedom).clamp_min(0) / max(freedom, 1)
+        return excess / (excess + DOUBT)
+
+    @torch.no_grad()
+    def evaluate(self, images: Tensor) -> Tensor:
+        """Logits (n, classes, ...) of the state as it is, for even classes: nothing is adapted or counted."""
+        with self._lock, self.statistics.frozen():
+            log_p: Tensor = self.model(images).log_softmax(1)
+            if self.options.views == "none":
+                return log_p
+            mirrored: Tensor = self.model(images.flip(-1)).log_softmax(1)
+            mirrored = mirrored.flip(-1) if log_p.dim() == 4 else mirrored
+            return torch.stack([log_p, mirrored]).exp().mean(0).clamp_min(1e-12).log()

@@ -1,0 +1,205 @@
+"""TIDE: its loss against golden numbers, its parts against closed forms, and what it promises of batch sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.golden import load_golden
+from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
+from trust_tta.methods.losses import class_confusion
+from trust_tta.methods.tide import Tide
+
+
+def golden_cases() -> list[int]:
+    return list(range(len(json.loads(str(load_golden("newer/mcc.npz")["hyper"]))["cases"])))
+
+
+@pytest.mark.parametrize("case", golden_cases())
+def test_without_a_memory_the_loss_is_minimum_class_confusion(case: int) -> None:
+    arrays = load_golden("newer/mcc.npz")
+    temperature = json.loads(str(arrays["hyper"]))["cases"][case]["temperature"]
+    logits = torch.tensor(arrays[f"case/{case}/logits"], dtype=torch.float64, requires_grad=True)
+    method: Tide = make("tide", convnet(), temperature=float(temperature))
+    loss = method.loss(logits, None)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss.item() == pytest.approx(float(arrays[f"case/{case}/value"]), abs=1e-10)
+    np.testing.assert_allclose(gradient.numpy(), arrays[f"case/{case}/grad"], atol=1e-10)
+
+
+def test_the_memory_of_the_confusion_makes_single_images_learn() -> None:
+    method: Tide = make("tide", convnet())
+    first, second = torch.randn(2, 1, CLASSES, generator=torch.Generator().manual_seed(0)).unbind()
+    first, second = first.requires_grad_(), second.requires_grad_()
+    (alone,) = torch.autograd.grad(method.loss(first, None), first)
+    assert alone.abs().max() < 1e-6  # the rows of one image are all the same
+    (remembered,) = torch.autograd.grad(method.loss(second, None), second)
+    assert remembered.abs().max() > 1e-3
+    expected = class_confusion(first.detach(), temperature=2.5)
+    kept = expected * 2 ** (-class_confusion(second.detach(), temperature=2.5).sum(1, keepdim=True) * CLASSES / 256)
+    assert method.confusion is not None
+    assert torch.allclose(method.confusion, kept + class_confusion(second.detach(), temperature=2.5))
+
+
+def stream_of(labels: list[int], *, sureness: float = 3.0, seed: int = 0) -> Tensor:
+    """Log-probabilities (1, n, classes) of a classifier that is calibrated and not always right."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(len(labels), CLASSES, generator=generator)
+    z[torch.arange(len(labels)), torch.tensor(labels)] += sureness
+    return z.log_softmax(1)[None]
+
+
+def test_even_classes_are_left_alone() -> None:
+    method: Tide = make("tide", convnet())
+    views = stream_of([i % CLASSES for i in range(100)])
+    believed = method.believe(views)
+    assert float(believed.skew) == 0
+    assert torch.allclose(believed.probabilities, views[0].exp(), atol=1e-6)
+
+
+def test_uneven_classes_are_followed_and_help() -> None:
+    method: Tide = make("tide", convnet())
+    labels = [0] * 80 + [1] * 20
+    views = stream_of(labels, sureness=1.0)
+    believed = method.believe(views)
+    right = torch.tensor(labels)
+    before = (views[0].argmax(1) == right).float().mean()
+    after = (believed.probabilities.argmax(1) == right).float().mean()
+    assert float(believed.skew) > 0.7
+    assert after > before + 0.1
+
+
+def test_the_frequencies_are_a_fixed_point_of_expectation_maximization() -> None:
+    """Against many more rounds in numpy."""
+    views = stream_of([0] * 300 + [1] * 100 + [2] * 100, sureness=6.0)
+    method: Tide = make("tide", convnet())
+    p = views[0].exp().double().numpy()
+    frequencies = p.sum(0)
+    for _ in range(200):
+        posterior = p * (frequencies + 10 / CLASSES)
+        posterior /= posterior.sum(1, keepdims=True)
+        frequencies = posterior.sum(0)
+    got = method.believe(views).frequencies.double().numpy()
+    np.testing.assert_allclose(got / got.sum(), frequencies / frequencies.sum(), atol=0.02)
+
+
+def test_chance_seldom_looks_like_skew() -> None:
+    method: Tide = make("tide", convnet())
+    generator = np.random.default_rng(0)
+    skews = [
+        float(method.skew_of(torch.tensor(generator.multinomial(128, [1 / CLASSES] * CLASSES), dtype=torch.float32)))
+        for _ in range(200)
+    ]
+    assert np.mean(skews) < 0.02
+
+
+@pytest.mark.parametrize("images", [1, 2, 7, 64])
+def test_every_batch_size_works_without_an_option(images: int) -> None:
+    method = make("tide", vmamba())
+    for logits in run(method, batches(3, images=images)):
+        assert logits.shape == (images, CLASSES)
+        assert torch.allclose(logits.exp().sum(1), torch.ones(images), atol=1e-5)
+    assert method.counters.updates == 3
+
+
+def test_the_pull_alone_brings_the_weights_back_by_the_images_seen() -> None:
+    """With lr=0: 256 images halve what 0.01 per 128 images leaves, whatever the size of the batches."""
+    distances = []
+    for images in (2, 8):
+        method: Tide = make("tide", convnet(), lr=0.0, pull=0.5)
+        source = method.weights.read()
+        method.weights.write(source + 1)
+        run(method, batches(16 // images, images=images))
+        distances.append(float((method.weights.read() - source).mean()))
+    assert distances[0] == pytest.approx(distances[1], rel=1e-4)
+    assert distances[0] == pytest.approx(0.5 ** (16 / 128), rel=1e-4)
+
+
+def test_an_update_is_as_long_as_the_square_root_of_the_images() -> None:
+    """Adam's first step has the length of the learning rate in every weight."""
+    moved = {}
+    for images in (2, 8):
+        method: Tide = make("tide", convnet(), lr=1e-3, pull=0.0, frequencies=False, views="none")
+        before = method.weights.read()
+        method(batches(1, images=images)[0])
+        moved[images] = float((method.weights.read() - before).abs().max())
+    assert moved[2] == pytest.approx(1e-3 * math.sqrt(2 / 128), rel=1e-2)
+    assert moved[8] == pytest.approx(1e-3 * math.sqrt(8 / 128), rel=1e-2)
+
+
+def test_a_mirrored_batch_has_the_same_prediction() -> None:
+    """Two views are exchanged: nothing but the rounding may change, which updates would enlarge."""
+    one, other = make("tide", vmamba(), lr=0.0), make("tide", vmamba(), lr=0.0)
+    for images in batches(2):
+        assert torch.allclose(one(images), other(images.flip(-1)), atol=1e-4)
+
+
+def test_a_loss_that_is_not_finite_moves_no_weight_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    method: Tide = make("tide", vmamba())
+    first, second = batches(2)
+    method(first)
+    before = method.state_dict()
+    monkeypatch.setattr(method, "loss", lambda logits, chosen: logits.sum() * float("nan"))
+    method.confusion = torch.ones(CLASSES, CLASSES)
+    assert method(second).isfinite().all()
+    after = method.state_dict()
+    assert same(after["adapted"], before["adapted"])
+    assert same(after["optimizer"], before["optimizer"])
+    assert torch.equal(after["extra"]["confusion"], torch.ones(CLASSES, CLASSES))
+    assert (after["counters"]["updates"], after["counters"]["skipped"]) == (1, 1)
+
+
+class Dense(nn.Module):
+    """Predicts every pixel of a map half as large as the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Conv2d(8, CLASSES, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+
+def test_dense_predictions_are_mirrored_back() -> None:
+    images = batches(1, images=2)[0]
+    model = Dense().eval()
+    expected = torch.stack([model(images).softmax(1), model(images.flip(-1)).softmax(1).flip(-1)]).mean(0)
+    method = make("tide", model, statistics="source", lr=0.0)
+    assert torch.allclose(method(images).exp(), expected, atol=1e-6)
+    assert torch.allclose(method.evaluate(images).exp(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"views": "none"}, {"loss": "information"}, {"loss": "entropy"}, {"predict": "after"}, {"frequencies": False},
+     {"statistics": "batch"}, {"statistics": "source"}, {"steps": 2}, {"stochastic_depth": True}],
+    ids=str,
+)  # fmt: skip
+def test_each_part_can_be_chosen_and_is_restored(options: dict[str, Any]) -> None:
+    method = make("tide", vmamba(drop_path=0.1), **options)
+    stream = batches(4)
+    run(method, stream[:2])
+    state = method.state_dict()
+    expected = run(method, stream[2:])
+    twin = make("tide", vmamba(drop_path=0.1), **options)
+    twin.load_state_dict(state)
+    assert same(run(twin, stream[2:]), expected)
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_it_adapts_what_is_there(norm: str) -> None:
+    method = make("tide", vmamba(norm))
+    assert any("x_proj" in name for name in method.adapted)
+    assert all("norm" not in name or "op" not in name for name in method.adapted)
+    assert set(make("tide", convnet()).adapted) == {f"body.{i}.{leaf}" for i in (1, 4) for leaf in ("weight", "bias")}
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    assert set(make("tide", plain).adapted) == {"1.weight", "1.bias"}
