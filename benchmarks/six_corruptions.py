@@ -23,7 +23,6 @@ from torch import Tensor
 import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import choose_device
-from trust_tta.preprocessing import find_preset
 
 CORRUPTIONS = ("gaussian_noise", "impulse_noise", "glass_blur", "contrast", "snow", "jpeg_compression")
 IMAGES, BATCH, SEED = 4096, 128, 42
@@ -67,13 +66,14 @@ def run(
     changes: dict[str, Any] = {"drop_path": DROP_PATH} if options.get("stochastic_depth") else {}
     model = tt.create_model("vmamba_nano", num_classes=10, checkpoint=weights, **changes).to(device).eval()
     method = tt.create_method(kind, model, **options)
+    preprocess = model.preprocessing
     accuracy, times = {}, []
     order = np.random.default_rng(SEED).permutation(len(truth))
     for corruption, pixels in corrupted.items():
         method.reset()
         right = 0
         for chosen in np.split(order, range(BATCH, len(order), BATCH)):
-            batch = prepare(pixels[chosen], device)
+            batch = preprocess(pixels[chosen]).to(device)
             begun = time.perf_counter()
             predicted = method(batch).argmax(1)
             right += int((predicted == truth[chosen]).sum())
@@ -81,13 +81,6 @@ def run(
         accuracy[corruption] = 100 * right / len(order)
     mean = statistics.fmean(accuracy.values())
     return {"accuracy": accuracy, "mean": mean, "ms": 1e3 * statistics.median(times), "device": device.type}
-
-
-def prepare(pixels: np.ndarray, device: torch.device) -> Tensor:
-    """uint8 (n, h, w, 3) -> normalized (n, 3, h, w)."""
-    preset = find_preset("cifar32")
-    mean, std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (preset.mean, preset.std))
-    return (torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).float() / 255 - mean) / std
 
 
 def add(record: Path, name: str, result: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ class Group:
     cells: tuple[Cell, ...]
     failures: tuple[Failure, ...] = ()
     absent: tuple[CellKey, ...] = ()  # planned, or being run
-    labels: Mapping[str, str] = field(default_factory=dict)  # by the digest of the key
+    labels: Mapping[CellKey, str] = field(default_factory=dict)
     apart: str = ""
 
     @property
@@ -108,7 +108,7 @@ class Group:
         return sorted({cell.key.seed for cell in self.cells})
 
     def label(self, key: CellKey) -> str:
-        return self.labels[key.digest]
+        return self.labels[key]
 
     @cached_property
     def keys(self) -> tuple[CellKey, ...]:
@@ -203,7 +203,7 @@ class Report:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Every finished cell once."""
-        return tuple({cell.key.digest: cell for group in self.groups for cell in group.cells}.values())
+        return tuple({cell.key: cell for group in self.groups for cell in group.cells}.values())
 
     @property
     def dates(self) -> tuple[str, str] | None:
@@ -239,8 +239,8 @@ def make_groups(
     labels: Mapping[str, str] | None = None,
 ) -> list[Group]:
     """Cut cells into groups whose tables mix nothing, in display order; `labels`, by digest, name absent cells."""
-    found = {key.digest: key.method for key in absent} | dict(labels or {})
-    found |= {cell.key.digest: cell.label for cell in cells} | {f.key.digest: f.label for f in failures}
+    found = {key: (labels or {}).get(key.digest, key.method) for key in absent}
+    found |= {cell.key: cell.label for cell in cells} | {failure.key: failure.label for failure in failures}
     items: list[tuple[CellKey, Item]] = [(cell.key, cell) for cell in cells]
     items += [*((failure.key, failure) for failure in failures), *((key, key) for key in absent)]
     corrupted: dict[tuple[object, ...], set[tuple[object, ...]]] = defaultdict(set)
@@ -257,7 +257,7 @@ def make_groups(
     return [group for values in order for group in _separate(_group(values, bins[values], found), _LAST_RESORTS)]
 
 
-def _group(values: tuple[object, ...], items: Sequence[Item], labels: Mapping[str, str]) -> Group:
+def _group(values: tuple[object, ...], items: Sequence[Item], labels: Mapping[CellKey, str]) -> Group:
     experiment, dataset, setting, severity, batch_size, limit = values
     return Group(
         experiment=str(experiment),

@@ -40,7 +40,7 @@ def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str |
 def render_page(report: Report, *, title: str | None = None) -> str:
     """The page as text."""
     facts = _distinct_facts(report.cells)
-    runs = {cell.key.digest: i for i, cell in enumerate(report.cells)}
+    runs = {cell.key: i for i, cell in enumerate(report.cells)}
     album: dict[bytes, int] = {}  # each picture once, with its place: groups often show the same ones
     html = (
         _environment()
@@ -55,7 +55,7 @@ def render_page(report: Report, *, title: str | None = None) -> str:
             across=across_sections(report.groups),
             orders=order_sections(report.order_records),
             facts=[(found, sum(_circumstances(cell) == found for cell in report.cells)) for found in facts],
-            runs=lambda cells: ",".join(str(runs[cell.key.digest]) for cell in cells),
+            runs=lambda cells: ",".join(str(runs[cell.key]) for cell in cells),
             place=lambda picture: album.setdefault(picture, len(album)),
             data=lambda: {**_payload(report.cells, facts), "pictures": _addresses(album)},
         )
