@@ -98,3 +98,31 @@ def states_equal(a: object, b: object) -> bool:
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(states_equal, a, b))
     return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def noise_like(seed: int, size: int = 32) -> Tensor:
+    return torch.randn(size, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def ruin(kind: str, i: int, *, size: int = 32) -> Tensor:
+    """The i-th batch of a stream that ruins methods."""
+    images = draw(size, seed=50_000 + i, only=1 if kind == "one class" else None)[0]
+    match kind:
+        case "noise":
+            return noise_like(i, size)
+        case "constant":
+            return torch.randn(size, 3, 1, 1, generator=torch.Generator().manual_seed(i)).expand_as(images).clone()
+        case "flips":
+            return images if i // 10 % 2 else 1.5 * images.flip(1) + 2
+        case "nan":
+            images[i % 2 :: 2] = float("nan")
+        case "mixed":
+            generator = torch.Generator().manual_seed(i)
+            images[: size // 2] = (noise_like(i, size // 2), -images[: size // 2], images[:1])[i % 3]
+            images = images[torch.randperm(size, generator=generator)]
+        case "huge":
+            images[0] *= 3e37
+    return images
+
+
+RUINOUS = ("noise", "constant", "one class", "flips", "nan", "mixed", "huge")

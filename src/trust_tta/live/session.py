@@ -14,7 +14,7 @@ from trust_tta.errors import StateError
 from trust_tta.live.alarms import Kind, Reference
 from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
 from trust_tta.live.inputs import looks_broken, usable
-from trust_tta.live.monitors import Reading
+from trust_tta.live.monitors import CLASS_WINDOW, Reading
 from trust_tta.live.snapshots import Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
@@ -76,6 +76,7 @@ class Session:
         self._lasting: dict[str, Action] = {}  # alarms that have not ended, and what is done about them
         self._events: list[Event] = []  # of this call
         self._on_event = on_event
+        self._nothing = next(method.model.parameters()).new_zeros(0)  # a check on it is one on the canary, or none
 
     # One batch
 
@@ -117,6 +118,8 @@ class Session:
         if self._may_update():
             return self._update(self.watch, images)
         logits = self.evaluate(images)
+        if not self.books.paused:  # the update that is not made pays for a look at the source
+            self.watch.credit = max(self.watch.credit, 2 * len(images))
         if not problem and self._observe(self.watch, images, logits, work=len(images)):
             logits = self.evaluate(images)
         return logits, False
@@ -131,7 +134,7 @@ class Session:
         spent = self._spent()
         logits = self.method(images)
         work = max(1, self._spent() - spent) * len(images)
-        check = watch.check(self.method, images) if due else None
+        check = watch.check(self.method, images, strict=probation) if due else None
         if check and not early:  # of the early ones there are few
             watch.credit -= check.images
         books.since_check = 0 if due else books.since_check + len(images)
@@ -217,6 +220,7 @@ class Session:
         evidence = {**evidence, "farthest": self.books.farthest}
         self.books.farthest = 0.0
         del self._lasting["drift"]
+        self.watch.doubt = CLASS_WINDOW
         action: Action = self.policy.on_return if returned and not self.books.at_source else "none"
         return self._act("drift_over", action, "the images are like the reference again", evidence)
 
@@ -254,11 +258,13 @@ class Session:
     # States
 
     def restore_good(self) -> Action:
-        """Back to the last good snapshot, or to the source where it cannot be read."""
+        """Back to the last good snapshot, or to the source where it cannot be read or is no good any more."""
         try:
-            state = self.store.read(self.books.good).state
-            self.method.load_state_dict(state["method"])
+            self.method.load_state_dict(self.store.read(self.books.good).state["method"])
         except StateError:
+            return self.restore_source()
+        check = self.watch.check(self.method, self._nothing, strict=True) if self.watch else None
+        if check and not check.passed:
             return self.restore_source()
         self._forget()
         return "rollback"

@@ -53,6 +53,7 @@ class Watch:
             self.canary = canary_of(reference, self.judge, first)
         self.reservoir = Reservoir()
         self.credit = 0.0
+        self.doubt = 0  # images that are judged at any price
         self.learns = bool(method.adapted)  # else there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images that wait to be judged, with what was served
 
@@ -66,14 +67,15 @@ class Watch:
         if not self.learns:
             return
         self.credit = min(self.credit + self.guard.budget * work, 4 * MOST_PROBED)
+        self.doubt = max(0, self.doubt - len(images))
         sample = slice(None, None, -(-len(images) // MOST_PROBED))
         self._pending.append((images[sample], output[sample].detach()))
         while sum(len(i) for i, _ in self._pending[1:]) >= FEWEST_PROBED:
             self._pending.pop(0)
         waiting = sum(len(i) for i, _ in self._pending)
-        if waiting >= FEWEST_PROBED and (self.credit >= waiting or self._suspicious()):
+        if waiting >= FEWEST_PROBED and (self.credit >= waiting or self.doubt or self._suspicious()):
             self._probe(probabilities=probabilities)
-            self.credit -= min(waiting, self.credit)
+            self.credit -= min(waiting, max(self.credit, 0))
 
     def _probe(self, *, probabilities: bool) -> None:
         alike = [pair for pair in self._pending if pair[0].shape[1:] == self._pending[-1][0].shape[1:]]
@@ -91,8 +93,11 @@ class Watch:
             shift is not None and self.limits.class_shift is not None and shift > self.limits.class_shift
         )
 
-    def check(self, method: Method, images: Tensor) -> Check | None:
-        """Try the state on the canary, else on this batch; None where there is nothing to try it on."""
+    def check(self, method: Method, images: Tensor, *, strict: bool = False) -> Check | None:
+        """Try the state on the canary, else on this batch; None where there is nothing to try it on.
+
+        `strict` halves the tolerance: what has gone wrong once is given less room.
+        """
         self.learns = self.learns or _holds_tensors(method.state_dict())
         if not self.learns or (self.judge.follows_stream and not method.adapted):
             return None
@@ -102,7 +107,7 @@ class Watch:
             canary, tolerance = self.reservoir.canary(self.judge, classes=classes), self.guard.reservoir_tolerance
         if canary is not None:
             score = canary.score(self.judge.try_state(method, canary.images))
-            return Check(canary.kind, len(canary.images), score, canary.expected - tolerance)
+            return Check(canary.kind, len(canary.images), score, canary.expected - tolerance / (1 + strict))
         if len(images) < FEWEST_PROBED:
             return None
         canary = Canary.trusted(images[:MOST_PROBED], self.judge)
@@ -130,6 +135,7 @@ class Watch:
             "monitors": self.monitors.state(),
             "reservoir": self.reservoir.state(),
             "credit": self.credit,
+            "doubt": self.doubt,
             "learns": self.learns,
         }
 
@@ -137,7 +143,8 @@ class Watch:
         like = next(self.judge.network.parameters())
         self.monitors.load(state["monitors"])
         self.reservoir.load(state["reservoir"], like)
-        self.credit, self.learns, self._pending = state["credit"], state["learns"], []
+        self.credit, self.doubt, self.learns = state["credit"], state["doubt"], state["learns"]
+        self._pending = []
 
 
 def _holds_tensors(state: Any) -> bool:
