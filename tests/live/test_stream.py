@@ -41,7 +41,7 @@ def test_without_a_guard_it_only_adapts() -> None:
 
 
 def test_single_images_and_odd_batches_are_taken() -> None:
-    stream = Stream(make(lr=1e-3))
+    stream = Stream(make(lr=1e-3, statistics="stream"))
     for size in (1, 3, 1, 17, 2, 100):
         assert stream(draw(size, seed=size)[0]).logits.shape == (size, 6)
     assert stream(draw(1, seed=0)[0][0]).logits.shape == (1, 6)
@@ -276,19 +276,19 @@ def test_calls_from_many_threads_are_served_one_after_the_other() -> None:
 
 
 def test_callers_share_a_batch() -> None:
-    stream = Stream(make("bn"), batch_size=4, max_wait=30.0)
-    images = draw(4, seed=3)[0]
+    stream = Stream(make("bn"), batch_size=8, max_wait=30.0)
+    images = draw(8, seed=3)[0]
     answers: dict[int, Tensor] = {}
 
     def serve(i: int) -> None:
         answers[i] = stream(images[i]).logits
 
-    threads = [threading.Thread(target=serve, args=(i,)) for i in range(4)]
+    threads = [threading.Thread(target=serve, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     assert stream.batches == 1  # nobody waited for the 30 seconds: the batch was full
     together = make("bn")(images)
-    for i in range(4):
+    for i in range(8):
         torch.testing.assert_close(answers[i][0], together[i], rtol=1e-4, atol=1e-4)

@@ -74,6 +74,13 @@ def toy() -> Toy:
     return model.eval()
 
 
+def untrained() -> Toy:
+    """The same network with weights that were drawn, for what needs no accuracy."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Toy().eval()
+
+
 def make(name: str = "tent", **options: object) -> Method:
     return create_method(name, toy(), **options)
 

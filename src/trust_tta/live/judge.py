@@ -9,17 +9,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.errors import ShapeError
 from trust_tta.live.monitors import rows_of
 from trust_tta.methods.base import Method
+from trust_tta.methods.statistics import use_batch_statistics
 
 MOST_LOOKED_AT = 16  # images of one batch whose input statistics are taken
 CANARY_IMAGES = 64  # of a canary that is chosen from a reference
 RESERVOIR_IMAGES = 32  # of one that is chosen from the stream; they are part of every snapshot
 SURE = 0.9  # confidence of the source from which on an image is worth keeping
-
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class Judge:
@@ -30,19 +30,20 @@ class Judge:
     """
 
     def __init__(self, method: Method) -> None:
-        self._twin = method.fork()
-        self._twin.reset()
-        self.network = self._twin.model
-        self.follows_stream = getattr(getattr(method, "options", None), "statistics", None) == "stream"
-        if self.follows_stream:
-            _use_batch_statistics(self.network)
-        self._norms = [m for m in self.network.modules() if isinstance(m, _BATCH_NORMS)]
-        self.training_statistics = _running_statistics(getattr(method, "_caller", [method.model])[0])
+        twin = method.fork()
+        twin.reset()
+        self.network = twin.detach().eval()
+        self.follows_stream = method.options.statistics == "stream"
+        self.training_statistics = _running_statistics(self.network)
+        if method.options.statistics != "source":
+            use_batch_statistics(self.network)
+        self._norms = [m for m in self.network.modules() if isinstance(m, _BatchNorm)]
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Logits (n, classes, ...) of the source."""
-        return self._twin.evaluate(images)
+        logits: Tensor = self.network(images)
+        return logits
 
     @torch.no_grad()
     def try_state(self, method: Method, images: Tensor) -> Tensor:
@@ -164,18 +165,11 @@ def _per_image(logits: Tensor) -> Tensor:
 
 def _running_statistics(network: nn.Module) -> Tensor | None:
     """Mean and mean square (2, c) that the first BatchNorm kept from training, if there is one and it did."""
-    norm = next((m for m in network.modules() if isinstance(m, _BATCH_NORMS)), None)
+    norm = next((m for m in network.modules() if isinstance(m, _BatchNorm)), None)
     if norm is None or norm.running_mean is None or norm.running_var is None:
         return None
     mean, variance = norm.running_mean.double().cpu(), norm.running_var.double().cpu()
     return torch.stack([mean, variance + mean.square()])
-
-
-def _use_batch_statistics(network: nn.Module) -> None:
-    for module in network.modules():
-        if isinstance(module, _BATCH_NORMS):
-            module.track_running_stats = False
-            module.running_mean = module.running_var = module.num_batches_tracked = None
 
 
 class _Reached(Exception):  # noqa: N818, it is no error

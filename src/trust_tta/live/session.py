@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trust_tta.errors import StateError
+from trust_tta.errors import DataError, StateError
 from trust_tta.live.alarms import Kind, Reference
 from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
 from trust_tta.live.inputs import looks_broken, usable
@@ -107,7 +107,7 @@ class Session:
 
     def _step(self, images: Tensor, *, partly: bool = False) -> tuple[Tensor, bool]:
         if self.watch is None:
-            return (self.evaluate(images), False) if self.books.paused else (self.method(images), True)
+            return (self.evaluate(images), False) if self.books.paused else self._adapt(images)
         problem = looks_broken(images)
         if problem:
             self._begin("broken_input", self.policy.on_broken_input, problem, {"images": len(images)})
@@ -132,7 +132,7 @@ class Session:
         due = early or probation or books.since_check >= self.policy.check_every
         before = self.method.state_dict() if probation else None
         spent = self._spent()
-        logits = self.method(images)
+        logits, adapted = self._adapt(images)
         work = max(1, self._spent() - spent) * len(images)
         check = watch.check(self.method, images, strict=probation) if due else None
         if check and not early:  # of the early ones there are few
@@ -140,7 +140,14 @@ class Session:
         books.since_check = 0 if due else books.since_check + len(images)
         if self._observe(watch, images, logits, work=work, check=check, before=before):
             return self.evaluate(images), False
-        return logits, True
+        return logits, adapted
+
+    def _adapt(self, images: Tensor) -> tuple[Tensor, bool]:
+        """What the method predicts; where it refuses, because that is not finite, the state's prediction as it is."""
+        try:
+            return self.method(images), True
+        except DataError:
+            return self.evaluate(images), False
 
     def _may_update(self) -> bool:
         if self.books.paused or "skip" in self._lasting.values():
@@ -172,6 +179,8 @@ class Session:
     ) -> bool:
         """Let the monitors see a batch and the guard act; True when the state is another one now."""
         if not bool(logits.isfinite().all()):
+            if self.books.at_source:
+                return self._begin("broken_input", self.policy.on_broken_input, "predictions are not finite", {})
             return self._collapse("the predictions are not finite", {}, before)
         watch.see(images, logits, work=work, probabilities=self.method.probabilities)
         self.reading, alarms = watch.read(self.method, self.books.images)

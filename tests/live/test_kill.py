@@ -1,0 +1,74 @@
+"""Killed at any moment, a stream goes on from its last snapshot, and ends where one that ran through ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.live.toys import clean, states_equal, untrained
+from trust_tta.live.guard import Guard
+from trust_tta.live.snapshots import Folder
+from trust_tta.live.stream import Stream
+from trust_tta.methods.registry import create_method
+
+BATCHES = 60
+OFTEN = Guard(snapshot_every=32, check_every=32)
+CHILD = """
+import sys, torch
+from tests.live.test_kill import open_stream, serve
+torch.set_num_threads(1)
+serve(open_stream(sys.argv[1]), say=lambda: print(flush=True))
+"""
+
+
+def open_stream(folder: str | Path | None) -> Stream:
+    return Stream(create_method("shot", untrained(), lr=1e-3), guard=OFTEN, snapshots=folder)
+
+
+def serve(stream: Stream, say: object = None) -> Stream:
+    images = clean(BATCHES, size=16)
+    while stream.batches < BATCHES:
+        stream(images[stream.batches])
+        if callable(say):
+            say()
+    return stream
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs kill -9")
+def test_killed_at_random_moments_it_ends_in_the_same_state(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    root = Path(__file__).resolve().parents[2]
+    for _ in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, cwd=root, env={**os.environ}
+        )
+        assert child.stdout is not None
+        for _ in range(chance.randint(3, 15)):
+            child.stdout.readline()
+        time.sleep(chance.random() * 0.02)
+        child.kill()
+        child.wait(60)
+        child.stdout.close()
+        assert child.returncode == -9
+
+        folder = Folder(tmp_path)
+        newest, problems = folder.newest()
+        folder.close()
+        assert problems == []
+        assert newest is not None
+        restarted = open_stream(tmp_path)
+        assert states_equal(restarted.method.state_dict(), newest.state["method"])
+        del restarted
+
+    ended = serve(open_stream(tmp_path))
+    torch.manual_seed(1)  # whatever the process drew before
+    through = serve(open_stream(None))
+    assert states_equal(ended.method.state_dict(), through.method.state_dict())
+    assert not list(tmp_path.glob(".*.tmp"))
