@@ -35,7 +35,7 @@ class Guard(Schema):
     canary_tolerance: Fraction = Field(0.05, description="by how much the score on the canary may fall")
     reservoir_tolerance: Fraction = Field(0.15, description="the same for a canary that the stream itself gave")
     agreement: Fraction = Field(0.6, description="agreement with the source below which learning is called wrong")
-    weight_distance: Positive = Field(1.0, description="relative norm of what was learned, above which it is")
+    weight_distance: Positive = Field(4.0, description="relative norm of what was learned, above which it is")
     slowest: Count = Field(64, description="batches per update, at most, after repeated collapses")
     snapshot_every: Count = Field(1024, description="images between two snapshots")
     keep: Count = Field(4, description="snapshots that are kept, beside the last good one")

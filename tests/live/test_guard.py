@@ -1,0 +1,204 @@
+"""The guard: streams that ruin a method do not ruin the stream, benign ones are left alone, every action is done."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.live.toys import RUINOUS, accuracy, clean, draw, make, noise_like, ruin, states_equal
+from trust_tta.live.alarms import Reference, calibrate
+from trust_tta.live.guard import Guard, Pace
+from trust_tta.live.stream import Stream
+
+LEARNERS = {"tent": 1e-2, "shot": 5e-3}
+RUIN, AFTER = 60, 24
+
+
+@cache
+def reference(name: str) -> Reference:
+    return calibrate(make(name, lr=LEARNERS[name]), clean(40, seed=3))
+
+
+def serve_clean(stream: Stream) -> float:
+    """Accuracy of what is served for clean images, in per cent."""
+    right = 0
+    for i in range(AFTER):
+        images, labels = draw(32, seed=90_000 + i)
+        right += int((stream(images).logits.argmax(1) == labels).sum())
+    return 100 * right / (32 * AFTER)
+
+
+@cache
+def source_accuracy() -> float:
+    return serve_clean(Stream(make("bn"), guard=None))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("kind", RUINOUS)
+def test_after_a_ruinous_stream_clean_images_are_predicted_as_by_the_source(kind: str, name: str) -> None:
+    stream = Stream(make(name, lr=LEARNERS[name]), reference=reference(name))
+    for i in range(RUIN):
+        stream(ruin(kind, i))
+    assert serve_clean(stream) >= source_accuracy() - 0.5
+    assert accuracy(stream.method) >= accuracy(make("bn")) - 0.5
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("kind", ["noise", "one class"])
+def test_these_streams_are_ruinous_indeed(kind: str, name: str) -> None:
+    stream = Stream(make(name, lr=LEARNERS[name]), guard=None)
+    for i in range(RUIN):
+        stream(ruin(kind, i))
+    assert serve_clean(stream) < source_accuracy() - 3
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_benign_streams_are_left_alone(name: str, calibrated: bool) -> None:
+    """The same logits bit for bit, on clean and on shifted images."""
+    alone = make(name, lr=1e-3)
+    stream = Stream(make(name, lr=1e-3), reference=reference(name) if calibrated else None)
+    for i, images in enumerate(clean(40, seed=12)):
+        batch = images if i < 15 else 1.3 * images + 0.4
+        result = stream(batch)
+        assert torch.equal(result.logits, alone(batch))
+        assert {event.action for event in result.events} <= {"none"}
+
+
+def test_without_a_reference_a_ruinous_learning_rate_is_caught_as_well() -> None:
+    stream = Stream(make("shot", lr=1e-2))
+    events = [e for i in range(RUIN) for e in stream(ruin("noise", i)).events]
+    assert "collapse" in {e.kind for e in events}
+    assert accuracy(stream.method) > accuracy(make("bn")) - 10  # it would be 35 % without the guard
+
+
+# Broken images
+
+
+def test_images_that_are_not_finite_get_nan_and_spoil_nothing() -> None:
+    stream, alone = Stream(make(lr=1e-2)), make(lr=1e-2)
+    images = draw(20, seed=2)[0]
+    images[3], images[7, 0, 0, 0] = float("nan"), float("inf")
+    result = stream(images)
+    bad = torch.zeros(20, dtype=torch.bool)
+    bad[[3, 7]] = True
+    assert torch.equal(result.logits.isnan().all(1), bad)
+    assert torch.equal(result.logits[~bad], alone(images[~bad]))
+    assert result.adapted
+    (event,) = result.events
+    assert (event.kind, event.evidence) == ("broken_input", {"images": 2})
+    assert stream(images).events == ()  # it lasts: said once
+
+
+def test_a_batch_without_a_single_finite_image_is_answered() -> None:
+    stream = Stream(make(lr=1e-2))
+    state = stream.method.state_dict()
+    result = stream(torch.full((4, 3, 12, 12), float("nan")))
+    assert result.logits.shape == (4, 6)
+    assert bool(result.logits.isnan().all())
+    assert not result.adapted
+    assert states_equal(stream.method.state_dict(), state)
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (torch.ones(16, 3, 12, 12), "most images are blank"),
+        (draw(1, seed=0)[0].expand(16, -1, -1, -1), "most images are the same"),
+    ],
+)
+def test_nothing_is_learned_from_a_broken_camera(images: Tensor, reason: str) -> None:
+    stream = Stream(make(lr=1e-2))
+    state = stream.method.state_dict()
+    result = stream(images)
+    assert not result.adapted
+    assert [(e.kind, e.action, e.reason) for e in result.events] == [("broken_input", "skip", reason)]
+    assert states_equal(stream.method.state_dict(), state)
+    assert stream(clean(1)[0]).adapted
+
+
+# Actions
+
+
+def ruined(guard: Guard, **options: object) -> tuple[Stream, list[Tensor]]:
+    """A stream that meets noise until its guard calls a collapse, and the logits of that call."""
+    stream = Stream(make("shot", lr=3e-2), guard=guard, **options)  # type: ignore[arg-type]
+    for images in clean(3):
+        stream(images)
+    for i in range(40):
+        images = noise_like(i)
+        result = stream(images)
+        if any(e.kind == "collapse" for e in result.events):
+            return stream, [images, result.logits]
+    raise AssertionError("no collapse was noticed")
+
+
+@pytest.mark.parametrize("action", ["source", "rollback"])
+def test_the_call_that_rolls_back_predicts_from_the_state_before(action: str) -> None:
+    stream, (images, logits) = ruined(Guard(on_collapse=action))  # type: ignore[arg-type]
+    assert torch.equal(logits, stream.method.evaluate(images))
+    assert torch.equal(logits, make("shot").evaluate(images))  # the only good snapshot is the source
+
+
+def test_pausing_on_a_collapse_keeps_the_state_for_whoever_looks() -> None:
+    stream, _ = ruined(Guard(on_collapse="pause"))
+    assert stream.paused
+    assert not stream(clean(1)[0]).adapted
+
+
+def test_a_policy_of_none_only_says_so() -> None:
+    stream, _ = ruined(Guard(on_collapse="none"))
+    assert accuracy(stream.method) < accuracy(make("bn")) - 3
+
+
+def test_after_a_collapse_updates_become_fewer_and_each_is_checked() -> None:
+    stream, _ = ruined(Guard())
+    adapted = [stream(images).adapted for images in clean(8, seed=4)]
+    assert not adapted[0]
+    assert sum(adapted) <= 4
+    assert accuracy(stream.method) > accuracy(make("bn")) - 5
+
+
+def test_drift_can_pause_the_stream() -> None:
+    stream = Stream(make("tent"), guard=Guard(on_drift="pause"))
+    for images in clean(6):
+        stream(3 * images + 4)
+    assert stream.paused
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_canary_of_the_user_is_minded(labelled: bool) -> None:
+    images, labels = draw(64, seed=40)
+    canary = (images, labels) if labelled else images
+    stream, _ = ruined(Guard(check_every=64, agreement=0.0), canary=canary)
+    assert accuracy(stream.method) > accuracy(make("bn")) - 0.5
+
+
+def test_the_last_good_snapshot_survives_what_came_after_it(tmp_path: object) -> None:
+    stream = Stream(make("shot", lr=1e-3), guard=Guard(snapshot_every=64), snapshots=str(tmp_path))
+    for images in clean(8):
+        stream(images)
+    stream.pause()
+    for _ in range(6):  # each request writes two snapshots
+        stream.resume()
+        stream.pause()
+    assert stream.rollback().action == "rollback"
+
+
+def test_the_pace_slows_down_and_recovers() -> None:
+    pace = Pace()
+    for slow in (2, 4, 8, 8):
+        pace = pace.slower(8)
+        assert (pace.slow, pace.wait) == (slow, slow - 1)
+    turns = []
+    for _ in range(16):
+        turns.append(pace.wait == 0)
+        pace = pace.step()
+    assert [i for i, turn in enumerate(turns) if turn] == [7, 15]
+    for slow in (4, 2, 1, 1):
+        pace = pace.faster()
+        assert pace.slow == slow
+    assert pace.wait == 0
