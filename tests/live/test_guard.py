@@ -155,7 +155,7 @@ def test_a_policy_of_none_only_says_so() -> None:
 
 
 def test_after_a_collapse_updates_become_fewer_and_each_is_checked() -> None:
-    stream, _ = ruined(Guard())
+    stream, _ = ruined(Guard(), canary=draw(64, seed=40)[0])
     adapted = [stream(images).adapted for images in clean(8, seed=4)]
     assert not adapted[0]
     assert sum(adapted) <= 4
