@@ -32,31 +32,17 @@ def _fast_exp(x):
     x = max(min(x, np.float32(88.0)), np.float32(-88.0))  # at -88 the exponent bits are all zero: exactly 0
     n = np.floor(x * _LOG2E + np.float32(0.5))
     r = x - n * _LN2_HIGH - n * _LN2_LOW
-    p = _EXP[7]
-    p = p * r + _EXP[6]
-    p = p * r + _EXP[5]
-    p = p * r + _EXP[4]
-    p = p * r + _EXP[3]
-    p = p * r + _EXP[2]
-    p = p * r + _EXP[1]
-    p = p * r + _EXP[0]
+    p = ((_EXP[7] * r + _EXP[6]) * r + _EXP[5]) * r + _EXP[4]
+    p = (((p * r + _EXP[3]) * r + _EXP[2]) * r + _EXP[1]) * r + _EXP[0]
     return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 @_jit
 def _fast_log1p(z):
     """log(1 + z) for 0 <= z <= 1 in float32."""
-    p = _LOG[10]
-    p = p * z + _LOG[9]
-    p = p * z + _LOG[8]
-    p = p * z + _LOG[7]
-    p = p * z + _LOG[6]
-    p = p * z + _LOG[5]
-    p = p * z + _LOG[4]
-    p = p * z + _LOG[3]
-    p = p * z + _LOG[2]
-    p = p * z + _LOG[1]
-    p = p * z + _LOG[0]
+    p = (((_LOG[10] * z + _LOG[9]) * z + _LOG[8]) * z + _LOG[7]) * z + _LOG[6]
+    p = ((p * z + _LOG[5]) * z + _LOG[4]) * z + _LOG[3]
+    p = ((p * z + _LOG[2]) * z + _LOG[1]) * z + _LOG[0]
     return p * z
 
 

@@ -107,14 +107,9 @@ def softplus(b_x):
     """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), and its derivative."""
     b_z = tl.exp2(tl.abs(b_x) * -LOG2_E)
     # Small steps are the rule, and log(1 + z) loses them; this minimax log1p(z) / z is within 2e-7 on [0, 1].
-    b_p = 0.0052326913 * b_z - 0.0295052268
-    b_p = b_p * b_z + 0.078225933
-    b_p = b_p * b_z - 0.136632442
-    b_p = b_p * b_z + 0.191060066
-    b_p = b_p * b_z - 0.24842982
-    b_p = b_p * b_z + 0.333190978
-    b_p = b_p * b_z - 0.499994934
-    b_p = b_p * b_z + 0.99999994
+    b_p = ((0.0052326913 * b_z - 0.0295052268) * b_z + 0.078225933) * b_z - 0.136632442
+    b_p = ((b_p * b_z + 0.191060066) * b_z - 0.24842982) * b_z + 0.333190978
+    b_p = (b_p * b_z - 0.499994934) * b_z + 0.99999994
     b_log1p = b_p * b_z
     return tl.maximum(b_x, 0.0) + b_log1p, tl.exp2((tl.minimum(b_x, 0.0) - b_log1p) * LOG2_E)
 

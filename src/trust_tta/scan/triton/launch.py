@@ -101,24 +101,12 @@ def pointers(inputs: ScanInputs) -> list[Tensor]:
 
 def constants(inputs: ScanInputs, tile: Tile, spacing: int) -> dict[str, int | bool | None]:
     """What the kernels are compiled for. Lengths and strides too: loads are wide only where alignment is known."""
-    B, state = inputs.B, inputs.A.shape[-1]
+    (_, _, directions, channels, length), state = inputs.delta.shape, inputs.A.shape[-1]
+    stride_b, stride_g, stride_m, stride_n, _ = inputs.B.stride()
     return {
-        "DIRECTIONS": inputs.delta.shape[2],
-        "CHANNELS": inputs.delta.shape[3],
-        "LENGTH": inputs.delta.shape[4],
-        "STATE": state,
-        "STRIDE_B": B.stride(0),
-        "STRIDE_G": B.stride(1),
-        "STRIDE_M": B.stride(2),
-        "STRIDE_N": B.stride(3),
-        "SPACING": spacing,
-        "BLOCK_C": tile.channels,
-        "BLOCK_L": tile.positions,
-        "BLOCK_N": power_of_two(state),
-        "HAS_D": inputs.D is not None,
-        "HAS_BIAS": inputs.delta_bias is not None,
-        "SOFTPLUS": inputs.delta_softplus,
-        "num_warps": tile.warps,
-        "maxnreg": tile.registers,
-        "enable_fp_fusion": True,
-    }
+        "DIRECTIONS": directions, "CHANNELS": channels, "LENGTH": length, "STATE": state,
+        "STRIDE_B": stride_b, "STRIDE_G": stride_g, "STRIDE_M": stride_m, "STRIDE_N": stride_n, "SPACING": spacing,
+        "BLOCK_C": tile.channels, "BLOCK_L": tile.positions, "BLOCK_N": power_of_two(state),
+        "HAS_D": inputs.D is not None, "HAS_BIAS": inputs.delta_bias is not None, "SOFTPLUS": inputs.delta_softplus,
+        "num_warps": tile.warps, "maxnreg": tile.registers, "enable_fp_fusion": True,
+    }  # fmt: skip
