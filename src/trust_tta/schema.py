@@ -151,7 +151,8 @@ def show(value: object) -> str:
         text = f"an integer of {int(math.log10(abs(value))) + 1} digits" if isinstance(value, int) else "a value"
     except RecursionError:
         text = f"a {type(value).__name__} nested too deep"
-    text = " ".join(text.split())
+    if "\n" in text:  # a network, a tensor or an array: its kind says enough
+        text = f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 

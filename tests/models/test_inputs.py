@@ -70,6 +70,16 @@ def test_a_method_tells_it_too(shipped: tt.VMamba) -> None:
         tt.create_method("bn", shipped)(scaled(1.0))
 
 
+@pytest.mark.filterwarnings("ignore:.*poor ones")
+def test_methods_take_pixels_and_pictures() -> None:
+    outputs = []
+    for given in (IMAGES, [Image.fromarray(image) for image in IMAGES]):
+        model = tt.create_model("vmamba_nano", checkpoint="vmamba_nano_cifar10")
+        outputs.append(tt.create_method("tent", model)(given))  # type: ignore[arg-type]
+    assert outputs[0].shape == (8, 10)
+    assert torch.equal(*outputs)
+
+
 def test_what_was_preprocessed_is_never_doubted() -> None:
     rng = np.random.default_rng(0)
     black, white = np.zeros((2, 64, 64, 3), np.uint8), np.full((2, 64, 64, 3), 255, np.uint8)

@@ -24,6 +24,7 @@ from trust_tta.methods.state import Number, Optional, Spec, check, clone, undone
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.weights import Descent, Weights
 from trust_tta.orders import ScanOrder
+from trust_tta.preprocessing import network_input
 from trust_tta.recording import Recorder
 from trust_tta.schema import Count, Fraction, Rate, Schema, show
 
@@ -193,6 +194,8 @@ class Method(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Adapt on the batch and predict it; on an error the state is as it was."""
         with self._lock:
+            if getattr(self.model, "preprocessing", None) is not None:  # pixels and pictures are taken too
+                images = network_input(self.model, images)
             check_images(images, self.model)
             self._warn_of_few(len(images))
             try:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trust_tta.errors import CheckpointError, ConfigError, TrustWarning
 from trust_tta.models.networks import build_network, find_network, is_ours, outputs_of
 from trust_tta.models.pretrained import PRETRAINED, Pretrained, check_pretrained, locate
-from trust_tta.models.variants import default_preprocessing
+from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vmamba import VMamba
 from trust_tta.models.weights import (
     HEAD,
@@ -31,7 +31,7 @@ from trust_tta.models.weights import (
     strip_module,
 )
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.schema import show
+from trust_tta.schema import did_you_mean, show
 
 Source: TypeAlias = str | PathLike[str] | Mapping[str, Any]
 Fields: TypeAlias = Mapping[str, Any]
@@ -81,7 +81,7 @@ class Checkpoint:
         precedence over what the file states; a preprocessing that contradicts the one of training is refused. `ema`
         takes the moving average of the weights where a file holds both.
         """
-        known = PRETRAINED.get(str(source))
+        known = PRETRAINED.get(str(source)) if isinstance(source, str | PathLike) else None
         if known is not None and variant not in (None, known.variant):
             raise ConfigError(f"checkpoint '{known.name}' is for the network '{known.variant}', not '{variant}'")
         if variant is not None:
@@ -91,9 +91,7 @@ class Checkpoint:
         if known is not None and file is not None:
             check_pretrained(known, file, weights.sha256)
         stated = read_statement(weights, file, known)
-        variant = variant or stated.variant
-        if variant is None:
-            raise ConfigError(f"'{file}' does not say which network it is of; give the name of its variant")
+        variant = variant or _stated_variant(stated, file)
         own_fields = {**stated.fields, **fields}
         given = _first(num_classes, own_fields.pop("num_classes", None))
         if given is not None and not is_ours(variant):
@@ -186,7 +184,7 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
         origin = "the given state dict"
         load_state(model, _named(pick_state(source, origin=origin, ema=ema), foreign), origin=origin, head=head)
         return model
-    file = Path(source)
+    file = _path(source)
     weights = read_weights(file, ema=ema)
     stated = read_statement(weights, file, None)
     load_state(model, _named(weights.state, foreign), origin=f"'{file}'", head=head)
@@ -213,12 +211,32 @@ def _locate(source: str | PathLike[str] | None, known: Pretrained | None, varian
         if variant is None or is_ours(variant):
             raise ConfigError(f"the network '{variant}' has no weights of its own; give a checkpoint")
         return None
-    file = locate(known) if known else Path(source)
+    file = locate(known) if known else _path(source)
     if not file.is_file():
         raise CheckpointError(
-            f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or one of {', '.join(PRETRAINED)}"
+            f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or a known name: "
+            f"{did_you_mean(str(source), PRETRAINED)}"
         )
     return file
+
+
+def _path(source: object) -> Path:
+    if not isinstance(source, str | PathLike):
+        raise CheckpointError(f"a checkpoint is {show(source)}; give a name, a path or a state dict")
+    return Path(source)
+
+
+def _stated_variant(stated: Statement, file: Path | None) -> str:
+    """The variant that a file says it is of; it must be ours, as no code is run because a file names it."""
+    if stated.variant is None:
+        raise ConfigError(f"'{file}' does not say which network it is of; give the name of its variant")
+    if not is_ours(stated.variant):
+        hint = did_you_mean(stated.variant, VARIANTS)
+        raise ConfigError(
+            f"'{file}' names a network outside of this package, {show(stated.variant)} ({hint}); if you trust it, "
+            "give this name as the variant"
+        )
+    return stated.variant
 
 
 def _read(file: Path | None, *, ema: bool) -> Weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _compat_pickle
 import hashlib
 import json
 import pickle
@@ -38,8 +39,22 @@ _RENAMES = (
 _LINEAR = re.compile(r"\.(in_proj|out_proj|fc1|fc2|reduction)\.weight$")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Of the standard library, what training scripts put beside their weights and a stand-in can replace.
-_HARMLESS = ("argparse.Namespace", "builtins.getattr", "collections.defaultdict")
+_HARMLESS = ("argparse.Namespace", "builtins.getattr", "collections.defaultdict", "collections.deque")
 _HARMLESS_MODULES = ("pathlib", "datetime", "enum")
+_HARMLESS_TYPES = (
+    "bool",
+    "bytes",
+    "dict",
+    "float",
+    "frozenset",
+    "int",
+    "list",
+    "object",
+    "range",
+    "slice",
+    "str",
+    "tuple",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +143,10 @@ class _EmptyMapping:
 
 def _stand_in(name: str) -> Any:
     """What a file gets where it asks for the object `name`; what no checkpoint needs is refused."""
-    module = name.split(".")[0]
-    if module in sys.stdlib_module_names and name not in _HARMLESS and module not in _HARMLESS_MODULES:
+    module, _, rest = name.partition(".")
+    standard = module in sys.stdlib_module_names or name.rpartition(".")[0] in _compat_pickle.IMPORT_MAPPING
+    harmless = name in _HARMLESS or module in _HARMLESS_MODULES or (module == "builtins" and rest in _HARMLESS_TYPES)
+    if standard and not harmless:
         raise pickle.UnpicklingError(f"GLOBAL {name}")
     kind = _EmptyMapping if name.endswith(("CfgNode", "Dict", "dict", "DictConfig")) else StandIn
     return type(kind.__name__, (kind,), {"origin": name}), name
