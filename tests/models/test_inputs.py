@@ -51,7 +51,7 @@ def scaled(factor: float, *, size: int = 32) -> Tensor:
         (scaled(1.0), "images have values from 0 to 255, and this network was trained on values from -1.99 to 2.13"),
         (scaled(1 / 255), "images have values from 0 to 1, and this network"),
         (scaled(1 / 255**2), "images have values from 0 to 0.0039"),
-        (scaled(1 / 127.5, size=224) - 1, "images are 224x224 pixels, and this network was trained on 32x32"),
+        (scaled(1 / 127.5, size=80) - 1, "images are 80x80 pixels, and this network was trained on 32x32"),
         (scaled(1 / 127.5, size=12) - 1, "images are 12x12 pixels, and this network was trained on 32x32"),
     ],
     ids=["0..255", "0..1", "twice", "large", "small"],
