@@ -41,7 +41,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Of the standard library, what training scripts put beside their weights and a stand-in can replace.
 _HARMLESS = ("argparse.Namespace", "builtins.getattr", "collections.defaultdict", "collections.deque")
 _HARMLESS_MODULES = ("pathlib", "datetime", "enum")
-_HARMLESS_TYPES = "bool bytes dict float frozenset int list object slice str tuple".split()
+_HARMLESS_TYPES = ["bool", "bytes", "dict", "float", "frozenset", "int", "list", "object", "slice", "str", "tuple"]
 
 
 @dataclass(frozen=True, eq=False)
