@@ -15,12 +15,12 @@ from trust_tta.results import Cell, ResultStore
 
 
 def test_the_demo_ends_with_a_table_a_page_and_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--out", str(tmp_path), "--images", "4", "--seeds", "1"]) == 0
+    assert main(["demo", "--out", str(tmp_path), "--images", "8", "--seeds", "1"]) == 0
     *_, report, last = capsys.readouterr().out.splitlines()
     assert report == f"the report is {tmp_path / 'report.html'}"
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.lstrip().lower().startswith("<!doctype html>")
-    assert page.count("data:image/webp;base64,") == 4 * len(CORRUPTIONS)
+    assert page.count("data:image/webp;base64,") == 8 * len(CORRUPTIONS)
     assert last.startswith("On sample (online, severity 5")
     with ResultStore(tmp_path / "results.sqlite", create=False) as store:
         assert {(cell.key.method, cell.key.domain) for cell in store.results()} == {

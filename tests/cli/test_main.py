@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+import warnings
 from argparse import ArgumentParser, Namespace
 
 import pytest
@@ -56,6 +57,19 @@ def test_exit_codes(
     make_command(monkeypatch, error)
     assert frame.main(["probe"]) == code
     assert capsys.readouterr().err == (f"trust-tta: {line}\n" if line else "")
+
+
+def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the file and line of ours that Python would name."""
+
+    def warn(arguments: Namespace) -> None:
+        warnings.simplefilter("always")
+        warnings.warn("few \x1b[1mimages\nin a batch", UserWarning, stacklevel=1)
+
+    make_command(monkeypatch, None)
+    monkeypatch.setattr(sys.modules["trust_tta.cli.probe"], "run", warn)
+    assert frame.main(["probe"]) == 0
+    assert capsys.readouterr().err == "trust-tta: warning: few ?[1mimages in a batch\n"
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +131,9 @@ def plain_environment() -> dict[str, str]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes close differently elsewhere")
-@pytest.mark.parametrize("argument", ["doctor", "--help"])
-def test_a_reader_that_goes_away_is_no_traceback(argument: str) -> None:
-    command = [sys.executable, "-m", "trust_tta", argument]
+@pytest.mark.parametrize("arguments", [["data", "list"], ["--help"]], ids=" ".join)
+def test_a_reader_that_goes_away_is_no_traceback(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "trust_tta", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=plain_environment())
     assert process.stdout is not None
     assert process.stderr is not None

@@ -11,9 +11,10 @@ import importlib
 import os
 import shlex
 import sys
+import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, TextIO, cast
 
 from trust_tta._version import __version__
 from trust_tta.errors import CheckpointError, ConfigError, DataError, ShapeError, TrustError
@@ -113,9 +114,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; argparse itself leaves with 0 or 2."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = build_parser(words[:1]).parse_args(words)
-        load_command(arguments.command).run(arguments)
-        sys.stdout.flush()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            arguments = build_parser(words[:1]).parse_args(words)
+            load_command(arguments.command).run(arguments)
+            sys.stdout.flush()
     except TrustError as error:
         return _fail(str(error), 2 if isinstance(error, MISUSES) else 1)
     except KeyboardInterrupt:
@@ -135,6 +138,18 @@ def _interrupted(words: Sequence[str]) -> str:
     kept = getattr(load_command(words[0]), "KEPT", "") if words and words[0] in COMMANDS else ""
     command = shlex.join(["trust-tta", *words])
     return f"interrupted; {kept}; to continue: {command}" if kept else f"interrupted; to start over: {command}"
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line, without the place in our code that Python would name."""
+    print("trust-tta: warning:", safe_line(" ".join(str(message).split())), file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> int:

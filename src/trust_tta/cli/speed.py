@@ -24,7 +24,7 @@ EXAMPLES = """\
   trust-tta speed                                  the shipped network on a CPU, VMamba-T at 224 pixels on a GPU
   trust-tta speed --out speed.json                 the same, with its record there
   trust-tta speed --batch 64,1 --dtype bf16        other batch sizes and number formats
-  trust-tta speed --memory --orders 1,2,4,6,8      memory of the parallel mode by the number of orders
+  trust-tta speed --memory --orders 1,2,4,6,8      memory of TRUST side by side, by the number of orders
   trust-tta speed --quick                          every part once, in seconds, to see that it runs"""
 
 Record: TypeAlias = Mapping[str, Any]
@@ -107,7 +107,7 @@ def show(record: dict[str, Any], *, gpu: bool) -> None:
     """The record as tables and a few lines."""
     rows, facts = record["rows"], record["facts"]
     say(f"{facts['device']}, PyTorch {facts['torch']}, {facts['threads']} threads; median of the repeats, in ms\n")
-    for title, part in (("network", "network"), ("parallel mode by orders", "orders")):
+    for title, part in (("network", "network"), ("orders side by side", "orders")):
         chosen = [row for row in rows if row["part"] == part]
         if chosen:
             say(f"{title}\n{network_table(chosen, record['network'])}")
@@ -168,7 +168,7 @@ def summary_lines(record: Record, *, gpu: bool) -> Iterator[str]:
         yield f"the time of a step grows as {powers} (fitted; 1 is linear)"
     if record["memory_over_one_order"]:
         ratios = ", ".join(f"K={k} {ratio:.2f}" for k, ratio in record["memory_over_one_order"].items())
-        yield f"memory of the parallel mode over one order: {ratios}"
+        yield f"memory of K orders side by side over one order: {ratios}"
     yield f"{len(record['rows'])} rows in {record['seconds']:.0f} s"
 
 
