@@ -51,7 +51,7 @@ def test_settings_and_their_other_names() -> None:
 
 
 def test_layouts() -> None:
-    rows = table_rows(sections(DOCS / "adding_a_dataset.md")["4. A data set with a name"])
+    rows = table_rows(sections(DOCS / "adding_a_dataset.md")["5. A data set of the package"])
     assert {row[0].strip("`") for row in rows} == {spec.layout for spec in DATASETS}
 
 
