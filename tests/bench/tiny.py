@@ -53,6 +53,7 @@ class Recorder:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.failures: list[str] = []
+        self.warnings: list[str] = []
         self.total = self.passes = 0
 
     def start(self, total: int | None, what: str) -> None:
@@ -66,6 +67,8 @@ class Recorder:
             self.done.append(text)
         elif text.endswith("  failed"):
             self.failures.append(text)
+        elif text.startswith("warning: "):
+            self.warnings.append(text)
 
     def finish(self) -> None:
         pass

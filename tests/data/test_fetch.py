@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.data.trees import Seen, thumbnails
-from trust_tta.data.fetch import CIFAR10_PINS, Pins, fetch_cifar10, is_complete, read_archive
+from trust_tta.data.fetch import CIFAR10_PINS, fetch_cifar10, is_complete, read_archive
 from trust_tta.data.files import hash_pixels
 from trust_tta.errors import DataError
 
@@ -70,7 +71,8 @@ def site() -> Iterator[Site]:
 
 TRAIN, TEST = thumbnails(20, seed=1), thumbnails(6, seed=2)
 TRAIN_LABELS, TEST_LABELS = np.arange(20) % 10, np.arange(6) % 10
-PINS = Pins(*(hash_pixels(array) for array in (TRAIN, TRAIN_LABELS, TEST, TEST_LABELS)))
+ARRAYS: tuple[NDArray[Any], ...] = (TRAIN, TRAIN_LABELS, TEST, TEST_LABELS)
+PINS = {name: hash_pixels(array) for name, array in zip(CIFAR10_PINS, ARRAYS, strict=True)}
 
 
 def _tar(members: dict[str, bytes]) -> bytes:
@@ -239,5 +241,5 @@ def test_a_folder_that_cannot_be_written(site: Site, tmp_path: Path) -> None:
 
 
 def test_pins_are_hashes_of_cifar10_not_of_the_small_one() -> None:
-    assert all(len(pin) == 64 for pin in vars(CIFAR10_PINS).values())
-    assert len({*vars(CIFAR10_PINS).values()}) == 4
+    assert all(len(pin) == 64 for pin in CIFAR10_PINS.values())
+    assert len({*CIFAR10_PINS.values()}) == 4

@@ -162,7 +162,8 @@ class StreamsConfig(Schema):
     """In which order, and how many at a time, the images come; one stream for each batch size and seed."""
 
     setting: Title = Field(
-        "online", description="online, continual, standard, mixed, correlated, gradual, or several joined by +"
+        "online",
+        description="online, continual, standard, mixed, correlated, gradual, sequence, or several joined by +",
     )
     batch_size: Counts = Field((128,), description="images per batch, one size or several")
     seeds: Seeds = Field((0,), description="one seed or several")
@@ -171,6 +172,7 @@ class StreamsConfig(Schema):
     gamma: Positive = Field(
         0.1, description="of the setting `correlated`: the smaller, the longer the runs of one class"
     )
+    segments: Count = Field(100, description="of the setting `sequence`: how many short domains come in a row")
 
     @field_validator("setting")
     @classmethod

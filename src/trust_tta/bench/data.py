@@ -14,14 +14,13 @@ from trust_tta.data.arrays import open_images, open_labels
 from trust_tta.data.classes import CIFAR10_CLASSES, numbered_classes
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.table import CORRUPTIONS, SEVERITIES
-from trust_tta.data.dataset import Dataset, array_dataset, join_datasets
+from trust_tta.data.dataset import Dataset, align_classes, array_dataset, join_datasets
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.reading import available_domains, open_dataset
 from trust_tta.data.specs import DiskLayout, find_spec
 from trust_tta.data.streams import (
     GRADUAL_SEVERITIES,
-    SEGMENTS,
     Domain,
     StreamConfig,
     draw_segments,
@@ -29,6 +28,7 @@ from trust_tta.data.streams import (
     stream_datasets,
 )
 from trust_tta.errors import ConfigError
+from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
 
 _PROBE = 8  # images whose pixels stand for the code that makes all of them
@@ -72,6 +72,11 @@ class ExperimentData:
         self.layout: DiskLayout = "array-c" if config.corrupts else find_spec(config.dataset).layout
         self._opened: dict[tuple[str, int], Dataset] = {}
         self._clean: dict[str | None, Dataset] = {}
+
+    @property
+    def names_classes(self) -> bool:
+        """Whether folders or an object name the classes, rather than the data set in an order that all share."""
+        return not self.config.corrupts and not find_spec(self.config.dataset).class_names
 
     def domains(self) -> tuple[str, ...]:
         """The domains of the experiment, in order."""
@@ -146,7 +151,7 @@ class ExperimentData:
             drop_last=streams.drop_last,
             gamma=streams.gamma,
         )
-        return list(stream_datasets(self._datasets(streams.setting, seed), config, workers=workers))
+        return list(stream_datasets(self._datasets(streams, seed), config, workers=workers))
 
     def clean_stream(self, target: str | None = None, *, batch_size: int, limit: int | None, workers: int) -> Domain:
         """At most `limit` of the clean images, always the same ones in the same order."""
@@ -154,23 +159,31 @@ class ExperimentData:
         (domain,) = stream_datasets([self.clean(target)], config, workers=workers)
         return domain
 
-    def _datasets(self, setting: str, seed: int) -> Iterator[Dataset]:
-        parsed = parse_setting(setting)
+    def _datasets(self, streams: StreamsConfig, seed: int) -> Iterator[Dataset]:
+        setting = parse_setting(streams.setting)
         severities: tuple[int, ...] = (self.config.severity,)
-        if parsed.sequence:
-            graded = self.config.corrupts or find_spec(self.config.dataset).has_severities
-            severities = SEVERITIES if graded else severities
-            for domain, severity in draw_segments(self.domains(), severities, count=SEGMENTS, seed=seed):
-                yield self.open(domain, severity=severity, seed=seed)
-            return
-        for domain in self.domains():
-            for severity in GRADUAL_SEVERITIES if parsed.gradual else severities:
-                yield self.open(domain, severity=severity, seed=seed)
+        if setting.gradual:
+            severities = GRADUAL_SEVERITIES
+        elif setting.sequence and (self.config.corrupts or find_spec(self.config.dataset).has_severities):
+            severities = SEVERITIES
+        pairs = [(domain, severity) for domain in self.domains() for severity in severities]
+        if setting.sequence:
+            pairs = draw_segments(pairs, count=streams.segments, seed=seed)
+        for domain, severity in pairs:
+            yield self.open(domain, severity=severity, seed=seed)
 
 
-def prepare(domain: Domain, preprocessing: Preprocessing) -> Domain:
-    """The domain with its images made into network input."""
-    return replace(domain, batches=replace(domain.batches, preprocessing=preprocessing))
+def prepare(domain: Domain, preprocessing: Preprocessing, checkpoint: Checkpoint | None = None) -> Domain:
+    """The domain with its images made into network input, and its labels numbered as the checkpoint's outputs."""
+    dataset = domain.dataset if checkpoint is None else align(domain.dataset, checkpoint)[0]
+    return replace(domain, batches=replace(domain.batches, dataset=dataset, preprocessing=preprocessing))
+
+
+def align(dataset: Dataset, checkpoint: Checkpoint) -> tuple[Dataset, str]:
+    """The data set with its classes matched by name with those of the network, and a warning where nothing tells."""
+    if checkpoint.num_classes not in (None, len(dataset.class_names)):
+        return dataset, ""  # refused when the network is loaded
+    return align_classes(dataset, checkpoint.classes, source=checkpoint.origin)
 
 
 def _pixels(dataset: Dataset) -> NDArray[np.uint8]:

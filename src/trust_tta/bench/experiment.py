@@ -42,13 +42,14 @@ class Experiment:
         return [self.prepare(stream[place]) for place in chain.places]
 
     def prepare(self, domain: Domain) -> Domain:
-        return prepare(domain, self.plan.preprocessing[domain.dataset.domain])
+        base = domain.dataset.domain
+        return prepare(domain, self.plan.preprocessing[base], self.plan.checkpoints[base])
 
     def clean(self, chain: Chain, *, limit: int | None) -> Domain:
         """At most `limit` clean images, drawn once for all cells, as the chain's network takes them."""
         target = self._open_stream(chain.batch_size, chain.seed)[chain.places[0]].dataset.domain
         domain = self.data.clean_stream(target, batch_size=chain.batch_size, limit=limit, workers=self.workers)
-        return prepare(domain, self.plan.preprocessing[target])
+        return prepare(domain, self.plan.preprocessing[target], self.plan.checkpoints[target])
 
     def network(self, domain: Domain) -> nn.Module:
         """The network of this domain; a new one first does one pass each way, so that no cell pays for compiling."""

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from trust_tta.bench.config import SOURCE_STATISTICS, MethodConfig, ModelConfig, RunConfig
-from trust_tta.bench.data import ExperimentData
+from trust_tta.bench.data import ExperimentData, align, prepare
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.streams import Domain
 from trust_tta.models.checkpoint import Checkpoint
@@ -49,6 +49,7 @@ class Plan:
     chains: tuple[Chain, ...]
     checkpoints: dict[str, Checkpoint]  # by domain
     preprocessing: dict[str, Preprocessing]  # by domain
+    warnings: tuple[str, ...] = ()
 
     @property
     def keys(self) -> tuple[CellKey, ...]:
@@ -79,6 +80,7 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Plan:
     chains: list[Chain] = []
     checkpoints: dict[str, Checkpoint] = {}
     preprocessing: dict[str, Preprocessing] = {}
+    warnings: dict[str, None] = {}
     for batch_size in config.stream.batch_size:
         for seed in config.stream.seeds:
             domains = data.stream(config.stream, batch_size=batch_size, seed=seed, workers=0)
@@ -87,6 +89,8 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Plan:
                 if base not in checkpoints:
                     checkpoints[base] = _find(config, base, checkpoints)
                     preprocessing[base] = checkpoints[base].preprocessing.for_layout(data.layout)
+                    warnings |= {align(domain.dataset, checkpoints[base])[1]: None}
+            domains = [prepare(d, preprocessing[d.dataset.domain], checkpoints[d.dataset.domain]) for d in domains]
             for places in stretches(domains):
                 cells = [domains[place] for place in places]
                 prints = list(_fingerprints(config, cells, preprocessing))
@@ -94,7 +98,8 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Plan:
                     _chain(config, method, cells, prints, places, seed=seed, checkpoints=checkpoints)
                     for method in config.methods
                 ]
-    return Plan(tuple(chains), checkpoints, preprocessing)
+    told = tuple(filter(None, warnings)) if data.names_classes else ()
+    return Plan(tuple(chains), checkpoints, preprocessing, told)
 
 
 def weigh(plan: Plan, store: ResultStore) -> Plan:

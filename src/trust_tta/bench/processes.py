@@ -49,6 +49,8 @@ def sweep_together(
     No experiment waits for the one before. However this ends, no worker is left behind.
     """
     assigned, refused = _assign(configs, retry=retry)
+    for text in dict.fromkeys(text for each in assigned.values() for text in each.plan.warnings):
+        progress.note(f"warning: {text}")
     left = [chain for each in assigned.values() for chain in _left(each)]
     if left:
         progress.start(sum(chain.passes for chain in left), "passes")

@@ -40,6 +40,8 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
     """
     experiment = Experiment(config)
     plan = experiment.plan
+    for text in plan.warnings:
+        progress.note(f"warning: {text}")
     if retry:
         retry_failed(plan, store)
     left = unsettled(weigh(plan, store).chains, store)

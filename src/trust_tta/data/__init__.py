@@ -9,56 +9,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trust_tta.data.check import check_root
-    from trust_tta.data.classes import match_classes
-    from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder
-    from trust_tta.data.corruptions.apply import corrupt
-    from trust_tta.data.dataset import Dataset, align_classes, array_dataset, join_datasets
-    from trust_tta.data.embedded import load_sample
-    from trust_tta.data.fetch import fetch_cifar10
-    from trust_tta.data.images import read_image
-    from trust_tta.data.reading import available_domains, open_dataset
-    from trust_tta.data.streams import StreamConfig, stream_datasets
+    from trust_tta.data.check import check_root as check_root
+    from trust_tta.data.classes import match_classes as match_classes
+    from trust_tta.data.corrupt_tree import corrupt_array as corrupt_array
+    from trust_tta.data.corrupt_tree import corrupt_folder as corrupt_folder
+    from trust_tta.data.corruptions.apply import corrupt as corrupt
+    from trust_tta.data.dataset import Dataset as Dataset
+    from trust_tta.data.dataset import align_classes as align_classes
+    from trust_tta.data.dataset import array_dataset as array_dataset
+    from trust_tta.data.dataset import join_datasets as join_datasets
+    from trust_tta.data.embedded import load_sample as load_sample
+    from trust_tta.data.fetch import fetch_cifar10 as fetch_cifar10
+    from trust_tta.data.images import read_image as read_image
+    from trust_tta.data.reading import available_domains as available_domains
+    from trust_tta.data.reading import open_dataset as open_dataset
+    from trust_tta.data.streams import StreamConfig as StreamConfig
+    from trust_tta.data.streams import stream_datasets as stream_datasets
 
 _MODULES = {
-    "Dataset": "dataset",
-    "StreamConfig": "streams",
-    "align_classes": "dataset",
-    "array_dataset": "dataset",
-    "available_domains": "reading",
-    "check_root": "check",
-    "corrupt": "corruptions.apply",
-    "corrupt_array": "corrupt_tree",
-    "corrupt_folder": "corrupt_tree",
-    "fetch_cifar10": "fetch",
-    "join_datasets": "dataset",
-    "load_sample": "embedded",
-    "match_classes": "classes",
-    "open_dataset": "reading",
-    "read_image": "images",
-    "stream_datasets": "streams",
+    "check": "check_root",
+    "classes": "match_classes",
+    "corrupt_tree": "corrupt_array corrupt_folder",
+    "corruptions.apply": "corrupt",
+    "dataset": "Dataset align_classes array_dataset join_datasets",
+    "embedded": "load_sample",
+    "fetch": "fetch_cifar10",
+    "images": "read_image",
+    "reading": "available_domains open_dataset",
+    "streams": "StreamConfig stream_datasets",
 }
-__all__ = [
-    "Dataset",
-    "StreamConfig",
-    "align_classes",
-    "array_dataset",
-    "available_domains",
-    "check_root",
-    "corrupt",
-    "corrupt_array",
-    "corrupt_folder",
-    "fetch_cifar10",
-    "join_datasets",
-    "load_sample",
-    "match_classes",
-    "open_dataset",
-    "read_image",
-    "stream_datasets",
-]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,16 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.arrays import LABELS, find_blocks, open_cifar, open_images, open_labels, recorded_severities
-from trust_tta.data.classes import (
-    CIFAR10_CLASSES,
-    CIFAR100_CLASSES,
-    PACS_CLASSES,
-    are_numbers,
-    fold_name,
-    match_classes,
-    near_misses,
-    rendition_mask,
-)
+from trust_tta.data.classes import are_numbers, fold_name, match_classes, near_misses, rendition_mask
 from trust_tta.data.dataset import ArrayImages, Dataset
 from trust_tta.data.fetch import CIFAR10_PINS
 from trust_tta.data.files import hash_pixels
@@ -48,7 +39,6 @@ _UNNAMED = ("cifar10", "pacs", "imagenet-c", "imagenet", "imagenet-v2", "array-c
 """What a folder without a telling name may be, in the order in which it is tried."""
 
 _CIFAR_SHAPE = (32, 32, 3)
-_KNOWN_CLASSES = {"cifar10": CIFAR10_CLASSES, "cifar100": CIFAR100_CLASSES, "pacs": PACS_CLASSES}
 _THREADS = 4
 _CHUNK = 256
 
@@ -234,17 +224,12 @@ def _compare_domains(
 
 
 def _compare_known(spec: DatasetSpec, folder: Path, names: list[str]) -> Iterator[Finding]:
-    for known, expected in _KNOWN_CLASSES.items():
-        same = {fold_name(name) for name in names} == {fold_name(name) for name in expected}
-        if same and (misses := near_misses(names, expected)):
+    for known in DATASETS:
+        same = {fold_name(name) for name in names} == {fold_name(name) for name in known.class_names}
+        if same and known.layout in ("cifar", "domains") and (misses := near_misses(names, known.class_names)):
             pairs = ", ".join(f"'{name}' for '{other}'" for name, other in misses[:5])
-            yield Finding(
-                "warning",
-                spec.name,
-                folder,
-                f"its classes are those of {known} but for the spelling: {pairs}; a network trained on {known} "
-                "will refuse them",
-            )
+            message = f"its classes are those of {known.name} but for the spelling: {pairs}; its networks refuse them"
+            yield Finding("warning", spec.name, folder, message)
 
 
 # arrays
@@ -273,9 +258,9 @@ def _cifar_problems(spec: DatasetSpec, domain: DomainSpec, dataset: Dataset) -> 
         yield f"images have the shape {images.shape[1:]}; they must have {_CIFAR_SHAPE}"
     elif len(images) != domain.images:
         yield f"holds {len(images)} images; there must be {domain.images}"
-    elif spec.name == "cifar10" and hash_pixels(images) != vars(CIFAR10_PINS)[f"{domain.name}_images"]:
+    elif spec.name == "cifar10" and hash_pixels(images) != CIFAR10_PINS[f"{domain.name}_images"]:
         yield "the pixels are not CIFAR-10's (sha256 differs); fetch it again"
-    elif spec.name == "cifar10" and hash_pixels(dataset.labels) != vars(CIFAR10_PINS)[f"{domain.name}_labels"]:
+    elif spec.name == "cifar10" and hash_pixels(dataset.labels) != CIFAR10_PINS[f"{domain.name}_labels"]:
         yield "the labels are not CIFAR-10's (sha256 differs); fetch it again"
     yield from _empty_classes(spec, dataset.labels)
 

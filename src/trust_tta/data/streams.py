@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Reset: TypeAlias = Literal["domain", "never", "batch"]
 
 GRADUAL_SEVERITIES = (1, 2, 3, 4, 5, 4, 3, 2, 1)
-SEGMENTS = 100  # of a sequence, where no other number is given
 SETTINGS = ("online", "continual", "standard", "mixed", "correlated", "gradual", "sequence")
 
 _RESETS: dict[str, Reset] = {"online": "domain", "continual": "never", "standard": "batch"}
@@ -180,9 +179,8 @@ def stream_datasets(
         previous = dataset
 
 
-def draw_segments(domains: Sequence[str], severities: Sequence[int], *, count: int, seed: int) -> list[tuple[str, int]]:
-    """The domain and severity of each of `count` segments of a sequence: all pairs in a drawn order, then all again."""
-    pairs = [(domain, severity) for domain in domains for severity in severities]
+def draw_segments(pairs: Sequence[tuple[str, int]], *, count: int, seed: int) -> list[tuple[str, int]]:
+    """The domain and severity of each of `count` segments of a sequence: all `pairs` in a drawn order, then again."""
     generator = _generator(seed, "sequence")
     drawn: list[tuple[str, int]] = []
     while len(drawn) < count:

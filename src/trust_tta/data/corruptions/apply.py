@@ -19,16 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
-from trust_tta.data.corruptions.digital import (
-    brightness,
-    contrast,
-    elastic_transform,
-    jpeg_compression,
-    pixelate,
-    saturate,
-)
-from trust_tta.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
+from trust_tta.data.corruptions import blur, digital, noise, weather
 from trust_tta.data.corruptions.pixels import Generators, Pixels, image_generator
 from trust_tta.data.corruptions.table import (
     ALL_CORRUPTIONS,
@@ -38,35 +29,15 @@ from trust_tta.data.corruptions.table import (
     choose_table,
     level_of,
 )
-from trust_tta.data.corruptions.weather import fog, frost, snow, spatter
 from trust_tta.errors import ConfigError, DataError, StateError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Corruption: TypeAlias = Callable[[Pixels, Generators, Level], Pixels]
 
+_MODULES = (noise, blur, weather, digital)
 _FUNCTIONS: Mapping[str, Corruption] = MappingProxyType(
-    {
-        "gaussian_noise": gaussian_noise,
-        "shot_noise": shot_noise,
-        "impulse_noise": impulse_noise,
-        "defocus_blur": defocus_blur,
-        "glass_blur": glass_blur,
-        "motion_blur": motion_blur,
-        "zoom_blur": zoom_blur,
-        "snow": snow,
-        "frost": frost,
-        "fog": fog,
-        "brightness": brightness,
-        "contrast": contrast,
-        "elastic_transform": elastic_transform,
-        "pixelate": pixelate,
-        "jpeg_compression": jpeg_compression,
-        "speckle_noise": speckle_noise,
-        "gaussian_blur": gaussian_blur,
-        "spatter": spatter,
-        "saturate": saturate,
-    }
+    {name: getattr(module, name) for name in ALL_CORRUPTIONS for module in _MODULES if hasattr(module, name)}
 )
 _BATCH_VALUES = 400_000  # values in one batch: its float copies stay in the processor's cache
 _IN_FLIGHT = 3  # tasks per worker that wait or run at a time, so that memory stays bounded
