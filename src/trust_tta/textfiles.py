@@ -86,4 +86,5 @@ def _children(item: Any) -> list[Any]:
 def _one_line(problem: BaseException) -> str:
     if isinstance(problem, RecursionError):
         return f"it is nested deeper than {DEEPEST} levels"
-    return " ".join(str(problem).split())[:200]
+    text = " ".join(str(problem).split())
+    return "it has an integer of thousands of digits" if "integer string conversion" in text else text[:200]

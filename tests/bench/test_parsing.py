@@ -206,7 +206,7 @@ def test_an_option_of_a_method_that_is_not_run_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 3000 + "]" * 3000], ids=["5,000 digits", "3,000 deep"])
 def test_values_too_large_to_read_are_one_line(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match="the configuration '.*' is n") as caught:
+    with pytest.raises(ConfigError, match="experiment.toml' is n") as caught:
         read(tmp_path, f"stream.seeds = {text}")
     assert len(str(caught.value)) < 400
 
@@ -214,7 +214,7 @@ def test_values_too_large_to_read_are_one_line(tmp_path: Path, text: str) -> Non
 def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not TOML"):
         read(tmp_path, "methods = [")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="there is no file"):
         read_config(tmp_path / "nothing.toml")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from trust_tta.bench.config import RunConfig
 from trust_tta.errors import ConfigError
 from trust_tta.schema import did_you_mean, examine, show
+from trust_tta.textfiles import read_toml
 
 PARTS, SMALL = "parts", "small"
 
@@ -59,7 +59,7 @@ def read_parts(
 
     Of several parts, a data set among the `changes` picks its own. The small scale is checked even if not chosen.
     """
-    content, changes = {} if path is None else _load(path), changes or {}
+    content, changes = {} if path is None else read_toml(path), changes or {}
     mistakes: list[str] = []
     name, origin = ("experiment", "the command line") if path is None else (path.stem, str(path))
     little = _small_scale(content, name=name, mistakes=mistakes)
@@ -125,17 +125,6 @@ def change(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         tables = [{**table, option: value} if table.get("name") == method else table for table in tables]
     merged["methods"] = tables
     return merged
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the configuration '{path}' cannot be read ({error.strerror}); give a TOML file") from error
-    except ValueError as error:  # also what is not UTF-8, and integers of thousands of digits
-        raise ConfigError(f"the configuration '{path}' is not TOML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"the configuration '{path}' is nested too deep; give a TOML file") from error
 
 
 def _told(mistakes: list[str], origin: str) -> ConfigError:

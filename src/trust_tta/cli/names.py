@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import tomllib
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trust_tta.errors import CheckpointError, ConfigError
+from trust_tta.textfiles import read_toml
 
 CORRUPTED = ("sample", "array")  # data that are corrupted as they are read
 
@@ -133,8 +133,8 @@ def _glance(path: str | None) -> dict[str, Any]:
     if not Path(path).is_file():
         raise ConfigError(f"there is no configuration '{path}'; give a TOML file{_nearest(Path(path))}")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_toml(path)
+    except ConfigError:
         return {}
 
 

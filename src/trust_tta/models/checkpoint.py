@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from trust_tta.models.weights import (
 )
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import did_you_mean, show
+from trust_tta.textfiles import parse_json
 
 Source: TypeAlias = str | PathLike[str] | Mapping[str, Any]
 Fields: TypeAlias = Mapping[str, Any]
@@ -306,10 +306,8 @@ def _json(metadata: Mapping[str, str], name: str, kind: type, file: Path | None)
     if name not in metadata:
         return None
     try:
-        value = json.loads(metadata[name])
-    except RecursionError:
-        raise _unreadable(name, file, "it is nested too deep") from None
-    except ValueError as error:
+        value = parse_json(metadata[name], where="it", error=CheckpointError)
+    except CheckpointError as error:
         raise _unreadable(name, file, str(error)) from None
     if not isinstance(value, kind):
         raise _unreadable(name, file, f"it is {show(value)}")
