@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--methods", default=",".join(m for m in tt.list_methods() if m not in ("source", "foa")))
     parser.add_argument("--streams", default=",".join((*RUINOUS, *BENIGN)))
+    parser.add_argument("--guards", default="none,uncalibrated,calibrated")
     parser.add_argument("--batches", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, help="of methods that have one; their own by default")
@@ -105,7 +106,7 @@ def main() -> None:
             make(name, arguments), [as_input(b, arguments) for b in split(material.reference, arguments.batch_size)]
         )
         for stream in arguments.streams.split(","):
-            for guard in ("none", "uncalibrated", "calibrated"):
+            for guard in arguments.guards.split(","):
                 runs.append(run(name, stream, guard, reference, material, arguments))
                 print(row(runs[-1]), flush=True)
                 write(arguments.out, runs, vars(arguments))
@@ -197,7 +198,8 @@ def write(out: Path, runs: list[Run], arguments: dict[str, Any]) -> None:
     ]
     alone = {(r.method, r.stream): r.seconds for r in runs if r.guard == "none"}
     for r in runs:
-        cost = r.seconds / alone[r.method, r.stream] - 1 if r.stream in BENIGN and r.guard != "none" else None
+        bare = alone.get((r.method, r.stream))
+        cost = r.seconds / bare - 1 if bare and r.stream in BENIGN and r.guard != "none" else None
         lines.append(row(r, cost))
     with replacing(out.with_suffix(".md")) as file:
         file.write_text("\n".join(lines) + "\n")

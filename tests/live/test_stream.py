@@ -127,6 +127,17 @@ def test_a_fork_goes_its_own_way() -> None:
     assert all(torch.equal(stream(batch).logits, r) for batch, r in zip(images[3:], results, strict=True))
 
 
+def test_a_fork_into_a_folder_that_is_in_use_goes_on_from_the_fork(tmp_path: Path) -> None:
+    Stream(make(lr=1e-2), snapshots=tmp_path).close()
+    stream = Stream(make(lr=1e-2))
+    for batch in clean(3):
+        stream(batch)
+    twin = stream.fork(snapshots=tmp_path)
+    assert states_equal(twin.method.state_dict(), stream.method.state_dict())
+    assert twin.batches == 3
+    twin(clean(1)[0])
+
+
 def test_events_go_to_whoever_listens_and_survive_as_json() -> None:
     heard: list[Event] = []
     stream = Stream(make(), on_event=heard.append)

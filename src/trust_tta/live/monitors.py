@@ -157,7 +157,9 @@ class Monitors:
     def _input_distance(self) -> float | None:
         if self.input_reference is None or not self._inputs.full:
             return None
-        return input_distance(self._inputs.mean, self.input_reference)
+        mean = self._inputs.mean
+        # What BatchNorm kept may be of another layer than the one that is reached first.
+        return input_distance(mean, self.input_reference) if mean.shape == self.input_reference.shape else None
 
     def _read_probes(self) -> dict[str, Any]:
         if self._probes.images == 0:

@@ -15,7 +15,7 @@ from trust_tta.live.alarms import Kind, Reference
 from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
 from trust_tta.live.inputs import looks_broken, usable
 from trust_tta.live.monitors import CLASS_WINDOW, Reading
-from trust_tta.live.snapshots import Snapshot, Snapshots
+from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
 
@@ -313,7 +313,8 @@ class Session:
             books.candidate = books.snapshot
         try:
             self.store.write(Snapshot(books.snapshot, {"method": self.method.state_dict(), **self.state()}))
-            self.store.prune(self.policy.keep, always=(books.good, books.candidate))
+            keep = 1 if isinstance(self.store, Memory) else self.policy.keep
+            self.store.prune(keep, always=(books.good, books.candidate))
         except StateError as error:
             self._event("storage", "none", str(error), {"snapshot": books.snapshot})
 

@@ -151,6 +151,8 @@ class Stream:
             books = twin._session.books
             twin._session.load(self._session.state())
             twin._session.books.snapshot, twin._session.books.candidate = books.snapshot, 0
+            twin.method.load_state_dict(self.method.state_dict())  # the folder may have held another
+            twin._fingerprint = twin._take_fingerprint()
             twin._session.save(good=True)
             return twin
 

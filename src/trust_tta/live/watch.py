@@ -96,7 +96,7 @@ class Watch:
     def check(self, method: Method, images: Tensor, *, strict: bool = False) -> Check | None:
         """Try the state on the canary, else on this batch; None where there is nothing to try it on.
 
-        `strict` halves the tolerance: what has gone wrong once is given less room.
+        `strict` halves the tolerance: what has failed once is given less room.
         """
         self.learns = self.learns or _holds_tensors(method.state_dict())
         if not self.learns or (self.judge.follows_stream and not method.adapted):
@@ -112,7 +112,8 @@ class Watch:
             return None
         canary = Canary.trusted(images[:MOST_PROBED], self.judge)
         score = canary.score(self.judge.try_state(method, canary.images))
-        return Check("batch", len(canary.images), score, self.guard.agreement)
+        least = (1 + self.guard.agreement) / 2 if strict else self.guard.agreement
+        return Check("batch", len(canary.images), score, least)
 
     def read(self, method: Method, images: int) -> tuple[Reading, dict[Kind, str]]:
         """Where the stream stands, and the alarms."""
