@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.bench.tiny import content, tiny_config
-from trust_tta.bench.config import RunConfig, demo_config
+from trust_tta.bench.config import RunConfig, demo_configs
 from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.parsing import parse_config, read_config, translate
 from trust_tta.data.corruptions.table import CORRUPTIONS
@@ -65,7 +65,7 @@ def read(tmp_path: Path, text: str, changes: dict[str, Any] | None = None) -> Ru
 
 def test_the_demo_and_its_configuration_are_the_same() -> None:
     config = read_config(DEMO)
-    assert config.changed(store="x") == demo_config(Path()).changed(store="x")
+    assert config.changed(store="x") == demo_configs(Path())[0].changed(store="x")
 
 
 def test_names_of_the_field_mean_the_same_as_ours(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_the_demo_ends_with_a_table_a_page_and_a_verdict(tmp_path: Path, capsys:
     assert last.startswith("On sample (online, severity 5")
     with ResultStore(tmp_path / "results.sqlite", create=False) as store:
         assert {(cell.key.method, cell.key.domain) for cell in store.results()} == {
-            (method, corruption) for method in METHODS for corruption in CORRUPTIONS
+            (method, corruption) for method in (*METHODS, "trust") for corruption in CORRUPTIONS
         }
 
 

@@ -28,7 +28,7 @@ def run(arguments: Namespace) -> None:
     out = try_folder("--out", arguments.out)
     import torch
 
-    from trust_tta.bench.config import DEMO_IMAGES, demo_config
+    from trust_tta.bench.config import DEMO_IMAGES, demo_configs
     from trust_tta.bench.environment import choose_device
     from trust_tta.cli.cells import run_parts
     from trust_tta.report.model import read_report
@@ -38,13 +38,14 @@ def run(arguments: Namespace) -> None:
     images = DEMO_IMAGES if arguments.images is None else arguments.images
     if arguments.seeds < 1 or not 2 <= images <= 2000:
         raise ConfigError(f"--seeds {arguments.seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
-    config = demo_config(out, seeds=arguments.seeds, images=images)
-    corruptions = len(config.data.domains or ())
-    counts = f"{len(config.methods)} methods, {corruptions} corruptions, {arguments.seeds} seeds, {images} images each"
-    say(f"{config.model.name} on CIFAR-10 test images: {counts}")
+    parts = demo_configs(out, seeds=arguments.seeds, images=images)
+    config = parts[0]
+    counts = f"{len(config.data.domains or ())} corruptions, {arguments.seeds} seeds, {images} images each"
+    names = ", ".join(method.name for method in config.methods)
+    say(f"{config.model.name} on CIFAR-10 test images: {names}; {counts}; trust, which costs most, with one seed")
     # So small a network leaves most of several cores idle, but not of one each.
     processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
-    cells, problems = run_parts([config], processes=processes)
+    cells, problems = run_parts(list(parts), processes=processes)
     page = out / "report.html"
     write_page(read_report(config.store), page)
     say(f"the report is {page.resolve()}")
