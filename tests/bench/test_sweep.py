@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ from tests.bench.tiny import Recorder, numbers, run, tiny_config
 from tests.results.test_store import execute
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.data import ExperimentData, prepare
-from trust_tta.bench.plan import make_plan
+from trust_tta.bench.plan import make_plan, weigh
 from trust_tta.bench.sweep import sweep
 from trust_tta.data.corrupt_tree import corrupt_array
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.streams import Domain
-from trust_tta.errors import CheckpointError, ConfigError, DataError, TrustError
+from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
-from trust_tta.results import Cell, CellResult, ResultStore
+from trust_tta.results import Cell, CellResult, ResultStore, format_gain, format_percent
 
 
 def by_place(cells: list[Cell]) -> dict[tuple[str, str], CellResult]:
@@ -330,3 +331,59 @@ def test_other_streams_run_to_their_end(tmp_path: Path, setting: str, cells: int
     assert not recorder.failures
     assert {cell.key.setting for cell in found} == {setting}
     assert sum(cell.result.samples for cell in found) == (32 if setting == "mixed" else 16 * cells)
+
+
+class Remover(Recorder):
+    """Removes the store after the first finished cell, as a user may who clears up."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__()
+        self.store = store
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        for file in self.store.parent.glob(f"{self.store.name}*") if self.done else ():
+            file.unlink()
+
+
+def test_a_store_removed_during_a_run_is_told_and_its_results_are_saved(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, methods=["source", "bn"], data={"limit": 32})
+    undisturbed, _ = run(config.changed(store=str(tmp_path / "whole.sqlite")))
+    store = ResultStore(config.store)
+    with pytest.raises(StateError, match=r"was removed during the run; all results so far are in '.*results\.saved"):
+        sweep(config, store, progress=Remover(Path(config.store)))
+    store.close()
+    saved = tmp_path / "results.saved.sqlite"
+    saved.rename(config.store)
+    resumed, recorder = run(config)
+    assert numbers(resumed) == numbers(undisturbed)
+    assert 0 < len(recorder.done) < 4  # what was saved is not run again
+
+
+def test_progress_counts_passes_as_finished_cells_had_them(tmp_path: Path) -> None:
+    """Where nothing is finished, passes are foreseen; then a method counts by the time that its cells took."""
+    methods: list[Any] = ["source", {"name": "trust", "k": 4}]
+    config = tiny_config(tmp_path, methods=methods, data={"domains": ["fog"], "limit": 16})
+    plan = make_plan(config)
+    assert [chain.cost for chain in plan.chains] == [1, 1 + 3 * 4]
+    cells, _ = run(config)
+    slow = replace(cells[1], result=replace(cells[1].result, seconds_total=1000 * cells[0].result.seconds_total))
+    with ResultStore(tmp_path / "other.sqlite") as store:
+        for cell in (cells[0], slow):
+            store.finish(cell.key, cell.result, cell.facts)
+        costs = [chain.cost for chain in weigh(plan, store).chains]
+    assert costs[1] / costs[0] > 50
+
+
+def test_the_line_of_a_cell_names_label_domain_gain_and_time(tmp_path: Path) -> None:
+    methods: list[Any] = ["source", {"name": "tent", "lr": 0.01, "label": "fast"}]
+    cells, recorder = run(tiny_config(tmp_path, methods=methods, data={"domains": ["fog"], "limit": 16}))
+    source, fast = (next(c for c in cells if c.label == label) for label in ("source", "fast"))
+    gain = format_gain(fast.result.accuracy - source.result.accuracy)
+    assert recorder.done[0].startswith(
+        f"source  fog                 seed 0  {format_percent(source.result.accuracy):>5} %"
+    )
+    assert (
+        f"fast    fog                 seed 0  {format_percent(fast.result.accuracy):>5} %  {gain:>6}"
+        in recorder.done[1]
+    )

@@ -113,11 +113,11 @@ def weigh(plan: Plan, store: ResultStore) -> Plan:
     rates = [taken / foreseen[kind] for kind, taken in known.items() if taken > 0]
     if not rates:
         return plan
-    unit = statistics.median(rates)  # seconds of one pass
+    usual, unit = statistics.median(rates), min(rates)  # seconds of one pass
 
     def cost(chain: Chain) -> int:
-        taken = known.get((chain.keys[0].method, chain.keys[0].options))
-        return chain.cost if taken is None else max(1, round(taken / unit))
+        taken = known.get((chain.keys[0].method, chain.keys[0].options), chain.cost * usual)
+        return max(1, round(taken / unit))
 
     return replace(plan, chains=tuple(replace(chain, cost=cost(chain)) for chain in plan.chains))
 

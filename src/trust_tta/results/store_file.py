@@ -26,6 +26,9 @@ CREATE TABLE pictures (
 ) WITHOUT ROWID;
 CREATE TABLE classes (dataset TEXT PRIMARY KEY, names TEXT NOT NULL) WITHOUT ROWID;
 """
+_RELEASE = """
+UPDATE cells SET status = 'pending', token = NULL, claimant = NULL, expires = NULL WHERE status = 'running'
+"""
 _LABELS = "ALTER TABLE cells ADD COLUMN label TEXT"
 _TABLES = f"""
 PRAGMA application_id = {APPLICATION_ID};
@@ -106,6 +109,7 @@ def save_elsewhere(connection: sqlite3.Connection, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
             connection.backup(copy)
+            copy.execute(_RELEASE)  # whoever holds a cell holds it in the file that is gone
             copy.execute("PRAGMA journal_mode = WAL")
         names = (path.with_name(f"{path.stem}.saved{'' if n == 1 else f'-{n}'}{path.suffix}") for n in count(1))
         target = next(name for name in names if _publish(temporary, name))
