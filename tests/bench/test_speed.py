@@ -155,7 +155,6 @@ def test_shapes_and_counts_of_a_network(model: VMamba) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
     before = {name: t.clone() for name, t in model.state_dict().items()}
     cases = network_cases(model, backend="reference", dtype="float32", batch=7, size=16, limits=ONCE)
@@ -167,7 +166,6 @@ def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 def test_a_batch_of_one_runs_in_every_mode_but_split(model: VMamba) -> None:
     rows = [
         measure(case, CPU) for case in network_cases(model, backend="cpu", dtype="bf16", batch=1, size=16, limits=ONCE)

@@ -103,7 +103,6 @@ def test_continual_is_one_method_on_all_domains(tmp_path: Path) -> None:
     assert second.entropy != found["tent", "contrast"].entropy
 
 
-@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 def test_standard_is_a_fresh_method_on_each_batch(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["tent"], stream={"setting": "standard"})
     found = by_place(run(config)[0])

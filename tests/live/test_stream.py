@@ -19,8 +19,6 @@ from trust_tta.live.stream import Stream
 
 OFTEN = Guard(snapshot_every=64, check_every=64)
 
-pytestmark = pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")  # small batches
-
 
 @pytest.mark.parametrize("name", ["source", "bn", "tent", "eta", "sar", "shot", "lame"])
 def test_on_clean_images_it_predicts_what_the_method_alone_predicts(name: str) -> None:

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from trust_tta.methods.registry import create_method
 
-pytestmark = pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")  # five samples are enough here
-
 Array = NDArray[np.float64]
 LR, EPSILON = 0.05, 1e-5
 STREAM = [np.array(x) for x in ([0.3, -1.2, 2.0, 0.1, 4.0], [1.0, -2.5, 0.4, 0.9, -0.2], [0.0, 3.0, 3.5, -1.0, 1.5])]

@@ -62,7 +62,6 @@ def test_a_bad_batch_is_one_line_and_changes_nothing(name: str) -> None:
     assert torch.equal(method(images), unharmed(images))
 
 
-@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 @pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
 @every_method
 def test_one_image_has_the_statistics_of_its_pixels(name: str, statistics: str) -> None:
@@ -72,7 +71,6 @@ def test_one_image_has_the_statistics_of_its_pixels(name: str, statistics: str) 
     assert outputs.isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 @every_method
 def test_a_map_of_one_number_has_none(name: str) -> None:
     one = batches(1, images=1, size=8)[0]  # the last map of the tiny network has one pixel

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.methods.networks import batches, convnet, make, run
+from tests.methods.networks import batches, convnet, make, run, same, vmamba
+from trust_tta.errors import TrustWarning
+from trust_tta.methods.registry import list_methods
 from trust_tta.methods.statistics import HALF_LIFE, SOURCE_WORTH, Statistics, StreamNorm, divergence
 
 
@@ -111,3 +115,117 @@ def test_the_divergence_is_that_of_torch() -> None:
     p, q = torch.distributions.Normal(m, v.sqrt()), torch.distributions.Normal(m2, v2.sqrt())
     expected = (torch.distributions.kl_divergence(p, q) + torch.distributions.kl_divergence(q, p)).mean()
     assert float(divergence(m, v, m2, v2, eps=0.0)) == pytest.approx(float(expected), rel=1e-12)
+
+
+class Norm(nn.Module):
+    """One BatchNorm over two channels; the logits are its mean outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(2, dtype=torch.float64)
+        self.norm.running_mean = torch.tensor([0.5, -1.0], dtype=torch.float64)
+        self.norm.running_var = torch.tensor([2.0, 0.3], dtype=torch.float64)
+        self.norm.weight.data = torch.tensor([1.5, 0.7], dtype=torch.float64)
+        self.norm.bias.data = torch.tensor([0.1, -0.2], dtype=torch.float64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.norm(images).mean((2, 3))
+        return logits
+
+
+def pixels(counts: list[int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [1 + 2 * torch.randn(n, 2, 3, 3, dtype=torch.float64, generator=generator) for n in counts]
+
+
+def test_the_gradient_flows_through_the_statistics_of_the_batch() -> None:
+    """As if the normalized batch were scaled and shifted by constants: test-time batch renormalization."""
+    (images,) = pixels([6])
+    norm = StreamNorm(Norm().norm, like=images)
+    statistics = Statistics(nn.Sequential(nn.BatchNorm2d(2)), "stream")
+    statistics.norms = {"norm": norm}
+    statistics.begin(len(images))
+    x = images.clone().requires_grad_()
+    target = torch.randn(images.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    parameters = [p for p in (norm.weight, norm.bias) if p is not None]
+    ours = torch.autograd.grad((norm(x) * target).sum(), [x, *parameters])
+
+    y = images.clone().requires_grad_()
+    mean, variance = y.mean((0, 2, 3), keepdim=True), y.var((0, 2, 3), keepdim=True, correction=0)
+    moving_mean, moving_variance = (t[:, None, None] for t in (norm.mean, norm.variance))
+    ratio = ((variance + 1e-5) / (moving_variance + 1e-5)).sqrt().detach()
+    offset = ((mean - moving_mean) / (moving_variance + 1e-5).sqrt()).detach()
+    normal = (y - mean) / (variance + 1e-5).sqrt() * ratio + offset
+    weight, bias = (p.detach().clone().requires_grad_() for p in parameters)
+    value = (normal * weight[:, None, None] + bias[:, None, None]) * target
+    for a, b in zip(ours, torch.autograd.grad(value.sum(), [y, weight, bias]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["bn", "tent", "trust", "foa", "lame"])
+def test_evaluate_leaves_the_memory_alone(name: str) -> None:
+    method = make(name, vmamba(), statistics="stream")
+    first, second = batches(2)
+    method(first)
+    before = method.state_dict()
+    outputs = method.evaluate(second)
+    assert same(outputs, method.evaluate(second))
+    assert same(method.state_dict(), before)
+
+
+def test_the_prediction_of_a_stream_does_not_depend_on_the_other_images() -> None:
+    method = make("tent", vmamba(), statistics="stream")
+    first, second = batches(2)
+    method(first)
+    alone = torch.cat([method.evaluate(image[None]) for image in second])
+    torch.testing.assert_close(method.evaluate(second), alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_without_running_statistics_starts_from_nothing() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(2, track_running_stats=False, affine=False)
+            self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.norm(images).mean((2, 3)) * self.scale
+            return logits
+
+    (images,) = pixels([9])
+    method = make("bn", Plain(), statistics="stream")
+    torch.testing.assert_close(method(images), make("bn", Plain())(images))
+    assert float(method.statistics.norms["norm"].images) == 9
+
+
+def test_a_network_of_layer_norms_is_the_same_with_all_of_them() -> None:
+    stream = batches(2)
+    outputs = [run(make("tent", vmamba("layer"), statistics=s), stream) for s in ("batch", "stream", "source")]
+    assert same(outputs[0], outputs[1])
+    assert same(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_few_images_are_warned_of_once_with_a_way_out(name: str) -> None:
+    few = batches(2, images=4)
+    method = make(name, vmamba())
+    if name in ("source", "tide"):
+        run(method, few)
+        return
+    with pytest.warns(TrustWarning, match='4 images have poor ones .* use statistics="stream"'):
+        method(few[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method(few[1])
+        run(make(name, vmamba(), statistics="stream"), few)
+        run(make(name, vmamba("layer")), few)
+
+
+def test_the_small_rest_of_a_stream_is_not_warned_of() -> None:
+    method = make("tent", vmamba())
+    rest = batches(2, images=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(method, [*batches(1), rest[0]])
+    with pytest.warns(TrustWarning):
+        method(rest[1])

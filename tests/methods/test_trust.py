@@ -44,7 +44,6 @@ def by_copies(orders: list[str], stream: list[Tensor], *, split: bool, steps: in
     return results
 
 
-@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")  # parts of three images
 @pytest.mark.parametrize("parallel", ["replicate", "split"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_parallel_is_independent_copies_merged_after_the_batch(parallel: str, steps: int) -> None:
@@ -148,7 +147,6 @@ def test_sequential_visits_the_orders_as_listed() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore::trust_tta.errors.TrustWarning")
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_a_batch_too_small_to_split_is_refused_and_changes_nothing(norm: str) -> None:
     method = make("trust", vmamba(norm), orders=ORDERS, mode="split")
@@ -287,7 +285,7 @@ def test_default_orders_are_the_papers() -> None:
         ({"mode": "replicated"}, "did you mean 'replicate'"),
         ({"parallel": "x"}, "no such option"),
         ({"merge": "middle"}, "choose one of mean, entropy, slerp"),
-        ({"parameters": "head"}, "choose one of ss2d, scan, bn, all"),
+        ({"parameters": "head"}, "choose one of auto, ss2d, scan, bn, all"),
         ({"steps": 0}, "steps is 0; give a value >= 1"),
         ({"steps": 1.5}, "steps is 1.5; give an integer"),
         ({"lr": -1.0}, "lr is -1.0; give a value >= 0"),

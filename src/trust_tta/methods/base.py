@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, DataError, StateError, TrustWarning
 from trust_tta.methods.parameters import ParameterSet, select, share
-from trust_tta.methods.safety import adapting, check_images, check_outputs, stochastic_depth_on
+from trust_tta.methods.safety import adapting, check_images, check_outputs, stochastic_depth_on, uncompiled
 from trust_tta.methods.state import Number, Optional, Spec, check, clone, undone_on_error
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.weights import Descent, Weights
@@ -188,7 +188,7 @@ class Method(nn.Module):
         return self.weights.named
 
     def __call__(self, images: Tensor) -> Tensor:
-        outputs: Tensor = super().__call__(images)
+        outputs: Tensor = uncompiled(super().__call__)(images)
         return outputs
 
     def forward(self, images: Tensor) -> Tensor:
@@ -369,7 +369,6 @@ class Method(nn.Module):
             if (theirs.dtype, theirs.device) == (parameter.dtype, parameter.device):
                 theirs.data = parameter.data
         self._connect()
-        self.statistics.load(clone(self.statistics.state()))
         self._load_extra(self._extra())
 
 

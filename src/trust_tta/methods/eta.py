@@ -12,6 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from trust_tta.errors import StateError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import ENTROPIES, EntropyKind, by_class
 from trust_tta.methods.state import Array, Spec
@@ -61,6 +62,8 @@ class Eta(Learner):
         if self.mean_prediction is None:
             return reliable
         predictions = logits.softmax(1).movedim(1, -1)
+        if len(self.mean_prediction) != logits.shape[1]:
+            raise StateError(f"the state is of {len(self.mean_prediction)} classes and there are {logits.shape[1]}")
         similarity = torch.cosine_similarity(self.mean_prediction.to(predictions), predictions, dim=-1)
         return reliable & (similarity.abs() < self.d_margin(logits.shape[1]))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, DataError, ShapeError, TrustError
+
+T = TypeVar("T")
 
 
 def check_images(images: Tensor, model: nn.Module) -> None:
@@ -36,6 +40,13 @@ def check_outputs(outputs: Tensor, images: Tensor) -> None:
             f"the predictions of this batch are not finite (its largest pixel is {largest:.3g}); nothing was changed: "
             "check the preprocessing, the network's weights and the learning rate"
         )
+
+
+def uncompiled(function: Callable[..., T]) -> Callable[..., T]:
+    """The function as torch.compile must leave it: a method changes weights and modes, which no graph can hold."""
+    dynamo: Any = sys.modules.get("torch._dynamo")  # not loaded: nothing was compiled
+    disabled: Callable[..., T] = function if dynamo is None else dynamo.disable(function)
+    return disabled
 
 
 @contextmanager

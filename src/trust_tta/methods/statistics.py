@@ -48,7 +48,8 @@ class Statistics:
             use_batch_statistics(model)
         elif kind == "stream":
             for name, module in found.items():
-                self.norms[name] = StreamNorm(module, observing_without_grad=observing_without_grad)
+                like = next(model.parameters(), torch.empty(0))
+                self.norms[name] = StreamNorm(module, like=like, observing_without_grad=observing_without_grad)
                 parent, _, leaf = name.rpartition(".")
                 setattr(model.get_submodule(parent), leaf, self.norms[name])
 
@@ -112,20 +113,26 @@ class StreamNorm(nn.Module):
     memory_usual: Tensor
     count: Tensor
 
-    def __init__(self, norm: _BatchNorm, *, observing_without_grad: bool) -> None:
+    def __init__(self, norm: _BatchNorm, *, like: Tensor, observing_without_grad: bool = False) -> None:
         super().__init__()
         self.register_parameter("weight", norm.weight)
         self.register_parameter("bias", norm.bias)
         self.eps, self.observing, self.observing_without_grad = norm.eps, True, observing_without_grad
         self.source_mean, self.source_variance = norm.running_mean, norm.running_var
-        like = next((t for t in (norm.running_mean, norm.weight) if t is not None), torch.zeros(norm.num_features))
+        like = next((t for t in (norm.running_mean, norm.weight) if t is not None), like)
         for name in MEMORY:
-            value = torch.zeros_like(like if name in ("mean", "variance") else like.sum(), requires_grad=False)
+            value = like.new_zeros(norm.num_features if name in ("mean", "variance") else ())
             self.register_buffer(name, value, persistent=False)
             self.register_buffer(f"memory_{name}", value.clone(), persistent=False)
         self.register_buffer("count", torch.ones_like(self.images), persistent=False)
         self.train(False)
         self.restore_source()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After a copy or a pickle: a memory of its own, also where tensors came as shared memory."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name, buffer in self.named_buffers():
+            setattr(self, name, buffer.clone())
 
     def restore_source(self) -> None:
         known = self.source_mean is not None and self.source_variance is not None

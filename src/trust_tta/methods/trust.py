@@ -52,7 +52,8 @@ class Averaging(Learner):
 
     orders: list[ScanOrder]
     evaluate_order = DEFAULT_ORDER
-    before: Tensor | None = None  # the last prediction in the evaluation's order that came for free
+    before: Tensor  # the prediction with the weights before the last round of a batch
+    seen = False  # whether the present round has made it
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         require_orders(model)
@@ -60,16 +61,18 @@ class Averaging(Learner):
 
     def adapt(self, images: Tensor) -> Tensor:
         """Algorithm 1, for one batch."""
-        self.before = self.evaluate_now(images) if self.options.predict == "before" and not self.sees_before() else None
+        if self.options.predict == "before" and not self.sees_before():
+            self.logits_before = self.before = self.evaluate_now(images)
         thetas, entropies = self.forward_and_adapt(images)
         if thetas:
             self.weights.write(self.merge(thetas, entropies))
         del thetas  # before the prediction takes its memory
-        return self.evaluate_now(images) if self.options.predict == "after" or self.before is None else self.before
+        return self.evaluate_now(images) if self.options.predict == "after" else self.before
 
     def forward_and_adapt(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Algorithm 2: the weights after each order and the entropies of its predictions, of the last step."""
         for _ in range(self.options.steps):
+            self.seen = False
             thetas, entropies = self.made([self.adapt_under(order, images) for order in self.orders])
         return thetas, entropies
 
@@ -88,10 +91,9 @@ class Averaging(Learner):
         if self.options.stochastic_depth:
             with torch.no_grad():
                 logits = self.predict(images, order=order)
-        if order == self.evaluate_order and self.sees_before():
-            self.before = logits.detach()
-            if self.logits_before is None and self.is_first(order):
-                self.logits_before = self.before
+        if order == self.evaluate_order and self.sees_before() and not self.seen:
+            self.seen, self.before = True, logits.detach()
+            self.logits_before = self.before if self.logits_before is None else self.logits_before
         return logits.detach().argmax(1)
 
     def made(self, steps: Sequence[Step], *, moved: Iterable[bool] = ()) -> tuple[list[Tensor], list[Tensor]]:
@@ -105,12 +107,8 @@ class Averaging(Learner):
         return merging.mean(thetas)
 
     def sees_before(self) -> bool:
-        """Whether one of the orders gives the prediction before its update for free."""
-        return self.evaluate_order in self.orders
-
-    def is_first(self, order: ScanOrder) -> bool:
-        """Whether a batch's first pass in this order is of the weights before the batch."""
-        return order == self.orders[0]
+        """Whether an adapting pass is also the prediction with the weights before its round."""
+        return self.orders[0] == self.evaluate_order
 
     def evaluate_now(self, images: Tensor) -> Tensor:
         """A counted prediction in the evaluation's order."""
@@ -200,10 +198,9 @@ class Trust(Averaging):
         return torch.cat([merging.slerp(layer, weights).flatten() for layer in layers])  # each has a sphere of its own
 
     def sees_before(self) -> bool:
-        return self.options.mode != "split" and super().sees_before()
-
-    def is_first(self, order: ScanOrder) -> bool:
-        return self.options.mode == "replicate" or super().is_first(order)
+        if self.options.mode == "replicate":
+            return self.evaluate_order in self.orders
+        return self.options.mode == "sequential" and super().sees_before()
 
     def adapt_apart(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """The parallel modes: every order starts from the same weights and moments; the moments are averaged here.
@@ -217,6 +214,7 @@ class Trust(Averaging):
         steps: list[Step] = []
         moved: list[bool] = []
         average = Average()
+        self.seen = False
         for order, part in zip(self.orders, parts, strict=True):
             self.weights.write(start)
             self.weights.load_moments(moments)

@@ -48,12 +48,12 @@ class Weights:
         self.vector = torch.zeros(sum(t.numel() for t in self.tensors), dtype=dtype, device=device)
         self.gradient = torch.zeros_like(self.vector)
         self._places, self._gradient_places = self._views(self.vector), self._views(self.gradient)
-        self.optimizer = _make_optimizer(self.vector, self.rule)
+        self.optimizer = _make_optimizer(self.vector, self.rule) if self.tensors else None
 
     @property
     def moments(self) -> dict[str, Tensor]:
         """The optimizer's own tensors, by name."""
-        return dict(self.optimizer.state[self.vector])
+        return {} if self.optimizer is None else dict(self.optimizer.state[self.vector])
 
     def load_moments(self, moments: Mapping[str, Tensor]) -> None:
         _copy(list(self.moments.values()), [moments[name] for name in self.moments])
@@ -91,8 +91,7 @@ class Weights:
 
     def differentiate(self, loss: Tensor) -> Tensor:
         """Fill `gradient`, valid until the next pass; whether it and the loss are finite is for the device to know."""
-        if not self.tensors:
-            raise ConfigError("this method adapts no weights, so that there is nothing to differentiate or update")
+        self._require_weights()
         gradients = torch.autograd.grad(loss, self.tensors, allow_unused=True)
         pairs = [(place, g) for place, g in zip(self._gradient_places, gradients, strict=True) if g is not None]
         if len(pairs) < len(gradients):
@@ -108,17 +107,18 @@ class Weights:
 
         The device itself skips the step where `finite` is false: nobody waits for it.
         """
+        optimizer = self._require_weights()
         if start is None:
             self._gather()
         else:
             self.vector.copy_(start)
         self.vector.grad = self.gradient
-        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         try:
-            self.optimizer.step()
+            optimizer.step()
         finally:
             self.vector.grad = None
-            del self.optimizer.found_inf  # type: ignore[attr-defined]
+            del optimizer.found_inf  # type: ignore[attr-defined]
         self._scatter()
 
     def moved(self) -> None:
@@ -152,6 +152,11 @@ class Weights:
         self.named, self.rule, self.source = state["named"], state["rule"], state["source"]
         self._build()
         self.load_moments(state["moments"])
+
+    def _require_weights(self) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            raise ConfigError("this method adapts no weights, so that there is nothing to differentiate or update")
+        return self.optimizer
 
     def _views(self, vector: Tensor) -> list[Tensor]:
         pieces = vector.split([t.numel() for t in self.tensors])
