@@ -199,6 +199,8 @@ PRESETS: Mapping[str, Preprocessing] = MappingProxyType(
         "imagenet-c": Preprocessing(resize=None),  # its images are 224 pixels already
         "cifar224": Preprocessing(resize=None, crop=False),
         "cifar32": Preprocessing(size=32, resize=None, mean=CIFAR10_MEAN, std=CIFAR10_STD),
+        "pixels512": Preprocessing(size=512, resize=None, crop=False, interpolation="bilinear"),  # of segmentation
+        "pixels224": Preprocessing(resize=None, crop=False, interpolation="bilinear"),
         "pacs96": Preprocessing(size=96, resize=None, crop=False),
     }
 )

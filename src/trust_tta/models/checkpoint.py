@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from trust_tta.errors import CheckpointError, ConfigError, TrustWarning
 from trust_tta.models.networks import build_network, find_network, is_ours, outputs_of
 from trust_tta.models.pretrained import PRETRAINED, Pretrained, check_pretrained, locate
+from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vmamba import VMamba
 from trust_tta.models.weights import (
-    HEAD,
+    HEADS,
     Weights,
     load_state,
     pick_state,
@@ -179,7 +180,7 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
     >>> model = create_model("vmamba_nano")
     >>> _ = load_checkpoint(model, create_model("vmamba_nano").state_dict())
     """
-    foreign = None if isinstance(model, VMamba) else model
+    foreign = None if isinstance(model, VMamba | UPerNet) else model
     if isinstance(source, Mapping):
         origin = "the given state dict"
         load_state(model, _named(pick_state(source, origin=origin, ema=ema), foreign), origin=origin, head=head)
@@ -188,7 +189,7 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
     weights = read_weights(file, ema=ema)
     stated = read_statement(weights, file, None)
     load_state(model, _named(weights.state, foreign), origin=f"'{file}'", head=head)
-    if isinstance(model, VMamba):
+    if isinstance(model, VMamba | UPerNet):
         model.preprocessing = stated.preprocessing or model.preprocessing
         model.classes = stated.classes if head else model.classes
     return model
@@ -328,7 +329,7 @@ def _first(*values: int | None) -> int | None:
 
 def _outputs(state: Mapping[str, Tensor]) -> int | None:
     """The number of classes that the classifier's bias has; the weights of a head say the same."""
-    for name in (f"{HEAD}bias", f"{HEAD}weight"):
+    for name in (f"{head}{leaf}" for head in HEADS for leaf in ("bias", "weight")):
         if name in state and state[name].dim():
             return int(state[name].shape[0])
     return None

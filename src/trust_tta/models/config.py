@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -73,15 +73,44 @@ class VMambaConfig(Schema):
         stem = self.dims[0] * (self.in_channels * self.patch_size**2 + 5 * self.dims[0])
         return wide + between + stem + self.dims[-1] * self.num_classes
 
-    def override(self, changes: Mapping[str, Any]) -> VMambaConfig:
+    def override(self, changes: Mapping[str, Any]) -> Self:
         """A copy with some fields changed; an unknown field is refused with the nearest known one."""
-        own = {name: getattr(self, name) for name in VMambaConfig.model_fields}
-        return parse(VMambaConfig, {**own, **changes}, where="VMambaConfig")
+        kind = type(self)
+        own = {name: getattr(self, name) for name in kind.model_fields}
+        return parse(kind, {**own, **changes}, where=kind.__name__)
 
     @classmethod
     def from_official(cls, mapping: Mapping[str, Any]) -> VMambaConfig:
         """Translate the keyword names of upstream's VSSM; a value that cannot be honored is refused."""
         return _from_official(mapping)
+
+
+class UPerNetConfig(VMambaConfig):
+    """A VMamba as a backbone, and the two heads that label its pixels; the second is for training alone.
+
+    >>> UPerNetConfig(num_classes=21).channels
+    512
+    """
+
+    num_classes: Annotated[int, Field(ge=1, le=1_000_000)] = 150
+    channels: Width = 512
+    auxiliary_channels: Width = 256
+    pools: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1, max_length=16)] = (1, 2, 3, 6)
+    dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.1
+
+    @model_validator(mode="after")
+    def _has_several_stages(self) -> Self:
+        if len(self.dims) < 2:
+            raise ValueError(f"{len(self.dims)} stage; give depths and dims of at least 2")
+        return self
+
+    def rough_size(self) -> float:
+        wide, stages = self.channels, len(self.dims)
+        pooled = wide * (len(self.pools) * self.dims[-1] + 9 * (self.dims[-1] + len(self.pools) * wide))
+        pyramid = wide * (sum(self.dims[:-1]) + 9 * (2 * stages - 1) * wide)
+        auxiliary = self.auxiliary_channels * (9 * self.dims[-2] + self.num_classes) if stages > 1 else 0
+        classes = (wide - self.dims[-1]) * self.num_classes
+        return super().rough_size() + pooled + pyramid + auxiliary + classes
 
 
 # Upstream keywords whose published values change nothing here; any other value is refused.

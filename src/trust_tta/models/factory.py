@@ -9,7 +9,8 @@ from torch import nn
 
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.networks import build_network
-from trust_tta.models.variants import VARIANTS, ModelName
+from trust_tta.models.upernet import UPerNet
+from trust_tta.models.variants import VARIANTS, ModelName, SegmenterName
 from trust_tta.models.vmamba import VMamba
 from trust_tta.plugins import installed
 from trust_tta.preprocessing import Preprocessing, find_preset
@@ -33,6 +34,17 @@ def create_model(
 
 @overload
 def create_model(
+    name: SegmenterName,
+    *,
+    num_classes: int | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    preprocessing: Preprocessing | str | None = None,
+    **overrides: Any,
+) -> UPerNet: ...
+
+
+@overload
+def create_model(
     name: str,
     *,
     num_classes: int | None = None,
@@ -50,12 +62,13 @@ def create_model(
     preprocessing: Preprocessing | str | None = None,
     **overrides: Any,
 ) -> nn.Module:
-    """Build the network `name`: a variant of VMamba, an installed network, or "package.module:Name".
+    """Build the network `name`: a variant of VMamba, such a variant under UPerNet's heads
+    ("upernet_...": logits (n, classes, h, w)), an installed network, or "package.module:Name".
 
-    `overrides` are fields of VMambaConfig, or arguments of a network from outside. `checkpoint` is a path or the name
-    of a known checkpoint (see `models.pretrained`); the network comes back in evaluation mode when one is loaded. What
-    a file states of its network need not be given again. `preprocessing` is what makes images its input, or the name
-    of a preset, where the checkpoint does not say.
+    `overrides` are fields of VMambaConfig or UPerNetConfig, or arguments of a network from outside. `checkpoint` is a
+    path or the name of a known checkpoint (see `models.pretrained`); the network comes back in evaluation mode when one
+    is loaded. What a file states of its network need not be given again. `preprocessing` is what makes images its
+    input, or the name of a preset, where the checkpoint does not say.
 
     >>> model = create_model("vmamba_nano", checkpoint="vmamba_nano_cifar10")
     >>> model.classes[:2], model.preprocessing.size

@@ -13,7 +13,8 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
-from trust_tta.models.config import VMambaConfig
+from trust_tta.models.config import UPerNetConfig, VMambaConfig
+from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vmamba import VMamba
 from trust_tta.plugins import resolve
@@ -53,7 +54,8 @@ def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
     """
     found = find_network(name)
     if isinstance(found, VMambaConfig):
-        ours = VMamba(found.override(fields))
+        config = found.override(fields)
+        ours = UPerNet.from_config(config) if isinstance(config, UPerNetConfig) else VMamba(config)
         ours.preprocessing = default_preprocessing(name)
         return ours
     network = _call(name, found, fields)

@@ -1,10 +1,11 @@
-"""The published networks, as data. Each has a `_bn` twin with batch normalization, as TRUST uses it."""
+"""The published networks, as data. Each has a `_bn` twin with batch normalization, as TRUST uses it, and each serves as
+the backbone of a UPerNet."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from trust_tta.models.config import VMambaConfig
+from trust_tta.models.config import UPerNetConfig, VMambaConfig
 from trust_tta.preprocessing import Preprocessing, find_preset
 
 _SMALL_DIMS, _BASE_DIMS = (96, 192, 384, 768), (128, 256, 512, 1024)
@@ -32,7 +33,7 @@ _PUBLISHED = {
     "vanilla_vmamba_base": _VANILLA.changed(depths=(2, 2, 27, 2), dims=_BASE_DIMS, drop_path=0.6),
 }
 
-VARIANTS: dict[str, VMambaConfig] = {
+_CLASSIFIERS: dict[str, VMambaConfig] = {
     **_PUBLISHED,
     **{f"{name}_bn": config.changed(norm="batch") for name, config in _PUBLISHED.items()},
     "vmamba_nano": VMambaConfig(
@@ -47,6 +48,19 @@ VARIANTS: dict[str, VMambaConfig] = {
 }
 
 
+def _segmenter(backbone: str) -> UPerNetConfig:
+    """The backbone under UPerNet's heads; the small one gets small heads."""
+    fields = {name: getattr(_CLASSIFIERS[backbone], name) for name in VMambaConfig.model_fields}
+    heads = {"channels": 48, "auxiliary_channels": 32} if backbone == "vmamba_nano" else {}
+    return UPerNetConfig(**fields | {"num_classes": 150} | heads)
+
+
+VARIANTS: dict[str, VMambaConfig] = {
+    **_CLASSIFIERS,
+    **{f"upernet_{name}": _segmenter(name) for name in _CLASSIFIERS},
+}
+
+
 ModelName: TypeAlias = Literal[
     "vanilla_vmamba_base", "vanilla_vmamba_base_bn", "vanilla_vmamba_small", "vanilla_vmamba_small_bn",
     "vanilla_vmamba_tiny", "vanilla_vmamba_tiny_bn", "vmamba_base_s1l20", "vmamba_base_s1l20_bn", "vmamba_base_s2l15",
@@ -54,7 +68,19 @@ ModelName: TypeAlias = Literal[
     "vmamba_small_s2l15_bn", "vmamba_tiny_s1l8", "vmamba_tiny_s1l8_bn", "vmamba_tiny_s2l5", "vmamba_tiny_s2l5_bn",
 ]  # fmt: skip
 
+SegmenterName: TypeAlias = Literal[
+    "upernet_vanilla_vmamba_base", "upernet_vanilla_vmamba_base_bn", "upernet_vanilla_vmamba_small",
+    "upernet_vanilla_vmamba_small_bn", "upernet_vanilla_vmamba_tiny", "upernet_vanilla_vmamba_tiny_bn",
+    "upernet_vmamba_base_s1l20", "upernet_vmamba_base_s1l20_bn", "upernet_vmamba_base_s2l15",
+    "upernet_vmamba_base_s2l15_bn", "upernet_vmamba_nano", "upernet_vmamba_small_s1l20",
+    "upernet_vmamba_small_s1l20_bn", "upernet_vmamba_small_s2l15", "upernet_vmamba_small_s2l15_bn",
+    "upernet_vmamba_tiny_s1l8", "upernet_vmamba_tiny_s1l8_bn", "upernet_vmamba_tiny_s2l5",
+    "upernet_vmamba_tiny_s2l5_bn",
+]  # fmt: skip
+
 
 def default_preprocessing(variant: str) -> Preprocessing:
     """What the networks of a variant are fed with unless their checkpoint says otherwise."""
+    if variant.startswith("upernet_"):
+        return find_preset("pixels224" if variant == "upernet_vmamba_nano" else "pixels512")
     return find_preset("cifar32" if variant == "vmamba_nano" else "imagenet")

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from trust_tta.errors import CheckpointError
 
 LARGEST_FILE = 8 << 30  # bytes
-HEAD = "classifier.head."
+HEADS = ("classifier.head.", "decode_head.conv_seg.", "auxiliary_head.conv_seg.")  # what depends on the classes
+AUXILIARY = "auxiliary_head."  # for training: files may come without it
 NOT_FINITE = "with values that are not finite"
 
 # Spellings of older upstream files and of TRUST's files, and what they are called now.
@@ -30,8 +31,8 @@ _RENAMES = (
     (re.compile(r"^module\."), ""),
     (re.compile(r"\.ln_1\."), ".norm."),
     (re.compile(r"\.self_attention\."), ".op."),
-    (re.compile(r"^patch_embed\.proj\."), "patch_embed.0."),
-    (re.compile(r"^patch_embed\.norm\."), "patch_embed.2."),
+    (re.compile(r"^(backbone\.)?patch_embed\.proj\."), r"\1patch_embed.0."),
+    (re.compile(r"^(backbone\.)?patch_embed\.norm\."), r"\1patch_embed.2."),
     (re.compile(r"^norm\."), "classifier.norm."),
     (re.compile(r"^head\."), "classifier.head."),
     (re.compile(r"^classifier\.head_\."), "classifier.head."),
@@ -198,16 +199,18 @@ def strip_module(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_state(model: nn.Module, state: Mapping[str, Tensor], *, origin: str, head: bool = True) -> None:
     """Load `state`, under the model's names, strictly; nothing is changed when anything does not fit.
 
-    `head=False` leaves the classifier of a VMamba as it is.
+    `head=False` leaves what classifies as it is, and so does a file with no auxiliary head that of the network.
     """
     own = model.state_dict()
     state = dict(state)
+    if not any(name.startswith(AUXILIARY) for name in state):
+        state |= {name: value for name, value in own.items() if name.startswith(AUXILIARY)}
     for name in own:  # counters of batches seen, which older files lack and nothing here reads
         if name.endswith("num_batches_tracked"):
             state.setdefault(name, own[name])
     if not head:
-        state = {k: v for k, v in state.items() if not k.startswith(HEAD)}
-        state |= {k: v for k, v in own.items() if k.startswith(HEAD)}
+        state = {k: v for k, v in state.items() if not k.startswith(HEADS)}
+        state |= {k: v for k, v in own.items() if k.startswith(HEADS)}
     _check(own, state, origin)
     model.load_state_dict(state)
 
