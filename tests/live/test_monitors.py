@@ -121,7 +121,19 @@ def test_the_judge_stays_the_source_whatever_is_learned(statistics: str) -> None
     for batch in clean(3):
         method(batch)
     assert torch.equal(judge(images), before)
-    assert not torch.equal(judge.try_state(method, images), before)
+    assert not torch.equal(judge.try_state(images), before)
+
+
+@pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
+def test_only_what_was_learned_makes_judge_and_method_differ(statistics: str) -> None:
+    """With a learning rate of zero the statistics move and the weights do not."""
+    method = make("tent", lr=0.0, statistics=statistics)
+    judge, images = Judge(method), 2 * draw(32, seed=4)[0] + 1
+    for batch in clean(3):
+        method(2 * batch + 1)
+    learned, source = judge.compare(images, method.evaluate(images))
+    torch.testing.assert_close(learned, source)
+    torch.testing.assert_close(learned, rows_of(method.evaluate(images)))
 
 
 def test_agreement_counts_the_images_of_which_the_source_is_sure() -> None:

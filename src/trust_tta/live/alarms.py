@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trust_tta.errors import ConfigError
 from trust_tta.live.judge import Canary, Judge, balanced
-from trust_tta.live.monitors import CLASS_WINDOW, INPUT_WINDOW, Reading, input_distance, rows_of
+from trust_tta.live.monitors import CLASS_WINDOW, INPUT_WINDOW, Reading, input_distance
 from trust_tta.methods.base import Method
 from trust_tta.schema import Count, Fraction, Positive, Schema
 
@@ -118,8 +118,9 @@ def calibrate(
     every = expected_batches_between_false_alarms
     if not (isinstance(every, (int, float)) and 2 <= every < math.inf):
         raise ConfigError(f"expected_batches_between_false_alarms is {every!r}; give a number of at least 2")
-    judge, twin = Judge(method), method.fork()
+    twin = method.fork()
     twin.reset()
+    judge = Judge(twin)
     seen = [_Batch.look(images, twin, judge) for images in batches]
     if len(seen) < FEWEST_BATCHES:
         raise ConfigError(f"{len(seen)} batches are no reference; give at least {FEWEST_BATCHES} of clean images")
@@ -146,8 +147,7 @@ class _Batch:
     @classmethod
     def look(cls, images: Tensor, method: Method, judge: Judge) -> _Batch:
         statistics = judge.input_statistics(images).double().cpu()
-        served = rows_of(method(images), probabilities=method.probabilities)
-        source = rows_of(judge(images))
+        served, source = judge.compare(images, method(images))
         weights = source.amax(1)
         agreeing = float((weights * (served.argmax(1) == source.argmax(1))).sum())
         return cls(images, statistics, source, (float(weights.sum()), agreeing))

@@ -23,13 +23,14 @@ SURE = 0.9  # confidence of the source from which on an image is worth keeping
 
 
 class Judge:
-    """The source network, which no stream can ruin. It shares the frozen weights with the method that it judges.
+    """The source's weights, which no stream can ruin. It shares the frozen ones with the method that it judges.
 
-    It normalizes as the method does; where the method follows the stream's statistics, by the batch's, so that images
-    of another domain can be judged.
+    The stream's images it normalizes as the method does, so that all that differs is what was learned. Canaries, which
+    may be of another domain, are normalized by themselves where the method follows the stream's statistics.
     """
 
     def __init__(self, method: Method) -> None:
+        self._method = method
         twin = method.fork()
         twin.reset()
         self.network = twin.detach().eval()
@@ -45,12 +46,30 @@ class Judge:
         logits: Tensor = self.network(images)
         return logits
 
+    @property
+    def passes(self) -> int:
+        """How many `compare` takes."""
+        return 2 if self.follows_stream else 1
+
     @torch.no_grad()
-    def try_state(self, method: Method, images: Tensor) -> Tensor:
-        """Logits (n, classes, ...) of what `method` has learned, of any domain's images."""
+    def compare(self, images: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Predictions (rows, classes) of what was learned and of the source, for images of the stream.
+
+        `output` is what was served; methods that follow the stream may have corrected it by more than their weights.
+        """
+        method = self._method
         if not self.follows_stream:
-            return method.evaluate(images)
-        logits: Tensor = functional_call(self.network, dict(method.adapted), (images,))
+            return rows_of(output, probabilities=method.probabilities), rows_of(self(images))
+        source = {name: value.to(images) for name, value in method.weights.source.items()}
+        with method.statistics.frozen():
+            return rows_of(method.model(images)), rows_of(functional_call(method.model, source, (images,)))
+
+    @torch.no_grad()
+    def try_state(self, images: Tensor) -> Tensor:
+        """Logits (n, classes, ...) of what the method has learned, of any domain's images."""
+        if not self.follows_stream:
+            return self._method.evaluate(images)
+        logits: Tensor = functional_call(self.network, dict(self._method.adapted), (images,))
         return logits
 
     @torch.no_grad()

@@ -117,7 +117,7 @@ class Monitors:
         self._served.add(rows, probabilities.double().sum(0))
 
     def see_probe(self, served: Tensor, source: Tensor) -> None:
-        """Predictions (rows, classes) for the same images by the stream and by the source."""
+        """Predictions (rows, classes) for the same images by what was learned and by the source."""
         weights = source.amax(1).double()
         agree = (served.argmax(1) == source.argmax(1)).double()
         sums = torch.stack([weights.sum(), (weights * agree).sum()])

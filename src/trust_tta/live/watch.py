@@ -73,18 +73,19 @@ class Watch:
         while sum(len(i) for i, _ in self._pending[1:]) >= FEWEST_PROBED:
             self._pending.pop(0)
         waiting = sum(len(i) for i, _ in self._pending)
-        if waiting >= FEWEST_PROBED and (self.credit >= waiting or self.doubt or self._suspicious()):
-            self._probe(probabilities=probabilities)
-            self.credit -= min(waiting, max(self.credit, 0))
+        price = waiting * self.judge.passes
+        if waiting >= FEWEST_PROBED and (self.credit >= price or self.doubt or self._suspicious()):
+            self._probe()
+            self.credit -= min(price, max(self.credit, 0))
 
-    def _probe(self, *, probabilities: bool) -> None:
+    def _probe(self) -> None:
         alike = [pair for pair in self._pending if pair[0].shape[1:] == self._pending[-1][0].shape[1:]]
         images, output = (torch.cat(tensors) for tensors in zip(*alike, strict=True))
         self._pending = []
-        source = self.judge(images)
-        self.monitors.see_probe(rows_of(output, probabilities=probabilities), rows_of(source))
-        if self.canary is None and source.dim() == 2:
-            self.reservoir.offer(images, rows_of(source))
+        learned, source = self.judge.compare(images, output)
+        self.monitors.see_probe(learned, source)
+        if self.canary is None and len(source) == len(images):
+            self.reservoir.offer(images, source)
 
     def _suspicious(self) -> bool:
         """What is served has changed, and the source should say at once whether it did, too."""
@@ -106,12 +107,12 @@ class Watch:
             classes = self.monitors.classes or 2
             canary, tolerance = self.reservoir.canary(self.judge, classes=classes), self.guard.reservoir_tolerance
         if canary is not None:
-            score = canary.score(self.judge.try_state(method, canary.images))
+            score = canary.score(self.judge.try_state(canary.images))
             return Check(canary.kind, len(canary.images), score, canary.expected - tolerance / (1 + strict))
         if len(images) < FEWEST_PROBED:
             return None
         canary = Canary.trusted(images[:MOST_PROBED], self.judge)
-        score = canary.score(self.judge.try_state(method, canary.images))
+        score = canary.score(self.judge.try_state(canary.images))
         least = (1 + self.guard.agreement) / 2 if strict else self.guard.agreement
         return Check("batch", len(canary.images), score, least)
 
