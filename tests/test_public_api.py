@@ -73,7 +73,7 @@ def test_promised_calls_fit_the_signatures(name: str, args: tuple[Any, ...], opt
 def test_methods_are_listed_in_the_promised_order() -> None:
     promised = [
         "source", "bn", "tent", "eta", "sar", "shot", "lame", "foa", "trust_naive", "trust", "ensemble", "repetition",
-        "augmentation", "tide",
+        "augmentation", "tide", "eata", "roid", "cmf", "deyo", "rdumb",
     ]  # fmt: skip
     assert list(tt.list_methods()) == promised
 

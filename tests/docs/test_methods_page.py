@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import DOCS, sections, table_rows
-from tests.methods.networks import LEARNERS, batches, make, run, vmamba
+from tests.methods.networks import LEARNERS, OPEN, batches, make, run, vmamba
 from trust_tta.methods.base import Learner, LearningOptions, MethodOptions
 from trust_tta.methods.registry import find_method, list_methods, method_options
 
@@ -18,9 +18,6 @@ PAGES = (DOCS / "methods.md", DOCS / "trust.md")
 SECTIONS = {name: text for page in PAGES for name, text in sections(page).items()}
 EVERYONE, LEARNING = MethodOptions.defaults(), LearningOptions.defaults()
 S, K, P = 2, 3, 4
-
-# What keeps ETA and SAR from leaving out images or returning to the source.
-OPEN = {"eta": {"margin": 10.0, "d_margin": 2.0}, "sar": {"margin": 10.0, "reset_threshold": 0}}
 
 
 @pytest.mark.parametrize("name", list_methods())

@@ -9,13 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.methods.base import Method
+from trust_tta.methods.eata import gather_fisher
 from trust_tta.methods.foa import gather_source_statistics
 from trust_tta.methods.registry import create_method
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
 
 CLASSES = 5
-LEARNERS = ("tent", "eta", "sar", "shot", "trust_naive", "trust", "ensemble", "repetition", "augmentation", "tide")
+LEARNERS = (
+    "tent", "eta", "sar", "shot", "trust_naive", "trust", "ensemble", "repetition", "augmentation", "tide",
+    "eata", "roid", "cmf", "deyo", "rdumb",
+)  # fmt: skip
+# What keeps images from being left out, so that every batch is learned from.
+OPEN: dict[str, dict[str, Any]] = {
+    "eta": {"margin": 10.0, "d_margin": 2.0},
+    "eata": {"margin": 10.0, "d_margin": 2.0},
+    "rdumb": {"margin": 10.0, "d_margin": 2.0},
+    "sar": {"margin": 10.0, "reset_threshold": 0},
+    "deyo": {"margin": 10.0, "plpd": -1.0},
+}
 
 
 def vmamba(norm: str = "batch", *, seed: int = 0, drop_path: float = 0.0) -> VMamba:
@@ -71,6 +83,11 @@ def make(name: str, model: nn.Module, **options: Any) -> Any:
     """The method, small, with a learning rate that shows and with what it must have."""
     if name in LEARNERS:
         options = {"lr": 1e-2, **options}
+    if name in ("eata", "rdumb", "deyo"):
+        options = {"optimizer": "adam", **OPEN[name], **options}
+    if name == "eata":
+        chosen = {key: options[key] for key in ("parameters", "statistics") if key in options}
+        options = {"fisher": gather_fisher(model, batches(2, seed=7), **chosen), "fisher_alpha": 1.0, **options}
     if name in ("trust", "ensemble", "repetition", "augmentation"):
         options = {"k": 2, **options}
     if name == "foa":

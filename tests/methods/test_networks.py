@@ -12,7 +12,7 @@ from tests.methods.networks import CLASSES, LEARNERS, batches, convnet, make, ru
 from trust_tta.errors import ConfigError
 from trust_tta.methods.registry import list_methods
 
-PLAIN = ("source", "bn", "tent", "eta", "sar", "shot", "lame")
+PLAIN = ("source", "bn", "tent", "eta", "sar", "shot", "lame", "tide", "eata", "roid", "cmf", "deyo", "rdumb")
 
 
 @pytest.mark.parametrize("name", list_methods())
@@ -42,6 +42,11 @@ COUNTS: dict[str, tuple[dict[str, Any], int, int, int]] = {  # forwards, backwar
     "ensemble": ({"k": 3}, 6, 3, 3),
     "repetition": ({"k": 4}, 5, 4, 4),
     "augmentation": ({"k": 3, "steps": 2}, 7, 6, 6),
+    "eata": ({}, 2, 1, 1),
+    "rdumb": ({}, 2, 1, 1),
+    "roid": ({}, 3, 1, 1),
+    "cmf": ({"steps": 2}, 5, 2, 2),
+    "deyo": ({}, 3, 1, 1),
 }
 
 
@@ -85,6 +90,8 @@ class NoNorm(nn.Module):
         ("sar", "no norm parameters"),
         ("shot", "no linear classifier"),
         ("lame", "no forward_features and forward_head"),
+        ("roid", "no norm parameters"),
+        ("deyo", "no norm parameters"),
     ],
 )
 def test_a_network_that_lacks_what_is_needed_is_refused_with_the_reason(name: str, reason: str) -> None:

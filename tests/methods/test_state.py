@@ -29,6 +29,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "ensemble-stream": ("ensemble", {"statistics": "stream"}),
     "eta-two-steps": ("eta", {"steps": 2, "margin": 0.9, "d_margin": 0.95}),
     "sar-sgd": ("sar", {"optimizer": "sgd", "margin": 0.9}),
+    "eata-sgd": ("eata", {"optimizer": "sgd", "parameters": "ss2d", "lr": 1e-4}),
+    "rdumb-every-batch": ("rdumb", {"reset_every": 1}),
+    "roid-two-steps": ("roid", {"steps": 2}),
+    "cmf-sgd": ("cmf", {"optimizer": "sgd", "nesterov": True}),
+    "deyo-pixel": ("deyo", {"destroy": "pixel"}),
+    "deyo-occlusion": ("deyo", {"destroy": "occlusion"}),
     "shot-bn": ("shot", {"parameters": "bn"}),
     "lame-knn": ("lame", {"affinity": "knn"}),
     "foa-episodic": ("foa", {"episodic": True}),
@@ -258,7 +264,8 @@ def test_two_methods_on_two_networks_share_nothing(name: str) -> None:
 
 
 def test_registry_is_in_the_order_of_the_contract() -> None:
-    names = "source bn tent eta sar shot lame foa trust_naive trust ensemble repetition augmentation tide"
+    names = "source bn tent eta sar shot lame foa trust_naive trust ensemble repetition augmentation tide "
+    names += "eata roid cmf deyo rdumb"
     assert list_methods() == names.split()
 
 

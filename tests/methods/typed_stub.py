@@ -25,6 +25,7 @@ WIDER = {
     "orders": "Sequence[OrderLike | tuple[ScanOrder, float]] | None",
     "evaluate_order": "OrderLike",
     "source_statistics": "SourceStatistics | None",
+    "fisher": "FisherWeights | None",
 }
 FALLBACK = """@overload
 def create_method(name: type[_M], model: nn.Module, **options: Any) -> _M: ...
@@ -41,6 +42,7 @@ def render() -> str:
         classes |= {c.__name__: c for c in reversed(chain)}
     imports = {(m.__module__, m.__name__) for m in methods.values()}
     imports |= {("trust_tta.methods.base", "Method"), ("trust_tta.methods.foa", "SourceStatistics")}
+    imports |= {("trust_tta.methods.eata", "FisherWeights")}
     imports |= {("trust_tta.orders", "OrderLike"), ("trust_tta.orders", "ScanOrder")}
     lines = [HEADER + "".join(_imports(imports)), '_M = TypeVar("_M", bound=Method)\n']
     lines += [_keywords(c) for c in classes.values()]

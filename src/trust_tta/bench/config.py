@@ -16,7 +16,7 @@ from trust_tta.schema import Count, Name, Natural, Positive, Schema, Title, did_
 
 SAMPLE, ARRAY = "sample", "array"  # data that is corrupted as it is read
 CLEAN = "clean"
-SOURCE_STATISTICS = "source_statistics"  # an option that nobody writes: clean images give it
+FROM_CLEAN = frozenset({"source_statistics", "fisher"})  # options that nobody writes: clean images give them
 
 
 def _several(value: Any) -> Any:

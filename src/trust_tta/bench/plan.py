@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trust_tta.bench.config import SOURCE_STATISTICS, MethodConfig, ModelConfig, RunConfig
+from trust_tta.bench.config import FROM_CLEAN, MethodConfig, ModelConfig, RunConfig
 from trust_tta.bench.data import ExperimentData, align, prepare
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.streams import Domain
@@ -218,6 +218,5 @@ def _chain(
 def key_options(method: MethodConfig) -> dict[str, object]:
     """All options of the method; statistics of clean images, which the runner gathers, by how they are gathered."""
     options = method.all_options()
-    if SOURCE_STATISTICS in options:
-        options[SOURCE_STATISTICS] = f"{CLEAN_IMAGES} clean images"
+    options |= {name: f"{CLEAN_IMAGES} clean images" for name in FROM_CLEAN & options.keys()}
     return options

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trust_tta.bench.config import SOURCE_STATISTICS, RunConfig
+from trust_tta.bench.config import FROM_CLEAN, RunConfig
 from trust_tta.bench.environment import collect_facts, now
 from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.plan import CLEAN_IMAGES, Chain, Plan, weigh
 from trust_tta.bench.runner import Conditions, kept_pictures, run_stream
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.methods.base import Method
-from trust_tta.methods.foa import gather_source_statistics
+from trust_tta.methods.clean import gather_from_clean
 from trust_tta.methods.registry import create_method, method_options
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results.display import format_gain, format_percent, plain_text
@@ -109,7 +109,7 @@ class CellRunner:
     def check(self, chain: Chain) -> None:
         """Open what the cells need, so that an error comes before the first of them."""
         config, first = self.experiment.config, self.experiment.domains_of(chain)[0]
-        gathers = any(SOURCE_STATISTICS in method_options(method.name) for method in config.methods)
+        gathers = any(FROM_CLEAN & method_options(method.name).keys() for method in config.methods)
         if config.clean_after or gathers:
             self.experiment.data.clean(first.dataset.domain)
         self.experiment.network(first)
@@ -190,11 +190,10 @@ class CellRunner:
         model = experiment.network(experiment.domains_of(chain)[0])
         options = dict(chain.method.options)
         defaults = method_options(chain.method.name)
-        if SOURCE_STATISTICS in defaults:
+        for name in FROM_CLEAN & defaults.keys():
             clean = experiment.clean(chain, limit=CLEAN_IMAGES)
             batches = (batch.images.to(experiment.device) for batch in clean.batches)
-            own = {**defaults, **options}["statistics"]
-            options[SOURCE_STATISTICS] = gather_source_statistics(model, batches, statistics=own)
+            options[name] = gather_from_clean(name, model, batches, {**defaults, **options})
         return create_method(chain.method.name, model, **options)
 
     def _name(self, chain: Chain, key: CellKey) -> str:

@@ -8,30 +8,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
     from trust_tta.methods.base import Learner, LearningOptions, Method, MethodOptions
+    from trust_tta.methods.deyo import Deyo
+    from trust_tta.methods.eata import Eata, FisherWeights, Rdumb, gather_fisher
     from trust_tta.methods.eta import Eta
     from trust_tta.methods.foa import Foa, SourceStatistics, gather_source_statistics
     from trust_tta.methods.lame import Lame
     from trust_tta.methods.ranking import rank_orders
     from trust_tta.methods.registry import find_method, list_methods, method_options
+    from trust_tta.methods.roid import Cmf, Roid
     from trust_tta.methods.sar import Sar
     from trust_tta.methods.shot import Shot
     from trust_tta.methods.source import BatchStatistics, Source
     from trust_tta.methods.tent import Tent
+    from trust_tta.methods.tide import Tide
     from trust_tta.methods.trust import Trust, TrustNaive
     from trust_tta.methods.typed import create_method
 
 __all__ = [
     "Augmentation",
     "BatchStatistics",
+    "Cmf",
+    "Deyo",
+    "Eata",
     "Ensemble",
     "Eta",
+    "FisherWeights",
     "Foa",
     "Lame",
     "Learner",
     "LearningOptions",
     "Method",
     "MethodOptions",
+    "Rdumb",
     "Repetition",
+    "Roid",
     "Sar",
     "Shot",
     "Source",
@@ -42,6 +52,7 @@ __all__ = [
     "TrustNaive",
     "create_method",
     "find_method",
+    "gather_fisher",
     "gather_source_statistics",
     "list_methods",
     "method_options",
@@ -52,11 +63,14 @@ __all__ = [
 _MODULES = {
     "ablations": ("Augmentation", "Ensemble", "Repetition"),
     "base": ("Learner", "LearningOptions", "Method", "MethodOptions"),
+    "deyo": ("Deyo",),
+    "eata": ("Eata", "FisherWeights", "Rdumb", "gather_fisher"),
     "eta": ("Eta",),
     "foa": ("Foa", "SourceStatistics", "gather_source_statistics"),
     "lame": ("Lame",),
     "ranking": ("rank_orders",),
     "registry": ("create_method", "find_method", "list_methods", "method_options"),
+    "roid": ("Cmf", "Roid"),
     "sar": ("Sar",),
     "shot": ("Shot",),
     "source": ("BatchStatistics", "Source"),

@@ -49,6 +49,18 @@ def mean_entropy(logits: Tensor) -> Tensor:
     return -(mean * mean.clamp_min(1e-12).log()).sum()
 
 
+def soft_likelihood_ratio(logits: Tensor, *, clip: float = 0.99, eps: float = 1e-5) -> Tensor:
+    """Negative expected log-odds of softmax(logits), probabilities cut at `clip`: unlike entropy, steep when sure."""
+    p = logits.softmax(1).clamp(max=clip)
+    return -(p * (p / (1 - p) + eps).log()).sum(1)
+
+
+def symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
+    """Half the cross-entropy of each prediction to the other; gradients flow through both."""
+    log_p, log_q = logits.log_softmax(1), others.log_softmax(1)
+    return -(log_p.exp() * log_q + log_q.exp() * log_p).sum(1) / 2
+
+
 def class_confusion(logits: Tensor, *, temperature: float) -> Tensor:
     """How often each class (row) is predicted together with each other one, (classes, classes), sure predictions first.
 

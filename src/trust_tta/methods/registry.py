@@ -31,6 +31,11 @@ METHODS = {
     "repetition": "trust_tta.methods.ablations:Repetition",
     "augmentation": "trust_tta.methods.ablations:Augmentation",
     "tide": "trust_tta.methods.tide:Tide",
+    "eata": "trust_tta.methods.eata:Eata",
+    "roid": "trust_tta.methods.roid:Roid",
+    "cmf": "trust_tta.methods.roid:Cmf",
+    "deyo": "trust_tta.methods.deyo:Deyo",
+    "rdumb": "trust_tta.methods.eata:Rdumb",
 }
 
 

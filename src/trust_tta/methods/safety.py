@@ -49,6 +49,15 @@ def uncompiled(function: Callable[..., T]) -> Callable[..., T]:
     return disabled
 
 
+def check_one_label(logits: Tensor, method: str) -> None:
+    """Refuse dense predictions where a method takes one for each image."""
+    if logits.dim() != 2:
+        raise ShapeError(
+            f"'{method}' takes one prediction for each image and the network gave {tuple(logits.shape)}; "
+            "for dense predictions use 'tent', 'eta', 'sar', 'shot', 'trust' or 'tide'"
+        )
+
+
 @contextmanager
 def adapting(images: Tensor) -> Iterator[None]:
     """Whatever modes the caller is in: gradients, casts of the weights as they are, PyTorch's refusals in one line."""

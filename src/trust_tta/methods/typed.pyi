@@ -7,9 +7,12 @@ from torch import nn
 
 from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
 from trust_tta.methods.base import Method
+from trust_tta.methods.deyo import Deyo
+from trust_tta.methods.eata import Eata, FisherWeights, Rdumb
 from trust_tta.methods.eta import Eta
 from trust_tta.methods.foa import Foa, SourceStatistics
 from trust_tta.methods.lame import Lame
+from trust_tta.methods.roid import Cmf, Roid
 from trust_tta.methods.sar import Sar
 from trust_tta.methods.shot import Shot
 from trust_tta.methods.source import BatchStatistics, Source
@@ -99,6 +102,39 @@ class _TideKeywords(_LearningKeywords, total=False):
     pull: float
     frequencies: bool
 
+class _EataKeywords(_EtaKeywords, total=False):
+    fisher: FisherWeights | None
+    fisher_alpha: float
+
+class _WeightedKeywords(_LearningKeywords, total=False):
+    temperature: float
+    momentum_probs: float
+    batch_size: int | None
+    seed: int
+
+class _RoidKeywords(_WeightedKeywords, total=False):
+    momentum_src: float
+
+class _CmfKeywords(_WeightedKeywords, total=False):
+    alpha: float
+    gamma: float
+    q: float
+
+class _DeyoKeywords(_LearningKeywords, total=False):
+    margin: float
+    weight_margin: float
+    plpd: float
+    destroy: Literal["patch", "occlusion", "pixel"]
+    patches: int
+    row: int | None
+    column: int | None
+    size: int | None
+    skip_last: bool
+    seed: int
+
+class _RdumbKeywords(_EtaKeywords, total=False):
+    reset_every: int
+
 @overload
 def create_method(name: Literal["source"], model: nn.Module, **options: Unpack[_SourceKeywords]) -> Source: ...
 @overload
@@ -131,6 +167,16 @@ def create_method(
 ) -> Augmentation: ...
 @overload
 def create_method(name: Literal["tide"], model: nn.Module, **options: Unpack[_TideKeywords]) -> Tide: ...
+@overload
+def create_method(name: Literal["eata"], model: nn.Module, **options: Unpack[_EataKeywords]) -> Eata: ...
+@overload
+def create_method(name: Literal["roid"], model: nn.Module, **options: Unpack[_RoidKeywords]) -> Roid: ...
+@overload
+def create_method(name: Literal["cmf"], model: nn.Module, **options: Unpack[_CmfKeywords]) -> Cmf: ...
+@overload
+def create_method(name: Literal["deyo"], model: nn.Module, **options: Unpack[_DeyoKeywords]) -> Deyo: ...
+@overload
+def create_method(name: Literal["rdumb"], model: nn.Module, **options: Unpack[_RdumbKeywords]) -> Rdumb: ...
 @overload
 def create_method(name: type[_M], model: nn.Module, **options: Any) -> _M: ...
 @overload

@@ -1,0 +1,112 @@
+"""DeYO: learn from predictions that are sure and that the shape of the object, not its texture, has made.
+
+Lee et al., "Entropy is not Enough for Test-Time Adaptation: From the Perspective of Disentangled Factors", ICLR 2024.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.eta import Margin
+from trust_tta.methods.losses import entropy
+from trust_tta.methods.parameters import select
+from trust_tta.methods.safety import check_one_label
+from trust_tta.schema import Count, Natural, Rate
+
+
+class DeyoOptions(LearningOptions):
+    """`margin` and `weight_margin` of the entropy, as parts of ln(classes); `plpd`: how much less probable the label
+    must be once the object is destroyed; `destroy`: how. A box of `size` pixels at `row`, `column` is the middle of
+    the image, half as wide as it, where they are None."""
+
+    lr: Rate = 2.5e-4
+    optimizer: Literal["adam", "sgd"] = "sgd"
+    margin: Margin = 0.5
+    weight_margin: Rate = 0.4
+    plpd: float = 0.3
+    destroy: Literal["patch", "occlusion", "pixel"] = "patch"
+    patches: Count = 4
+    row: Natural | None = None
+    column: Natural | None = None
+    size: Count | None = None
+    skip_last: bool = True
+    seed: Natural = 0
+
+
+class Deyo(Learner):
+    """The entropy of images that are sure, and less so without the object's shape, the more the more they are."""
+
+    name = "deyo"
+    Options = DeyoOptions
+    options: DeyoOptions
+
+    def adapted_names(self, model: nn.Module) -> list[str]:
+        return select(model, self.options.parameters, skip_last=self.options.skip_last)
+
+    def learn(self, images: Tensor, logits: Tensor) -> None:
+        check_one_label(logits, self.name)
+        entropies, classes = entropy(logits), math.log(logits.shape[1])
+        sure = (entropies.detach() < self.options.margin * classes).nonzero()[:, 0]
+        if len(sure) == 0:
+            return
+        with torch.no_grad():
+            p = logits[sure].softmax(1)
+            without = self.predict(self.destroyed(images[sure], sure)).softmax(1)
+            label = p.argmax(1, keepdim=True)
+            difference = (p.gather(1, label) - without.gather(1, label))[:, 0]
+            weights = torch.exp(self.options.weight_margin * classes - entropies[sure]) + torch.exp(difference)
+        counts = difference > self.options.plpd
+        if bool(counts.any()):
+            self.update((weights[counts] * entropies[sure][counts]).mean())
+
+    def destroyed(self, images: Tensor, places: Tensor) -> Tensor:
+        """Images (n, c, h, w), which stood at `places` (n,) of the batch, without the shapes in them."""
+        del places
+        generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + self.counters.forwards)
+        if self.options.destroy == "occlusion":
+            side = min(images.shape[2:])
+            row, column, size = self.options.row, self.options.column, self.options.size
+            return occlude(
+                images,
+                row=side // 4 if row is None else row,
+                column=side // 4 if column is None else column,
+                size=size or max(side // 2, 1),
+            )
+        if self.options.destroy == "pixel":
+            return shuffle_pixels(images, torch.randperm(images.shape[2] * images.shape[3], generator=generator))
+        draws = torch.rand(len(images), self.options.patches**2, generator=generator)
+        return shuffle_patches(images, draws.argsort(1), self.options.patches)
+
+
+def shuffle_patches(images: Tensor, order: Tensor, patches: int) -> Tensor:
+    """Images cut into `patches` x `patches`, numbered row by row; place k gets patch `order[i, k]` of image i.
+
+    Where the side is no multiple, images are scaled to one before and back after.
+    """
+    n, channels, height, width = images.shape
+    tall, wide = (max(side // patches, 1) * patches for side in (height, width))
+    whole = (tall, wide) == (height, width)
+    x = images if whole else F.interpolate(images, (tall, wide), mode="bilinear", antialias=True)
+    x = x.reshape(n, channels, patches, tall // patches, patches, wide // patches)
+    x = x.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    x = x[torch.arange(n, device=x.device)[:, None], order.to(x.device)].unflatten(1, (patches, patches))
+    x = x.permute(0, 3, 1, 4, 2, 5).reshape(n, channels, tall, wide)
+    return x if whole else F.interpolate(x, (height, width), mode="bilinear", antialias=True)
+
+
+def shuffle_pixels(images: Tensor, order: Tensor) -> Tensor:
+    """Pixel k, counted row by row, of each new image is pixel `order[k]` of the old one."""
+    return images.flatten(2)[:, :, order.to(images.device)].view_as(images)
+
+
+def occlude(images: Tensor, *, row: int, column: int, size: int) -> Tensor:
+    """A box of size x size pixels filled with the mean of each image and channel."""
+    images = images.clone()
+    images[:, :, row : row + size, column : column + size] = images.mean((2, 3), keepdim=True)
+    return images

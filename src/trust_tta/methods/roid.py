@@ -1,0 +1,156 @@
+"""ROID: certain and diverse images, pulled to agree with a view of themselves; and CMF, ROID with a filtered source.
+
+Marsden et al., "Universal Test-time Adaptation through Weight Ensembling, Diversity Weighting, and Prior Correction",
+WACV 2024; Lee and Chang, "Continual Momentum Filtering on Parameter Space for Online Test-time Adaptation", ICLR 2024.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
+from trust_tta.methods.safety import check_one_label
+from trust_tta.methods.state import Array, Number, Spec
+from trust_tta.methods.views import random_view
+from trust_tta.schema import Count, Fraction, Natural, Positive, Rate
+
+LEAST_GAIN, SURE = 0.89, 0.9999  # between which CMF's share of the hidden weights lies; above, it is one
+WEIGHTS = 38_400.0  # adapted weights for which CMF's `q` is stated
+
+
+class WeightedOptions(LearningOptions):
+    """`temperature` of the weights; `momentum_probs` of the mean prediction; `batch_size` that the loss is divided
+    by, the images of the batch where it is None; `seed` of the views."""
+
+    lr: Rate = 1e-3
+    temperature: Positive = 1 / 3
+    momentum_probs: Fraction = 0.9
+    batch_size: Count | None = None
+    seed: Natural = 0
+
+
+class RoidOptions(WeightedOptions):
+    """`momentum_src`: what stays of the weights after each update; the rest is the source's."""
+
+    momentum_src: Fraction = 0.99
+
+
+class Weighted(Learner):
+    """What ROID and CMF share: the loss, and predictions that are scaled by how frequent the classes are."""
+
+    options: WeightedOptions
+    class_probs: Tensor | None
+
+    def start(self) -> None:
+        self.class_probs = None
+
+    def moving(self) -> dict[str, Spec]:
+        return {"class_probs": Array((None,), least=0, most=1 + 1e-3)}
+
+    def adapt(self, images: Tensor) -> Tensor:
+        logits = self.correct(super().adapt(images))
+        if self.logits_before is not None:
+            self.logits_before = self.correct(self.logits_before)
+        return logits
+
+    @torch.no_grad()
+    def evaluate(self, images: Tensor) -> Tensor:
+        return self.correct(super().evaluate(images))
+
+    def learn(self, images: Tensor, logits: Tensor) -> None:
+        check_one_label(logits, self.name)
+        weights, kept = self.weigh(logits.detach())
+        views = self.predict(self.augment(images[kept]), stochastic_depth=self.options.stochastic_depth)
+        chosen, weights = logits[kept], weights[kept]
+        losses = soft_likelihood_ratio(chosen) + symmetric_cross_entropy(chosen, views)
+        if self.update((weights * losses).sum() / (self.options.batch_size or len(images))):
+            self.follow(logits.detach())
+            self.pull()
+
+    def augment(self, images: Tensor) -> Tensor:
+        """A view of images (n, c, h, w)."""
+        return random_view(images, self.model, seed=self.options.seed * 1_000_003 + self.counters.forwards, soft=False)
+
+    def weigh(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (n,) of images that are certain and differ from the mean prediction, and which of them count."""
+        p = logits.softmax(1)
+        mean = torch.full_like(p[0], 1 / p.shape[1]) if self.class_probs is None else self.class_probs.to(p)
+        diversity = _scaled(1 - torch.cosine_similarity(mean[None], p, dim=1))
+        certainty = _scaled(-entropy(logits))
+        return torch.exp(diversity * certainty / self.options.temperature), ~(diversity < diversity.mean())
+
+    def follow(self, logits: Tensor) -> None:
+        """Move the mean prediction (classes,) towards that of the whole batch."""
+        p, momentum = logits.softmax(1), self.options.momentum_probs
+        mean = torch.full_like(p[0], 1 / p.shape[1]) if self.class_probs is None else self.class_probs.to(p)
+        self.class_probs = momentum * mean + (1 - momentum) * p.mean(0)
+
+    def pull(self) -> None:
+        """Bring the weights back towards the source; called after each update."""
+        raise NotImplementedError
+
+    def correct(self, logits: Tensor) -> Tensor:
+        """Logits (n, classes) scaled by the smoothed frequencies of their classes in the batch."""
+        prior = logits.softmax(1).mean(0)
+        smoothing = max(1 / len(logits), 1 / len(prior)) / prior.max()
+        return logits * (prior + smoothing) / (1 + smoothing * len(prior))
+
+
+class Roid(Weighted):
+    """One update from the images that count and a view of them, then a little back to the source."""
+
+    name = "roid"
+    Options: ClassVar[type[LearningOptions]] = RoidOptions
+    options: RoidOptions
+
+    def pull(self) -> None:
+        momentum, origin = self.options.momentum_src, self.weights.flatten(self.weights.source.values())
+        self.weights.write(momentum * self.weights.read() + (1 - momentum) * origin)
+
+
+class CmfOptions(WeightedOptions):
+    """`alpha`: how far the hidden weights stay from the source; `q`: how much they drift, for 38,400 weights; `gamma`:
+    what stays of the adapted weights after each update."""
+
+    alpha: Fraction = 0.99
+    gamma: Fraction = 0.99
+    q: Rate = 0.005
+
+
+class Cmf(Weighted):
+    """ROID, but the weights are pulled to hidden ones, which a Kalman filter follows from the source."""
+
+    name = "cmf"
+    Options: ClassVar[type[LearningOptions]] = CmfOptions
+    options: CmfOptions
+
+    def start(self) -> None:
+        super().start()
+        self.hidden: Tensor | None = None
+        self.variance = 0.0
+
+    def moving(self) -> dict[str, Spec]:
+        return {**super().moving(), "hidden": self.weights.vector_spec(), "variance": Number(float, least=0)}
+
+    def pull(self) -> None:
+        alpha, gamma = self.options.alpha, self.options.gamma
+        theta, origin = self.weights.read(), self.weights.flatten(self.weights.source.values())
+        hidden = origin if self.hidden is None else self.hidden.to(theta)
+        drift = self.options.q * len(theta) / WEIGHTS
+        hidden = alpha * hidden + (1 - alpha) * origin
+        variance = alpha**2 * self.variance + drift
+        gain = max((1 - drift) / (variance + 1 - drift), LEAST_GAIN)
+        gain = 1.0 if gain >= SURE else gain
+        self.variance = gain * variance
+        self.hidden = gain * hidden + (1 - gain) * theta
+        self.weights.write(gamma * theta + (1 - gamma) * self.hidden)
+
+
+def _scaled(values: Tensor) -> Tensor:
+    """Values (n,) moved to 0..1; all zero where they are equal, as those of a single image are."""
+    low, high = values.aminmax()
+    return (values - low) / torch.where(high == low, 1, high - low)
