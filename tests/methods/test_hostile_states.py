@@ -24,7 +24,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in lis
 
 
 # Their lengths are those of the classes, of the features and of the stream.
-FREE = ("mean_prediction", "mean_features", "told", "confusion", "frequencies")
+FREE = (
+    "mean_prediction", "mean_features", "told", "confusion", "frequencies", "class_probs",
+)  # fmt: skip
 
 
 def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

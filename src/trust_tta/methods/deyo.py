@@ -68,7 +68,7 @@ class Deyo(Learner):
     def destroyed(self, images: Tensor, places: Tensor) -> Tensor:
         """Images (n, c, h, w), which stood at `places` (n,) of the batch, without the shapes in them."""
         del places
-        generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + self.counters.forwards)
+        generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + self.counters.backwards)
         if self.options.destroy == "occlusion":
             side = min(images.shape[2:])
             row, column, size = self.options.row, self.options.column, self.options.size

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from trust_tta.errors import StateError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
 from trust_tta.methods.safety import check_one_label
@@ -73,12 +74,14 @@ class Weighted(Learner):
 
     def augment(self, images: Tensor) -> Tensor:
         """A view of images (n, c, h, w)."""
-        return random_view(images, self.model, seed=self.options.seed * 1_000_003 + self.counters.forwards, soft=False)
+        return random_view(images, self.model, seed=self.options.seed * 1_000_003 + self.counters.backwards, soft=False)
 
     def weigh(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (n,) of images that are certain and differ from the mean prediction, and which of them count."""
         p = logits.softmax(1)
         mean = torch.full_like(p[0], 1 / p.shape[1]) if self.class_probs is None else self.class_probs.to(p)
+        if len(mean) != p.shape[1]:
+            raise StateError(f"the state is of {len(mean)} classes and there are {p.shape[1]}")
         diversity = _scaled(1 - torch.cosine_similarity(mean[None], p, dim=1))
         certainty = _scaled(-entropy(logits))
         return torch.exp(diversity * certainty / self.options.temperature), ~(diversity < diversity.mean())
