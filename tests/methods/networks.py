@@ -23,8 +23,8 @@ LEARNERS = (
 # What keeps images from being left out, so that every batch is learned from.
 OPEN: dict[str, dict[str, Any]] = {
     "eta": {"margin": 10.0, "d_margin": 2.0},
-    "eata": {"margin": 10.0, "d_margin": 2.0},
-    "rdumb": {"margin": 10.0, "d_margin": 2.0},
+    "eata": {"margin": 1.01, "d_margin": 2.0},
+    "rdumb": {"margin": 1.01, "d_margin": 2.0},
     "sar": {"margin": 10.0, "reset_threshold": 0},
     "deyo": {"margin": 10.0, "plpd": -1.0},
 }
