@@ -1,4 +1,4 @@
-"""Traversal orders: which of the four scan directions each parameter group of SS2D reads."""
+"""Traversal orders: which of the scan directions each group of scan parameters reads."""
 
 from __future__ import annotations
 
@@ -109,3 +109,26 @@ def paper_orders(k: int) -> tuple[ScanOrder, ...]:
             "for more, give orders=[...], as rank_orders lists them"
         )
     return tuple(order for order in PAPER_ORDERS if order in _BY_ENTROPY[:k])
+
+
+def find_order(order: OrderLike, traversals: Sequence[str]) -> ScanOrder | str:
+    """The traversal of a network that `order` names; the default order stands for the network's own, its first."""
+    name = order_name(order)
+    if name in traversals:
+        return ScanOrder(name) if len(name) == len(LETTERS) else name
+    if name == LETTERS:
+        return traversals[0]
+    shown = ", ".join(traversals[:6]) + (", ..." if len(traversals) > 6 else "")
+    raise ConfigError(f"scan order {order!r} is none of this network's; it has {shown}")
+
+
+def order_name(order: OrderLike) -> str:
+    """The letters of a ScanOrder in whichever form; other strings are taken as they are, for a network to know."""
+    return order if isinstance(order, str) and len(order) != len(LETTERS) else str(ScanOrder(order))
+
+
+def default_orders(k: int, traversals: Sequence[str]) -> tuple[ScanOrder | str, ...]:
+    """`k` of the paper's orders where the network has them, else the first `k` of its own."""
+    if {str(order) for order in PAPER_ORDERS} <= set(traversals):
+        return paper_orders(k)
+    return tuple(find_order(name, traversals) for name in traversals[:k])

@@ -1,4 +1,4 @@
-"""The shape of a VMamba, declared once."""
+"""The shape of each network, declared once. No PyTorch here: names and fields are checked before it is loaded."""
 
 from __future__ import annotations
 
@@ -14,33 +14,65 @@ from trust_tta.schema import Schema, parse, show
 MOST_PARAMETERS = 1_000_000_000  # ten times the largest published network; 4 GB in float32
 MOST_STAGES = 16
 
+Classes = Annotated[int, Field(ge=1, le=1_000_000)]
 Depth = Annotated[int, Field(ge=1, le=256)]
 Width = Annotated[int, Field(ge=1, le=16_384)]
+States = Annotated[int, Field(ge=1, le=256)]
+Ratio = Annotated[float, Field(gt=0, le=16, allow_inf_nan=False)]
+DropPath = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Side = Annotated[int, Field(ge=1, le=16_384)]
+Stages = Field(min_length=1, max_length=MOST_STAGES)
+Direction = Annotated[str, Field(pattern=r"^(h|v|w([2-9]|[1-9][0-9]))(_flip)?$")]
 
 
-class VMambaConfig(Schema):
+class NetworkConfig(Schema):
+    """What the configurations of all networks share."""
+
+    num_classes: Classes = 1000
+    in_channels: Annotated[int, Field(ge=1, le=1024)] = 3
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        self.fit_together()
+        if (count := self.rough_size()) > MOST_PARAMETERS:
+            raise ValueError(f"about {count:.1e} parameters; at most {MOST_PARAMETERS:.0e} are built, reduce dims")
+        return self
+
+    def fit_together(self) -> None:
+        """Raise a ValueError where fields contradict each other."""
+
+    def rough_size(self) -> float:
+        """The number of parameters, to a few percent: those of the large matrices."""
+        raise NotImplementedError
+
+    def override(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with some fields changed; an unknown field is refused with the nearest known one."""
+        kind = type(self)
+        own = {name: getattr(self, name) for name in kind.model_fields}
+        return parse(kind, {**own, **changes}, where=kind.__name__)
+
+
+class VMambaConfig(NetworkConfig):
     """Everything that decides the parameters and the function of a VMamba.
 
     >>> VMambaConfig(depths=(1, 1), dims=(8, 16), num_classes=5).d_state
     1
     """
 
-    depths: Annotated[tuple[Depth, ...], Field(min_length=1, max_length=MOST_STAGES)] = (2, 2, 8, 2)
-    dims: Annotated[tuple[Width, ...], Field(min_length=1, max_length=MOST_STAGES)] = (96, 192, 384, 768)
-    num_classes: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
-    in_channels: Annotated[int, Field(ge=1, le=1024)] = 3
+    depths: Annotated[tuple[Depth, ...], Stages] = (2, 2, 8, 2)
+    dims: Annotated[tuple[Width, ...], Stages] = (96, 192, 384, 768)
     patch_size: Annotated[int, Field(ge=1, le=64)] = 4
     overlapping_stem: bool = True  # two stride-2 convolutions instead of one patch convolution
     merging_downsample: bool = False  # 2x2 patch merging instead of a stride-2 convolution
     norm: Literal["layer", "batch"] = "layer"
-    d_state: Annotated[int, Field(ge=1, le=256)] = 1
-    ssm_ratio: Annotated[float, Field(gt=0, le=16, allow_inf_nan=False)] = 1.0
+    d_state: States = 1
+    ssm_ratio: Ratio = 1.0
     dt_rank: Annotated[int, Field(ge=1, le=4096)] | None = None  # None: ceil(dim / 16)
     conv_size: Annotated[int, Field(ge=1, le=31)] = 3
     conv_bias: bool = False
     gate: bool = False
     mlp_ratio: Annotated[float, Field(ge=0, le=16, allow_inf_nan=False)] = 4.0  # 0: no MLP
-    drop_path: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.2
+    drop_path: DropPath = 0.2
 
     @field_validator("conv_size")
     @classmethod
@@ -49,20 +81,15 @@ class VMambaConfig(Schema):
             raise ValueError(f"{value} is even; give an odd number")
         return value
 
-    @model_validator(mode="after")
-    def _fields_fit_together(self) -> VMambaConfig:
+    def fit_together(self) -> None:
         if len(self.depths) != len(self.dims):
             raise ValueError(f"{len(self.depths)} depths and {len(self.dims)} dims; give one of each per stage")
         if self.overlapping_stem and self.patch_size % 2:
             raise ValueError(f"patch_size is {self.patch_size}; an overlapping stem needs an even one")
         if any(self.ssm_ratio * dim < 1 for dim in self.dims):
             raise ValueError(f"ssm_ratio is {self.ssm_ratio:g}; with dims {self.dims} a scan would have no channels")
-        if (count := self.rough_size()) > MOST_PARAMETERS:
-            raise ValueError(f"about {count:.1e} parameters; at most {MOST_PARAMETERS:.0e} are built, reduce dims")
-        return self
 
     def rough_size(self) -> float:
-        """The number of parameters, to a few percent: those of the large matrices."""
         wide = sum(
             depth * (dim**2 * ((3 if self.gate else 2) * self.ssm_ratio + 2 * self.mlp_ratio)
                      + 4 * self.ssm_ratio * dim * (2 * (self.dt_rank or dim // 16 + 1) + 3 * self.d_state))
@@ -72,12 +99,6 @@ class VMambaConfig(Schema):
         between = sum(merge * a * b for a, b in zip(self.dims, self.dims[1:], strict=False))
         stem = self.dims[0] * (self.in_channels * self.patch_size**2 + 5 * self.dims[0])
         return wide + between + stem + self.dims[-1] * self.num_classes
-
-    def override(self, changes: Mapping[str, Any]) -> Self:
-        """A copy with some fields changed; an unknown field is refused with the nearest known one."""
-        kind = type(self)
-        own = {name: getattr(self, name) for name in kind.model_fields}
-        return parse(kind, {**own, **changes}, where=kind.__name__)
 
     @classmethod
     def from_official(cls, mapping: Mapping[str, Any]) -> VMambaConfig:
@@ -92,25 +113,61 @@ class UPerNetConfig(VMambaConfig):
     512
     """
 
-    num_classes: Annotated[int, Field(ge=1, le=1_000_000)] = 150
+    num_classes: Classes = 150
     channels: Width = 512
     auxiliary_channels: Width = 256
     pools: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1, max_length=16)] = (1, 2, 3, 6)
     dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.1
 
-    @model_validator(mode="after")
-    def _has_several_stages(self) -> Self:
+    def fit_together(self) -> None:
+        super().fit_together()
         if len(self.dims) < 2:
             raise ValueError(f"{len(self.dims)} stage; give depths and dims of at least 2")
-        return self
 
     def rough_size(self) -> float:
         wide, stages = self.channels, len(self.dims)
         pooled = wide * (len(self.pools) * self.dims[-1] + 9 * (self.dims[-1] + len(self.pools) * wide))
         pyramid = wide * (sum(self.dims[:-1]) + 9 * (2 * stages - 1) * wide)
-        auxiliary = self.auxiliary_channels * (9 * self.dims[-2] + self.num_classes) if stages > 1 else 0
+        auxiliary = self.auxiliary_channels * (9 * self.dims[-2] + self.num_classes)
         classes = (wide - self.dims[-1]) * self.num_classes
         return super().rough_size() + pooled + pyramid + auxiliary + classes
+
+
+class VimConfig(NetworkConfig):
+    """Everything that decides the parameters and the function of a Vim."""
+
+    image_size: tuple[Side, Side] = (224, 224)  # height and width: there is one embedding for each position
+    patch_size: Annotated[int, Field(ge=1, le=64)] = 16
+    stride: Annotated[int, Field(ge=1, le=64)] = 16  # below the patch size: patches overlap
+    dim: Width = 192
+    depth: Depth = 24
+    d_state: States = 16
+    halve: bool = True  # the mean of the two directions instead of their sum
+    drop_path: DropPath = 0.1
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        height, width = ((side - self.patch_size) // self.stride + 1 for side in self.image_size)
+        return height, width
+
+    def fit_together(self) -> None:
+        if min(self.image_size) < self.patch_size:
+            raise ValueError(f"image_size is {self.image_size}, smaller than a patch of {self.patch_size}")
+
+    def rough_size(self) -> float:
+        inner, tokens = 2 * self.dim, self.grid[0] * self.grid[1] + 1
+        layer = 3 * inner * self.dim + 2 * inner * (2 * (self.dim // 16 + 1) + 3 * self.d_state)
+        ends = tokens + self.in_channels * self.patch_size**2 + self.num_classes
+        return self.depth * layer + self.dim * ends
+
+    @classmethod
+    def from_official(cls, mapping: Mapping[str, Any]) -> VimConfig:
+        """Translate the keyword names of upstream's VisionMamba; a value that cannot be honored is refused."""
+        values = _rename(mapping, _VIM, _VIM_FIXED)
+        if isinstance(side := values.get("image_size"), int):
+            values["image_size"] = (side, side)
+        return parse(cls, values, where="upstream configuration")
 
 
 # Upstream keywords whose published values change nothing here; any other value is refused.
@@ -188,3 +245,47 @@ def _translate(key: str, value: Any) -> dict[str, Any]:
     if key not in _FIXED:
         raise ConfigError(f"unknown key {show(key)}")
     return {}
+
+
+_ANYTHING = None  # of keywords that change nothing, whatever their value
+_VIM = {
+    "img_size": "image_size",
+    "patch_size": "patch_size",
+    "stride": "stride",
+    "embed_dim": "dim",
+    "depth": "depth",
+    "d_state": "d_state",
+    "channels": "in_channels",
+    "num_classes": "num_classes",
+    "drop_path_rate": "drop_path",
+    "if_divide_out": "halve",
+}
+_VIM_FIXED: dict[str, tuple[object, ...] | None] = {
+    "norm_epsilon": (1e-5,),
+    "rms_norm": (True,),
+    "residual_in_fp32": (True,),
+    "fused_add_norm": _ANYTHING,
+    "final_pool_type": _ANYTHING,  # the class token is what is classified
+    "if_abs_pos_embed": (True,),
+    "if_rope": (False,),
+    "if_rope_residual": (False,),
+    "bimamba_type": ("v2",),
+    "if_cls_token": (True,),
+    "use_middle_cls_token": (True,),
+    "if_devide_out": _ANYTHING,  # a misspelling that upstream ignores
+}
+
+
+def _rename(
+    mapping: Mapping[str, Any], renamed: Mapping[str, str], fixed: Mapping[str, tuple[object, ...] | None]
+) -> dict[str, Any]:
+    """Our fields for upstream's keywords; every keyword that cannot be honored is named in one error."""
+    problems = []
+    for key, value in mapping.items():
+        if key not in renamed and key not in fixed:
+            problems.append(f"unknown key {show(key)}")
+        elif (allowed := fixed.get(key)) is not None and value not in allowed:
+            problems.append(f"{key}={show(value)} (supported: {', '.join(map(repr, allowed))})")
+    if problems:
+        raise ConfigError("upstream configuration not supported: " + "; ".join(problems))
+    return {renamed[key]: value for key, value in mapping.items() if key in renamed}

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TypeAlias, cast
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import ShapeError
+from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.layers import Mlp, StochasticDepth, make_downsample, make_norm, make_stem
 from trust_tta.models.ss2d import SS2D
-from trust_tta.orders import DEFAULT_ORDER, OrderLike, ScanOrder
-from trust_tta.preprocessing import Preprocessing, network_input
+from trust_tta.orders import ScanOrder
 from trust_tta.roles import Role
 
-Orders: TypeAlias = OrderLike | Sequence[OrderLike] | Tensor | None
-
-_ORDERS = ScanOrder.all()
 _SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
 
 
@@ -75,19 +69,15 @@ class Classifier(nn.Module):
         self.head = nn.Linear(dim, num_classes)
 
 
-class VMamba(nn.Module):
+class VMamba(ScanNetwork):
     """images (n, channels, h, w) -> logits (n, classes)."""
 
-    slot_table: Tensor
+    config: VMambaConfig
     classifier: Classifier
-    preprocessing: Preprocessing | None  # what makes images its input; a checkpoint or a variant says
-    classes: tuple[str, ...] | None  # names in label order, where they are known
 
     def __init__(self, config: VMambaConfig) -> None:
-        super().__init__()
+        super().__init__({str(order): _slots(order) for order in ScanOrder.all()})
         self.config = config
-        self.preprocessing = self.classes = None
-        self.unchecked_batches = 0  # how many more batches are compared with the preprocessing
         dims, depths = config.dims, config.depths
         self.patch_embed = make_stem(
             config.in_channels, dims[0], config.patch_size, overlapping=config.overlapping_stem, norm=config.norm
@@ -103,12 +93,7 @@ class VMamba(nn.Module):
             stages.append(Stage(blocks, downsample))
         self.layers = nn.ModuleList(stages)
         self.classifier = Classifier(dims[-1], config.norm, config.num_classes)
-        self.register_buffer("slot_table", torch.tensor([_slots(o) for o in _ORDERS]), persistent=False)
         self.apply(_initialize)
-
-    def forward(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
-        """Logits under one traversal order, or one order for each image; or under what `slots` gave for them."""
-        return self.forward_head(self.forward_features(images, order, slots=slots))
 
     def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
         """The pooled features (n, dims[-1]) that the head classifies."""
@@ -121,12 +106,7 @@ class VMamba(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """The first map (n, dims[0], h', w')."""
-        images = network_input(self, images)
-        if images.dim() != 4 or images.shape[1] != self.config.in_channels or not images.is_floating_point():
-            raise ShapeError(
-                f"images have shape {tuple(images.shape)} and dtype {images.dtype}; "
-                f"the network takes floats of shape (n, {self.config.in_channels}, h, w)"
-            )
+        images = self.check_images(images)
         x: Tensor = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
         return x
 
@@ -146,20 +126,6 @@ class VMamba(nn.Module):
         normal: Tensor = self.classifier.norm(x)
         return normal.mean(dim=(2, 3))
 
-    def slots(self, order: Orders, images: int) -> Tensor:
-        """Which parameter group reads which direction, (4,) or one row an image, (images, 4)."""
-        if isinstance(order, Tensor | np.ndarray):
-            order = cast(Orders, order.tolist())
-        if order is None:
-            return self.slot_table[_ORDERS.index(DEFAULT_ORDER)]
-        if isinstance(order, (str, ScanOrder)) or all(isinstance(i, int) for i in order):
-            return self.slot_table[_ORDERS.index(ScanOrder(order))]  # type: ignore[arg-type]
-        if len(order) != images:
-            raise ShapeError(
-                f"{len(order)} orders were given for {images} images; give one order, or one for each image"
-            )
-        return self.slot_table[[_ORDERS.index(ScanOrder(o)) for o in order]]  # type: ignore[arg-type]
-
     def parameter_roles(self) -> dict[str, Role]:
         """The role of every parameter, by name; `out_norm` counts as `other`, as in the paper."""
         roles = {}
@@ -177,21 +143,9 @@ class VMamba(nn.Module):
                 roles[name] = Role("other", last)
         return roles
 
-    def set_stochastic_depth(self, enabled: bool) -> None:
-        """Switch stochastic depth alone, whatever mode the rest of the network is in."""
-        for module in self.modules():
-            if isinstance(module, StochasticDepth):
-                module.train(enabled)
-
-    def set_scan_backend(self, backend: str) -> None:
-        """Use one scan backend in every block; "auto" chooses by device."""
-        for module in self.modules():
-            if isinstance(module, SS2D):
-                module.backend = backend
-
 
 def _slots(order: ScanOrder) -> list[int]:
-    """Rows forwards is direction a, rows backwards c, columns forwards b, columns backwards d."""
+    """Which group reads the rows forwards (a), the rows backwards (c), the columns forwards (b) and backwards (d)."""
     group = order.inverse
     return [group[0], group[2], group[1], group[3]]
 

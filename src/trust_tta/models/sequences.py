@@ -1,0 +1,79 @@
+"""Maps as sequences of tokens: in which order they are visited, scanned, and put back.
+
+Directions have LocalMamba's names: "h" by rows, "v" by columns, "wK" by windows of KxK tokens, row by row inside each;
+"_flip" is the same backwards. A map that windows do not divide is padded with zero tokens on the right and below; they
+stay in the sequence, where they let the state decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trust_tta.scan import Parameters, grouped_scan
+
+
+def visit(directions: Sequence[str], height: int, width: int, device: torch.device) -> Tensor:
+    """The row-major token at each step, (directions, steps); height * width stands for a zero token.
+
+    Shorter sequences end in zero tokens, which nothing follows.
+    """
+    tokens = torch.arange(height * width, device=device).view(height, width)
+    plain = {d: _visit(d, tokens) for d in dict.fromkeys(name.removesuffix("_flip") for name in directions)}
+    rows = [plain[n.removesuffix("_flip")].flip(0) if n.endswith("_flip") else plain[n] for n in directions]
+    longest = max(len(row) for row in rows)
+    return torch.stack([F.pad(row, (0, longest - len(row)), value=height * width) for row in rows])
+
+
+def count_steps(direction: str, height: int, width: int) -> int:
+    """The length of the sequence of one direction."""
+    size = _window(direction)
+    return -(-height // size) * -(-width // size) * size**2
+
+
+def _visit(direction: str, tokens: Tensor) -> Tensor:
+    height, width = tokens.shape
+    if direction == "v":
+        return tokens.t().flatten()
+    size = _window(direction)
+    padded = F.pad(tokens, (0, -width % size, 0, -height % size), value=height * width)
+    windows = padded.unflatten(1, (-1, size)).unflatten(0, (-1, size))
+    return (windows.transpose(1, 2) if size > 1 else padded).flatten()
+
+
+def _window(direction: str) -> int:
+    name = direction.removesuffix("_flip")
+    return int(name[1:]) if name.startswith("w") else 1
+
+
+def find_returns(visits: Tensor, tokens: int) -> Tensor:
+    """The step at which each token is visited, (.., tokens), of visits (.., steps)."""
+    steps = torch.arange(visits.shape[-1], device=visits.device).expand_as(visits)
+    found = torch.zeros(*visits.shape[:-1], tokens + 1, dtype=visits.dtype, device=visits.device)
+    return found.scatter_(-1, visits, steps)[..., :tokens]
+
+
+def read(x: Tensor, steps: Tensor) -> Tensor:
+    """x (b, k, c, l) along its last axis at `steps` (k, m) or (b, k, m): (b, k, c, m)."""
+    steps = steps if steps.dim() == 3 else steps[None]
+    return x.gather(3, steps[:, :, None].expand(*x.shape[:3], steps.shape[-1]))
+
+
+def scan_sequences(u: Tensor, parameters: Parameters, *, backend: str = "auto") -> Tensor:
+    """Scan k sequences u (b, k, c, l) from their first step to the last, each with its own group of parameters."""
+    x_proj, dt_proj, dt_bias, A_logs, Ds = parameters
+    k, channels, rank = dt_proj.shape
+    A = -torch.exp(_at_least_float32(A_logs)).view(k, 1, channels, -1)
+    n = A.shape[-1]
+    low, B, C = (x_proj.to(u.dtype) @ u).split((rank, n, n), dim=2)
+    delta = dt_proj.to(u.dtype) @ low
+    D, bias = (_at_least_float32(t).view(k, 1, channels) for t in (Ds, dt_bias))
+    return grouped_scan(u, delta.unsqueeze(2), A, B.unsqueeze(2), C.unsqueeze(2), D, bias, backend=backend)
+
+
+def _at_least_float32(weight: Tensor) -> Tensor:
+    """The recurrence multiplies rounding errors along the whole sequence."""
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))

@@ -1,0 +1,193 @@
+"""Vim: a sequence of patches with a class token in its middle, scanned forwards and backwards in every layer.
+
+Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirectional State Space Model", ICML 2024.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.errors import ShapeError
+from trust_tta.models.base import Orders, ScanNetwork
+from trust_tta.models.config import VimConfig
+from trust_tta.models.layers import StochasticDepth
+from trust_tta.models.sequences import find_returns, read, scan_sequences, visit
+from trust_tta.roles import Role
+from trust_tta.scan import Parameters
+
+# Which direction the forward and the backward set of parameters read: the rows (a), the columns (b), both backwards
+# (c and d).
+TRAVERSALS = {"ac": (0, 2), "ca": (2, 0), "bd": (1, 3), "db": (3, 1)}
+CONV_SIZE = 4
+EPS = 1e-5
+
+
+class Mixer(nn.Module):
+    """Project, then convolve and scan in two directions with parameters of their own, gate, project back."""
+
+    def __init__(self, dim: int, *, d_state: int, halve: bool) -> None:
+        super().__init__()
+        self.halve, self.backend = halve, "auto"
+        inner, rank = 2 * dim, math.ceil(dim / 16)
+        self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
+        for end in ("", "_b"):
+            self.add_module(f"conv1d{end}", nn.Conv1d(inner, inner, CONV_SIZE, groups=inner))
+            self.add_module(f"x_proj{end}", nn.Linear(inner, rank + 2 * d_state, bias=False))
+            self.add_module(f"dt_proj{end}", nn.Linear(rank, inner))
+            self.register_parameter(f"A{end}_log", nn.Parameter(torch.empty(inner, d_state)))
+            self.register_parameter(f"D{end}", nn.Parameter(torch.ones(inner)))
+        self.out_proj = nn.Linear(inner, dim, bias=False)
+        self.reset_scan_parameters()
+
+    @torch.no_grad()
+    def reset_scan_parameters(self) -> None:
+        """Steps log-uniform in [0.001, 0.1], A = -1..-n in every channel, D = 1: Mamba's initial values."""
+        for A_log, dt_proj in ((self.A_log, self.dt_proj), (self.A_b_log, self.dt_proj_b)):
+            A_log.copy_(torch.log(torch.arange(1.0, A_log.shape[1] + 1)).expand_as(A_log))
+            steps = torch.exp(torch.rand_like(dt_proj.bias) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
+            dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+            nn.init.uniform_(dt_proj.weight, -(dt_proj.in_features**-0.5), dt_proj.in_features**-0.5)
+
+    def forward(self, x: Tensor, visits: Tensor, returns: Tensor) -> Tensor:
+        """x (b, l, dim); `visits` and `returns` (2, l) or (b, 2, l) are those of the two sets of parameters."""
+        u, z = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
+        u = read(u.unsqueeze(1).expand(-1, 2, -1, -1), visits)
+        y = scan_sequences(F.silu(self.convolve(u)), self.parameters_of_scan(), backend=self.backend)
+        y = read(y, returns).sum(1) * F.silu(z)
+        out: Tensor = self.out_proj((y / 2 if self.halve else y).transpose(1, 2))
+        return out
+
+    def convolve(self, u: Tensor) -> Tensor:
+        """Each step of u (b, 2, c, l) with the three before it."""
+        weight = torch.cat((self.conv1d.weight, self.conv1d_b.weight))
+        bias = torch.cat((self.conv1d.bias, self.conv1d_b.bias))
+        padded = F.pad(u.flatten(1, 2), (CONV_SIZE - 1, 0))
+        return F.conv1d(padded, weight, bias, groups=len(weight)).view(u.shape)
+
+    def parameters_of_scan(self) -> Parameters:
+        return Parameters(
+            torch.stack((self.x_proj.weight, self.x_proj_b.weight)),
+            torch.stack((self.dt_proj.weight, self.dt_proj_b.weight)),
+            torch.stack((self.dt_proj.bias, self.dt_proj_b.bias)),
+            torch.cat((self.A_log, self.A_b_log)),
+            torch.cat((self.D, self.D_b)),
+        )
+
+
+class Layer(nn.Module):
+    """residual + mixer(norm(residual)); the residual is float32 at least, whatever the weights are."""
+
+    def __init__(self, config: VimConfig, drop_path: float) -> None:
+        super().__init__()
+        self.mixer = Mixer(config.dim, d_state=config.d_state, halve=config.halve)
+        self.norm = nn.RMSNorm(config.dim, eps=EPS)
+        self.drop_path = StochasticDepth(drop_path)
+
+    def forward(self, residual: Tensor, visits: Tensor, returns: Tensor) -> Tensor:
+        mixed: Tensor = self.mixer(normalize(residual, self.norm), visits, returns)
+        return residual + self.drop_path(mixed)
+
+
+def normalize(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """x normalized in its own dtype, in the dtype of the weights."""
+    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps).to(norm.weight.dtype)
+
+
+class PatchEmbedding(nn.Module):
+    """images -> tokens (n, rows * columns, dim)."""
+
+    def __init__(self, channels: int, dim: int, *, patch: int, stride: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, dim, patch, stride=stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.proj(images)
+        return tokens.flatten(2).transpose(1, 2)
+
+
+class Vim(ScanNetwork):
+    """images (n, channels, h, w) of one size -> logits (n, classes)."""
+
+    config: VimConfig
+
+    def __init__(self, config: VimConfig) -> None:
+        super().__init__(TRAVERSALS)
+        self.config = config
+        dim, tokens = config.dim, math.prod(config.grid)
+        self.patch_embed = PatchEmbedding(config.in_channels, dim, patch=config.patch_size, stride=config.stride)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, tokens + 1, dim))
+        rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
+        self.layers = nn.ModuleList(Layer(config, rate) for rate in rates)
+        self.norm_f = nn.RMSNorm(dim, eps=EPS)
+        self.head = nn.Linear(dim, config.num_classes)
+        self._initialize()
+
+    def _initialize(self) -> None:
+        for weight in (self.cls_token, self.pos_embed, self.head.weight):
+            nn.init.trunc_normal_(weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+        for layer in cast(list[Layer], self.layers):  # the sum of all layers is as large as one
+            nn.init.kaiming_uniform_(layer.mixer.out_proj.weight, a=math.sqrt(5))
+            layer.mixer.out_proj.weight.data /= math.sqrt(len(self.layers))
+
+    @property
+    def middle(self) -> int:
+        """Where the class token stands."""
+        return math.prod(self.config.grid) // 2
+
+    def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+        """The class token (n, dim) after the last norm."""
+        residual = self.embed(images)
+        if slots is None:
+            slots = self.slots(order, len(images))
+        visits = self.visits(residual.device)[slots]
+        returns = find_returns(visits, residual.shape[1])
+        for layer in self.layers:
+            residual = layer(residual, visits, returns)
+        return normalize(residual[:, self.middle], self.norm_f)
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features)
+        return logits
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Patches, the class token and their positions, (n, tokens, dim), float32 at least."""
+        images = self.check_images(images)
+        if tuple(images.shape[2:]) != self.config.image_size:
+            height, width = self.config.image_size
+            raise ShapeError(
+                f"images are {images.shape[2]}x{images.shape[3]} and this network has positions for {height}x{width}; "
+                f"resize them, or build it with image_size=({images.shape[2]}, {images.shape[3]})"
+            )
+        patches: Tensor = self.patch_embed(images)
+        token = self.cls_token.expand(len(images), -1, -1)
+        tokens = torch.cat((patches[:, : self.middle], token, patches[:, self.middle :]), dim=1) + self.pos_embed
+        return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+
+    def visits(self, device: torch.device) -> Tensor:
+        """The token at each step of the four directions, (4, tokens); the class token stays in the middle."""
+        middle = self.middle
+        patches = visit(("h", "v"), *self.config.grid, device)
+        patches = patches + (patches >= middle)
+        token = torch.full((2, 1), middle, device=device)
+        forwards = torch.cat((patches[:, :middle], token, patches[:, middle:]), dim=1)
+        return torch.cat((forwards, forwards.flip(1)))
+
+    def parameter_roles(self) -> dict[str, Role]:
+        """The role of every parameter, by name; the last quarter of the layers counts as the last stage."""
+        first = len(self.layers) - math.ceil(len(self.layers) / 4)
+        late = (*(f"layers.{i}." for i in range(first, len(self.layers))), "norm_f.", "head.")
+        return {name: _role(name, name.startswith(late)) for name, _ in self.named_parameters()}
+
+
+def _role(name: str, last: bool) -> Role:
+    if ".mixer." in name:
+        part = name.split(".mixer.")[1].split(".")[0]
+        return Role("projection" if part.startswith(("in_proj", "out_proj", "conv1d")) else "scan", last)
+    return Role("norm" if "norm" in name else "other", last)
