@@ -96,6 +96,7 @@ def _parse(order: OrderLike) -> tuple[int, int, int, int]:
     return a, b, c, d
 
 
+VMAMBA_TRAVERSALS = tuple(str(order) for order in ScanOrder.all())
 DEFAULT_ORDER = ScanOrder("abcd")
 PAPER_ORDERS = tuple(ScanOrder(o) for o in ("abcd", "abdc", "adcb", "bacd", "badc", "dbca"))  # as the paper runs them
 _BY_ENTROPY = tuple(ScanOrder(o) for o in ("abcd", "abdc", "dbca", "adcb", "badc", "bacd"))  # its offline phase

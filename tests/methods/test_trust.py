@@ -310,15 +310,15 @@ def test_rank_orders_against_a_slow_loop() -> None:
     before, flags = weights(model), [m.training for m in model.modules()]
     ranking = rank_orders(model, iter(stream))
     judge = copy.deepcopy(model).train()  # batch statistics
-    expected = {}
+    expected: dict[ScanOrder | str, float] = {}
     for order in ScanOrder.all():
         with torch.no_grad():
             p = torch.cat([judge(images, order=order) for images in stream]).double().softmax(1).numpy()
         expected[order] = float(np.mean([-sum(x * np.log(x) for x in row) for row in p]))
     assert sorted(order for order, _ in ranking) == sorted(expected)
     assert [e for _, e in ranking] == sorted(e for _, e in ranking)
-    for order, value in ranking:
-        assert value == pytest.approx(expected[order], rel=1e-4)
+    for ranked, value in ranking:
+        assert value == pytest.approx(expected[ranked], rel=1e-4)
     assert same(weights(model), before)
     assert [m.training for m in model.modules()] == flags
 

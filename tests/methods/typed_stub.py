@@ -22,7 +22,7 @@ from torch import nn
 '''
 # Options that take more than what they are stored as.
 WIDER = {
-    "orders": "Sequence[OrderLike | tuple[ScanOrder, float]] | None",
+    "orders": "Sequence[OrderLike | tuple[OrderLike, float]] | None",
     "evaluate_order": "OrderLike",
     "source_statistics": "SourceStatistics | None",
     "fisher": "FisherWeights | None",
@@ -42,8 +42,7 @@ def render() -> str:
         classes |= {c.__name__: c for c in reversed(chain)}
     imports = {(m.__module__, m.__name__) for m in methods.values()}
     imports |= {("trust_tta.methods.base", "Method"), ("trust_tta.methods.foa", "SourceStatistics")}
-    imports |= {("trust_tta.methods.eata", "FisherWeights")}
-    imports |= {("trust_tta.orders", "OrderLike"), ("trust_tta.orders", "ScanOrder")}
+    imports |= {("trust_tta.methods.eata", "FisherWeights"), ("trust_tta.orders", "OrderLike")}
     lines = [HEADER + "".join(_imports(imports)), '_M = TypeVar("_M", bound=Method)\n']
     lines += [_keywords(c) for c in classes.values()]
     lines.append("\n")

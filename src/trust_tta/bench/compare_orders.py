@@ -21,9 +21,9 @@ from trust_tta.methods import merging
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.trust import Trust, TrustOptions
-from trust_tta.models.networks import require_vmamba
-from trust_tta.models.vmamba import VMamba
-from trust_tta.orders import ScanOrder
+from trust_tta.models.base import ScanNetwork
+from trust_tta.models.networks import require_traversals
+from trust_tta.orders import VMAMBA_TRAVERSALS, ScanOrder
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, SurfacePoint, WeightNorms
 
@@ -63,7 +63,7 @@ class Adapted:
         return total / sum(len(labels) for _, labels in self.batches)
 
 
-def adapt_under_orders(experiment: Experiment, domain: Domain, orders: Sequence[ScanOrder]) -> Adapted:
+def adapt_under_orders(experiment: Experiment, domain: Domain, orders: Sequence[ScanOrder | str]) -> Adapted:
     """Adapt to the domain online as TRUST does, and stop on the last batch before the weights are averaged."""
     options = {**trust_options(experiment.config), "orders": [str(order) for order in orders]}
     method = cast(Trust, create_method("trust", _network(experiment, domain), **options))
@@ -81,13 +81,14 @@ def trust_options(config: RunConfig) -> dict[str, Any]:
     return next((dict(method.options) for method in config.methods if method.name == "trust"), {})
 
 
-def trust_orders(config: RunConfig) -> list[ScanOrder]:
-    return TrustOptions(**trust_options(config)).chosen()
+def trust_orders(config: RunConfig, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[ScanOrder | str]:
+    """The orders of the experiment's first TRUST on a network with these traversals."""
+    return TrustOptions(**trust_options(config)).chosen(traversals)
 
 
 def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progress: Progress = SILENT) -> LossSurface:
     """The loss on `points` x `points` places around the networks of the first three orders and their mean."""
-    orders = trust_orders(experiment.config)[:3]
+    orders = trust_orders(experiment.config, _network(experiment, domain).traversals)[:3]
     if len(orders) < 3:
         raise ConfigError(f"a plane goes through three networks and TRUST has {len(orders)} orders here; give k=3")
     progress.start(points * points, "points")
@@ -137,8 +138,9 @@ def span_plane(weights: Sequence[Tensor]) -> Plane:
 
 def weight_norms(experiment: Experiment, domain: Domain) -> dict[str, WeightNorms]:
     """Norms over orders of the SS2D tensors, the weights and the biases apart."""
-    adapted = adapt_under_orders(experiment, domain, trust_orders(experiment.config))
-    roles = _network(experiment, domain).parameter_roles()
+    network = _network(experiment, domain)
+    adapted = adapt_under_orders(experiment, domain, trust_orders(experiment.config, network.traversals))
+    roles = network.parameter_roles()
     layers = [adapted.method.weights.by_name(weights) for weights in adapted.weights]
     adapted.method.reset()
     rows: dict[str, list[tuple[str, float, float]]] = {"weights": [], "biases": []}
@@ -166,13 +168,14 @@ def memory_by_k(experiment: Experiment, domain: Domain, *, counts: Sequence[int]
         )
     model, images = _network(experiment, domain), experiment.images(domain)[0][0]
     options = {**trust_options(experiment.config), "mode": "replicate"}
+    counts = [k for k in counts if k <= len(model.traversals)]
 
     def forward() -> None:
         with torch.no_grad():
             model(images)
 
     def adapt(k: int) -> None:
-        method = create_method("trust", model, **{**options, "orders": take_orders(k)})
+        method = create_method("trust", model, **{**options, "orders": take_orders(k, model.traversals)})
         method(images)
         method.reset()
 
@@ -267,5 +270,5 @@ def _images(domain: Domain, device: torch.device, progress: Progress) -> Iterato
         progress.advance()
 
 
-def _network(experiment: Experiment, domain: Domain) -> VMamba:
-    return require_vmamba(experiment.network(domain), by="an analysis of scan orders")
+def _network(experiment: Experiment, domain: Domain) -> ScanNetwork:
+    return require_traversals(experiment.network(domain), by="an analysis of scan orders")

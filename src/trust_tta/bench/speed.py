@@ -31,7 +31,7 @@ from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.models.networks import require_vmamba
 from trust_tta.models.vmamba import VMamba
-from trust_tta.orders import PAPER_ORDERS, ScanOrder
+from trust_tta.orders import PAPER_ORDERS, VMAMBA_TRAVERSALS, ScanOrder, find_order
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
 from trust_tta.scan import grouped_scan
@@ -325,9 +325,11 @@ def scaling_cases(model: VMamba, *, backend: str, batch: int, size: int, limits:
     return cases
 
 
-def take_orders(k: int) -> list[ScanOrder]:
-    """The paper's six orders, then the others as they come."""
-    return [*PAPER_ORDERS, *(order for order in ScanOrder.all() if order not in PAPER_ORDERS)][:k]
+def take_orders(k: int, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[ScanOrder | str]:
+    """Of a network's orders the paper's six, where it has them, then the others as they come."""
+    orders = [find_order(name, traversals) for name in traversals]
+    papers = [order for order in PAPER_ORDERS if order in orders]
+    return [*papers, *(order for order in orders if order not in papers)][:k]
 
 
 def _case(

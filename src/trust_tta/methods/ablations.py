@@ -19,8 +19,8 @@ from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Spec, clone
-from trust_tta.methods.trust import Averaging, OrderOptions, Orders, require_orders
-from trust_tta.orders import DEFAULT_ORDER, ScanOrder
+from trust_tta.methods.trust import Averaging, OrderOptions, Orders, require_orders, traversals_of
+from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
 from trust_tta.schema import Count, Natural, Rate
 
 ANGLE = math.radians(15)
@@ -41,7 +41,7 @@ class Ensemble(Learner):
     options: OrderOptions
 
     def start(self) -> None:
-        self.orders = self.options.chosen()
+        self.orders = self.options.chosen(traversals_of(self.model))
         source = {"weights": self.weights.flatten(self.weights.source.values())}
         zeros = {name: torch.zeros_like(moment) for name, moment in self.weights.moments.items()}
         self.members: dict[str, dict[str, Tensor]] = {
@@ -125,10 +125,10 @@ class Augmentation(Averaging):
     options: AugmentationOptions
 
     def start(self) -> None:
-        given = self.options.orders
-        self.orders = [DEFAULT_ORDER] * self.options.k if given is None else list(map(ScanOrder, given))
+        given, traversals = self.options.orders, traversals_of(self.model)
+        self.orders = [find_order(order, traversals) for order in given or [DEFAULT_ORDER] * self.options.k]
 
-    def adapting_forward(self, images: Tensor, order: ScanOrder) -> Tensor:
+    def adapting_forward(self, images: Tensor, order: OrderLike) -> Tensor:
         drawn = self.counters.forwards if self.options.per == "view" else self.counters.batches
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + drawn)
         return super().adapting_forward(KINDS[self.options.kind](images, generator, self.options.strength), order)

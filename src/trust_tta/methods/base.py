@@ -23,7 +23,7 @@ from trust_tta.methods.safety import adapting, check_images, check_outputs, stoc
 from trust_tta.methods.state import Number, Optional, Spec, check, clone, undone_on_error
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.weights import Descent, Weights
-from trust_tta.orders import ScanOrder
+from trust_tta.orders import OrderLike
 from trust_tta.preprocessing import network_input
 from trust_tta.recording import Recorder
 from trust_tta.schema import Count, Fraction, Rate, Schema, show
@@ -140,7 +140,7 @@ class Method(nn.Module):
 
     # What a subclass builds on
 
-    def predict(self, images: Tensor, *, order: ScanOrder | None = None, stochastic_depth: bool = False) -> Tensor:
+    def predict(self, images: Tensor, *, order: OrderLike | None = None, stochastic_depth: bool = False) -> Tensor:
         """One counted forward pass, in the given order or the network's own."""
         self.counters.forwards += 1
         slots = self._slots(images, order)
@@ -277,8 +277,8 @@ class Method(nn.Module):
         self.call = Recorder(self.model, list(self.adapted.values()))
         self._lock = threading.RLock()
 
-    def _slots(self, images: Tensor, order: ScanOrder | None) -> Tensor | None:
-        choose: Callable[[ScanOrder | None, int], Tensor] | None = getattr(self.model, "slots", None)
+    def _slots(self, images: Tensor, order: OrderLike | None) -> Tensor | None:
+        choose: Callable[[OrderLike | None, int], Tensor] | None = getattr(self.model, "slots", None)
         if choose is not None:
             return choose(order, len(images))
         if order is not None:

@@ -17,7 +17,9 @@ PARAMETER_SETS: dict[ParameterSet, tuple[Kind, ...]] = {
     "scan": ("scan", "projection"),
     "bn": ("norm",),
 }
-_NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+_NORMS = (
+    nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm,
+)  # fmt: skip
 
 
 def parameter_roles(model: nn.Module) -> dict[str, Role]:

@@ -1,4 +1,4 @@
-"""The offline phase: rank the 24 traversal orders by the entropy of the predictions they give."""
+"""The offline phase: rank a network's traversal orders by the entropy of the predictions they give."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trust_tta.methods.losses import entropy
 from trust_tta.methods.parameters import share
 from trust_tta.methods.safety import check_images
 from trust_tta.methods.statistics import use_batch_statistics
-from trust_tta.methods.trust import require_orders
-from trust_tta.orders import ScanOrder
+from trust_tta.methods.trust import require_orders, traversals_of
+from trust_tta.orders import ScanOrder, find_order
 
 
 def rank_orders(
     model: nn.Module, batches: Iterable[Tensor], *, statistics: Literal["batch", "source"] = "batch"
-) -> list[tuple[ScanOrder, float]]:
+) -> list[tuple[ScanOrder | str, float]]:
     """(order, mean entropy) ascending, over batches of images (n, c, h, w); forward passes only.
 
     Memory is that of one evaluation, whatever the number of orders and batches; the model is left as it was.
@@ -28,7 +28,8 @@ def rank_orders(
     network = share(model)
     if statistics == "batch":
         use_batch_statistics(network)
-    orders = ScanOrder.all()
+    traversals = traversals_of(model)
+    orders = [find_order(name, traversals) for name in traversals]
     sums = torch.zeros(len(orders), dtype=torch.float64)
     images = 0
     with torch.no_grad():
@@ -41,4 +42,4 @@ def rank_orders(
         raise ConfigError("no images were given to rank the orders on; give at least one batch")
     if not bool(sums.isfinite().all()):
         raise ConfigError("the network's predictions are not finite, so no order can be preferred; check its weights")
-    return sorted(zip(orders, (sums / images).tolist(), strict=True), key=lambda pair: (pair[1], pair[0]))
+    return sorted(zip(orders, (sums / images).tolist(), strict=True), key=lambda pair: (pair[1], str(pair[0])))

@@ -20,7 +20,16 @@ from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import clone
-from trust_tta.orders import DEFAULT_ORDER, ScanOrder, paper_orders
+from trust_tta.orders import (
+    DEFAULT_ORDER,
+    VMAMBA_TRAVERSALS,
+    OrderLike,
+    ScanOrder,
+    default_orders,
+    find_order,
+    order_name,
+    paper_orders,
+)
 from trust_tta.schema import Count, show
 
 
@@ -32,10 +41,10 @@ def _letters(orders: Any) -> Any:
         raise ConfigError(f"{show(orders)} is no list of traversal orders; give one, such as ['abcd', 'badc']")
     if not orders:
         raise ConfigError("the list is empty; give at least one traversal order, or omit it for the paper's six")
-    return tuple(str(ScanOrder(order)) for order in orders)
+    return tuple(order_name(order) for order in orders)
 
 
-Letters = Annotated[str, BeforeValidator(lambda order: str(ScanOrder(order)))]
+Letters = Annotated[str, BeforeValidator(order_name)]
 Orders = Annotated[tuple[str, ...] | None, BeforeValidator(_letters)]
 
 
@@ -50,8 +59,8 @@ class Step(NamedTuple):
 class Averaging(Learner):
     """Algorithms 1 and 2: hard pseudo-labels under each of `orders`, one step each, then the mean of the weights."""
 
-    orders: list[ScanOrder]
-    evaluate_order = DEFAULT_ORDER
+    orders: list[ScanOrder | str]
+    evaluate_order: ScanOrder | str = DEFAULT_ORDER
     before: Tensor  # the prediction with the weights before the last round of a batch
     seen = False  # whether the present round has made it
 
@@ -76,17 +85,17 @@ class Averaging(Learner):
             thetas, entropies = self.made([self.adapt_under(order, images) for order in self.orders])
         return thetas, entropies
 
-    def adapt_under(self, order: ScanOrder, images: Tensor) -> Step:
+    def adapt_under(self, order: OrderLike, images: Tensor) -> Step:
         """The body of Algorithm 2: one step under one order."""
         logits = self.adapting_forward(images, order)
         labels = self.pseudo_labels(images, order, logits)
         finite = self.descend(pseudo_label_loss(logits, labels))
         return Step(self.weights.read(), entropy(logits.detach()).mean(), finite)
 
-    def adapting_forward(self, images: Tensor, order: ScanOrder) -> Tensor:
+    def adapting_forward(self, images: Tensor, order: OrderLike) -> Tensor:
         return self.predict(images, order=order, stochastic_depth=self.options.stochastic_depth)
 
-    def pseudo_labels(self, images: Tensor, order: ScanOrder, logits: Tensor) -> Tensor:
+    def pseudo_labels(self, images: Tensor, order: OrderLike, logits: Tensor) -> Tensor:
         """The most likely classes; a second, undisturbed forward gives them only when the first was disturbed."""
         if self.options.stochastic_depth:
             with torch.no_grad():
@@ -136,7 +145,7 @@ class TrustNaive(Averaging):
 
 class OrderOptions(LearningOptions):
     """`orders`: an explicit list, or what `rank_orders` gave, of which the first `k` are taken; None: `k` of the
-    paper's six, those of the lowest entropy."""
+    paper's six, those of the lowest entropy, or of the network's own where it has others."""
 
     parameters: ParameterSet = "ss2d"
     orders: Orders = None
@@ -156,12 +165,15 @@ class OrderOptions(LearningOptions):
             paper_orders(self.k)
         return self
 
-    def chosen(self) -> list[ScanOrder]:
-        return list(paper_orders(self.k) if self.orders is None else map(ScanOrder, self.orders))
+    def chosen(self, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[ScanOrder | str]:
+        """The orders for a network with these traversals."""
+        if self.orders is None:
+            return list(default_orders(self.k, traversals))
+        return [find_order(order, traversals) for order in self.orders]
 
 
 def _is_ranked(pair: object) -> bool:
-    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], ScanOrder)
+    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], float)
 
 
 class TrustOptions(OrderOptions):
@@ -181,9 +193,11 @@ class Trust(Averaging):
     options: TrustOptions
 
     def start(self) -> None:
-        self.orders, self.evaluate_order = self.options.chosen(), ScanOrder(self.options.evaluate_order)
+        traversals = traversals_of(self.model)
+        self.orders = self.options.chosen(traversals)
+        self.evaluate_order = find_order(self.options.evaluate_order, traversals)
         if self.options.mode != "sequential":  # sums must not depend on how the orders were listed
-            self.orders.sort()
+            self.orders.sort(key=str)
 
     def forward_and_adapt(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         return super().forward_and_adapt(images) if self.options.mode == "sequential" else self.adapt_apart(images)
@@ -261,6 +275,12 @@ class Average:
         if self.weight is not None:
             torch._foreach_div_(list(self.total.values()), self.weight)
         return self.total
+
+
+def traversals_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of a network's traversals, its own first; VMamba's where a network from outside does not say."""
+    names: tuple[str, ...] = getattr(model, "traversals", VMAMBA_TRAVERSALS)
+    return names
 
 
 def require_orders(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from trust_tta.methods.source import BatchStatistics, Source
 from trust_tta.methods.tent import Tent
 from trust_tta.methods.tide import Tide
 from trust_tta.methods.trust import Trust, TrustNaive
-from trust_tta.orders import OrderLike, ScanOrder
+from trust_tta.orders import OrderLike
 
 _M = TypeVar("_M", bound=Method)
 
@@ -77,7 +77,7 @@ class _FoaKeywords(_MethodKeywords, total=False):
 class _NaiveKeywords(_LearningKeywords, total=False): ...
 
 class _OrderKeywords(_LearningKeywords, total=False):
-    orders: Sequence[OrderLike | tuple[ScanOrder, float]] | None
+    orders: Sequence[OrderLike | tuple[OrderLike, float]] | None
     k: int
 
 class _TrustKeywords(_OrderKeywords, total=False):
@@ -92,7 +92,7 @@ class _AugmentationKeywords(_RepetitionKeywords, total=False):
     kind: Literal["rotation", "crop", "jitter"]
     strength: float
     per: Literal["view", "batch"]
-    orders: Sequence[OrderLike | tuple[ScanOrder, float]] | None
+    orders: Sequence[OrderLike | tuple[OrderLike, float]] | None
     seed: int
 
 class _TideKeywords(_LearningKeywords, total=False):

@@ -15,6 +15,7 @@ from trust_tta.models.config import NetworkConfig
 from trust_tta.models.layers import StochasticDepth
 from trust_tta.orders import LETTERS, OrderLike, ScanOrder, find_order
 from trust_tta.preprocessing import Preprocessing, network_input
+from trust_tta.roles import Role
 
 Orders: TypeAlias = OrderLike | Sequence[OrderLike] | Tensor | None
 
@@ -51,6 +52,10 @@ class ScanNetwork(nn.Module):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of pooled features."""
+        raise NotImplementedError
+
+    def parameter_roles(self) -> dict[str, Role]:
+        """The role of every parameter, by name."""
         raise NotImplementedError
 
     def check_images(self, images: Tensor) -> Tensor:

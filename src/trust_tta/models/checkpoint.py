@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import CheckpointError, ConfigError, TrustWarning
+from trust_tta.models.base import ScanNetwork
+from trust_tta.models.config import VMambaConfig
 from trust_tta.models.networks import build_network, find_network, is_ours, outputs_of
 from trust_tta.models.pretrained import PRETRAINED, Pretrained, check_pretrained, locate
 from trust_tta.models.upernet import UPerNet
@@ -100,7 +102,7 @@ class Checkpoint:
         foreign = _make_foreign(variant, own_fields)
         if foreign is not None:
             stated = _complete(stated, foreign)
-        state = _named(weights.state, foreign)
+        state = _named(weights.state, foreign or variant)
         count = _first(given, stated.num_classes, _outputs(state))
         return cls(
             file=file,
@@ -121,7 +123,7 @@ class Checkpoint:
         """The weights under the network's names; read again where they were let go, if they are still the same."""
         if self._state is None:
             weights = _read(self.file, ema=self.ema)
-            state = _named(weights.state, _make_foreign(self.variant, self.fields))
+            state = _named(weights.state, _make_foreign(self.variant, self.fields) or self.variant)
             if self.sha256 != (weights.sha256 or state_digest(state)):
                 raise CheckpointError(f"{self.origin} has changed since it was first read; start again")
             object.__setattr__(self, "_state", state)
@@ -145,7 +147,7 @@ class Checkpoint:
     ) -> nn.Module:
         """The network with these weights, in evaluation mode; everything must fit.
 
-        `head=False` leaves the classifier of a VMamba at its random weights, of `num_classes` classes.
+        `head=False` leaves the classifier of our networks at its random weights, of `num_classes` classes.
         """
         fields = {**self.fields, **overrides}
         count = _first(num_classes, fields.get("num_classes"), self.num_classes)
@@ -153,7 +155,7 @@ class Checkpoint:
             fields["num_classes"] = count
         network = _make_foreign(self.variant, fields) or build_network(self.variant, fields)
         load_state(network, self.state, origin=self.origin, head=head)
-        known = cast(VMamba, network)
+        known = cast(ScanNetwork, network)
         known.preprocessing, known.classes = self.preprocessing, self.classes if head else None
         known.unchecked_batches = CHECKED_BATCHES
         return network.to(device).eval()
@@ -180,16 +182,15 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
     >>> model = create_model("vmamba_nano")
     >>> _ = load_checkpoint(model, create_model("vmamba_nano").state_dict())
     """
-    foreign = None if isinstance(model, VMamba | UPerNet) else model
     if isinstance(source, Mapping):
         origin = "the given state dict"
-        load_state(model, _named(pick_state(source, origin=origin, ema=ema), foreign), origin=origin, head=head)
+        load_state(model, _named(pick_state(source, origin=origin, ema=ema), model), origin=origin, head=head)
         return model
     file = _path(source)
     weights = read_weights(file, ema=ema)
     stated = read_statement(weights, file, None)
-    load_state(model, _named(weights.state, foreign), origin=f"'{file}'", head=head)
-    if isinstance(model, VMamba | UPerNet):
+    load_state(model, _named(weights.state, model), origin=f"'{file}'", head=head)
+    if isinstance(model, ScanNetwork | UPerNet):
         model.preprocessing = stated.preprocessing or model.preprocessing
         model.classes = stated.classes if head else model.classes
     return model
@@ -253,16 +254,16 @@ def _make_foreign(variant: str, fields: Fields) -> nn.Module | None:
         return build_network(variant, fields)
 
 
-def _named(state: Mapping[str, Tensor], foreign: nn.Module | None) -> dict[str, Tensor]:
-    """The weights of a file under the network's names; those of a foreign network itself where there is no file."""
-    if foreign is None:
+def _named(state: Mapping[str, Tensor], network: nn.Module | str) -> dict[str, Tensor]:
+    """The weights of a file under the names of a network or of our variant; its own where there is no file."""
+    if isinstance(VARIANTS[network] if isinstance(network, str) else network, VMambaConfig | VMamba | UPerNet):
         return rename(state)
-    return strip_module(state) if state else foreign.state_dict()
+    return strip_module(state) if state or isinstance(network, str) else network.state_dict()
 
 
 def _complete(stated: Statement, network: nn.Module) -> Statement:
     """What a network from outside says of itself, where its file says nothing."""
-    own = cast(VMamba, network)
+    own = cast(ScanNetwork, network)
     return replace(
         stated,
         num_classes=_first(stated.num_classes, outputs_of(network)),

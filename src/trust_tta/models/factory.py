@@ -10,7 +10,8 @@ from torch import nn
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.networks import build_network
 from trust_tta.models.upernet import UPerNet
-from trust_tta.models.variants import VARIANTS, ModelName, SegmenterName
+from trust_tta.models.variants import VARIANTS, SegmenterName, VimName, VMambaName
+from trust_tta.models.vim import Vim
 from trust_tta.models.vmamba import VMamba
 from trust_tta.plugins import installed
 from trust_tta.preprocessing import Preprocessing, find_preset
@@ -23,13 +24,24 @@ def list_models() -> list[str]:
 
 @overload
 def create_model(
-    name: ModelName,
+    name: VMambaName,
     *,
     num_classes: int | None = None,
     checkpoint: str | PathLike[str] | None = None,
     preprocessing: Preprocessing | str | None = None,
     **overrides: Any,
 ) -> VMamba: ...
+
+
+@overload
+def create_model(
+    name: VimName,
+    *,
+    num_classes: int | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    preprocessing: Preprocessing | str | None = None,
+    **overrides: Any,
+) -> Vim: ...
 
 
 @overload
@@ -62,13 +74,13 @@ def create_model(
     preprocessing: Preprocessing | str | None = None,
     **overrides: Any,
 ) -> nn.Module:
-    """Build the network `name`: a variant of VMamba, such a variant under UPerNet's heads
-    ("upernet_...": logits (n, classes, h, w)), an installed network, or "package.module:Name".
+    """Build the network `name`: one of `list_models()`, or "package.module:Name".
 
-    `overrides` are fields of VMambaConfig or UPerNetConfig, or arguments of a network from outside. `checkpoint` is a
-    path or the name of a known checkpoint (see `models.pretrained`); the network comes back in evaluation mode when one
-    is loaded. What a file states of its network need not be given again. `preprocessing` is what makes images its
-    input, or the name of a preset, where the checkpoint does not say.
+    "upernet_..." is a VMamba under UPerNet's heads, which gives logits (n, classes, h, w). `overrides` are fields of
+    the network's configuration, as of VMambaConfig, or arguments of a network from outside. `checkpoint` is a path or
+    the name of a known checkpoint (see `models.pretrained`); the network comes back in evaluation mode when one is
+    loaded. What a file states of its network need not be given again. `preprocessing` is what makes images its input,
+    or the name of a preset, where the checkpoint does not say.
 
     >>> model = create_model("vmamba_nano", checkpoint="vmamba_nano_cifar10")
     >>> model.classes[:2], model.preprocessing.size

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
-from trust_tta.models.config import UPerNetConfig, VMambaConfig
+from trust_tta.models.base import ScanNetwork
+from trust_tta.models.config import NetworkConfig, UPerNetConfig, VimConfig, VMambaConfig
 from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
+from trust_tta.models.vim import Vim
 from trust_tta.models.vmamba import VMamba
 from trust_tta.plugins import resolve
 from trust_tta.preprocessing import Preprocessing, network_input
@@ -28,7 +30,7 @@ class Network(Protocol):
     Some methods ask for more, and say so when they are made:
     `forward_features(images)` and `forward_head(features)`: pooled features (n, d), and the logits of them;
     `parameter_roles()`: a `trust_tta.roles.Role` for the name of each parameter;
-    `forward(images, order=..., slots=...)` and `slots(order, images)`: traversal orders, as a VMamba has them.
+    `forward(images, order=..., slots=...)`, `slots(order, images)` and `traversals`, their names: scan orders.
     """
 
     preprocessing: Preprocessing | None
@@ -37,8 +39,15 @@ class Network(Protocol):
     def __call__(self, images: Tensor) -> Tensor: ...
 
 
+_FAMILIES: dict[type[NetworkConfig], Callable[[Any], nn.Module]] = {
+    VMambaConfig: VMamba,
+    UPerNetConfig: UPerNet.from_config,
+    VimConfig: Vim,
+}
+
+
 def find_network(name: str) -> Any:
-    """What `name` stands for: a VMambaConfig or an object from outside; an unknown name is refused with the nearest."""
+    """What `name` stands for: a configuration, or an object from outside; an unknown name is refused."""
     return resolve(name, VARIANTS, group="trust_tta.models")
 
 
@@ -50,13 +59,12 @@ def is_ours(name: str) -> bool:
 def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
     """The network `name` as it is made, with the preprocessing it is known to want.
 
-    `fields` are those of VMambaConfig for our networks, and the arguments of the factory for others.
+    `fields` are those of the configuration of our networks, and the arguments of the factory for others.
     """
     found = find_network(name)
-    if isinstance(found, VMambaConfig):
-        config = found.override(fields)
-        ours = UPerNet.from_config(config) if isinstance(config, UPerNetConfig) else VMamba(config)
-        ours.preprocessing = default_preprocessing(name)
+    if isinstance(found, NetworkConfig):
+        ours: nn.Module = _FAMILIES[type(found)](found.override(fields))
+        cast(ScanNetwork, ours).preprocessing = default_preprocessing(name)
         return ours
     network = _call(name, found, fields)
     if not isinstance(getattr(network, "preprocessing", None), Preprocessing):
@@ -73,9 +81,16 @@ def require_vmamba(network: nn.Module, *, by: str) -> VMamba:
     return network
 
 
+def require_traversals(network: nn.Module, *, by: str) -> ScanNetwork:
+    """The network where it is one of ours; others are refused in the words of who asks."""
+    if not isinstance(network, ScanNetwork):
+        raise ConfigError(f"{by} needs scan orders, and the network is a {type(network).__name__}")
+    return network
+
+
 def outputs_of(network: nn.Module) -> int | None:
     """The number of classes that a network tells apart, as it says itself or as its last linear layer has outputs."""
-    if isinstance(network, VMamba):
+    if isinstance(network, ScanNetwork):
         return network.config.num_classes
     stated = getattr(network, "num_classes", None)
     if isinstance(stated, int):

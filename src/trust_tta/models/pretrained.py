@@ -26,7 +26,7 @@ class Pretrained:
     accuracy: float  # published top-1 accuracy on the clean test set, in percent
     num_classes: int = 1000
     preprocessing: Preprocessing = PRESETS["imagenet"]
-    license: str = "MIT"
+    license: str = "MIT"  # of the weights
     sha256: str | None = None  # None: recorded beside the file when it is first fetched
 
     @property
@@ -43,6 +43,14 @@ _UPSTREAM = "https://github.com/MzeroMiko/VMamba/releases/download/"
 
 def _upstream(variant: str, release: str, file: str, accuracy: float) -> Pretrained:
     return Pretrained(f"{variant}_imagenet", variant, file, f"{_UPSTREAM}%23{release}/{file}", accuracy)
+
+
+_HUB = "https://huggingface.co/"
+
+
+def _vim(variant: str, repository: str, file: str, accuracy: float) -> Pretrained:
+    address = f"{_HUB}hustvl/{repository}/resolve/main/{file}"
+    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license="Apache-2.0")
 
 
 _NANO = Pretrained(
@@ -70,6 +78,11 @@ PRETRAINED = {
         _upstream("vanilla_vmamba_tiny", "v0cls", "vssmtiny_dp01_ckpt_epoch_292.pth", 82.2),
         _upstream("vanilla_vmamba_small", "v0cls", "vssmsmall_dp03_ckpt_epoch_238.pth", 83.5),
         _upstream("vanilla_vmamba_base", "v0cls", "vssmbase_dp06_ckpt_epoch_241.pth", 83.7),
+        _vim("vim_tiny", "Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth", 76.1),
+        _vim("vim_tiny_stride8", "Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth", 78.3),
+        _vim("vim_small", "Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth", 80.5),
+        _vim("vim_small_stride8", "Vim-small-midclstok", "vim_s_midclstok_ft_81p6acc.pth", 81.6),
+        _vim("vim_base", "Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth", 81.9),
     )
 }
 

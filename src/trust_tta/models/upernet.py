@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.models.base import Orders
 from trust_tta.models.config import UPerNetConfig, VMambaConfig
 from trust_tta.models.layers import make_norm
-from trust_tta.models.vmamba import Orders, VMamba
+from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import Preprocessing, network_input
 from trust_tta.roles import Role
 
@@ -126,6 +127,7 @@ class UPerNet(nn.Module):
         self.backbone, self.decode_head, self.auxiliary_head = backbone, decode_head, auxiliary_head
         self.config = self.preprocessing = self.classes = None
         self.unchecked_batches = 0  # how many more batches are compared with the preprocessing
+        self.traversals = backbone.traversals
 
     @classmethod
     def from_config(cls, config: UPerNetConfig) -> UPerNet:

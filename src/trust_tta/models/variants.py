@@ -1,11 +1,11 @@
-"""The published networks, as data. Each has a `_bn` twin with batch normalization, as TRUST uses it, and each serves as
-the backbone of a UPerNet."""
+"""The published networks, as data. Each VMamba has a `_bn` twin with batch normalization, as TRUST uses it, and each
+serves as the backbone of a UPerNet."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from trust_tta.models.config import UPerNetConfig, VMambaConfig
+from trust_tta.models.config import NetworkConfig, UPerNetConfig, VimConfig, VMambaConfig
 from trust_tta.preprocessing import Preprocessing, find_preset
 
 _SMALL_DIMS, _BASE_DIMS = (96, 192, 384, 768), (128, 256, 512, 1024)
@@ -33,7 +33,15 @@ _PUBLISHED = {
     "vanilla_vmamba_base": _VANILLA.changed(depths=(2, 2, 27, 2), dims=_BASE_DIMS, drop_path=0.6),
 }
 
-_CLASSIFIERS: dict[str, VMambaConfig] = {
+_VIM = {
+    "vim_tiny": VimConfig(),
+    "vim_tiny_stride8": VimConfig(stride=8),
+    "vim_small": VimConfig(dim=384),
+    "vim_small_stride8": VimConfig(dim=384, stride=8),
+    "vim_base": VimConfig(dim=768),
+}
+
+_VMAMBA: dict[str, VMambaConfig] = {
     **_PUBLISHED,
     **{f"{name}_bn": config.changed(norm="batch") for name, config in _PUBLISHED.items()},
     "vmamba_nano": VMambaConfig(
@@ -50,23 +58,25 @@ _CLASSIFIERS: dict[str, VMambaConfig] = {
 
 def _segmenter(backbone: str) -> UPerNetConfig:
     """The backbone under UPerNet's heads; the small one gets small heads."""
-    fields = {name: getattr(_CLASSIFIERS[backbone], name) for name in VMambaConfig.model_fields}
+    fields = {name: getattr(_VMAMBA[backbone], name) for name in VMambaConfig.model_fields}
     heads = {"channels": 48, "auxiliary_channels": 32} if backbone == "vmamba_nano" else {}
     return UPerNetConfig(**fields | {"num_classes": 150} | heads)
 
 
-VARIANTS: dict[str, VMambaConfig] = {
-    **_CLASSIFIERS,
-    **{f"upernet_{name}": _segmenter(name) for name in _CLASSIFIERS},
+VARIANTS: dict[str, NetworkConfig] = {
+    **_VMAMBA,
+    **{f"upernet_{name}": _segmenter(name) for name in _VMAMBA},
+    **_VIM,
 }
 
 
-ModelName: TypeAlias = Literal[
+VMambaName: TypeAlias = Literal[
     "vanilla_vmamba_base", "vanilla_vmamba_base_bn", "vanilla_vmamba_small", "vanilla_vmamba_small_bn",
     "vanilla_vmamba_tiny", "vanilla_vmamba_tiny_bn", "vmamba_base_s1l20", "vmamba_base_s1l20_bn", "vmamba_base_s2l15",
     "vmamba_base_s2l15_bn", "vmamba_nano", "vmamba_small_s1l20", "vmamba_small_s1l20_bn", "vmamba_small_s2l15",
     "vmamba_small_s2l15_bn", "vmamba_tiny_s1l8", "vmamba_tiny_s1l8_bn", "vmamba_tiny_s2l5", "vmamba_tiny_s2l5_bn",
 ]  # fmt: skip
+VimName: TypeAlias = Literal["vim_base", "vim_small", "vim_small_stride8", "vim_tiny", "vim_tiny_stride8"]
 
 SegmenterName: TypeAlias = Literal[
     "upernet_vanilla_vmamba_base", "upernet_vanilla_vmamba_base_bn", "upernet_vanilla_vmamba_small",

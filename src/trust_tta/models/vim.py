@@ -28,14 +28,17 @@ EPS = 1e-5
 
 
 class Mixer(nn.Module):
-    """Project, then convolve and scan in two directions with parameters of their own, gate, project back."""
+    """Project, then convolve and scan in several directions with parameters of their own, gate, project back.
 
-    def __init__(self, dim: int, *, d_state: int, halve: bool) -> None:
+    `ends` are the ends of the parameters' names, one for each set; those of A stand before "_log".
+    """
+
+    def __init__(self, dim: int, *, d_state: int, halve: bool, ends: tuple[str, ...] = ("", "_b")) -> None:
         super().__init__()
-        self.halve, self.backend = halve, "auto"
+        self.halve, self.ends, self.backend = halve, ends, "auto"
         inner, rank = 2 * dim, math.ceil(dim / 16)
         self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
-        for end in ("", "_b"):
+        for end in ends:
             self.add_module(f"conv1d{end}", nn.Conv1d(inner, inner, CONV_SIZE, groups=inner))
             self.add_module(f"x_proj{end}", nn.Linear(inner, rank + 2 * d_state, bias=False))
             self.add_module(f"dt_proj{end}", nn.Linear(rank, inner))
@@ -47,36 +50,41 @@ class Mixer(nn.Module):
     @torch.no_grad()
     def reset_scan_parameters(self) -> None:
         """Steps log-uniform in [0.001, 0.1], A = -1..-n in every channel, D = 1: Mamba's initial values."""
-        for A_log, dt_proj in ((self.A_log, self.dt_proj), (self.A_b_log, self.dt_proj_b)):
+        for A_log in self.each("A{}_log"):
             A_log.copy_(torch.log(torch.arange(1.0, A_log.shape[1] + 1)).expand_as(A_log))
-            steps = torch.exp(torch.rand_like(dt_proj.bias) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
-            dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
-            nn.init.uniform_(dt_proj.weight, -(dt_proj.in_features**-0.5), dt_proj.in_features**-0.5)
+        for weight, bias in zip(self.each("dt_proj{}.weight"), self.each("dt_proj{}.bias"), strict=True):
+            nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
+            steps = torch.exp(torch.rand_like(bias) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
+            bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
 
     def forward(self, x: Tensor, visits: Tensor, returns: Tensor) -> Tensor:
-        """x (b, l, dim); `visits` and `returns` (2, l) or (b, 2, l) are those of the two sets of parameters."""
+        """x (b, l, dim); `visits` and `returns` (k, l) or (b, k, l) are those of the sets of parameters."""
         u, z = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
-        u = read(u.unsqueeze(1).expand(-1, 2, -1, -1), visits)
-        y = scan_sequences(F.silu(self.convolve(u)), self.parameters_of_scan(), backend=self.backend)
-        y = read(y, returns).sum(1) * F.silu(z)
+        y = self.scan(u, visits, returns).sum(1) * F.silu(z)
         out: Tensor = self.out_proj((y / 2 if self.halve else y).transpose(1, 2))
         return out
 
+    def scan(self, u: Tensor, visits: Tensor, returns: Tensor) -> Tensor:
+        """u (b, c, l) as each set of parameters reads it, (b, k, c, l), the tokens in their places again."""
+        u = read(u.unsqueeze(1).expand(-1, len(self.ends), -1, -1), visits)
+        parameters = Parameters(
+            torch.stack(self.each("x_proj{}.weight")),
+            torch.stack(self.each("dt_proj{}.weight")),
+            torch.stack(self.each("dt_proj{}.bias")),
+            torch.cat(self.each("A{}_log")),
+            torch.cat(self.each("D{}")),
+        )
+        return read(scan_sequences(F.silu(self.convolve(u)), parameters, backend=self.backend), returns)
+
     def convolve(self, u: Tensor) -> Tensor:
-        """Each step of u (b, 2, c, l) with the three before it."""
-        weight = torch.cat((self.conv1d.weight, self.conv1d_b.weight))
-        bias = torch.cat((self.conv1d.bias, self.conv1d_b.bias))
+        """Each step of u (b, k, c, l) with the three before it."""
+        weight, bias = (torch.cat(self.each(f"conv1d{{}}.{part}")) for part in ("weight", "bias"))
         padded = F.pad(u.flatten(1, 2), (CONV_SIZE - 1, 0))
         return F.conv1d(padded, weight, bias, groups=len(weight)).view(u.shape)
 
-    def parameters_of_scan(self) -> Parameters:
-        return Parameters(
-            torch.stack((self.x_proj.weight, self.x_proj_b.weight)),
-            torch.stack((self.dt_proj.weight, self.dt_proj_b.weight)),
-            torch.stack((self.dt_proj.bias, self.dt_proj_b.bias)),
-            torch.cat((self.A_log, self.A_b_log)),
-            torch.cat((self.D, self.D_b)),
-        )
+    def each(self, name: str) -> list[Tensor]:
+        """A parameter of every set."""
+        return [self.get_parameter(name.format(end)) for end in self.ends]
 
 
 class Layer(nn.Module):
@@ -89,8 +97,8 @@ class Layer(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, residual: Tensor, visits: Tensor, returns: Tensor) -> Tensor:
-        mixed: Tensor = self.mixer(normalize(residual, self.norm), visits, returns)
-        return residual + self.drop_path(mixed)
+        mixed: Tensor = self.drop_path(self.mixer(normalize(residual, self.norm), visits, returns))
+        return residual + mixed
 
 
 def normalize(x: Tensor, norm: nn.RMSNorm) -> Tensor:
@@ -106,8 +114,8 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(channels, dim, patch, stride=stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.proj(images)
-        return tokens.flatten(2).transpose(1, 2)
+        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return tokens
 
 
 class Vim(ScanNetwork):
@@ -134,7 +142,7 @@ class Vim(ScanNetwork):
         nn.init.zeros_(self.head.bias)
         for layer in cast(list[Layer], self.layers):  # the sum of all layers is as large as one
             nn.init.kaiming_uniform_(layer.mixer.out_proj.weight, a=math.sqrt(5))
-            layer.mixer.out_proj.weight.data /= math.sqrt(len(self.layers))
+            layer.mixer.out_proj.weight.data.div_(math.sqrt(len(self.layers)))
 
     @property
     def middle(self) -> int:

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from trust_tta.errors import CheckpointError
 
 LARGEST_FILE = 8 << 30  # bytes
-HEADS = ("classifier.head.", "decode_head.conv_seg.", "auxiliary_head.conv_seg.")  # what depends on the classes
+HEADS = (  # what depends on the classes
+    "classifier.head.", "head.", "dist_head.", "decode_head.conv_seg.", "auxiliary_head.conv_seg.",
+)  # fmt: skip
 AUXILIARY = "auxiliary_head."  # for training: files may come without it
 NOT_FINITE = "with values that are not finite"
 

@@ -1,0 +1,338 @@
+"""Networks beside VMamba against the original code: names, shapes, logits; and what a traversal means on each.
+
+Configuration, weights and inputs are read from the golden files, so other files of the same layout run unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import trust_tta as tt
+from tests.golden import BESIDE, ROOT, Arrays, load_golden, load_golden_json
+from trust_tta.models.base import ScanNetwork
+from trust_tta.models.config import NetworkConfig, VimConfig
+from trust_tta.models.vim import Vim
+from trust_tta.models.weights import load_state
+
+State = dict[str, Tensor]
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the files of one network are read; `tolerance` is that of float32, absolute and relative."""
+
+    config: Any
+    network: Callable[[Any], ScanNetwork]
+    variants: dict[str, Callable[[State, Config], tuple[State, Config]]]
+    tolerance: float = 1e-4
+
+
+def swap_directions(state: State, config: Config) -> tuple[State, Config]:
+    """Vim's forward parameters under the backward names, and the other way round."""
+
+    def other(name: str) -> str:
+        for plain, backward in (("A_log", "A_b_log"), ("D", "D_b"), *((p, f"{p}_b") for p in PARTS)):
+            for one, two in ((plain, backward), (backward, plain)):
+                head, found, tail = name.partition(f".mixer.{one}")
+                if found and tail[:1] in ("", "."):
+                    return f"{head}.mixer.{two}{tail}"
+        return name
+
+    return {other(name): value for name, value in state.items()}, config
+
+
+PARTS = ("conv1d", "x_proj", "dt_proj")
+FAMILIES = {
+    "vim": Family(
+        VimConfig,
+        Vim,
+        {"swapped": swap_directions, "no_divide": lambda state, config: (state, {**config, "if_divide_out": False})},
+    ),
+}
+
+
+def golden_files() -> list[str]:
+    """All files of networks, wherever golden files are looked for."""
+    given = os.environ.get("TRUST_TTA_GOLDEN")
+    folders = [Path(given)] if given else []
+    folders += [BESIDE / "golden", ROOT / "tests" / "golden"]
+    names = {path.stem for folder in folders for path in (folder / "networks").glob("*.npz")}
+    return sorted(name for name in names if name.split("_")[0] in FAMILIES)
+
+
+def state_of(arrays: Arrays) -> State:
+    marked = {name.removeprefix("param/"): value for name, value in arrays.items() if name.startswith("param/")}
+    return {name: torch.from_numpy(np.array(value)) for name, value in marked.items()}
+
+
+def build(family: Family, config: Config, state: State) -> ScanNetwork:
+    network = family.network(family.config.from_official(config))
+    load_state(network, state, origin="the golden file")
+    return network.eval()
+
+
+def logits_of(network: ScanNetwork, images: np.ndarray[Any, Any], **options: Any) -> np.ndarray[Any, Any]:
+    first = next(network.parameters())
+    with torch.no_grad():
+        logits: np.ndarray[Any, Any] = network(torch.from_numpy(images).to(first.dtype), **options).numpy()
+    return logits
+
+
+def assert_close(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], tolerance: float, name: str = "") -> None:
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def input_of(arrays: Arrays, variant: str) -> np.ndarray[Any, Any]:
+    return arrays.get(f"x_{variant}", arrays["x"])
+
+
+@pytest.mark.parametrize("file", golden_files())
+def test_logits_are_those_of_the_original_code(file: str) -> None:
+    arrays, family = load_golden(f"networks/{file}.npz"), FAMILIES[file.split("_")[0]]
+    variants = {n.removeprefix("logits").removesuffix("_f64").strip("_") for n in arrays if n.startswith("logits")}
+    for variant in sorted(variants):
+        assert not variant or variant in family.variants or f"x_{variant}" in arrays, f"what is '{variant}'?"
+        state, config = state_of(arrays), json.loads(str(arrays["config"]))
+        if variant in family.variants:
+            state, config = family.variants[variant](state, config)
+        network, images = build(family, config, state), input_of(arrays, variant)
+        name = "logits" + (f"_{variant}" if variant else "")
+        assert_close(logits_of(network, images), arrays[name], family.tolerance, name)
+        assert_close(logits_of(network.double(), images), arrays[f"{name}_f64"], 1e-10, name)
+
+
+@pytest.mark.parametrize("file", [name for name in golden_files() if name.startswith("vim")])
+def test_exchanged_directions_are_an_order_of_vim(file: str) -> None:
+    arrays = load_golden(f"networks/{file}.npz")
+    network = build(FAMILIES["vim"], json.loads(str(arrays["config"])), state_of(arrays)).double()
+    found = logits_of(network, arrays["x"], order="ca")
+    assert_close(found, arrays["logits_swapped_f64"], 1e-10)
+
+
+@pytest.mark.parametrize("file", golden_files())
+def test_features_are_those_of_the_original_code(file: str) -> None:
+    arrays = load_golden(f"networks/{file}.npz")
+    network = build(FAMILIES[file.split("_")[0]], json.loads(str(arrays["config"])), state_of(arrays))
+    with torch.no_grad():
+        features = network.forward_features(torch.from_numpy(arrays["x"]))
+        assert torch.equal(network.forward_head(features), network(torch.from_numpy(arrays["x"])))
+    if "features" in arrays:
+        assert_close(features.numpy(), arrays["features"], 5e-4)
+
+
+# The published networks.
+
+PUBLISHED = {
+    **{name: name for name in ("vim_tiny", "vim_tiny_stride8", "vim_small", "vim_small_stride8", "vim_base")},
+}
+
+
+@pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
+def test_a_variant_has_the_published_names_shapes_and_count(name: str, published: str) -> None:
+    expected = load_golden_json("networks/state_dicts.json")["models"][published]
+    with torch.device("meta"):
+        model = tt.create_model(name)
+    assert isinstance(model, ScanNetwork)
+    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+    assert shapes == {**expected["parameters"], **expected["buffers"]}
+    assert sum(p.numel() for p in model.parameters()) == expected["num_parameters"]
+    assert model.config.num_classes == 1000
+    assert isinstance(model.config, NetworkConfig)
+
+
+# What a traversal means.
+
+TINY: dict[str, dict[str, Any]] = {
+    "vim_tiny": {"image_size": (24, 32), "patch_size": 8, "stride": 8, "dim": 24, "depth": 3, "d_state": 4},
+}
+
+
+def tiny(name: str, **changes: Any) -> ScanNetwork:
+    """A small network whose scans and directions matter, with a steep head."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = tt.create_model(name, num_classes=5, **{**TINY[name], **changes})
+        assert isinstance(model, ScanNetwork)
+        for key, parameter in model.named_parameters():
+            role = model.parameter_roles()[key]
+            scale = 0.4 if role.kind == "scan" else 0.2
+            parameter.data += scale * torch.randn_like(parameter)
+            if "head" in key:
+                parameter.data *= 5
+    return model.eval()
+
+
+def pictures(model: ScanNetwork, n: int = 4) -> Tensor:
+    side = getattr(model.config, "image_size", (32, 32))
+    return torch.randn(n, 3, *side, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_traversal_gives_another_answer_and_images_may_have_their_own(name: str) -> None:
+    model = tiny(name).double()
+    images = pictures(model).double()
+    with torch.no_grad():
+        alone = {order: model(images, order=order) for order in model.traversals}
+        rows = torch.stack(list(alone.values())).flatten(1)
+        assert torch.equal(model(images), alone[model.traversals[0]])
+        assert torch.equal(model(images, order="abcd"), alone[model.traversals[0]])
+        assert len(torch.unique(rows.round(decimals=6), dim=0)) == len(model.traversals)
+        orders = [model.traversals[i % len(model.traversals)] for i in (1, 3, 0, 2)]
+        mixed = model(images, order=orders)
+        for i, order in enumerate(orders):
+            torch.testing.assert_close(mixed[i], alone[order][i], rtol=1e-9, atol=1e-9)
+        slots = model.slots(orders[0], len(images))
+        assert torch.equal(model(images, slots=slots), alone[orders[0]])
+
+
+def test_orders_of_vim_exchange_nothing_when_both_directions_share_their_parameters() -> None:
+    model = tiny("vim_tiny").double()
+    state = model.state_dict()
+    swapped, _ = swap_directions(state, {})
+    shared = {
+        name: swapped[name] if name.endswith(("_b", "_b_log")) or "_b." in name else state[name] for name in state
+    }
+    model.load_state_dict(shared)
+    images = pictures(model).double()
+    for one, other in (("ac", "ca"), ("bd", "db")):
+        torch.testing.assert_close(model(images, order=one), model(images, order=other), rtol=1e-9, atol=1e-9)
+
+
+def test_a_transposed_traversal_of_vim_is_the_network_on_transposed_images() -> None:
+    model, turned = (tiny("vim_tiny", image_size=(32, 32)).double() for _ in range(2))
+    assert isinstance(model, Vim)
+    assert isinstance(turned, Vim)
+    images = pictures(model).double()
+    patches = [i for i in range(model.pos_embed.shape[1]) if i != model.middle]
+    order = torch.tensor(patches).view(model.config.grid).t().flatten()
+    with torch.no_grad():
+        turned.patch_embed.proj.weight.copy_(model.patch_embed.proj.weight.transpose(2, 3))
+        turned.pos_embed[0, patches] = model.pos_embed[0, order]
+    found = turned(images.transpose(2, 3))
+    torch.testing.assert_close(model(images, order="bd"), found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_gradients_reach_every_parameter(name: str) -> None:
+    model = tiny(name)
+    model(pictures(model), order=model.traversals[1]).square().sum().backward()
+    silent = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_parameters_have_roles_and_the_norms_are_adapted(name: str) -> None:
+    model = tiny(name)
+    roles = model.parameter_roles()
+    assert set(roles) == {key for key, _ in model.named_parameters()}
+    assert {role.kind for role in roles.values()} == {"norm", "scan", "projection", "other"}
+    assert {role.last for role in roles.values()} == {True, False}
+    assert {key for key, role in roles.items() if role.kind == "norm"} == set(tt.create_method("tent", model).adapted)
+    assert all(roles[key].last for key in roles if "head" in key)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_stochastic_depth_is_switched_alone(name: str) -> None:
+    model = tiny(name, drop_path=0.5)
+    images = pictures(model)
+    with torch.no_grad():
+        before = model(images)
+        model.set_stochastic_depth(True)
+        assert not torch.equal(model(images), before)
+        model.set_stochastic_depth(False)
+        assert torch.equal(model(images), before)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_half_precision_follows_float32(name: str) -> None:
+    model = tiny(name)
+    images = pictures(model)
+    with torch.no_grad():
+        wanted = model(images)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert (model(images).float() - wanted).norm() < 0.1 * wanted.norm()
+        found = model.bfloat16()(images.bfloat16()).float()
+    assert (found - wanted).norm() < 0.1 * wanted.norm()
+
+
+# Methods.
+
+
+@pytest.mark.parametrize("mode", ["sequential", "replicate", "split"])
+@pytest.mark.parametrize("name", TINY)
+def test_trust_adapts_under_the_traversals_of_the_network(name: str, mode: str) -> None:
+    model = tiny(name)
+    method = tt.create_method("trust", model, lr=1e-3, mode=mode)  # type: ignore[call-overload]
+    expected = model.traversals if len(model.traversals) < 24 else ("abcd", "abdc", "adcb", "bacd", "badc", "dbca")
+    assert sorted(map(str, method.orders)) == sorted(expected)
+    before = method.weights.read().clone()
+    logits = method(pictures(model, 8))
+    assert logits.isfinite().all()
+    assert not torch.equal(method.weights.read(), before)
+    method.reset()
+    assert torch.equal(method.weights.read(), before)
+
+
+@pytest.mark.parametrize("method", ["source", "tent", "sar", "tide", "trust_naive", "ensemble", "repetition"])
+@pytest.mark.parametrize("name", TINY)
+def test_methods_run(name: str, method: str) -> None:
+    model = tiny(name)
+    images = pictures(model, 8)
+    with torch.no_grad():
+        own = model(images)
+    adapted = tt.create_method(method, model)
+    logits = adapted(images)
+    assert logits.shape == own.shape
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_orders_are_ranked_and_the_ranking_serves_trust(name: str) -> None:
+    model = tiny(name)
+    ranking = tt.rank_orders(model, [pictures(model)])
+    assert sorted(str(order) for order, _ in ranking) == sorted(model.traversals)
+    assert [value for _, value in ranking] == sorted(value for _, value in ranking)
+    method = tt.create_method("trust", model, orders=ranking, k=2)
+    assert method.orders == [order for order, _ in ranking[:2]]
+
+
+def test_an_order_that_a_network_does_not_have_is_refused() -> None:
+    model = tiny("vim_tiny")
+    with pytest.raises(tt.errors.ConfigError, match="'badc' is none of this network's; it has ac, ca, bd, db"):
+        model(pictures(model), order="badc")
+    with pytest.raises(tt.errors.ConfigError, match="it has ac, ca, bd, db"):
+        tt.create_method("trust", model, orders=["ab"])
+
+
+def test_images_of_another_size_are_refused_by_vim() -> None:
+    with pytest.raises(tt.errors.ShapeError, match=r"images are 32x32 and this network has positions for 24x32"):
+        tiny("vim_tiny")(torch.zeros(1, 3, 32, 32))
+
+
+# Files.
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_file_under_upstreams_names_is_loaded_strictly(name: str, tmp_path: Path) -> None:
+    model = tiny(name)
+    state = model.state_dict()
+    torch.save({"model": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "net.pth")
+    loaded = tt.create_model(name, checkpoint=tmp_path / "net.pth", **TINY[name])
+    assert isinstance(loaded, ScanNetwork)
+    assert loaded.config.num_classes == 5
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in state.items())
+    state.popitem()
+    torch.save(state, tmp_path / "net.pth")
+    with pytest.raises(tt.errors.CheckpointError, match="1 missing from the file"):
+        tt.create_model(name, checkpoint=tmp_path / "net.pth", num_classes=5, **TINY[name])
