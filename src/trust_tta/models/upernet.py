@@ -127,7 +127,6 @@ class UPerNet(nn.Module):
         self.backbone, self.decode_head, self.auxiliary_head = backbone, decode_head, auxiliary_head
         self.config = self.preprocessing = self.classes = None
         self.unchecked_batches = 0  # how many more batches are compared with the preprocessing
-        self.traversals = backbone.traversals
 
     @classmethod
     def from_config(cls, config: UPerNetConfig) -> UPerNet:
@@ -163,6 +162,10 @@ class UPerNet(nn.Module):
     def forward_maps(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> list[Tensor]:
         """The maps of the backbone, fine to coarse."""
         return self.backbone.forward_maps(self.backbone.embed(images), order, slots=slots)
+
+    @property
+    def traversals(self) -> tuple[str, ...]:
+        return self.backbone.traversals
 
     def slots(self, order: Orders, images: int) -> Tensor:
         """Which parameter group reads which direction, (4,) or one row for each image, (images, 4)."""
