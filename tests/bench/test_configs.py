@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from trust_tta.bench.config import SAMPLE
+from trust_tta.bench.config import SAMPLE, RunConfig
 from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.parsing import read_config, read_parts
 from trust_tta.bench.plan import make_plan
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
 from trust_tta.data.specs import find_spec
 from trust_tta.methods.trust import OrderOptions
+from trust_tta.schema import outline
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = sorted(FOLDER.rglob("*.toml"))
@@ -44,6 +46,20 @@ def test_the_small_scale_is_the_same_experiment_on_shipped_images(path: Path) ->
     plan = make_plan(small, ExperimentData(small.data))
     assert min(min(chain.batches) for chain in plan.chains) >= 2
     assert len(plan.keys) == len({key.digest for key in plan.keys})
+
+
+def test_the_documents_list_every_key_as_it_is_declared() -> None:
+    """Write the table that this prints between the markers of docs/protocol.md after a key has changed."""
+
+    def shown(default: object) -> str:
+        if default is ... or default is None or default == {}:
+            return ""
+        return f"`{json.dumps(default[0] if isinstance(default, tuple) else default)}`"
+
+    rows = [f"| `{key}` | {shown(default)} | {text} |" for key, default, text in outline(RunConfig)]
+    table = "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
+    page = (FOLDER.parent / "docs" / "protocol.md").read_text(encoding="utf-8")
+    assert page.split("<!-- keys -->\n")[1].split("\n<!-- end -->")[0] == table, table
 
 
 def test_the_settings_of_the_paper() -> None:

@@ -11,6 +11,7 @@ from trust_tta.bench.config import RunConfig
 from trust_tta.bench.parsing import merge, parse_config
 from trust_tta.bench.sweep import sweep
 from trust_tta.models.factory import create_model
+from trust_tta.progress import Silent
 from trust_tta.results import Cell, ResultStore
 
 OVERRIDES: dict[str, Any] = {"depths": [1, 1], "dims": [8, 16], "patch_size": 4}
@@ -47,7 +48,7 @@ def tiny_config(folder: Path, **changes: Any) -> RunConfig:
     return parse_config(content(folder, **changes), name="tiny", origin="the test")
 
 
-class Recorder:
+class Recorder(Silent):
     """Remembers what a sweep says: lines of finished and of failed cells, and passes of the network."""
 
     def __init__(self) -> None:
@@ -69,9 +70,6 @@ class Recorder:
             self.failures.append(text)
         elif text.startswith("warning: "):
             self.warnings.append(text)
-
-    def finish(self) -> None:
-        pass
 
 
 def run(config: RunConfig) -> tuple[list[Cell], Recorder]:

@@ -22,7 +22,7 @@ from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.plan import Chain, Plan, make_plan, weigh
 from trust_tta.bench.sweep import CellRunner, Outcome, retry_failed, standing, unsettled
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
-from trust_tta.progress import SILENT, Progress
+from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.store import ResultStore
 
 GRACE_SECONDS = 10.0  # for a worker to give back its cells before it is killed
@@ -195,23 +195,17 @@ def _take_part(assignment: Assignment, teller: _Teller, *, patient: bool) -> Non
             runner.run_all(left, wait=patient, announce=False)
 
 
-class _Teller:
+class _Teller(Silent):
     """The progress of a worker, handed on to the process that started it; leaves when nobody listens any more."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-
-    def start(self, total: int | None, what: str) -> None:
-        pass
 
     def advance(self, n: int = 1) -> None:
         self.tell(n)  # also 0: a worker that waits must notice, too, that it is alone
 
     def note(self, text: str) -> None:
         self.tell(text)
-
-    def finish(self) -> None:
-        pass
 
     def tell(self, message: Message) -> None:
         try:

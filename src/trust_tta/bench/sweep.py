@@ -16,7 +16,7 @@ from trust_tta.errors import ConfigError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.clean import gather_from_clean
 from trust_tta.methods.registry import create_method, method_options
-from trust_tta.progress import SILENT, Progress
+from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.display import format_gain, format_percent, plain_text
 from trust_tta.results.record import CellKey, CellResult, Facts
 from trust_tta.results.store import ResultStore
@@ -210,14 +210,11 @@ class CellRunner:
         return f"{format_percent(found.result.accuracy):>5} %  {gain:>6}  {found.result.seconds_total:7.1f} s"
 
 
-class _Pulse:
+class _Pulse(Silent):
     """The progress of one chain: keeps its claims alive, and hands batches on as passes."""
 
     def __init__(self, runner: CellRunner, cost: int) -> None:
         self.runner, self.cost = runner, cost
-
-    def start(self, total: int | None, what: str) -> None:
-        pass
 
     def advance(self, n: int = 1) -> None:
         try:
@@ -225,12 +222,6 @@ class _Pulse:
             self.runner.progress.advance(n * self.cost)
         except Exception as error:
             raise _OutsideError(error) from error
-
-    def note(self, text: str) -> None:
-        self.runner.progress.note(text)
-
-    def finish(self) -> None:
-        pass
 
 
 def _refuse_lacking(chains: Sequence[Chain], store: ResultStore) -> None:
