@@ -96,6 +96,11 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("trust", {"steps": 2}),
     ("trust", {"mode": "replicate"}),
     ("trust", {"mode": "split", "k": 3}),
+    ("trust", {"mode": "split", "k": 3, "split_statistics": "batch"}),
+    ("bn", {"statistics": "stream"}),
+    ("tent", {"statistics": "stream", "lr": 1e-3}),
+    ("trust", {"statistics": "stream"}),
+    ("tent", {"predict": "before", "optimizer": "sgd", "nesterov": True}),
     ("ensemble", {"k": 3}),
     ("augmentation", {}),
 ]

@@ -68,8 +68,9 @@ def test_more_tokens_than_the_row_holds_are_refused() -> None:
     assert same(method.state_dict(), before)
 
 
-def test_fitness_and_shift_against_numpy() -> None:
-    method = foa(weight=0.7)
+@pytest.mark.parametrize("entropy_of", ["unshifted", "shifted"])
+def test_fitness_and_shift_against_numpy(entropy_of: str) -> None:
+    method = foa(weight=0.7, fitness=entropy_of)
     (first, second) = batches(2)
     method(first)
     statistics, shift = method.source, method.mean_features
@@ -81,9 +82,10 @@ def test_fitness_and_shift_against_numpy() -> None:
         maps = judge.forward_maps(method.append_row(start, candidate))
         pooled = judge.pool(maps[-1])
         logits = judge.forward_head(pooled + statistics.features - shift)
+        judged = judge.forward_head(pooled) if entropy_of == "unshifted" else logits
         fitness, ours, mean = method.try_tokens(method.model, start, candidate)  # type: ignore[arg-type]
     tokens = np.concatenate([m.double().numpy().mean((2, 3)) for m in maps], axis=1)
-    p = logits.double().softmax(1).numpy()
+    p = judged.double().softmax(1).numpy()
     distance = ((tokens.mean(0) - statistics.mean.numpy()) ** 2).sum()
     distance += ((tokens.std(0, ddof=1) - statistics.std.numpy()) ** 2).sum()
     expected = -(p * np.log(p)).sum() + 0.7 * len(second) / 64 * distance
@@ -114,6 +116,28 @@ def test_the_prediction_is_the_best_candidates_and_the_old_best_competes() -> No
         start = vmamba().train().embed(images)
         _, expected, _ = again.try_tokens(again.model, start, method.search.best)  # type: ignore[arg-type]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("initial", ["random", "zero"])
+def test_the_first_tokens(initial: str) -> None:
+    """Uniform as in visual prompt tuning: the images' channels times the patch, and the width of a token."""
+    method = foa(initial=initial)
+    (images,) = batches(1)
+    tried: list[np.ndarray] = []
+    evaluate = method.try_tokens
+    method.try_tokens = lambda *a: (tried.append(a[2]), evaluate(*a))[1]  # type: ignore[method-assign, func-returns-value]
+    method(images)
+    first = tried[-1]
+    bound = math.sqrt(6 / (3 * 4 * 4 + 8))
+    if initial == "zero":
+        assert not first.any()
+        return
+    assert np.abs(first).max() <= bound
+    assert np.abs(first).max() > 0.6 * bound
+    assert len(set(first)) == 16
+    other = foa(seed=1)
+    other(images)
+    assert other.search is not None
 
 
 def test_the_network_is_not_touched() -> None:
@@ -152,7 +176,7 @@ def test_seeds_decide_and_the_global_generators_are_left_alone() -> None:
 @pytest.mark.parametrize("dimension", [2, 16, 90])
 def test_a_search_replays_and_copies_to_the_bit(dimension: int) -> None:
     def search() -> Search:
-        return Search(dimension, population=7, sigma=0.8, seed=3)
+        return Search(np.zeros(dimension), population=7, sigma=0.8, seed=3)
 
     def advance(s: Search, rounds: int) -> None:
         for _ in range(rounds):

@@ -200,6 +200,43 @@ def test_sar_leaves_out_the_last_stage_and_norm_by_role() -> None:
     assert len(make("sar", vmamba(), skip_last=False).adapted) == len(make("tent", vmamba()).adapted)
 
 
+class Stage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn1 = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+
+class ResNetLike(nn.Module):
+    """The names of a ResNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(3)
+        for i in range(1, 5):
+            self.add_module(f"layer{i}", nn.Sequential(Stage(), Stage()))
+        self.fc = nn.Linear(3, 4)
+
+
+class ViTLike(nn.Module):
+    """The names of a vision transformer, inside another network."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.trunk = nn.Module()
+        self.trunk.blocks = nn.ModuleList(nn.ModuleDict({"norm1": nn.LayerNorm(3)}) for _ in range(depth))
+        self.trunk.norm = nn.LayerNorm(3)
+        self.head = nn.Linear(3, 4)
+
+
+def test_sar_leaves_out_what_the_official_code_leaves_out_by_name() -> None:
+    resnet = [n for n in make("sar", ResNetLike()).adapted if n.endswith("weight")]
+    assert resnet == ["bn1.weight", *(f"layer{i}.{j}.bn1.weight" for i in (1, 2, 3) for j in (0, 1))]
+    vit = [n for n in make("sar", ViTLike(12)).adapted if n.endswith("weight")]
+    assert vit == [f"trunk.blocks.{i}.norm1.weight" for i in range(9)]  # without 9, 10, 11 and the last norm
+    deep = [n for n in make("sar", ViTLike(24)).adapted if n.endswith("weight")]
+    assert deep == [f"trunk.blocks.{i}.norm1.weight" for i in range(18)]
+
+
 @pytest.mark.parametrize("classes", [5, 10, 11, 100, 101])
 def test_margins_scale_with_the_number_of_classes(classes: int) -> None:
     eta = make("eta", vmamba())

@@ -90,6 +90,52 @@ def test_affinities_against_slow_loops() -> None:
     np.testing.assert_allclose(linear(x, 5), [[a @ b for b in x.numpy()] for a in x.numpy()], atol=1e-12)
 
 
+@pytest.mark.parametrize("affinity", ["rbf", "knn", "linear"])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_the_result_is_the_fixed_point(affinity: str, symmetric: bool) -> None:
+    model = convnet()
+    lame = make("lame", model.double(), affinity=affinity, force_symmetry=symmetric)
+    images = batches(1, images=40)[0].double()
+    y = lame(images)
+    judge = make("bn", convnet().double())
+    with torch.no_grad():
+        x = torch.nn.functional.normalize(judge.model.forward_features(images), dim=1)
+        log_p = judge(images).log_softmax(1)
+    kernel = {"rbf": rbf, "knn": nearest, "linear": linear}[affinity](x, 5)
+    kernel = (kernel + kernel.T) / 2 if symmetric else kernel
+    again = (log_p + kernel @ y).softmax(1)
+    assert float((again - y).abs().max()) < 1e-7
+    far = y
+    for _ in range(3000):
+        far = (log_p + kernel @ far).softmax(1)
+    assert float(((far - y).abs() / far.abs().max()).max()) < 2e-5
+
+
+class Tokens(torch.nn.Module):
+    """Features as timm's networks give them: tokens, which the head pools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = convnet()
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.inner.body(images)
+        return maps.flatten(2).transpose(1, 2)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        pooled = features.mean(1)
+        return pooled if pre_logits else self.inner.forward_head(pooled)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(images))
+
+
+def test_features_are_read_as_timm_gives_them() -> None:
+    tokens, pooled = make("lame", Tokens()), make("lame", convnet())
+    for images in batches(2):
+        torch.testing.assert_close(tokens(images), pooled(images))
+
+
 def test_few_or_equal_images_are_no_trouble() -> None:
     for x in (features(1), features(2), features(1).expand(4, 4)):
         for affinity in (rbf, nearest, linear):
@@ -129,5 +175,5 @@ class Unpooled(torch.nn.Module):
 
 
 def test_features_must_be_pooled() -> None:
-    with pytest.raises(ShapeError, match=r"pooled features \(n, d\)"):
+    with pytest.raises(ShapeError, match=r"give pooled features \(n, d\)"):
         create_method("lame", Unpooled())(batches(1)[0])

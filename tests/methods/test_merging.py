@@ -77,6 +77,42 @@ def test_slerp_of_opposite_vectors_is_finite() -> None:
     assert merging.slerp([a, -a], torch.tensor([0.5, 0.5])).isfinite().all()
 
 
+def released_by_hand(networks: list[list[Tensor]], weights: list[float]) -> list[Tensor]:
+    """One angle from the mean cosine of the layers; the i-th network comes in with its own weight."""
+    merged = networks[0]
+    for network, c in zip(networks[1:], weights[1:], strict=True):
+        cosine = sum(
+            float(a.flatten() @ b.flatten() / a.norm() / b.norm()) for a, b in zip(merged, network, strict=True)
+        )
+        angle = math.acos(cosine / len(merged))
+        old, new = math.sin((1 - c) * angle) / math.sin(angle), math.sin(c * angle) / math.sin(angle)
+        merged = [old * a + new * b for a, b in zip(merged, network, strict=True)]
+    return merged
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_the_released_slerp_by_hand(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    networks = [
+        [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((4,), (3, 5), (2, 2, 2))]
+        for _ in range(count)
+    ]
+    weights = torch.rand(count, generator=generator, dtype=torch.float64)
+    weights = weights / weights.sum()
+    ours = merging.slerp_released(networks, weights)
+    for a, b in zip(ours, released_by_hand(networks, weights.tolist()), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_the_two_slerps_agree_for_two_networks_of_one_layer_and_not_for_more() -> None:
+    parts = thetas(3)
+    two = torch.tensor([0.7, 0.3], dtype=torch.float64)
+    torch.testing.assert_close(merging.slerp_released([[p] for p in parts[:2]], two)[0], merging.slerp(parts[:2], two))
+    three = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    released, ours = merging.slerp_released([[p] for p in parts], three)[0], merging.slerp(parts, three)
+    assert not torch.allclose(released, ours, atol=1e-2)
+
+
 def test_merging_leaves_its_arguments_alone() -> None:
     parts = thetas(3)
     copies = [p.clone() for p in parts]

@@ -17,6 +17,7 @@ from trust_tta.methods.registry import list_methods
 every_method = pytest.mark.parametrize("name", list_methods())
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in list_methods()} | {
     "trust-parallel": ("trust", {"mode": "replicate"}),
+    "trust-side-by-side": ("trust", {"mode": "split", "split_statistics": "batch"}),
     "trust-episodic": ("trust", {"episodic": True}),
     "foa-episodic": ("foa", {"episodic": True}),
     "sar-loose": ("sar", {"margin": 0.95}),
@@ -165,7 +166,9 @@ def spoil_learning(method: Method) -> None:
     method.predict = predict  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("kind", [*(name for name in LEARNERS if name != "tide"), "trust-parallel"])
+@pytest.mark.parametrize(
+    "kind", [*(name for name in LEARNERS if name != "tide"), "trust-parallel", "trust-side-by-side"]
+)
 def test_a_loss_that_is_not_finite_never_reaches_the_weights(kind: str) -> None:
     name, options = KINDS[kind]
     first, second = batches(2)

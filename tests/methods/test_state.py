@@ -40,6 +40,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "foa-episodic": ("foa", {"episodic": True}),
     "trust-parallel": ("trust", {"k": 3, "mode": "replicate"}),
     "trust-split": ("trust", {"k": 3, "mode": "split"}),
+    "trust-split-batch": ("trust", {"k": 3, "mode": "split", "split_statistics": "batch"}),
+    "trust-split-batch-depth": (
+        "trust",
+        {"k": 2, "mode": "split", "split_statistics": "batch", "stochastic_depth": True, "statistics": "stream"},
+    ),
+    "trust-slerp-released": ("trust", {"k": 3, "merge": "slerp_released"}),
     "trust-slerp": ("trust", {"k": 2, "merge": "slerp"}),
     "trust-depth": ("trust", {"k": 2, "stochastic_depth": True}),
     "trust-parallel-depth": ("trust", {"k": 2, "mode": "replicate", "stochastic_depth": True}),

@@ -13,9 +13,9 @@ from torch import Tensor
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba, weights
 from trust_tta.errors import ConfigError, ShapeError, TrustError
 from trust_tta.methods.base import Method
+from trust_tta.methods.parallel import equal_parts
 from trust_tta.methods.ranking import rank_orders
-from trust_tta.methods.registry import create_method
-from trust_tta.methods.trust import Trust, equal_parts
+from trust_tta.methods.trust import Trust
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 
 ORDERS = ["abcd", "bcda", "dbca"]  # the second is not its own inverse
@@ -129,7 +129,7 @@ def test_parallel_of_one_order_agrees_with_sequential(parallel: str, order: str)
         torch.testing.assert_close(method(images.double()), sequential(images.double()), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("merge", ["mean", "entropy", "slerp"])
+@pytest.mark.parametrize("merge", ["mean", "entropy", "slerp", "slerp_released"])
 def test_parallel_does_not_depend_on_how_the_orders_are_listed(merge: str) -> None:
     stream = batches(2)
     results = [
@@ -163,7 +163,7 @@ def test_equal_parts_use_every_image_and_repeat_as_few_as_need_be() -> None:
     assert parts.flatten(1).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 0]]
 
 
-@pytest.mark.parametrize("merge", ["entropy", "slerp"])
+@pytest.mark.parametrize("merge", ["entropy", "slerp", "slerp_released"])
 def test_merges_differ_and_work(merge: str) -> None:
     stream = batches(2)
     mean = run(make("trust", vmamba(), orders=ORDERS), stream)
@@ -268,10 +268,87 @@ def test_a_ranking_serves_as_the_orders() -> None:
     assert every == [order for order, _ in ranking]
 
 
-def test_default_orders_are_the_papers() -> None:
-    method = create_method("trust", vmamba())
-    assert isinstance(method, Trust)
-    assert tuple(method.orders) == PAPER_ORDERS
+def test_default_orders_are_the_papers_of_the_lowest_entropy() -> None:
+    """CIFAR-10-C: abcd 0.62, abdc 0.75, dbca 0.75, adcb 0.77, badc 0.87, bacd 0.89; run in the paper's sequence."""
+    expected = {1: "abcd", 2: "abcd abdc", 3: "abcd abdc dbca", 4: "abcd abdc adcb dbca", 5: "abcd abdc adcb badc dbca"}
+    for k, orders in expected.items():
+        assert [str(order) for order in make("trust", vmamba(), k=k).orders] == orders.split()
+    assert tuple(make("trust", vmamba(), k=6).orders) == PAPER_ORDERS
+
+
+def test_scan_parameters_are_those_of_ss2d_alone() -> None:
+    model = vmamba()
+    expected = {n for n, _ in model.named_parameters() if ".op." in n and ".out_norm." not in n}
+    assert set(make("trust", model, parameters="scan").adapted) == expected
+
+
+class SideBySide:
+    """The paper's parallel network by its definition: K blocks of SS2D beside each other, the rest shared."""
+
+    def __init__(self, orders: list[str], lr: float) -> None:
+        self.orders, self.net = [ScanOrder(o) for o in orders], vmamba().double().train()
+        self.copies = [copy.deepcopy(self.net) for _ in orders]
+        roles = self.net.parameter_roles()
+        self.own = [n for n, role in roles.items() if role.kind in ("scan", "projection")]
+        self.shared = [n for n, role in roles.items() if role.kind == "norm"]
+        parameters = [self.net.get_parameter(n) for n in self.shared]
+        parameters += [c.get_parameter(n) for c in self.copies for n in self.own]
+        self.adam = torch.optim.Adam(parameters, lr=lr)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        net: Any = self.net
+        x = net.embed(images)
+        for i, stage in enumerate(net.layers):
+            for j, block in enumerate(stage.blocks):
+                normal, outputs = block.norm(x).tensor_split(len(self.orders)), []
+                for each, order, part in zip(self.copies, self.orders, normal, strict=True):
+                    op = each.get_submodule(f"layers.{i}.blocks.{j}.op")
+                    outputs.append(op(part, each.slots(order, 1)))
+                x = x + torch.cat(outputs)
+                x = x + block.mlp(block.norm2(x))
+            x = stage.downsample(x)
+        return self.net.forward_head(self.net.pool(x))
+
+    def adapt(self, images: Tensor) -> Tensor:
+        logits = self(images)
+        self.adam.zero_grad()
+        torch.nn.functional.cross_entropy(logits, logits.detach().argmax(1)).backward()
+        self.adam.step()
+        merged = copy.deepcopy(self.net)
+        for name in self.own:
+            mean = torch.stack([c.get_parameter(name).detach() for c in self.copies]).mean(0)
+            merged.get_parameter(name).data.copy_(mean)
+        with torch.no_grad():
+            result: Tensor = merged(images)
+            return result
+
+
+def test_split_with_the_statistics_of_the_batch_is_the_papers_parallel_network() -> None:
+    images = batches(1, images=11)[0].double()  # not divisible by the three orders
+    orders = sorted(ORDERS)
+    method = make("trust", vmamba().double(), orders=orders, mode="split", split_statistics="batch", lr=1e-2)
+    expected = SideBySide(orders, lr=1e-2).adapt(images)
+    torch.testing.assert_close(method(images), expected, rtol=1e-7, atol=1e-7)
+    assert (method.counters.forwards, method.counters.backwards, method.counters.updates) == (2, 1, 3)
+    of_parts = make("trust", vmamba().double(), orders=orders, mode="split", lr=1e-2)
+    assert not torch.allclose(of_parts(images), expected, atol=1e-3)
+
+
+def test_where_images_do_not_meet_the_statistics_of_a_split_make_no_difference() -> None:
+    stream = batches(2)
+    for norm, options in (("layer", {}), ("batch", {"statistics": "source"})):
+        runs = [
+            run(make("trust", vmamba(norm), orders=ORDERS, mode="split", split_statistics=s, **options), stream)
+            for s in ("part", "batch")
+        ]
+        assert same(runs[0], runs[1])
+
+
+def test_split_with_the_statistics_of_the_batch_of_one_order_is_sequential() -> None:
+    one = make("trust", vmamba().double(), orders=["bcda"], mode="split", split_statistics="batch", steps=2)
+    sequential = make("trust", vmamba().double(), orders=["bcda"], steps=2)
+    for images in batches(3):
+        torch.testing.assert_close(one(images.double()), sequential(images.double()), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +361,7 @@ def test_default_orders_are_the_papers() -> None:
         ({"mode": "both"}, "mode is 'both'; choose one of sequential, replicate, split"),
         ({"mode": "replicated"}, "did you mean 'replicate'"),
         ({"parallel": "x"}, "no such option"),
-        ({"merge": "middle"}, "choose one of mean, entropy, slerp"),
+        ({"merge": "middle"}, "choose one of mean, entropy, slerp, slerp_released"),
         ({"parameters": "head"}, "choose one of auto, ss2d, scan, bn, all"),
         ({"steps": 0}, "steps is 0; give a value >= 1"),
         ({"steps": 1.5}, "steps is 1.5; give an integer"),

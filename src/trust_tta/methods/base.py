@@ -140,12 +140,19 @@ class Method(nn.Module):
 
     # What a subclass builds on
 
-    def predict(self, images: Tensor, *, order: OrderLike | None = None, stochastic_depth: bool = False) -> Tensor:
-        """One counted forward pass, in the given order or the network's own."""
+    def predict(
+        self,
+        images: Tensor,
+        *,
+        order: OrderLike | None = None,
+        stochastic_depth: bool = False,
+        recorded: bool = True,
+    ) -> Tensor:
+        """One counted forward pass, in the given order or the network's own; not `recorded` where it is changed."""
         self.counters.forwards += 1
         slots = self._slots(images, order)
         if not stochastic_depth:
-            return self.call(images, slots)
+            return self.call(images, slots) if recorded else self.call.plain(images, slots)
         with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
             return self.call.plain(images, slots)  # chance cannot be recorded
 

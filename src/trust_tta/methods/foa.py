@@ -7,9 +7,10 @@ of a map stands for the class token, which a VMamba does not have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -67,7 +68,8 @@ class FoaOptions(MethodOptions):
     """`source_statistics` of clean images are required: gather_source_statistics(model, clean_batches) gives them.
 
     `prompts`: learned tokens, a row below the first map. `population`: candidates per batch. `sigma`: first step size
-    of the search. `weight` of the distance to the source's statistics.
+    of the search. `weight` of the distance to the source's statistics. `fitness`: whether the entropy in it is of the
+    prediction before the features are shifted. `initial`: the tokens that compete beside the first population.
     """
 
     source_statistics: Annotated[SourceStatistics | None, PlainValidator(_check_statistics)] = None
@@ -76,6 +78,8 @@ class FoaOptions(MethodOptions):
     sigma: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
     weight: Rate = 0.4
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    fitness: Literal["unshifted", "shifted"] = "unshifted"
+    initial: Literal["random", "zero"] = "random"
     episodic: bool = False
 
 
@@ -95,8 +99,10 @@ class Foa(Method):
         self.search: Search | None = None  # made on the first batch, which shows the width of a token
         self.told: Tensor | None = None
         self.dimension: int | None = None
+        self.spread: float | None = None  # of the first tokens
         self.mean_features: Tensor | None = None
-        self.settings = [self.options.prompts, self.options.population, float(self.options.sigma), self.options.seed]
+        options = self.options
+        self.settings = [options.prompts, options.population, float(options.sigma), options.seed]
 
     def moving(self) -> dict[str, Spec]:
         """A search is a function of its settings and of the fitness values it was told."""
@@ -104,6 +110,7 @@ class Foa(Method):
         return {
             "settings": settings,
             "dimension": Number(int, least=1, most=1e6),
+            "spread": Number(float, least=0),
             "told": Array((None, self.options.population + 1), torch.float64),
             "mean_features": Array((None,)),
         }
@@ -122,7 +129,7 @@ class Foa(Method):
         network = cast(MappedNetwork, self.model)
         with torch.no_grad():
             first_map = network.embed(images)
-            search = self.search = self.search or self.make_search(self.options.prompts * first_map.shape[1])
+            search = self.search = self.search or self.make_search(*self.size_of_tokens(images, first_map))
             candidates = search.ask()
             outcomes = [self.try_tokens(network, first_map, candidate) for candidate in candidates]
         self.counters.forwards += len(candidates)
@@ -136,7 +143,7 @@ class Foa(Method):
         worst = fitness[finite].max()
         fitness = fitness.where(finite, worst + worst.abs() + 1)
         search.tell(candidates, fitness)
-        self.told, self.dimension = search.told, len(search.best)
+        self.told, (self.dimension, self.spread) = search.told, self.size_of_tokens(images, first_map)
         self.counters.updates += 1
         self.follow(features[finite].mean(0))
         return logits[-1] if self.options.predict == "before" else logits[fitness.argmin()]
@@ -147,19 +154,21 @@ class Foa(Method):
             network = cast(MappedNetwork, self.model)
             if self.search is None and self.dimension is None:
                 return cast(Tensor, self.model(images))
-            search = self.search = self.search or self.make_search(self.dimension or 0)
+            search = self.search = self.search or self.make_search(self.dimension or 0, self.spread or 0.0)
             return self.try_tokens(network, network.embed(images), search.best)[1]
 
     def try_tokens(self, network: MappedNetwork, first_map: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
         """Fitness, logits (n, classes) and mean features (d,) of the batch with one candidate's tokens."""
         maps = network.forward_maps(self.append_row(first_map, candidate))
         features, source = network.pool(maps[-1]), self.source.like(first_map)
-        shift = 0 if self.mean_features is None else source.features - self.mean_features.to(features)
-        logits = network.forward_head(features + shift)
+        plain = logits = network.forward_head(features)
+        if self.mean_features is not None:
+            logits = network.forward_head(features + source.features - self.mean_features.to(features))
+        judged = plain if self.options.fitness == "unshifted" else logits
         tokens = mean_tokens(maps)
         std, mean = torch.std_mean(tokens, dim=0, correction=min(1, len(tokens) - 1))
         distance = (mean - source.mean).square().sum() + (std - source.std).square().sum()
-        return entropy(logits).sum() + self.options.weight * len(tokens) / 64 * distance, logits, features.mean(0)
+        return entropy(judged).sum() + self.options.weight * len(tokens) / 64 * distance, logits, features.mean(0)
 
     def append_row(self, first_map: Tensor, candidate: Vector) -> Tensor:
         """The map (n, c, h, w) with the tokens as one more row; each token fills an equal stretch of it."""
@@ -172,10 +181,19 @@ class Foa(Method):
         row = tokens[torch.arange(width, device=first_map.device) * self.options.prompts // width].T
         return torch.cat([first_map, row[None, :, None].expand(n, channels, 1, width)], dim=2)
 
-    def make_search(self, dimension: int) -> Search:
+    def size_of_tokens(self, images: Tensor, first_map: Tensor) -> tuple[int, float]:
+        """The numbers in all tokens together, and the range of random ones: uniform, as visual prompt tuning draws."""
+        channels, side = first_map.shape[1], images.shape[2] // first_map.shape[2]
+        spread = 0.0
+        if self.options.initial == "random":
+            spread = math.sqrt(6 / (images.shape[1] * side * side + channels))
+        return self.options.prompts * channels, spread
+
+    def make_search(self, dimension: int, spread: float) -> Search:
         """A new search, or the one that was told what is remembered."""
         options = self.options
-        search = Search(dimension, population=options.population, sigma=options.sigma, seed=options.seed)
+        first = np.random.default_rng(options.seed).uniform(-spread, spread, dimension)
+        search = Search(first, population=options.population, sigma=options.sigma, seed=options.seed)
         if self.told is not None:
             search.replay(self.told.cpu())
         return search
@@ -202,16 +220,17 @@ class Normals:
 
 
 class Search:
-    """Minimise over vectors (dimension,): ask for candidates, tell their fitness.
+    """Minimize over vectors (dimension,): ask for candidates, tell their fitness.
 
     The search is a function of its settings and of the fitness values it was told, so these are its whole
     state: `replay` walks the same path to the same bits, without evaluating anything.
     """
 
-    def __init__(self, dimension: int, *, population: int, sigma: float, seed: int) -> None:
+    def __init__(self, first: Vector, *, population: int, sigma: float, seed: int) -> None:
+        """`first` (dimension,) competes beside the first population, which is drawn about zero."""
         options = {"popsize": population, "randn": Normals(seed), "seed": np.nan, "verbose": -9, "verb_log": 0}
-        self.strategy: Any = require("cma", extra="foa").CMAEvolutionStrategy(np.zeros(dimension), sigma, options)
-        self.best: Vector = np.zeros(dimension)
+        self.strategy: Any = require("cma", extra="foa").CMAEvolutionStrategy(np.zeros(len(first)), sigma, options)
+        self.best: Vector = first
         self.told = torch.zeros(0, population + 1, dtype=torch.float64)
 
     def ask(self) -> list[Vector]:

@@ -11,20 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError
 from trust_tta.methods.base import Method, MethodOptions
+from trust_tta.methods.features import features_and_logits, require_features
 from trust_tta.schema import Count, Natural, Rate
 
 
 class LameOptions(MethodOptions):
     """`affinity` of the normalized pooled features: "rbf" with the mean distance to the `k`-th nearest (each image
     counted among its own) as width, "knn" one for each of the `k` nearest others, "linear" their inner product;
-    `strength` scales it."""
+    `strength` scales it, `force_symmetry` takes the mean of it and its transpose."""
 
     affinity: Literal["rbf", "knn", "linear"] = "rbf"
     k: Count = 5
     strength: Rate = 1.0
-    iterations: Natural = 100
+    iterations: Natural = 1000
+    force_symmetry: bool = False
 
 
 class Lame(Method):
@@ -40,46 +41,35 @@ class Lame(Method):
     probabilities = True
 
     def adapted_names(self, model: nn.Module) -> list[str]:
-        if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
-            raise ConfigError(
-                f"LAME compares features and {type(model).__name__} has no forward_features and forward_head; "
-                "add both (images to pooled features to logits)"
-            )
+        require_features(model, "LAME")
         return []
 
     def adapt(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             self.counters.forwards += 1
-            features: Tensor = self.model.forward_features(images)  # type: ignore[operator]
-            if features.dim() != 2:
-                raise ShapeError(
-                    f"forward_features gave shape {tuple(features.shape)}; LAME takes pooled features (n, d)"
-                )
-            logits: Tensor = self.model.forward_head(features)  # type: ignore[operator]
+            features, logits = features_and_logits(self.model, images)
             self.logits_before = logits
             if self.options.predict == "before":
                 return logits.softmax(1)
             affinity = AFFINITIES[self.options.affinity](F.normalize(features.double(), dim=1), self.options.k)
             kernel = self.options.strength * affinity
+            kernel = (kernel + kernel.T) / 2 if self.options.force_symmetry else kernel
             return propagate(logits.double().log_softmax(1), kernel, iterations=self.options.iterations).to(
                 logits.dtype
             )
 
 
-def propagate(log_p: Tensor, kernel: Tensor, *, iterations: int = 100, tolerance: float = 1e-8) -> Tensor:
+def propagate(log_p: Tensor, kernel: Tensor, *, iterations: int = 1000, tolerance: float = 1e-8) -> Tensor:
     """Assignments (n, classes) from log-predictions (n, classes) and affinities (n, n).
 
-    For a symmetric positive kernel each round lowers `energy`; the rounds end when it changes by less than the
-    relative `tolerance`.
+    For a symmetric positive kernel each round lowers `energy`; the rounds end when no assignment moves by more than
+    `tolerance`. The energy is no measure of that: it is flat around the fixed point.
     """
     assignments = log_p.exp()
-    before = float("inf")
     for _ in range(iterations):
-        pairwise = kernel @ assignments
-        now = float(energy(log_p, assignments, pairwise))
-        if abs(now - before) <= tolerance * abs(before) and before != float("inf"):
+        before, assignments = assignments, (log_p + kernel @ assignments).softmax(1)
+        if float((assignments - before).abs().max()) <= tolerance:
             break
-        assignments, before = (log_p + pairwise).softmax(1), now
     return assignments
 
 

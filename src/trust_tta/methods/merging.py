@@ -36,6 +36,20 @@ def slerp(thetas: Sequence[Tensor], weights: Tensor) -> Tensor:
     return merged
 
 
+def slerp_released(thetas: Sequence[Sequence[Tensor]], weights: Tensor) -> list[Tensor]:
+    """As the authors' code merges K lists of layers: one angle for all of them, from the mean of their cosines, and
+    each next network taken in by its weight itself, whatever the number before it."""
+    merged = [layer.double() for layer in thetas[0]]
+    for theta, weight in zip(thetas[1:], weights[1:].tolist(), strict=True):
+        layers = [layer.double() for layer in theta]
+        cosines = [(a * b).sum() / (a.norm() * b.norm() + 1e-8) for a, b in zip(merged, layers, strict=True)]
+        angle = torch.stack(cosines).mean().clamp(-1, 1).arccos()
+        flat = float(angle) < 1e-6
+        old, new = ((x if flat else torch.sin(x * angle) / torch.sin(angle)) for x in (1 - weight, weight))
+        merged = [old * a + new * b for a, b in zip(merged, layers, strict=True)]
+    return [layer.to(like) for layer, like in zip(merged, thetas[0], strict=True)]
+
+
 def inverse_entropy_weights(entropies: Tensor) -> Tensor:
     """Weights (K,) proportional to 1 / entropy (K,): confident orders count more."""
     inverse = 1 / entropies.double().clamp_min(1e-6)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
 from collections.abc import Collection
 from typing import Literal, TypeAlias
 
@@ -29,12 +31,33 @@ def parameter_roles(model: nn.Module) -> dict[str, Role]:
         roles: dict[str, Role] = own()
         return roles
     norms = [name for name, module in model.named_modules() if isinstance(module, _NORMS)]
-    return {
-        name: Role("norm", last=name.rpartition(".")[0] == norms[-1])
-        if name.rpartition(".")[0] in norms
-        else Role("other")
-        for name, _ in model.named_parameters()
-    }
+    last = (*_last_stage(model), *norms[-1:])
+    roles = {}
+    for name, _ in model.named_parameters():
+        module = name.rpartition(".")[0]
+        at_the_end = any(f"{module}.".startswith(f"{end}.") for end in last)
+        roles[name] = Role("norm" if module in norms else "other", at_the_end)
+    return roles
+
+
+def _last_stage(model: nn.Module) -> list[str]:
+    """Names of the modules that make the last stage, as networks of the field are built.
+
+    A ResNet's last `layer<i>`, the last of `stages` or `layers`, the last quarter of a transformer's `blocks`: what SAR
+    leaves out by name in ResNets and ViT-B (`layer4`, `blocks.9` to `blocks.11`).
+    """
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        names = [name for name, _ in module.named_children()]
+        numbered = [name for name in names if re.fullmatch(r"layer\d+", name)]
+        if numbered:
+            return [prefix + numbered[-1]]
+        for name in ("stages", "layers", "blocks"):
+            inner = [child for child, _ in module.get_submodule(name).named_children()] if name in names else []
+            if inner:
+                count = math.ceil(len(inner) / 4) if name == "blocks" else 1
+                return [f"{prefix}{name}.{child}" for child in inner[-count:]]
+    return []
 
 
 def select(model: nn.Module, parameters: ParameterSet, *, skip_last: bool = False) -> list[str]:

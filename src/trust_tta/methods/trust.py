@@ -7,19 +7,18 @@ Algorithms 1 and 2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import BeforeValidator, model_validator
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.errors import ConfigError
 from trust_tta.methods import merging
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, pseudo_label_loss
+from trust_tta.methods.parallel import Step, adapt_apart, adapt_side_by_side
 from trust_tta.methods.parameters import ParameterSet
-from trust_tta.methods.state import clone
 from trust_tta.orders import (
     DEFAULT_ORDER,
     VMAMBA_TRAVERSALS,
@@ -46,14 +45,6 @@ def _letters(orders: Any) -> Any:
 
 Letters = Annotated[str, BeforeValidator(order_name)]
 Orders = Annotated[tuple[str, ...] | None, BeforeValidator(_letters)]
-
-
-class Step(NamedTuple):
-    """A step under one order: the weights after it, the mean entropy of its predictions, whether it was made."""
-
-    theta: Tensor
-    entropy: Tensor
-    finite: Tensor
 
 
 class Averaging(Learner):
@@ -178,10 +169,13 @@ def _is_ranked(pair: object) -> bool:
 
 class TrustOptions(OrderOptions):
     """`mode`: "sequential", each order goes on from the one before; "replicate", all start from the same weights and
-    see the whole batch; "split", the same with a share of the batch each."""
+    see the whole batch; "split", the same with a share of the batch each, normalized by the statistics of that share
+    or of the whole "batch". `merge`: the mean, means weighted by 1 / entropy, the same along the sphere, and how the
+    authors' code takes the last."""
 
     mode: Literal["sequential", "replicate", "split"] = "sequential"
-    merge: Literal["mean", "entropy", "slerp"] = "mean"
+    split_statistics: Literal["part", "batch"] = "part"
+    merge: Literal["mean", "entropy", "slerp", "slerp_released"] = "mean"
     evaluate_order: Letters = "abcd"
 
 
@@ -200,7 +194,12 @@ class Trust(Averaging):
             self.orders.sort(key=str)
 
     def forward_and_adapt(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        return super().forward_and_adapt(images) if self.options.mode == "sequential" else self.adapt_apart(images)
+        if self.options.mode == "sequential":
+            return super().forward_and_adapt(images)
+        shared = self.options.mode == "split" and self.options.split_statistics == "batch"
+        if shared and (self.statistics.of_batches or self.statistics.norms):  # else the images do not meet
+            return adapt_side_by_side(self, images)
+        return adapt_apart(self, images)
 
     def merge(self, thetas: list[Tensor], entropies: list[Tensor]) -> Tensor:
         if self.options.merge == "mean":
@@ -208,73 +207,16 @@ class Trust(Averaging):
         weights = merging.inverse_entropy_weights(torch.stack(entropies))
         if self.options.merge == "entropy":
             return merging.weighted(thetas, weights)
-        layers = zip(*(self.weights.by_name(theta).values() for theta in thetas), strict=True)
-        return torch.cat([merging.slerp(layer, weights).flatten() for layer in layers])  # each has a sphere of its own
+        networks = [list(self.weights.by_name(theta).values()) for theta in thetas]
+        if self.options.merge == "slerp_released":
+            return self.weights.flatten(merging.slerp_released(networks, weights))
+        layers = zip(*networks, strict=True)
+        return self.weights.flatten(merging.slerp(layer, weights) for layer in layers)  # each has a sphere of its own
 
     def sees_before(self) -> bool:
         if self.options.mode == "replicate":
             return self.evaluate_order in self.orders
         return self.options.mode == "sequential" and super().sees_before()
-
-    def adapt_apart(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The parallel modes: every order starts from the same weights and moments; the moments are averaged here.
-
-        The K adaptations do not depend on each other. One after the other they take as long on one device as side by
-        side, and the memory of one.
-        """
-        split = self.options.mode == "split"
-        parts = self.parts(images) if split else images.expand(len(self.orders), *images.shape)
-        before, start, moments = replace(self.counters), self.weights.read(), clone(self.weights.moments)
-        steps: list[Step] = []
-        moved: list[bool] = []
-        average = Average()
-        self.seen = False
-        for order, part in zip(self.orders, parts, strict=True):
-            self.weights.write(start)
-            self.weights.load_moments(moments)
-            earlier = [self.settle([self.adapt_under(order, part).finite]) for _ in range(self.options.steps - 1)]
-            moved.append([True] in earlier)
-            steps.append(self.adapt_under(order, part))
-            average.add(self.weights.moments, steps[-1].finite | moved[-1])
-        self.weights.write(start)
-        thetas, entropies = self.made(steps, moved=moved)
-        self.weights.load_moments(average.value() if thetas else moments)
-        if split:  # counted in passes over the whole batch
-            k = len(self.orders)
-            self.counters.forwards = before.forwards + (self.counters.forwards - before.forwards) // k
-            self.counters.backwards = before.backwards + (self.counters.backwards - before.backwards) // k
-        return thetas, entropies
-
-    def parts(self, images: Tensor) -> Tensor:
-        """The batch divided among the orders; too small a batch is refused before anything changes."""
-        k, n = len(self.orders), images.shape[0]
-        if n < k:
-            raise ShapeError(f'{n} images cannot be split among {k} orders; give at least {k} or use mode="replicate"')
-        return equal_parts(images, k)
-
-
-class Average:
-    """The weighted mean of named tensors of several moments."""
-
-    def __init__(self) -> None:
-        self.total: dict[str, Tensor] = {}
-        self.weight: Tensor | None = None
-
-    def add(self, values: dict[str, Tensor], weight: Tensor) -> None:
-        """Add values with a weight () on the device."""
-        for name, value in values.items():
-            weight = weight.to(value.dtype)
-            if self.weight is None:
-                self.total[name] = value * weight
-            else:  # nothing of their size beside them
-                self.total[name].addcmul_(value, weight)
-        self.weight = weight if self.weight is None else self.weight + weight
-
-    def value(self) -> dict[str, Tensor]:
-        """The mean; not a number where all weights are zero."""
-        if self.weight is not None:
-            torch._foreach_div_(list(self.total.values()), self.weight)
-        return self.total
 
 
 def traversals_of(model: nn.Module) -> tuple[str, ...]:
@@ -289,9 +231,3 @@ def require_orders(model: nn.Module) -> None:
             f"TRUST permutes traversal orders and {type(model).__name__} has none; "
             "use a VMamba, or another method such as 'tent'"
         )
-
-
-def equal_parts(images: Tensor, k: int) -> Tensor:
-    """(n, ...) as (k, ceil(n/k), ...); where k does not divide n, the first images serve twice."""
-    size = -(-images.shape[0] // k)
-    return images[torch.arange(k * size, device=images.device) % images.shape[0]].view(k, size, *images.shape[1:])

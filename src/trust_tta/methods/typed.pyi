@@ -64,6 +64,7 @@ class _LameKeywords(_MethodKeywords, total=False):
     k: int
     strength: float
     iterations: int
+    force_symmetry: bool
 
 class _FoaKeywords(_MethodKeywords, total=False):
     source_statistics: SourceStatistics | None
@@ -72,6 +73,8 @@ class _FoaKeywords(_MethodKeywords, total=False):
     sigma: float
     weight: float
     seed: int
+    fitness: Literal["unshifted", "shifted"]
+    initial: Literal["random", "zero"]
     episodic: bool
 
 class _NaiveKeywords(_LearningKeywords, total=False): ...
@@ -82,7 +85,8 @@ class _OrderKeywords(_LearningKeywords, total=False):
 
 class _TrustKeywords(_OrderKeywords, total=False):
     mode: Literal["sequential", "replicate", "split"]
-    merge: Literal["mean", "entropy", "slerp"]
+    split_statistics: Literal["part", "batch"]
+    merge: Literal["mean", "entropy", "slerp", "slerp_released"]
     evaluate_order: OrderLike
 
 class _RepetitionKeywords(_LearningKeywords, total=False):
