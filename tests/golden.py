@@ -24,6 +24,14 @@ def shared_path(relative: str) -> Path:
     return path
 
 
+def shared_folder(relative: str) -> Path:
+    """A folder of the folder beside the repository, or a skip that says where it was looked for."""
+    path = BESIDE / relative
+    if not path.is_dir():
+        pytest.skip(f"'{relative}' is not in the folder 'shared' beside the repository")
+    return path
+
+
 def golden_path(name: str) -> Path:
     """The golden file `name`, as "scan_n1.npz" or "newer/eata.npz", or a skip that says where it was looked for."""
     given = os.environ.get("TRUST_TTA_GOLDEN")

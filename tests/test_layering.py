@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "trust_tta"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LEAVES = {
-    "_version", "atomic", "download", "errors", "optional", "orders", "plugins", "preprocessing", "progress",
+    "_version", "atomic", "download", "errors", "optional", "orders", "overlap", "plugins", "preprocessing", "progress",
     "recording", "roles", "schema", "textfiles",
 }  # fmt: skip
 ROOMS: dict[str, set[str]] = {

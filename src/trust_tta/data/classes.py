@@ -45,6 +45,23 @@ def label_of_wnid() -> dict[str, int]:
     return {c.wnid: label for label, c in enumerate(imagenet_classes())}
 
 
+@dataclass(frozen=True)
+class PixelClasses:
+    """Classes of labeled pixels in label order, and a color for each, as RRGGBB."""
+
+    names: tuple[str, ...]
+    colors: tuple[str, ...]
+
+
+@cache
+def pixel_classes(dataset: str) -> PixelClasses:
+    """Those of voc and context (with the background first), ade20k, cityscapes and camvid."""
+    text = resources.files("trust_tta").joinpath("assets/pixel_classes.tsv").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+    found = [(name, color) for owner, color, name in rows if owner == dataset]
+    return PixelClasses(tuple(name for name, _ in found), tuple(color for _, color in found))
+
+
 def rendition_mask() -> NDArray[np.int64]:
     """The sorted labels of ImageNet-R's 200 classes within the 1000."""
     return np.array([label for label, c in enumerate(imagenet_classes()) if c.rendition], dtype=np.int64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -38,19 +40,23 @@ def read_image(file: ImageFile, *, name: str | None = None) -> NDArray[np.uint8]
 
     Gray values of 16 bits are scaled to 8. Orientation tags are not followed.
     """
+    with open_checked(file, name=name) as image:
+        return _to_rgb(image)
+
+
+def check_image(file: ImageFile, *, name: str | None = None) -> tuple[int, int]:
+    """Refuse what `read_image` would refuse by its header, without decoding it; height and width."""
+    with open_checked(file, name=name) as image:
+        return image.height, image.width
+
+
+@contextmanager
+def open_checked(file: ImageFile, *, name: str | None = None) -> Iterator[Image.Image]:
+    """An image whose header is in order, not yet decoded; what goes wrong inside is told of this file, in one line."""
     try:
         with _open(file) as image:
-            return _to_rgb(image)
+            yield image
     except Exception as error:  # decoders raise whatever they stumble over
-        raise _refusal(file, name, error) from error
-
-
-def check_image(file: ImageFile, *, name: str | None = None) -> None:
-    """Refuse what `read_image` would refuse by its header, without decoding it."""
-    try:
-        with _open(file):
-            pass
-    except Exception as error:
         raise _refusal(file, name, error) from error
 
 

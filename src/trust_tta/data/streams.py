@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
+from trust_tta.data.pixels import PixelDataset
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import did_you_mean
@@ -252,7 +253,7 @@ def _name(dataset: Dataset, previous: Dataset | None, setting: Setting, number: 
 class Batch:
     """`images`: float32 (n, 3, size, size), or uint8 (n, h, w, 3) where there is no preprocessing.
 
-    `labels`, and `indices` into the data set: int64 (n,).
+    `labels` and `indices` into the data set: int64 (n,); labels of pixels: int64 (n, h, w).
     """
 
     images: torch.Tensor
@@ -294,9 +295,20 @@ class Batches:
         import torch
 
         indices = self.order[k * self.batch_size : (k + 1) * self.batch_size]
+        if isinstance(self.dataset, PixelDataset):
+            return self._load_pixels(self.dataset, indices)
         images = _read(self.dataset, indices)
         tensor = self.preprocessing(images) if self.preprocessing else _stack(self.dataset, images)
         return Batch(tensor, torch.from_numpy(self.dataset.labels[indices]), torch.from_numpy(indices.copy()))
+
+    def _load_pixels(self, dataset: PixelDataset, indices: NDArray[np.int64]) -> Batch:
+        """Pictures sized by the protocol of their data set, normalized as the preprocessing says; labels (n, h, w)."""
+        import torch
+
+        images = _stack(dataset, [dataset.image(int(i)) for i in indices])
+        labels = _stack(dataset, [dataset.mask(int(i)) for i in indices])
+        normal = self.preprocessing.normalize(images) if self.preprocessing else images
+        return Batch(normal, labels.long(), torch.from_numpy(indices.copy()))
 
     def _ahead(self) -> Iterator[Batch]:
         pending: deque[Future[Batch]] = deque()
@@ -326,7 +338,7 @@ def _stack(dataset: Dataset, images: NDArray[np.uint8] | list[NDArray[np.uint8]]
         if len(sizes) > 1:
             raise DataError(
                 f"{dataset.name}/{dataset.domain} has images of {len(sizes)} sizes, as {sizes[0]} and {sizes[-1]}; "
-                "give a preprocessing that brings them to one"
+                "give a preprocessing that brings them to one, or a batch size of 1"
             )
         images = np.stack(images)
     return torch.from_numpy(np.require(images, requirements=["C", "W"]))

@@ -1,0 +1,142 @@
+"""Pictures with a label for every pixel: reading label files, and bringing picture and labels to a size.
+
+Labels are uint8 (h, w): classes from 0 on, 255 for pixels that do not count. Sizes and pixels come out as they do in
+MMSegmentation (OpenCV's resizing, without antialiasing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trust_tta.data.images import ImageFile, open_checked
+from trust_tta.errors import ConfigError, DataError
+from trust_tta.overlap import IGNORED
+from trust_tta.schema import did_you_mean
+
+Mask: TypeAlias = NDArray[np.uint8]
+
+_COEFFICIENT_BITS = 11  # of OpenCV's fixed-point weights
+
+
+def read_mask(file: ImageFile, *, name: str | None = None) -> Mask:
+    """The labels (h, w) that a file holds: gray values, or the indices of a palette; never its colors."""
+    with open_checked(file, name=name) as image:
+        if image.mode in ("L", "P", "1"):
+            return np.array(image, dtype=np.uint8)
+        if image.mode != "I" and not image.mode.startswith("I;16"):
+            raise DataError(f"it has the mode {image.mode}; labels are gray values or palette indices, one per pixel")
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 255:
+            raise DataError(f"its labels run from {values.min()} to {values.max()}; they must lie in 0..255")
+        return values.astype(np.uint8)
+
+
+def lookup_table(changes: Mapping[int, int] | None = None, *, reduce_zero: bool = False, only: bool = False) -> Mask:
+    """What each stored label 0..255 becomes, (256,).
+
+    `reduce_zero`: 0 does not count, and every other class moves down by one. `changes` come after that, all at once;
+    with `only`, labels that they do not name do not count.
+    """
+    table = np.arange(256, dtype=np.uint8)
+    if reduce_zero:
+        table = np.where((table == 0) | (table == IGNORED), IGNORED, table - 1).astype(np.uint8)
+    after = np.full(256, IGNORED, dtype=np.uint8) if only else np.arange(256, dtype=np.uint8)
+    for old, new in (changes or {}).items():
+        after[old] = new
+    return after[table]
+
+
+def keep_ratio(height: int, width: int, scale: tuple[int, int]) -> tuple[int, int]:
+    """The largest height and width of the same ratio that fit into `scale`, whichever way round it is given.
+
+    >>> keep_ratio(375, 500, (2048, 512))
+    (512, 683)
+    """
+    factor = min(max(scale) / max(height, width), min(scale) / min(height, width))
+    return int(height * factor + 0.5), int(width * factor + 0.5)
+
+
+def resize_mask(mask: Mask, height: int, width: int) -> Mask:
+    """The nearest label at floor(i * old / new), (height, width)."""
+    rows, columns = (
+        np.minimum((np.arange(new) * (old / new)).astype(np.int64), old - 1)
+        for new, old in ((height, mask.shape[0]), (width, mask.shape[1]))
+    )
+    resized: Mask = mask[rows[:, None], columns]
+    return resized
+
+
+def resize_pixels(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Bilinear, uint8 (h, w, 3) to (height, width, 3), without antialiasing, in OpenCV's fixed-point arithmetic."""
+    if image.shape[:2] == (height, width):
+        return image
+    top, bottom, down = _taps(image.shape[0], height, across=False)
+    left, right, across = _taps(image.shape[1], width, across=True)
+    pixels = image.astype(np.int32)
+    rows = [pixels[r][:, left] * across[0][:, None] + pixels[r][:, right] * across[1][:, None] for r in (top, bottom)]
+    parts = [(weight[:, None, None] * (row >> 4)) >> 16 for weight, row in zip(down, rows, strict=True)]
+    resized: NDArray[np.uint8] = np.clip((parts[0] + parts[1] + 2) >> 2, 0, 255).astype(np.uint8)
+    return resized
+
+
+def _taps(
+    old: int, new: int, *, across: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[NDArray[np.int32], ...]]:
+    """The two source pixels of each target pixel along one side, and their weights in 2048ths."""
+    place = ((np.arange(new) + 0.5) * (old / new) - 0.5).astype(np.float32)
+    first = np.floor(place).astype(np.int64)
+    share = (place - first).astype(np.float32)
+    if across:  # rows keep both weights at the border, columns do not: it shows in the rounding
+        share[(first < 0) | (first >= old - 1)] = 0
+    whole = tuple(np.rint(w * (1 << _COEFFICIENT_BITS)).astype(np.int32) for w in (1 - share, share))
+    return np.clip(first, 0, old - 1), np.clip(first + 1, 0, old - 1), whole
+
+
+@dataclass(frozen=True)
+class PixelProtocol:
+    """How pictures and labels are sized, and at which size predictions are scored.
+
+    "squash": both to one size, whatever their ratio, and scored there (as MLMP does). "native": the picture is scaled
+    to fit into `scale`, and predictions are scored at the size of the label file (as MMSegmentation does).
+    """
+
+    name: Literal["squash", "native"]
+    scale: tuple[int, int]  # width and height
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """The height and width to which a picture of this size is brought."""
+        if self.name == "native":
+            return keep_ratio(height, width, self.scale)
+        short, long = min(self.scale), max(self.scale)
+        return (short, long) if width > height else (long, short)
+
+    def resize_image(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return resize_pixels(image, *self.size_of(*image.shape[:2]))
+
+    def resize_mask(self, mask: Mask) -> Mask:
+        return mask if self.name == "native" else resize_mask(mask, *self.size_of(*mask.shape))
+
+
+PROTOCOLS = ("squash", "native")
+
+
+def find_protocol(name: str, *, native: tuple[int, int], squash: tuple[int, int] = (224, 224)) -> PixelProtocol:
+    """The protocol called `name`, with the scales that a data set has for each."""
+    if name == "squash":
+        return PixelProtocol("squash", squash)
+    if name == "native":
+        return PixelProtocol("native", native)
+    raise ConfigError(f"unknown protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")
+
+
+def paint(mask: Mask, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The labels (h, w) in the colors of a palette (classes, 3), (h, w, 3); what does not count is black."""
+    colors = np.zeros((256, 3), dtype=np.uint8)
+    colors[: len(palette)] = palette
+    colors[IGNORED] = 0
+    return colors[mask]
