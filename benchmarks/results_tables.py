@@ -50,12 +50,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("config", type=Path, metavar="CONFIG")
     parser.add_argument("store", type=Path, metavar="STORE")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
+    parser.add_argument("--together", action="store_true", help="one short page for all settings, CONFIG's name.md")
     arguments = parser.parse_args(argv)
     report, stem = read_report(arguments.store), arguments.config.stem
     noted = arguments.out / f"{stem}_times.json"
     times = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else []
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for group in report.groups:
+    if arguments.together:
+        with replacing(arguments.out / f"{stem}.md") as temporary:
+            temporary.write_text(together(report, arguments.config), encoding="utf-8")
+    for group in () if arguments.together else report.groups:
         with replacing(arguments.out / f"{stem}_{group.setting}.md") as temporary:
             temporary.write_text(page(group, arguments.config, times), encoding="utf-8")
     write_cells(report, arguments.out / f"{stem}.csv")
@@ -86,12 +90,21 @@ def page(group: Group, config: Path, times: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
-def commands(config: Path, group: Group, times: Sequence[Mapping[str, Any]]) -> str:
+def together(report: Report, config: Path) -> str:
+    """What each setting's accuracy table says, one after the other."""
+    sections = [f"# {config.stem}\n\n{commands(config, report.groups[0], (), flag=' --together')}"]
+    for group in report.groups:
+        title = group.title[0].upper() + group.title[1:]
+        sections.append(f"## {title}\n{circumstances(group)}\n\n{to_markdown(accuracy_table(group))}")
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def commands(config: Path, group: Group, times: Sequence[Mapping[str, Any]], flag: str = "") -> str:
     processes = max((int(entry["processes"]) for entry in times if entry["step"] == "bench"), default=1)
     lines = [
         *MAKING.get(group.dataset, ()),
         f"trust-tta bench configs/results/{config.name} --processes {processes}",
-        f"python benchmarks/results_tables.py configs/results/{config.name} runs/{config.stem}.sqlite",
+        f"python benchmarks/results_tables.py configs/results/{config.name} runs/{config.stem}.sqlite{flag}",
     ]
     return "\n".join(["Written by the last of these commands; nothing here is typed.", "```sh", *lines, "```"])
 

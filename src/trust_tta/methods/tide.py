@@ -1,14 +1,14 @@
 """TIDE: test-time inference under drift, by evidence.
 
-A method of this project, made of parts that each help in one kind of stream and harm in none:
+A method of this project, made of parts that each help in one kind of stream:
 
 - statistics of the stream whose memory follows the evidence (`statistics.py`): small batches, short domains;
 - minimum class confusion (Jin et al., ECCV 2020) on the SS2D weights, with a memory of the confusion: one update per
   batch, of any size, in place of six;
 - the mirror image as a second view of every image;
 - a pull back to the source, so that long streams do not wear the network out;
-- the frequencies of the classes, where they differ from even ones beyond chance (Saerens et al., 2002): correlated
-  labels. As they do, updates slow down, because the confusion of a few classes says little about the others.
+- the frequencies of the classes, where they differ from even ones beyond chance (Saerens et al., 2002): labels that
+  come in short runs. As they do, updates slow down: the confusion of a few classes says little about the others.
 
 Rates and memories are counted in images: no option depends on the size of a batch.
 """
