@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import TypeAlias, cast
+from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -30,17 +30,18 @@ class ScanNetwork(nn.Module):
     for each of them, or one row per image: one recorded pass serves all orders.
     """
 
-    slot_table: Tensor  # (traversals, groups)
+    rows: ClassVar[Mapping[str, Sequence[int]]]  # the slots of each traversal, by its name
+    slot_table: Tensor  # the same as a tensor (traversals, groups)
     preprocessing: Preprocessing | None  # what makes images its input; a checkpoint or a variant says
     classes: tuple[str, ...] | None  # names in label order, where they are known
     config: NetworkConfig
 
-    def __init__(self, traversals: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.traversals = tuple(traversals)
+        self.traversals = tuple(self.rows)
         self.preprocessing = self.classes = None
         self.unchecked_batches = 0  # how many more batches are compared with the preprocessing
-        self.register_buffer("slot_table", torch.tensor(list(traversals.values())), persistent=False)
+        self.register_buffer("slot_table", torch.tensor(list(self.rows.values())), persistent=False)
 
     def forward(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
         """Logits under one traversal order, or one order for each image; or under what `slots` gave for them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,6 +23,7 @@ DropPath = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Side = Annotated[int, Field(ge=1, le=16_384)]
 Stages = Field(min_length=1, max_length=MOST_STAGES)
 Direction = Annotated[str, Field(pattern=r"^(h|v|w([2-9]|[1-9][0-9]))(_flip)?$")]
+Four: TypeAlias = tuple[Direction, Direction, Direction, Direction]
 
 
 class NetworkConfig(Schema):
@@ -146,6 +147,10 @@ class VimConfig(NetworkConfig):
     drop_path: DropPath = 0.1
 
     @property
+    def class_token(self) -> bool:
+        return True
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
         height, width = ((side - self.patch_size) // self.stride + 1 for side in self.image_size)
@@ -167,6 +172,115 @@ class VimConfig(NetworkConfig):
         values = _rename(mapping, _VIM, _VIM_FIXED)
         if isinstance(side := values.get("image_size"), int):
             values["image_size"] = (side, side)
+        return parse(cls, values, where="upstream configuration")
+
+
+class LocalVimConfig(VimConfig):
+    """Everything that decides the parameters and the function of a LocalVim: a Vim and the scans of its layers.
+
+    `directions`: four for each layer, as in LocalVMambaConfig.
+    """
+
+    depth: Depth = 20
+    rotary: bool = True  # the residual is turned by its position before every layer
+    middle_token: bool = False  # classify a token in the middle; else the mean of all tokens
+    directions: tuple[Four, ...] = ()
+
+    @property
+    def class_token(self) -> bool:
+        return self.middle_token
+
+    def fit_together(self) -> None:
+        super().fit_together()
+        if len(self.directions) != self.depth:
+            raise ValueError(f"{len(self.directions)} directions and {self.depth} layers; give four for each layer")
+        if self.rotary and (self.middle_token or self.dim % 4):
+            raise ValueError("rotary=True goes without a class token and with a dim that 4 divides")
+
+    def rough_size(self) -> float:
+        inner = 2 * self.dim
+        sets = 2 * inner * (2 * (self.dim // 16 + 1) + 3 * self.d_state)  # the third and the fourth
+        return super().rough_size() + self.depth * (inner**2 / 4 + sets)
+
+    @classmethod
+    def from_official(cls, mapping: Mapping[str, Any]) -> LocalVimConfig:
+        """Translate the keyword names of upstream's LocalVim; a value that cannot be honored is refused."""
+        states = mapping.get("ssm_cfg") or {}
+        values = _rename({k: v for k, v in mapping.items() if k != "ssm_cfg"} | states, _LOCALVIM, _LOCALVIM_FIXED)
+        if isinstance(side := values.get("image_size"), int):
+            values["image_size"] = (side, side)
+        values.setdefault("rotary", False)
+        return parse(cls, values | {"stride": values.get("patch_size", 16)}, where="upstream configuration")
+
+
+class GroupMambaConfig(NetworkConfig):
+    """Everything that decides the parameters and the function of a GroupMamba."""
+
+    stem_dim: Width = 32
+    dims: Annotated[tuple[Width, ...], Stages] = (64, 128, 348, 448)
+    depths: Annotated[tuple[Depth, ...], Stages] = (3, 4, 9, 3)
+    mlp_ratios: Annotated[tuple[Ratio, ...], Stages] = (8, 8, 4, 4)
+    two_heads: bool = True  # the second was trained by distillation; their mean is the prediction
+    drop_path: DropPath = 0.2
+
+    def fit_together(self) -> None:
+        if not len(self.dims) == len(self.depths) == len(self.mlp_ratios):
+            counts = f"{len(self.dims)} dims, {len(self.depths)} depths and {len(self.mlp_ratios)} mlp_ratios"
+            raise ValueError(f"{counts}; give one of each per stage")
+        if any(dim % 4 or dim < 16 for dim in self.dims):
+            raise ValueError(
+                f"dims are {self.dims}; give multiples of 4, from 16 on: there are four groups of channels"
+            )
+
+    def rough_size(self) -> float:
+        stages = zip(self.dims, self.mlp_ratios, (*self.depths[:-1], self.depths[-1] + 1), strict=True)
+        blocks = sum(depth * dim * (dim * (1.875 + 2 * ratio) + 10 * ratio + 25) for dim, ratio, depth in stages)
+        between = sum(9 * a * b for a, b in zip((self.stem_dim, *self.dims), self.dims, strict=False))
+        stem = self.stem_dim * (49 * self.in_channels + 18 * self.stem_dim)
+        return blocks + between + stem + (1 + self.two_heads) * self.dims[-1] * self.num_classes
+
+    @classmethod
+    def from_official(cls, mapping: Mapping[str, Any]) -> GroupMambaConfig:
+        """Translate the keyword names of upstream's GroupMamba; a value that cannot be honored is refused."""
+        return parse(cls, _rename(mapping, _GROUPMAMBA, _GROUPMAMBA_FIXED), where="upstream configuration")
+
+
+class LocalVMambaConfig(VMambaConfig):
+    """Everything that decides the parameters and the function of a LocalVMamba: a VMamba and the scans of its blocks.
+
+    `directions`: four for each block, from "h" (rows), "v" (columns), "wK" (windows of KxK) and their "_flip".
+    """
+
+    overlapping_stem: bool = False
+    merging_downsample: bool = True
+    d_state: States = 16
+    ssm_ratio: Ratio = 2.0
+    conv_bias: bool = True
+    gate: bool = True
+    mlp_ratio: Annotated[float, Field(ge=0, le=16, allow_inf_nan=False)] = 0.0
+    directions: tuple[Four, ...] = ()
+
+    def fit_together(self) -> None:
+        super().fit_together()
+        if len(self.directions) != sum(self.depths):
+            raise ValueError(
+                f"{len(self.directions)} directions and {sum(self.depths)} blocks; give four for each block"
+            )
+        if any(self.ssm_ratio * dim < 8 for dim in self.dims):
+            raise ValueError(
+                f"ssm_ratio is {self.ssm_ratio:g}; with dims {self.dims} an attention would have no channels"
+            )
+
+    def rough_size(self) -> float:
+        wide = sum(depth * (self.ssm_ratio * dim) ** 2 for depth, dim in zip(self.depths, self.dims, strict=True))
+        return super().rough_size() + wide / 4
+
+    @classmethod
+    def from_official(cls, mapping: Mapping[str, Any]) -> LocalVMambaConfig:
+        """Translate the keyword names of upstream's LocalVMamba; a value that cannot be honored is refused."""
+        values = _rename(mapping, _LOCALVMAMBA, _LOCALVMAMBA_FIXED)
+        if values.get("dt_rank") == "auto":
+            values["dt_rank"] = None
         return parse(cls, values, where="upstream configuration")
 
 
@@ -273,6 +387,49 @@ _VIM_FIXED: dict[str, tuple[object, ...] | None] = {
     "if_cls_token": (True,),
     "use_middle_cls_token": (True,),
     "if_devide_out": _ANYTHING,  # a misspelling that upstream ignores
+}
+_LOCALVIM = {key: name for key, name in _VIM.items() if key not in ("stride", "if_divide_out")} | {
+    "directions": "directions",
+    "if_rope": "rotary",
+    "if_cls_token": "middle_token",
+}
+_LOCALVIM_FIXED = {key: allowed for key, allowed in _VIM_FIXED.items() if key not in _LOCALVIM} | {
+    "if_rope_residual": _ANYTHING,  # as if_rope
+    "use_middle_cls_token": _ANYTHING,
+}
+_GROUPMAMBA = {
+    "in_chans": "in_channels",
+    "num_classes": "num_classes",
+    "stem_hidden_dim": "stem_dim",
+    "embed_dims": "dims",
+    "mlp_ratios": "mlp_ratios",
+    "depths": "depths",
+    "drop_path_rate": "drop_path",
+    "distillation": "two_heads",
+}
+_GROUPMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {"num_stages": _ANYTHING, "norm_layer": _ANYTHING}
+_LOCALVMAMBA = {
+    "in_chans": "in_channels",
+    "num_classes": "num_classes",
+    "patch_size": "patch_size",
+    "depths": "depths",
+    "dims": "dims",
+    "directions": "directions",
+    "ssm_d_state": "d_state",
+    "ssm_ratio": "ssm_ratio",
+    "ssm_dt_rank": "dt_rank",
+    "ssm_conv": "conv_size",
+    "ssm_conv_bias": "conv_bias",
+    "drop_path_rate": "drop_path",
+}
+_LOCALVMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
+    "d_state": _ANYTHING,  # upstream ignores it
+    "ssm_act_layer": ("silu",),
+    "ssm_drop_rate": (0, 0.0),
+    "ssm_simple_init": _ANYTHING,
+    "patch_norm": (True,),
+    "norm_layer": ("LN",),
+    "use_checkpoint": _ANYTHING,
 }
 
 

@@ -7,11 +7,11 @@ from typing import Any, cast, overload
 
 from torch import nn
 
+from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.networks import build_network
 from trust_tta.models.upernet import UPerNet
-from trust_tta.models.variants import VARIANTS, SegmenterName, VimName, VMambaName
-from trust_tta.models.vim import Vim
+from trust_tta.models.variants import VARIANTS, OtherName, SegmenterName, VMambaName
 from trust_tta.models.vmamba import VMamba
 from trust_tta.plugins import installed
 from trust_tta.preprocessing import Preprocessing, find_preset
@@ -35,13 +35,13 @@ def create_model(
 
 @overload
 def create_model(
-    name: VimName,
+    name: OtherName,
     *,
     num_classes: int | None = None,
     checkpoint: str | PathLike[str] | None = None,
     preprocessing: Preprocessing | str | None = None,
     **overrides: Any,
-) -> Vim: ...
+) -> ScanNetwork: ...
 
 
 @overload

@@ -5,6 +5,8 @@ Maps are channel-last in memory: a linear layer or a LayerNorm over the channels
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -99,3 +101,12 @@ def make_downsample(dim: int, out_dim: int, *, merging: bool, norm: str) -> nn.M
         return PatchMerging(dim, out_dim, norm)
     conv = StridedConv2d(dim, out_dim, 3, stride=2, padding=1)
     return nn.Sequential(nn.Identity(), conv, nn.Identity(), make_norm(norm, out_dim))
+
+
+@torch.no_grad()
+def reset_steps(weight: Tensor, bias: Tensor) -> None:
+    """Mamba's initial projection (.., c, r) of the steps: they are log-uniform in [0.001, 0.1] where its input is 0."""
+    bound = weight.shape[-1] ** -0.5
+    nn.init.uniform_(weight, -bound, bound)
+    steps = torch.exp(torch.rand_like(bias) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
+    bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
 from trust_tta.models.base import ScanNetwork
-from trust_tta.models.config import NetworkConfig, UPerNetConfig, VimConfig, VMambaConfig
+from trust_tta.models.config import (
+    GroupMambaConfig,
+    LocalVimConfig,
+    LocalVMambaConfig,
+    NetworkConfig,
+    UPerNetConfig,
+    VimConfig,
+    VMambaConfig,
+)
+from trust_tta.models.groupmamba import GroupMamba
+from trust_tta.models.localvim import LocalVim
+from trust_tta.models.localvmamba import LocalVMamba
 from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vim import Vim
@@ -43,6 +54,9 @@ _FAMILIES: dict[type[NetworkConfig], Callable[[Any], nn.Module]] = {
     VMambaConfig: VMamba,
     UPerNetConfig: UPerNet.from_config,
     VimConfig: Vim,
+    LocalVimConfig: LocalVim,
+    LocalVMambaConfig: LocalVMamba,
+    GroupMambaConfig: GroupMamba,
 }
 
 

@@ -53,6 +53,17 @@ def _vim(variant: str, repository: str, file: str, accuracy: float) -> Pretraine
     return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license="Apache-2.0")
 
 
+def _groupmamba(size: str, accuracy: float) -> Pretrained:
+    variant, file = f"groupmamba_{size}", f"groupmamba_{size}_ema.pth"
+    address = f"{_HUB}Abdelrahman-shaker/GroupMamba-{size.title()}/resolve/main/{file}"
+    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy)
+
+
+def _local(variant: str, file: str, accuracy: float) -> Pretrained:
+    address = f"https://github.com/hunto/LocalMamba/releases/download/v1.0.0/{file}"
+    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license="Apache-2.0")
+
+
 _NANO = Pretrained(
     name="vmamba_nano_cifar10",
     variant="vmamba_nano",
@@ -83,6 +94,12 @@ PRETRAINED = {
         _vim("vim_small", "Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth", 80.5),
         _vim("vim_small_stride8", "Vim-small-midclstok", "vim_s_midclstok_ft_81p6acc.pth", 81.6),
         _vim("vim_base", "Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth", 81.9),
+        _groupmamba("tiny", 83.3),
+        _groupmamba("small", 83.9),
+        _groupmamba("base", 84.5),
+        _local("localvmamba_small", "local_vssm_small.ckpt", 83.7),
+        _local("localvim_tiny", "local_vim_tiny.ckpt", 76.2),
+        _local("localvim_tiny_midclstok", "local_vim_tiny_middle_cls_token.ckpt", 77.8),
     )
 }
 

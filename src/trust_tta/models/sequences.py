@@ -8,6 +8,7 @@ stay in the sequence, where they let the state decay.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +29,6 @@ def visit(directions: Sequence[str], height: int, width: int, device: torch.devi
     return torch.stack([F.pad(row, (0, longest - len(row)), value=height * width) for row in rows])
 
 
-def count_steps(direction: str, height: int, width: int) -> int:
-    """The length of the sequence of one direction."""
-    size = _window(direction)
-    return -(-height // size) * -(-width // size) * size**2
-
-
 def _visit(direction: str, tokens: Tensor) -> Tensor:
     height, width = tokens.shape
     if direction == "v":
@@ -49,11 +44,17 @@ def _window(direction: str) -> int:
     return int(name[1:]) if name.startswith("w") else 1
 
 
-def find_returns(visits: Tensor, tokens: int) -> Tensor:
-    """The step at which each token is visited, (.., tokens), of visits (.., steps)."""
-    steps = torch.arange(visits.shape[-1], device=visits.device).expand_as(visits)
-    found = torch.zeros(*visits.shape[:-1], tokens + 1, dtype=visits.dtype, device=visits.device)
-    return found.scatter_(-1, visits, steps)[..., :tokens]
+class Route(NamedTuple):
+    """The token at each step of k sequences, and the step at which each token is visited; (k, ..) or (b, k, ..)."""
+
+    visits: Tensor
+    returns: Tensor
+
+    @classmethod
+    def along(cls, visits: Tensor, tokens: int) -> Route:
+        steps = torch.arange(visits.shape[-1], device=visits.device).expand_as(visits)
+        found = torch.zeros(*visits.shape[:-1], tokens + 1, dtype=visits.dtype, device=visits.device)
+        return cls(visits, found.scatter_(-1, visits, steps)[..., :tokens])
 
 
 def read(x: Tensor, steps: Tensor) -> Tensor:

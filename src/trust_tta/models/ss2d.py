@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.models.layers import LayerNorm2d, Linear2d
+from trust_tta.models.layers import LayerNorm2d, Linear2d, reset_steps
 from trust_tta.scan import Parameters, merge_norm, scan_map
 
 
@@ -32,14 +32,11 @@ class SS2D(nn.Module):
         self.reset_scan_parameters()
 
     def reset_scan_parameters(self) -> None:
-        """Steps log-uniform in [0.001, 0.1], A = -1..-n in every channel, D = 1: Mamba's initial values."""
-        inner, rank = self.dt_projs_weight.shape[1:]
+        """A = -1..-n in every channel, D = 1: Mamba's initial values."""
         with torch.no_grad():
             for group in self.x_proj_weight:
                 nn.init.kaiming_uniform_(group, a=math.sqrt(5))
-            nn.init.uniform_(self.dt_projs_weight, -(rank**-0.5), rank**-0.5)
-            steps = torch.exp(torch.rand(4, inner) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
-            self.dt_projs_bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+            reset_steps(self.dt_projs_weight, self.dt_projs_bias)
             self.A_logs.copy_(torch.log(torch.arange(1.0, self.A_logs.shape[1] + 1)).expand_as(self.A_logs))
             self.Ds.fill_(1)
 

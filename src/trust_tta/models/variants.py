@@ -5,7 +5,16 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from trust_tta.models.config import NetworkConfig, UPerNetConfig, VimConfig, VMambaConfig
+from trust_tta.models.config import (
+    Four,
+    GroupMambaConfig,
+    LocalVimConfig,
+    LocalVMambaConfig,
+    NetworkConfig,
+    UPerNetConfig,
+    VimConfig,
+    VMambaConfig,
+)
 from trust_tta.preprocessing import Preprocessing, find_preset
 
 _SMALL_DIMS, _BASE_DIMS = (96, 192, 384, 768), (128, 256, 512, 1024)
@@ -41,6 +50,45 @@ _VIM = {
     "vim_base": VimConfig(dim=768),
 }
 
+
+def _directions(text: str) -> tuple[Four, ...]:
+    """Four directions for each block; a minus stands for "_flip"."""
+    rows = [row.replace("-", "_flip").split() for row in text.split(",")]
+    return tuple((a, b, c, d) for a, b, c, d in rows)
+
+
+# As the search of the authors has chosen them.
+_LOCALVMAMBA_TINY = _directions(
+    "h h- w7 w7-, h- v- w2 w2-, h- v- w2- w7, h- v v- w2, h h- v- w2-, h- v- w2 w2-, h w2- w7 w7-, h h- v v-, "
+    "h v- w7 w7-, h- v w2 w7-, v v- w2 w7-, h h- v- w2-, v- w2- w7 w7-, h- v- w2- w7-, h- v w7 w7-"
+)
+_LOCALVMAMBA_SMALL = _directions(
+    "h v v- w7-, h h- v w7, h- v v- w7, h- v w2- w7, h- v w2- w7, h- v- w2 w7-, h- v v- w7, h v v- w7, h v v- "
+    "w7, h v v- w7-, h h- v v-, h v v- w2, v v- w2- w7, h h- v w2, h- v v- w7-, h h- v v-, h v v- w7-, h v v- "
+    "w7-, h h- v- w7, h- v- w2- w7, h- v v- w7-, v v- w7 w7-, h v v- w7-, h- v v- w2, h v v- w2-, h h- v w7, "
+    "h h- w7 w7-, h v- w2 w2-, h v- w2 w7, h v v- w7-, h- v w2- w7, h- v- w7 w7-, h v w7 w7-"
+)
+_LOCALVIM_TINY = _directions(
+    "h v- w7 w7-, h- w2- w7 w7-, h h- v w7, h h- v v-, h h- v v-, h h- v v-, h- v v- w7, h- v v- w2-, h h- v "
+    "v-, h h- v v-, h v v- w2, h v v- w2-, h h- v- w7, h- v v- w2, h h- v v-, h v w2 w2-, v v- w2 w7, h h- v "
+    "w2, h h- w2- w7, v v- w2 w2-"
+)
+_LOCALVIM_SMALL = 20 * _directions("h h- w2 w2-")
+
+_LOCAL: dict[str, NetworkConfig] = {
+    "localvmamba_tiny": LocalVMambaConfig(depths=(2, 2, 9, 2), directions=_LOCALVMAMBA_TINY),
+    "localvmamba_small": LocalVMambaConfig(depths=(2, 2, 27, 2), directions=_LOCALVMAMBA_SMALL),
+    "localvim_tiny": LocalVimConfig(directions=_LOCALVIM_TINY),
+    "localvim_tiny_midclstok": LocalVimConfig(directions=_LOCALVIM_TINY, rotary=False, middle_token=True),
+    "localvim_small": LocalVimConfig(dim=384, directions=_LOCALVIM_SMALL),
+}
+
+_GROUPMAMBA = {
+    "groupmamba_tiny": GroupMambaConfig(),
+    "groupmamba_small": GroupMambaConfig(stem_dim=64, dims=(64, 128, 348, 512), depths=(3, 4, 16, 3)),
+    "groupmamba_base": GroupMambaConfig(stem_dim=64, dims=(96, 192, 424, 512), depths=(3, 6, 21, 3)),
+}
+
 _VMAMBA: dict[str, VMambaConfig] = {
     **_PUBLISHED,
     **{f"{name}_bn": config.changed(norm="batch") for name, config in _PUBLISHED.items()},
@@ -67,6 +115,8 @@ VARIANTS: dict[str, NetworkConfig] = {
     **_VMAMBA,
     **{f"upernet_{name}": _segmenter(name) for name in _VMAMBA},
     **_VIM,
+    **_LOCAL,
+    **_GROUPMAMBA,
 }
 
 
@@ -76,7 +126,11 @@ VMambaName: TypeAlias = Literal[
     "vmamba_base_s2l15_bn", "vmamba_nano", "vmamba_small_s1l20", "vmamba_small_s1l20_bn", "vmamba_small_s2l15",
     "vmamba_small_s2l15_bn", "vmamba_tiny_s1l8", "vmamba_tiny_s1l8_bn", "vmamba_tiny_s2l5", "vmamba_tiny_s2l5_bn",
 ]  # fmt: skip
-VimName: TypeAlias = Literal["vim_base", "vim_small", "vim_small_stride8", "vim_tiny", "vim_tiny_stride8"]
+OtherName: TypeAlias = Literal[
+    "groupmamba_base", "groupmamba_small", "groupmamba_tiny", "localvim_small", "localvim_tiny",
+    "localvim_tiny_midclstok", "localvmamba_small", "localvmamba_tiny", "vim_base", "vim_small", "vim_small_stride8",
+    "vim_tiny", "vim_tiny_stride8",
+]  # fmt: skip
 
 SegmenterName: TypeAlias = Literal[
     "upernet_vanilla_vmamba_base", "upernet_vanilla_vmamba_base_bn", "upernet_vanilla_vmamba_small",

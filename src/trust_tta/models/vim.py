@@ -6,7 +6,8 @@ Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirec
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from trust_tta.errors import ShapeError
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VimConfig
-from trust_tta.models.layers import StochasticDepth
-from trust_tta.models.sequences import find_returns, read, scan_sequences, visit
-from trust_tta.roles import Role
+from trust_tta.models.layers import StochasticDepth, reset_steps
+from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.roles import Kind, Role
 from trust_tta.scan import Parameters
 
 # Which direction the forward and the backward set of parameters read: the rows (a), the columns (b), both backwards
@@ -28,53 +29,51 @@ EPS = 1e-5
 
 
 class Mixer(nn.Module):
-    """Project, then convolve and scan in several directions with parameters of their own, gate, project back.
+    """Project, then convolve and scan in two directions with parameters of their own, gate, project back."""
 
-    `ends` are the ends of the parameters' names, one for each set; those of A stand before "_log".
-    """
+    ends: tuple[str, ...] = ("", "_b")  # of the parameters' names, one for each set
+    decay = "A{}_log"  # the name of A
 
-    def __init__(self, dim: int, *, d_state: int, halve: bool, ends: tuple[str, ...] = ("", "_b")) -> None:
+    def __init__(self, dim: int, *, d_state: int, halve: bool) -> None:
         super().__init__()
-        self.halve, self.ends, self.backend = halve, ends, "auto"
+        self.halve, self.backend = halve, "auto"
         inner, rank = 2 * dim, math.ceil(dim / 16)
         self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
-        for end in ends:
+        for end in self.ends:
             self.add_module(f"conv1d{end}", nn.Conv1d(inner, inner, CONV_SIZE, groups=inner))
             self.add_module(f"x_proj{end}", nn.Linear(inner, rank + 2 * d_state, bias=False))
             self.add_module(f"dt_proj{end}", nn.Linear(rank, inner))
-            self.register_parameter(f"A{end}_log", nn.Parameter(torch.empty(inner, d_state)))
+            self.register_parameter(self.decay.format(end), nn.Parameter(torch.empty(inner, d_state)))
             self.register_parameter(f"D{end}", nn.Parameter(torch.ones(inner)))
         self.out_proj = nn.Linear(inner, dim, bias=False)
         self.reset_scan_parameters()
 
     @torch.no_grad()
     def reset_scan_parameters(self) -> None:
-        """Steps log-uniform in [0.001, 0.1], A = -1..-n in every channel, D = 1: Mamba's initial values."""
-        for A_log in self.each("A{}_log"):
+        """A = -1..-n in every channel, D = 1: Mamba's initial values."""
+        for A_log in self.each(self.decay):
             A_log.copy_(torch.log(torch.arange(1.0, A_log.shape[1] + 1)).expand_as(A_log))
         for weight, bias in zip(self.each("dt_proj{}.weight"), self.each("dt_proj{}.bias"), strict=True):
-            nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
-            steps = torch.exp(torch.rand_like(bias) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
-            bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+            reset_steps(weight, bias)
 
-    def forward(self, x: Tensor, visits: Tensor, returns: Tensor) -> Tensor:
-        """x (b, l, dim); `visits` and `returns` (k, l) or (b, k, l) are those of the sets of parameters."""
+    def forward(self, x: Tensor, route: Route) -> Tensor:
+        """x (b, l, dim); the route has a sequence for each set of parameters."""
         u, z = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
-        y = self.scan(u, visits, returns).sum(1) * F.silu(z)
+        y = self.scan(u, route).sum(1) * F.silu(z)
         out: Tensor = self.out_proj((y / 2 if self.halve else y).transpose(1, 2))
         return out
 
-    def scan(self, u: Tensor, visits: Tensor, returns: Tensor) -> Tensor:
+    def scan(self, u: Tensor, route: Route) -> Tensor:
         """u (b, c, l) as each set of parameters reads it, (b, k, c, l), the tokens in their places again."""
-        u = read(u.unsqueeze(1).expand(-1, len(self.ends), -1, -1), visits)
+        u = read(u.unsqueeze(1).expand(-1, len(self.ends), -1, -1), route.visits)
         parameters = Parameters(
             torch.stack(self.each("x_proj{}.weight")),
             torch.stack(self.each("dt_proj{}.weight")),
             torch.stack(self.each("dt_proj{}.bias")),
-            torch.cat(self.each("A{}_log")),
+            torch.cat(self.each(self.decay)),
             torch.cat(self.each("D{}")),
         )
-        return read(scan_sequences(F.silu(self.convolve(u)), parameters, backend=self.backend), returns)
+        return read(scan_sequences(F.silu(self.convolve(u)), parameters, backend=self.backend), route.returns)
 
     def convolve(self, u: Tensor) -> Tensor:
         """Each step of u (b, k, c, l) with the three before it."""
@@ -90,14 +89,14 @@ class Mixer(nn.Module):
 class Layer(nn.Module):
     """residual + mixer(norm(residual)); the residual is float32 at least, whatever the weights are."""
 
-    def __init__(self, config: VimConfig, drop_path: float) -> None:
+    def __init__(self, dim: int, mixer: Mixer, drop_path: float) -> None:
         super().__init__()
-        self.mixer = Mixer(config.dim, d_state=config.d_state, halve=config.halve)
-        self.norm = nn.RMSNorm(config.dim, eps=EPS)
+        self.mixer = mixer
+        self.norm = nn.RMSNorm(dim, eps=EPS)
         self.drop_path = StochasticDepth(drop_path)
 
-    def forward(self, residual: Tensor, visits: Tensor, returns: Tensor) -> Tensor:
-        mixed: Tensor = self.drop_path(self.mixer(normalize(residual, self.norm), visits, returns))
+    def forward(self, residual: Tensor, route: Route) -> Tensor:
+        mixed: Tensor = self.drop_path(self.mixer(normalize(residual, self.norm), route))
         return residual + mixed
 
 
@@ -121,28 +120,33 @@ class PatchEmbedding(nn.Module):
 class Vim(ScanNetwork):
     """images (n, channels, h, w) of one size -> logits (n, classes)."""
 
+    rows: ClassVar[Mapping[str, Sequence[int]]] = TRAVERSALS
     config: VimConfig
 
     def __init__(self, config: VimConfig) -> None:
-        super().__init__(TRAVERSALS)
+        super().__init__()
         self.config = config
-        dim, tokens = config.dim, math.prod(config.grid)
+        dim = config.dim
         self.patch_embed = PatchEmbedding(config.in_channels, dim, patch=config.patch_size, stride=config.stride)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
-        self.pos_embed = nn.Parameter(torch.zeros(1, tokens + 1, dim))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
+        self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(config.grid) + config.class_token, dim))
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
-        self.layers = nn.ModuleList(Layer(config, rate) for rate in rates)
+        self.layers = nn.ModuleList(Layer(dim, self.make_mixer(), rate) for rate in rates)
         self.norm_f = nn.RMSNorm(dim, eps=EPS)
         self.head = nn.Linear(dim, config.num_classes)
         self._initialize()
 
     def _initialize(self) -> None:
         for weight in (self.cls_token, self.pos_embed, self.head.weight):
-            nn.init.trunc_normal_(weight, std=0.02)
+            if weight is not None:
+                nn.init.trunc_normal_(weight, std=0.02)
         nn.init.zeros_(self.head.bias)
         for layer in cast(list[Layer], self.layers):  # the sum of all layers is as large as one
             nn.init.kaiming_uniform_(layer.mixer.out_proj.weight, a=math.sqrt(5))
             layer.mixer.out_proj.weight.data.div_(math.sqrt(len(self.layers)))
+
+    def make_mixer(self) -> Mixer:
+        return Mixer(self.config.dim, d_state=self.config.d_state, halve=self.config.halve)
 
     @property
     def middle(self) -> int:
@@ -154,10 +158,9 @@ class Vim(ScanNetwork):
         residual = self.embed(images)
         if slots is None:
             slots = self.slots(order, len(images))
-        visits = self.visits(residual.device)[slots]
-        returns = find_returns(visits, residual.shape[1])
+        route = Route.along(self.visits(residual.device)[slots], residual.shape[1])
         for layer in self.layers:
-            residual = layer(residual, visits, returns)
+            residual = layer(residual, route)
         return normalize(residual[:, self.middle], self.norm_f)
 
     def forward_head(self, features: Tensor) -> Tensor:
@@ -173,18 +176,16 @@ class Vim(ScanNetwork):
                 f"images are {images.shape[2]}x{images.shape[3]} and this network has positions for {height}x{width}; "
                 f"resize them, or build it with image_size=({images.shape[2]}, {images.shape[3]})"
             )
-        patches: Tensor = self.patch_embed(images)
-        token = self.cls_token.expand(len(images), -1, -1)
-        tokens = torch.cat((patches[:, : self.middle], token, patches[:, self.middle :]), dim=1) + self.pos_embed
+        tokens: Tensor = self.patch_embed(images)
+        if self.cls_token is not None:
+            token = self.cls_token.expand(len(images), -1, -1)
+            tokens = torch.cat((tokens[:, : self.middle], token, tokens[:, self.middle :]), dim=1)
+        tokens = tokens + self.pos_embed
         return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
 
     def visits(self, device: torch.device) -> Tensor:
         """The token at each step of the four directions, (4, tokens); the class token stays in the middle."""
-        middle = self.middle
-        patches = visit(("h", "v"), *self.config.grid, device)
-        patches = patches + (patches >= middle)
-        token = torch.full((2, 1), middle, device=device)
-        forwards = torch.cat((patches[:, :middle], token, patches[:, middle:]), dim=1)
+        forwards = insert_token(visit(("h", "v"), *self.config.grid, device), self.middle)
         return torch.cat((forwards, forwards.flip(1)))
 
     def parameter_roles(self) -> dict[str, Role]:
@@ -194,8 +195,16 @@ class Vim(ScanNetwork):
         return {name: _role(name, name.startswith(late)) for name, _ in self.named_parameters()}
 
 
+def insert_token(visits: Tensor, middle: int) -> Tensor:
+    """Visits (k, steps) of tokens among which another stands at place `middle`, and which see it at this step."""
+    visits = visits + (visits >= middle)
+    token = visits.new_full((len(visits), 1), middle)
+    return torch.cat((visits[:, :middle], token, visits[:, middle:]), dim=1)
+
+
 def _role(name: str, last: bool) -> Role:
     if ".mixer." in name:
         part = name.split(".mixer.")[1].split(".")[0]
-        return Role("projection" if part.startswith(("in_proj", "out_proj", "conv1d")) else "scan", last)
+        kind: Kind = "projection" if part.startswith(("in_proj", "out_proj", "conv1d")) else "scan"
+        return Role("other" if part == "attn" else kind, last)
     return Role("norm" if "norm" in name else "other", last)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,10 @@ _SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs
 class Block(nn.Module):
     """x + SS2D(norm(x)), then x + MLP(norm(x)) where the network has MLPs."""
 
-    def __init__(self, dim: int, config: VMambaConfig, drop_path: float) -> None:
+    def __init__(self, dim: int, config: VMambaConfig, op: SS2D, drop_path: float) -> None:
         super().__init__()
         self.norm = make_norm(config.norm, dim)
-        self.op = SS2D(
-            dim,
-            inner=int(config.ssm_ratio * dim),
-            d_state=config.d_state,
-            dt_rank=config.dt_rank or math.ceil(dim / 16),
-            conv_size=config.conv_size,
-            conv_bias=config.conv_bias,
-            gate=config.gate,
-        )
+        self.op = op
         self.drop_path = StochasticDepth(drop_path)
         self.mlp = Mlp(dim, int(config.mlp_ratio * dim)) if config.mlp_ratio > 0 else None
         self.norm2 = make_norm(config.norm, dim) if self.mlp is not None else None
@@ -69,14 +62,33 @@ class Classifier(nn.Module):
         self.head = nn.Linear(dim, num_classes)
 
 
+def _slots(order: ScanOrder) -> list[int]:
+    """Which group reads the rows forwards (a), the rows backwards (c), the columns forwards (b) and backwards (d)."""
+    group = order.inverse
+    return [group[0], group[2], group[1], group[3]]
+
+
+def ss2d_arguments(config: VMambaConfig, dim: int) -> dict[str, Any]:
+    """What an SS2D of this width is made with."""
+    return {
+        "inner": int(config.ssm_ratio * dim),
+        "d_state": config.d_state,
+        "dt_rank": config.dt_rank or math.ceil(dim / 16),
+        "conv_size": config.conv_size,
+        "conv_bias": config.conv_bias,
+        "gate": config.gate,
+    }
+
+
 class VMamba(ScanNetwork):
     """images (n, channels, h, w) -> logits (n, classes)."""
 
+    rows: ClassVar[Mapping[str, Sequence[int]]] = {str(order): _slots(order) for order in ScanOrder.all()}
     config: VMambaConfig
     classifier: Classifier
 
     def __init__(self, config: VMambaConfig) -> None:
-        super().__init__({str(order): _slots(order) for order in ScanOrder.all()})
+        super().__init__()
         self.config = config
         dims, depths = config.dims, config.depths
         self.patch_embed = make_stem(
@@ -86,7 +98,7 @@ class VMamba(ScanNetwork):
         stages = []
         for i, (dim, depth) in enumerate(zip(dims, depths, strict=True)):
             first = sum(depths[:i])
-            blocks = [Block(dim, config, rate) for rate in rates[first : first + depth]]
+            blocks = [Block(dim, config, self.make_op(dim, j), rates[j]) for j in range(first, first + depth)]
             downsample: nn.Module = nn.Identity()
             if i + 1 < len(dims):
                 downsample = make_downsample(dim, dims[i + 1], merging=config.merging_downsample, norm=config.norm)
@@ -94,6 +106,11 @@ class VMamba(ScanNetwork):
         self.layers = nn.ModuleList(stages)
         self.classifier = Classifier(dims[-1], config.norm, config.num_classes)
         self.apply(_initialize)
+
+    def make_op(self, dim: int, block: int) -> SS2D:
+        """What scans in a block, counted over all stages."""
+        del block
+        return SS2D(dim, **ss2d_arguments(self.config, dim))
 
     def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
         """The pooled features (n, dims[-1]) that the head classifies."""
@@ -135,19 +152,13 @@ class VMamba(ScanNetwork):
             module, _, leaf = name.rpartition(".")
             if leaf in _SCAN_PARAMETERS:
                 roles[name] = Role("scan", last)
-            elif ".op." in name and not module.endswith("out_norm"):
+            elif ".op." in name and not module.endswith("out_norm") and ".attn." not in name:
                 roles[name] = Role("projection", last)
             elif isinstance(self.get_submodule(module), (nn.BatchNorm2d, nn.LayerNorm)) and ".op." not in name:
                 roles[name] = Role("norm", last)
             else:
                 roles[name] = Role("other", last)
         return roles
-
-
-def _slots(order: ScanOrder) -> list[int]:
-    """Which group reads the rows forwards (a), the rows backwards (c), the columns forwards (b) and backwards (d)."""
-    group = order.inverse
-    return [group[0], group[2], group[1], group[3]]
 
 
 def _initialize(module: nn.Module) -> None:

@@ -1,0 +1,234 @@
+"""GroupMamba: in every block four groups of channels, each scanned in one direction.
+
+Shaker et al., "GroupMamba: Efficient Group-Based Visual State Space Model", CVPR 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.models.base import FOUR_DIRECTIONS, Orders, ScanNetwork
+from trust_tta.models.config import GroupMambaConfig
+from trust_tta.models.layers import StochasticDepth, reset_steps
+from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.roles import Kind, Role
+from trust_tta.scan import Parameters
+
+DIRECTIONS = ("h", "v", "h_flip", "v_flip")  # a, b, c, d
+GROUPS = ("mamba_g1", "mamba_g2", "mamba_g3", "mamba_g4")
+EPS = 1e-6  # of the norms around the blocks; the others have PyTorch's
+_SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
+
+
+class Group(nn.Module):
+    """The parameters of one group of channels; `GroupedScan` computes with those of all four at once."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        rank = math.ceil(dim / 16)
+        self.in_proj = nn.Linear(dim, 2 * dim, bias=False)
+        self.conv2d = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.x_proj_weight = nn.Parameter(torch.empty(1, rank + 2, dim))
+        self.dt_projs_weight = nn.Parameter(torch.empty(1, dim, rank))
+        self.dt_projs_bias = nn.Parameter(torch.empty(1, dim))
+        self.A_logs = nn.Parameter(torch.zeros(dim, 1))
+        self.Ds = nn.Parameter(torch.ones(dim))
+        self.out_norm = nn.LayerNorm(dim)
+        self.out_proj = nn.Linear(dim, dim, bias=False)
+        nn.init.kaiming_uniform_(self.x_proj_weight[0], a=math.sqrt(5))
+        reset_steps(self.dt_projs_weight, self.dt_projs_bias)
+
+
+class GroupedScan(nn.Module):
+    """Norm, four groups of channels scanned apart, weighed by the channels' means and the input, norm, project."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.backend = "auto"
+        self.norm = nn.LayerNorm(dim)
+        for name in GROUPS:
+            self.add_module(name, Group(dim // 4))
+        self.fc1 = nn.Linear(dim, dim // 16)
+        self.fc2 = nn.Linear(dim // 16, dim)
+        self.skip_scale = nn.Parameter(torch.ones(1))
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, height: int, route: Route) -> Tensor:
+        """x (b, l, dim), the tokens of a map with `height` rows."""
+        x = self.norm(x)
+        weights = torch.sigmoid(self.fc2(F.relu(self.fc1(x.mean(1, keepdim=True)))))
+        y: Tensor = self.proj(self.norm(self.scan(x, height, route) * self.skip_scale * x * weights))
+        return y
+
+    def scan(self, x: Tensor, height: int, route: Route) -> Tensor:
+        """Each quarter of the channels of x (b, l, dim) through its own group, (b, l, dim)."""
+        in_proj, out_proj = (torch.stack(self.each(f"{name}.weight")) for name in ("in_proj", "out_proj"))
+        groups = x.unflatten(2, (4, -1)).permute(0, 2, 3, 1)  # (b, 4, c, l)
+        u, z = (in_proj @ groups).chunk(2, dim=2)
+        y = scan_sequences(read(F.silu(self.convolve(u, height)), route.visits), self.scanned(), backend=self.backend)
+        y = read(y, route.returns).transpose(2, 3)
+        weight, bias = (torch.stack(self.each(f"out_norm.{name}")).unsqueeze(1) for name in ("weight", "bias"))
+        y = (F.layer_norm(y, y.shape[-1:]) * weight + bias) * F.silu(z.transpose(2, 3))
+        return (y @ out_proj.transpose(1, 2)).transpose(1, 2).flatten(2)
+
+    def convolve(self, u: Tensor, height: int) -> Tensor:
+        """A 3x3 convolution of each channel of u (b, 4, c, l) as a map."""
+        weight, bias = (torch.cat(self.each(f"conv2d.{name}")) for name in ("weight", "bias"))
+        maps = u.flatten(1, 2).unflatten(2, (height, -1))
+        return F.conv2d(maps, weight, bias, padding=1, groups=len(weight)).view(u.shape)
+
+    def scanned(self) -> Parameters:
+        names = ("x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds")
+        return Parameters(*(torch.cat(self.each(name)) for name in names))
+
+    def each(self, name: str) -> list[Tensor]:
+        """A parameter of every group."""
+        return [self.get_parameter(f"{group}.{name}") for group in GROUPS]
+
+
+class DepthwiseConvolution(nn.Module):
+    """Holds the convolution under upstream's name."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+
+class Mlp(nn.Module):
+    """Two linear layers with GELU between them, and in maps of several tokens a 3x3 convolution before it."""
+
+    def __init__(self, dim: int, hidden: int, *, convolving: bool) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.dwconv = DepthwiseConvolution(hidden) if convolving else None
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor, height: int) -> Tensor:
+        x = self.fc1(x)
+        if self.dwconv is not None:
+            maps = x.transpose(1, 2).unflatten(2, (height, -1))
+            x = self.dwconv.dwconv(maps).flatten(2).transpose(1, 2)
+        y: Tensor = self.fc2(F.gelu(x))
+        return y
+
+
+class Block(nn.Module):
+    """x + scan(x), then x + MLP(norm(x)); x (b, l, dim). The last one, of a mean, normalizes what it scanned."""
+
+    def __init__(self, dim: int, mlp_ratio: float, drop_path: float = 0.0, *, of_means: bool = False) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=EPS) if of_means else None
+        self.norm2 = nn.LayerNorm(dim, eps=EPS)
+        self.attn = GroupedScan(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), convolving=not of_means)
+        self.drop_path = StochasticDepth(drop_path)
+
+    def forward(self, x: Tensor, height: int, route: Route) -> Tensor:
+        y = self.attn(x, height, route)
+        x = x + self.drop_path(y if self.norm1 is None else self.norm1(y))
+        return x + cast(Tensor, self.drop_path(self.mlp(self.norm2(x), height)))
+
+
+class Downsample(nn.Module):
+    """Halve a map by a convolution: tokens (b, l, dim), normalized, and their number of rows."""
+
+    def __init__(self, channels: int, dim: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, dim, 3, stride=2, padding=1)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        x = self.proj(x)
+        tokens: Tensor = self.norm(x.flatten(2).transpose(1, 2))
+        return tokens, x.shape[2]
+
+
+class Stem(Downsample):
+    """Three convolutions, the first of which halves the images, and a downsampling."""
+
+    def __init__(self, channels: int, hidden: int, dim: int) -> None:
+        super().__init__(hidden, dim)
+        layers: list[nn.Module] = []
+        for before, size, stride in ((channels, 7, 2), (hidden, 3, 1), (hidden, 3, 1)):
+            conv = nn.Conv2d(before, hidden, size, stride=stride, padding=size // 2, bias=False)
+            layers += [conv, nn.BatchNorm2d(hidden), nn.ReLU()]
+        self.conv = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return super().forward(self.conv(x))
+
+
+class GroupMamba(ScanNetwork):
+    """images (n, channels, h, w) -> logits (n, classes).
+
+    A traversal says which direction each group scans: its channels and parameters stay together. In training mode as
+    in evaluation, the logits are the mean of both heads where there are two.
+    """
+
+    rows = FOUR_DIRECTIONS
+    config: GroupMambaConfig
+
+    def __init__(self, config: GroupMambaConfig) -> None:
+        super().__init__()
+        self.config = config
+        dims, count = config.dims, sum(config.depths)
+        rates = iter([config.drop_path * i / max(1, count - 1) for i in range(count)])
+        for i, (dim, depth, ratio) in enumerate(zip(dims, config.depths, config.mlp_ratios, strict=True)):
+            down = Downsample(dims[i - 1], dim) if i else Stem(config.in_channels, config.stem_dim, dim)
+            self.add_module(f"patch_embed{i + 1}", down)
+            self.add_module(f"block{i + 1}", nn.ModuleList(Block(dim, ratio, next(rates)) for _ in range(depth)))
+            self.add_module(f"norm{i + 1}", nn.LayerNorm(dim, eps=EPS))
+        self.post_network = nn.ModuleList([Block(dims[-1], config.mlp_ratios[-1], of_means=True)])
+        self.head = nn.Linear(dims[-1], config.num_classes)
+        self.dist_head = nn.Linear(dims[-1], config.num_classes) if config.two_heads else None
+        self.apply(_initialize)
+
+    def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+        """The mean over the last map's tokens, mixed and normalized, (n, dims[-1])."""
+        x = self.check_images(images)
+        if slots is None:
+            slots = self.slots(order, len(images))
+        for i in range(1, len(self.config.dims) + 1):
+            x, height = self.get_submodule(f"patch_embed{i}")(x)
+            route = Route.along(visit(DIRECTIONS, height, x.shape[1] // height, x.device)[slots], x.shape[1])
+            for block in cast(nn.ModuleList, self.get_submodule(f"block{i}")):
+                x = block(x, height, route)
+            if i < len(self.config.dims):
+                x = self.get_submodule(f"norm{i}")(x).transpose(1, 2).unflatten(2, (height, -1))
+        x = x.mean(1, keepdim=True)
+        route = Route.along(visit(DIRECTIONS, 1, 1, x.device)[slots], 1)
+        for block in self.post_network:
+            x = block(x, 1, route)
+        features: Tensor = self.get_submodule(f"norm{len(self.config.dims)}")(x)
+        return features.squeeze(1)
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features)
+        return logits if self.dist_head is None else (logits + self.dist_head(features)) / 2
+
+    def parameter_roles(self) -> dict[str, Role]:
+        """The role of every parameter, by name; `out_norm` counts as `other`, as VMamba's does."""
+        i = len(self.config.dims)
+        late = (f"block{i}.", f"norm{i}.", "post_network.", "head.", "dist_head.")
+        return {name: Role(self._kind(name), name.startswith(late)) for name, _ in self.named_parameters()}
+
+    def _kind(self, name: str) -> Kind:
+        module, _, leaf = name.rpartition(".")
+        if leaf in _SCAN_PARAMETERS:
+            return "scan"
+        if module.endswith((".in_proj", ".conv2d", ".out_proj", ".attn.proj")):
+            return "projection"
+        is_norm = isinstance(self.get_submodule(module), nn.BatchNorm2d | nn.LayerNorm)
+        return "norm" if is_norm and not module.endswith(".out_norm") else "other"
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,93 @@
+"""LocalVim: a Vim whose layers scan in four directions of their own, some of them by windows.
+
+Huang et al., "LocalMamba: Visual State Space Model with Windowed Selective Scan", 2024.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.models.base import FOUR_DIRECTIONS, Orders
+from trust_tta.models.config import LocalVimConfig
+from trust_tta.models.localvmamba import ChannelAttention
+from trust_tta.models.sequences import Route, visit
+from trust_tta.models.vim import Mixer, Vim, insert_token, normalize
+
+BASE, SIDE = 10_000, 14  # of the rotary embedding: its longest wave, and the side it was made for
+
+
+class LocalMixer(Mixer):
+    """A mixer of four directions; each is gated and weighed by one attention before they are summed."""
+
+    ends = ("_0", "_1", "_2", "_3")
+    decay = "A_log{}"
+
+    def __init__(self, dim: int, *, d_state: int) -> None:
+        super().__init__(dim, d_state=d_state, halve=False)
+        self.attn = ChannelAttention(2 * dim)
+
+    def forward(self, x: Tensor, route: Route) -> Tensor:
+        u, z = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
+        y = self.scan(F.pad(u, (0, 1)), route) * F.silu(z).unsqueeze(1)  # u ends in the zero token
+        out: Tensor = self.out_proj(self.attn(y).sum(1).transpose(1, 2))
+        return out
+
+
+class Rotary(nn.Module):
+    """Turns pairs of channels by angles that grow with a token's row, and in the other half with its column."""
+
+    freqs_cos: Tensor
+    freqs_sin: Tensor
+
+    def __init__(self, dim: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        waves = BASE ** -(torch.arange(0, dim // 2, 2, dtype=torch.float64)[: dim // 4] / (dim // 2))
+        waves = waves.repeat_interleave(2)
+        rows, columns = (torch.arange(n, dtype=torch.float64)[:, None] * (SIDE / n) * waves for n in grid)
+        shape = (*grid, dim // 2)
+        angles = torch.cat((rows[:, None].expand(shape), columns[None].expand(shape)), dim=-1).flatten(0, 1)
+        self.register_buffer("freqs_cos", angles.cos().float())
+        self.register_buffer("freqs_sin", angles.sin().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (b, tokens, dim), turned."""
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        return x * self.freqs_cos + turned * self.freqs_sin
+
+
+class LocalVim(Vim):
+    """images (n, channels, h, w) of one size -> logits (n, classes).
+
+    A traversal permutes the four directions of every layer among its sets of parameters.
+    """
+
+    rows = FOUR_DIRECTIONS
+    config: LocalVimConfig
+
+    def __init__(self, config: LocalVimConfig) -> None:
+        super().__init__(config)
+        self.rope = Rotary(config.dim, config.grid) if config.rotary else None
+
+    def make_mixer(self) -> Mixer:
+        return LocalMixer(self.config.dim, d_state=self.config.d_state)
+
+    def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+        """The class token (n, dim) after the last norm, or where there is none the mean of all tokens."""
+        residual = self.embed(images)
+        if slots is None:
+            slots = self.slots(order, len(images))
+        routes = {names: self.route(names, slots) for names in dict.fromkeys(self.config.directions)}
+        for layer, directions in zip(self.layers, self.config.directions, strict=True):
+            residual = layer(residual if self.rope is None else self.rope(residual), routes[directions])
+        if self.cls_token is not None:
+            return normalize(residual[:, self.middle], self.norm_f)
+        return normalize(residual, self.norm_f).mean(1)
+
+    def route(self, directions: tuple[str, ...], slots: Tensor) -> Route:
+        """The way of each set of parameters; a class token comes in the middle of every sequence."""
+        visits = visit(directions, *self.config.grid, slots.device)
+        if self.cls_token is not None:
+            visits = insert_token(visits, self.middle)
+        return Route.along(visits[slots], self.pos_embed.shape[1])

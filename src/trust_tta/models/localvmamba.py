@@ -1,0 +1,77 @@
+"""LocalVMamba: a VMamba whose blocks scan in four directions of their own, some of them by windows.
+
+Huang et al., "LocalMamba: Visual State Space Model with Windowed Selective Scan", 2024.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.models.base import FOUR_DIRECTIONS
+from trust_tta.models.config import LocalVMambaConfig
+from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.ss2d import SS2D
+from trust_tta.models.vmamba import VMamba, ss2d_arguments
+from trust_tta.scan import Parameters
+
+
+class ChannelAttention(nn.Module):
+    """Weigh the channels of sequences (.., c, l) by what the normalized tokens are on average."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.global_reduce = nn.Linear(dim, dim // 8)
+        self.channel_select = nn.Linear(dim // 8, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.norm(x.transpose(-1, -2)).mean(-2)
+        weights: Tensor = torch.sigmoid(self.channel_select(F.gelu(self.global_reduce(mean))))
+        return x * weights.unsqueeze(-1)
+
+
+class MultiScan(nn.Module):
+    """Holds the attention under upstream's name."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.attn = ChannelAttention(dim)
+
+
+class LocalSS2D(SS2D):
+    """SS2D along four of the directions of `sequences`, each weighed by one attention, then summed."""
+
+    def __init__(self, dim: int, config: LocalVMambaConfig, directions: tuple[str, ...]) -> None:
+        super().__init__(dim, **ss2d_arguments(config, dim))
+        self.directions = directions
+        self.multi_scan = MultiScan(int(config.ssm_ratio * dim))
+
+    def scan(self, x: Tensor, slots: Tensor) -> Tensor:
+        """Scan SiLU(x), x (b, c, h, w); group k of the parameters reads direction slots[k] of the block's list."""
+        b, c, height, width = x.shape
+        route = self.route(height, width, slots)
+        u = F.pad(F.silu(x).flatten(2), (0, 1))  # the zero token
+        parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
+        y = scan_sequences(read(u.unsqueeze(1).expand(-1, 4, -1, -1), route.visits), parameters, backend=self.backend)
+        y = self.multi_scan.attn(read(y, route.returns)).sum(1)
+        normal: Tensor = self.out_norm(y.view(b, c, height, width))
+        return normal
+
+    def route(self, height: int, width: int, slots: Tensor) -> Route:
+        """The way of each group through a map."""
+        return Route.along(visit(self.directions, height, width, slots.device)[slots], height * width)
+
+
+class LocalVMamba(VMamba):
+    """images (n, channels, h, w) -> logits (n, classes).
+
+    A traversal permutes the four directions of every block among its groups of parameters.
+    """
+
+    rows = FOUR_DIRECTIONS
+    config: LocalVMambaConfig
+
+    def make_op(self, dim: int, block: int) -> SS2D:
+        return LocalSS2D(dim, self.config, self.config.directions[block])
