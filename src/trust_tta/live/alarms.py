@@ -23,6 +23,7 @@ from trust_tta.live.monitors import CLASS_WINDOW, INPUT_WINDOW, Reading, input_d
 from trust_tta.methods.base import Method
 from trust_tta.schema import Count, Fraction, Positive, Schema
 
+Tail: TypeAlias = Literal["bootstrap", "gumbel", "student"]
 Kind: TypeAlias = Literal["drift", "class_shift", "collapse"]
 Values: TypeAlias = NDArray[np.float64]
 
@@ -36,14 +37,14 @@ class Limits(Schema):
     """From which value on a reading is an alarm. None: never. The defaults are for a stream without a reference.
 
     `drift`: of `input_distance`, against what BatchNorm kept from training. `class_shift`: of `source_shift`.
-    `disagreement`: of 1 - `agreement`, where there is neither drift nor class shift. `tail`: how they were found.
-    `every`: batches between two false alarms on data like the reference, as it was asked for.
+    `disagreement`: of 1 - `agreement`, where there is neither drift nor class shift. `tails`: how the limits of drift
+    and of class shift were found. `every`: the batches between two false alarms that were asked for.
     """
 
     drift: Positive | None = 0.1
     class_shift: Fraction | None = None
     disagreement: Fraction | None = None
-    tail: Literal["none", "bootstrap", "gumbel", "student"] = "none"
+    tails: tuple[Tail, ...] = ()
     every: Positive | None = None
     batches: Count | None = None
 
@@ -112,8 +113,8 @@ def calibrate(
     A copy of `method` adapts on them as the stream will. Half of the batches give the reference and a canary, the other
     half the limits: streams are drawn from them with replacement, and a limit is what their largest value stays
     below as often as it takes for one false alarm in so many batches, of all kinds together. Where that is rarer than
-    the drawn streams can show, a Gumbel distribution is fitted to their largest values; with fewer than 16 batches
-    to draw from, Student's t to their values.
+    the drawn streams can show, a Gumbel distribution is fitted to their largest values; where there are too few batches
+    to draw from, Student's t to the cube roots of their values.
     """
     every = expected_batches_between_false_alarms
     if not (isinstance(every, (int, float)) and 2 <= every < math.inf):
@@ -173,14 +174,14 @@ def _limits(batches: list[_Batch], inputs: Tensor, classes: Tensor, *, every: fl
         limit_for(values, statistic, window=-(-images // size), every=share, seed=seed)
         for values, statistic, images in statistics
     ]
-    (drift, tail), (shift, _), (disagreement, _) = found
+    (drift, drift_tail), (shift, shift_tail), (disagreement, _) = found
     # Three images of a window may differ, even if no reference image did.
     disagreement = max(disagreement, 3 / CLASS_WINDOW)
     return Limits(
         drift=max(drift, 1e-6),
         class_shift=min(shift, 1.0),
         disagreement=min(disagreement, 1.0),
-        tail=tail,
+        tails=(drift_tail, shift_tail),
         every=every,
         batches=len(batches),
     )
@@ -188,13 +189,14 @@ def _limits(batches: list[_Batch], inputs: Tensor, classes: Tensor, *, every: fl
 
 def limit_for(
     values: Values, statistic: Callable[[Values], Values], *, window: int, every: float, seed: int = 0
-) -> tuple[float, Literal["bootstrap", "gumbel", "student"]]:
+) -> tuple[float, Tail]:
     """What `statistic` of the mean of `window` batches passes once in `every` batches, and how that was found.
 
     values: (batches, d), one vector per reference batch; `statistic` takes means (m, d) and gives numbers (m,).
     """
     generator = np.random.default_rng(seed)
-    few = len(values) < FEWEST_FOR_BOOTSTRAP
+    # What is rarer than the different windows that can be drawn, drawing cannot show.
+    few = len(values) < FEWEST_FOR_BOOTSTRAP or len(values) ** window < 100 * every
     maxima, series = [], []
     for _ in range(RUNS):
         drawn = values[generator.integers(len(values), size=RUN_LENGTH + window - 1)]
@@ -205,9 +207,9 @@ def limit_for(
     if few:
         from scipy.stats import t
 
-        all_values = np.concatenate(series)
-        spread = float(all_values.std()) * math.sqrt(1 + 1 / len(values))
-        return float(all_values.mean()) + float(t.isf(1 / every, df=len(values) - 1)) * spread, "student"
+        roots = np.cbrt(np.concatenate(series))  # of distances and rates, which are skewed, they are nearly normal
+        spread = float(roots.std()) * math.sqrt(1 + 1 / len(values))
+        return float((roots.mean() + t.isf(1 / every, df=len(values) - 1) * spread) ** 3), "student"
     stays = math.exp(-RUN_LENGTH / every)  # the chance that a whole run passes without a false alarm
     if (1 - stays) * RUNS >= 5:
         return float(np.quantile(maxima, stays)), "bootstrap"

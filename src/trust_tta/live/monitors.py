@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trust_tta.methods.base import Method
 
-INPUT_WINDOW = 64  # images over which the input's statistics are taken
+INPUT_WINDOW = 32  # images over which the input's statistics are taken
 CLASS_WINDOW = 256  # images over which predictions and agreement are taken
 MOST_PIXELS = 4096  # of a segmentation, which gives a prediction for each pixel
 
@@ -147,14 +147,15 @@ class Monitors:
             confidence=self._confidence,
             effective_classes=effective_classes(self._served.mean),
             effective_classes_change=change,
-            input_distance=self._input_distance(),
+            input_distance=self.input_distance(),
             class_shift=shift,
             weight_distance=weight_distance,
             skipped=skipped,
             **self._read_probes(),
         )
 
-    def _input_distance(self) -> float | None:
+    def input_distance(self) -> float | None:
+        """Of the last images from the reference; None where there is none, or too few images so far."""
         if self.input_reference is None or not self._inputs.full:
             return None
         mean = self._inputs.mean

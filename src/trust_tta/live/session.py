@@ -152,6 +152,8 @@ class Session:
     def _may_update(self) -> bool:
         if self.books.paused or "skip" in self._lasting.values():
             return False
+        if self.books.slow > 1 and "drift" not in self._lasting and self.watch and self.watch.knows_inputs:
+            return False  # what has failed is not tried again where there is nothing to adapt to
         turn = self.books.wait == 0
         self._set_pace(self._pace.step())
         return turn

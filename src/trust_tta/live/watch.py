@@ -12,7 +12,7 @@ from torch import Tensor
 from trust_tta.live.alarms import Kind, Limits, Reference, canary_of, find_alarms
 from trust_tta.live.guard import Guard
 from trust_tta.live.judge import Canary, Judge, Reservoir
-from trust_tta.live.monitors import Monitors, Reading, rows_of, weight_distance
+from trust_tta.live.monitors import CLASS_WINDOW, Monitors, Reading, rows_of, weight_distance
 from trust_tta.methods.base import Method
 
 MOST_PROBED = 64  # images that the source is asked about at once
@@ -54,8 +54,15 @@ class Watch:
         self.reservoir = Reservoir()
         self.credit = 0.0
         self.doubt = 0  # images that are judged at any price
+        self._suspected = False
+        self._distance: float | None = None  # of the weights, as of the last probe
         self.learns = bool(method.adapted)  # else there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images that wait to be judged, with what was served
+
+    @property
+    def knows_inputs(self) -> bool:
+        """Whether drift would be noticed."""
+        return self.monitors.input_distance() is not None
 
     def look(self, images: Tensor) -> None:
         """Take the statistics of a batch."""
@@ -68,13 +75,17 @@ class Watch:
             return
         self.credit = min(self.credit + self.guard.budget * work, 4 * MOST_PROBED)
         self.doubt = max(0, self.doubt - len(images))
+        suspicious = self._suspicious()
+        if suspicious and not self._suspected:  # once: a drift may change the classes for good
+            self.doubt = CLASS_WINDOW
+        self._suspected = suspicious
         sample = slice(None, None, -(-len(images) // MOST_PROBED))
         self._pending.append((images[sample], output[sample].detach()))
         while sum(len(i) for i, _ in self._pending[1:]) >= FEWEST_PROBED:
             self._pending.pop(0)
         waiting = sum(len(i) for i, _ in self._pending)
         price = waiting * self.judge.passes
-        if waiting >= FEWEST_PROBED and (self.credit >= price or self.doubt or self._suspicious()):
+        if waiting >= FEWEST_PROBED and (self.credit >= price or self.doubt):
             self._probe()
             self.credit -= min(price, max(self.credit, 0))
 
@@ -82,6 +93,7 @@ class Watch:
         alike = [pair for pair in self._pending if pair[0].shape[1:] == self._pending[-1][0].shape[1:]]
         images, output = (torch.cat(tensors) for tensors in zip(*alike, strict=True))
         self._pending = []
+        self._distance = None
         learned, source = self.judge.compare(images, output)
         self.monitors.see_probe(learned, source)
         if self.canary is None and len(source) == len(images):
@@ -118,9 +130,9 @@ class Watch:
 
     def read(self, method: Method, images: int) -> tuple[Reading, dict[Kind, str]]:
         """Where the stream stands, and the alarms."""
-        reading = self.monitors.read(
-            images, weight_distance=weight_distance(method), skipped=int(getattr(method.counters, "skipped", 0))
-        )
+        if self._distance is None:
+            self._distance = weight_distance(method)
+        reading = self.monitors.read(images, weight_distance=self._distance, skipped=method.counters.skipped)
         guard = self.guard
         bounds = {"agreement": guard.agreement, "weight_distance": guard.weight_distance}
         return reading, find_alarms(reading, self.limits, **bounds)
@@ -128,7 +140,7 @@ class Watch:
     def forget_predictions(self) -> None:
         """The state is another one now."""
         self.monitors.forget_predictions()
-        self._pending = []
+        self._pending, self._distance = [], None
 
     def state(self) -> dict[str, Any]:
         """As tensors and plain values, without the images that wait: this watch, too, goes on without them."""
@@ -138,6 +150,8 @@ class Watch:
             "reservoir": self.reservoir.state(),
             "credit": self.credit,
             "doubt": self.doubt,
+            "suspected": self._suspected,
+            "distance": self._distance,
             "learns": self.learns,
         }
 
@@ -146,7 +160,8 @@ class Watch:
         self.monitors.load(state["monitors"])
         self.reservoir.load(state["reservoir"], like)
         self.credit, self.doubt, self.learns = state["credit"], state["doubt"], state["learns"]
-        self._pending = []
+        self._suspected = state["suspected"]
+        self._pending, self._distance = [], state["distance"]
 
 
 def _holds_tensors(state: Any) -> bool:
