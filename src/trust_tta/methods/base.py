@@ -304,7 +304,8 @@ class Method(nn.Module):
 
     def _warn_of_few(self, images: int) -> None:
         """Once, at the first batch or the second small one in a row: the rest of a stream may be small."""
-        few = images < FEW_IMAGES and self.statistics.of_batches
+        many_pixels = getattr(self.model, "dense", False)  # which make up for few images
+        few = images < FEW_IMAGES and self.statistics.of_batches and not many_pixels
         likely, self._few = self._few or self.counters.batches == 0, few
         if few and likely and not self._warned:
             self._warned = True

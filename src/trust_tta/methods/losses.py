@@ -7,17 +7,24 @@ one value for each prediction, (n,) or (n, h, w), unless said otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trust_tta.bands import by_bands
+
 EntropyKind: TypeAlias = Literal["softmax", "come"]
 
 
 def entropy(logits: Tensor) -> Tensor:
     """Shannon entropy of softmax(logits)."""
+    return by_bands(_entropy, logits)
+
+
+def _entropy(logits: Tensor) -> Tensor:
     log_p = logits.log_softmax(1)
     return -(log_p.exp() * log_p).sum(1)
 
@@ -28,6 +35,10 @@ def come_entropy(logits: Tensor, *, uncertainty: float | None = None) -> Tensor:
     Zhang et al., "COME: Test-time Adaption by Conservatively Minimizing Entropy", ICLR 2025. The length of the logits
     is held fixed: no gradient flows along them.
     """
+    return by_bands(partial(_come_entropy, uncertainty=uncertainty), logits)
+
+
+def _come_entropy(logits: Tensor, *, uncertainty: float | None) -> Tensor:
     length = logits.norm(dim=1, keepdim=True)
     directed = logits / length.clamp_min(1e-12) * length.detach()
     mass = torch.full_like(logits[:, :1], uncertainty or logits.shape[1]).log()
@@ -40,7 +51,14 @@ ENTROPIES: dict[EntropyKind, Callable[[Tensor], Tensor]] = {"softmax": entropy, 
 
 def pseudo_label_loss(logits: Tensor, labels: Tensor | None = None) -> Tensor:
     """Mean cross-entropy to `labels`, or to the prediction's own most likely classes; a scalar."""
-    return F.cross_entropy(logits, logits.detach().argmax(1) if labels is None else labels)
+    labels = logits.detach().argmax(1) if labels is None else labels
+    if logits.dim() == 2:
+        return F.cross_entropy(logits, labels)
+    return by_bands(_cross_entropy, logits, labels).mean()
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="none")
 
 
 def mean_entropy(logits: Tensor) -> Tensor:

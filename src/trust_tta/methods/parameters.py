@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
@@ -86,7 +86,11 @@ def select(model: nn.Module, parameters: ParameterSet, *, skip_last: bool = Fals
 
 
 def all_but_the_head(model: nn.Module) -> list[str]:
-    """Names of all parameters except those of the last linear layer, which classifies."""
+    """Names of all parameters except those that classify: as the network says, or those of the last linear layer."""
+    own: Callable[[], Collection[str]] | None = getattr(model, "classifier_names", None)
+    if own is not None:
+        fixed = set(own())
+        return [name for name, _ in model.named_parameters() if name not in fixed]
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ConfigError(

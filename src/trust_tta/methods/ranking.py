@@ -37,7 +37,8 @@ def rank_orders(
             check_images(batch, network)
             images += batch.shape[0]
             for i, order in enumerate(orders):
-                sums[i] += entropy(network(batch, order=order)).double().sum().cpu()
+                entropies = entropy(network(batch, order=order)).double()
+                sums[i] += entropies.flatten(1).mean(1).sum().cpu() if entropies.dim() > 1 else entropies.sum().cpu()
     if images == 0:
         raise ConfigError("no images were given to rank the orders on; give at least one batch")
     if not bool(sums.isfinite().all()):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,7 @@ class Statistics:
     """
 
     def __init__(self, model: nn.Module, kind: StatisticsKind, *, observing_without_grad: bool = False) -> None:
-        found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+        found = {name: module for name, module in model.named_modules() if has_statistics(module)}
         self.kind = kind
         self.of_batches = kind == "batch" and bool(found)  # whether a batch is normalized by itself alone
         self.norms: dict[str, StreamNorm] = {}
@@ -191,9 +191,17 @@ def _spec(name: str, value: Tensor) -> Array:
     return Array.like(value) if name == "mean" else Array.like(value, least=0)
 
 
+def has_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    """Whether a module is a BatchNorm whose statistics may follow the images.
+
+    Those that see a handful of values per image, as after a pooling to 1x1, say so: statistics of these would be noise.
+    """
+    return isinstance(module, _BatchNorm) and not getattr(module, "sees_few_values", False)
+
+
 def use_batch_statistics(model: nn.Module) -> None:
     """Normalize with the statistics of the batch at hand, in every mode; running statistics are not touched."""
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if has_statistics(module):
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
