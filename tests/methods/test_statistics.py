@@ -55,8 +55,9 @@ def test_without_statistics_of_training_the_stream_is_all_there_is() -> None:
 
 def test_the_memory_fades_with_its_half_life() -> None:
     statistics, norm = norm_of()
-    for x in draw(40, 64):
-        feed(statistics, norm, x)
+    norm.images.fill_(1e9)
+    (x,) = draw(1, 64)
+    feed(statistics, norm, x)
     assert float(norm.images) == pytest.approx(64 / (1 - 2 ** (-64 / HALF_LIFE)), rel=1e-4)
 
 
@@ -96,6 +97,26 @@ def test_batches_that_always_differ_are_usual_and_a_new_domain_is_not() -> None:
     assert norm.mean.abs().max() < 0.2
     feed(statistics, norm, draw(1, 32, shift=6.0, seed=4)[0])
     assert 32 / float(norm.images) > 0.9
+
+
+def test_the_first_norm_judges_for_all() -> None:
+    """A change that the first sees starts all memories anew; one that only a later norm sees does not."""
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4)).eval()
+    statistics = Statistics(model, "stream", observing_without_grad=True)
+    first, second = statistics.norms.values()
+
+    def feed_both(x: Tensor, y: Tensor) -> None:
+        statistics.begin(len(x))
+        with torch.no_grad():
+            first(x)
+            second(y)
+
+    for x, y in zip(draw(10, 32), draw(10, 32, seed=1), strict=True):
+        feed_both(x, y)
+    feed_both(draw(1, 32, seed=2)[0], draw(1, 32, shift=5.0, seed=3)[0])
+    assert float(second.images) > 300
+    feed_both(draw(1, 32, shift=5.0, seed=4)[0], draw(1, 32, seed=5)[0])
+    assert max(float(first.images), float(second.images)) < 34
 
 
 def test_several_passes_over_a_batch_change_the_memory_once() -> None:

@@ -1,9 +1,10 @@
 """Which statistics the BatchNorms of a network normalize with: those of the batch, of the stream, or of training.
 
 "stream" follows the images since the reset: each norm keeps a moving mean and variance whose memory follows the
-evidence. A batch that surprises a norm no more than batches usually do counts for its share of the memory; one that
-surprises it more counts for more, up to starting the memory anew. What is usual is learned from the stream, norm by
-norm, so that single images and batches of one class, which always differ, are not taken for a change of domain.
+evidence. The first norm of the network, which sees images rather than classes, is the judge: a batch that surprises it
+no more than batches usually do counts for its share of a long memory; one that surprises it more counts for more in
+every norm, up to starting their memories anew. What is usual is learned from the stream, so that single images and
+batches of one class, which always differ, are not taken for a change of domain.
 
 An adapting pass takes the values of the moving statistics and the gradient of the batch's (test-time batch
 renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes as in evaluation.
@@ -24,10 +25,10 @@ from trust_tta.methods.state import Array, Spec, clone
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 
-HALF_LIFE = 640.0  # images after which half of the memory is new
+HALF_LIFE = 10240.0  # images after which half of the memory is new
 SOURCE_WORTH = 32.0  # images that the statistics of training count for at the beginning
 SURPRISE = 3.0  # times the usual divergence: what exceeds it is a change
-CHANGE = 0.05  # divergence beyond the usual at which a batch counts for half
+CHANGE = 0.02  # divergence beyond the usual at which a batch counts for half
 PACE = 0.3  # by which the usual divergence follows its median, per batch, as a logarithm
 
 MEMORY = ("mean", "variance", "images", "usual")
@@ -47,9 +48,10 @@ class Statistics:
         if kind == "batch":
             use_batch_statistics(model)
         elif kind == "stream":
+            like, judge = next(model.parameters(), torch.empty(0)), None
             for name, module in found.items():
-                like = next(model.parameters(), torch.empty(0))
-                self.norms[name] = StreamNorm(module, like=like, observing_without_grad=observing_without_grad)
+                norm = StreamNorm(module, judge, like=like, observing_without_grad=observing_without_grad)
+                self.norms[name], judge = norm, judge or norm
                 parent, _, leaf = name.rpartition(".")
                 setattr(model.get_submodule(parent), leaf, self.norms[name])
 
@@ -98,7 +100,8 @@ class StreamNorm(nn.Module):
     """A BatchNorm, over the same weights, that normalizes with moving statistics (channels,).
 
     `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for;
-    `usual`: the median divergence of batches from it. `memory_*`: the same as the present batch found them.
+    `usual`: the median divergence of batches from it. `memory_*`: the same as the present batch found them. `change`:
+    the share of the memory, (), that a change of domain gives to the present batch; `judge`: the norm that finds it.
     """
 
     weight: nn.Parameter | None
@@ -112,12 +115,16 @@ class StreamNorm(nn.Module):
     memory_images: Tensor
     memory_usual: Tensor
     count: Tensor
+    change: Tensor
 
-    def __init__(self, norm: _BatchNorm, *, like: Tensor, observing_without_grad: bool = False) -> None:
+    def __init__(
+        self, norm: _BatchNorm, judge: StreamNorm | None = None, *, like: Tensor, observing_without_grad: bool = False
+    ) -> None:
         super().__init__()
         self.register_parameter("weight", norm.weight)
         self.register_parameter("bias", norm.bias)
         self.eps, self.observing, self.observing_without_grad = norm.eps, True, observing_without_grad
+        self.judge = [self if judge is None else judge]  # in a list, so that it is not a submodule
         self.source_mean, self.source_variance = norm.running_mean, norm.running_var
         like = next((t for t in (norm.running_mean, norm.weight) if t is not None), like)
         for name in MEMORY:
@@ -125,6 +132,7 @@ class StreamNorm(nn.Module):
             self.register_buffer(name, value, persistent=False)
             self.register_buffer(f"memory_{name}", value.clone(), persistent=False)
         self.register_buffer("count", torch.ones_like(self.images), persistent=False)
+        self.register_buffer("change", torch.zeros_like(self.images), persistent=False)
         self.train(False)
         self.restore_source()
 
@@ -171,14 +179,20 @@ class StreamNorm(nn.Module):
         return mean, variance
 
     def share_of(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """What the batch counts for, (): its part of a plain average, of a half-life, or what its surprise demands."""
+        """What the batch counts for, (): its part of a plain average, of a half-life, or what a change demands."""
+        if self.judge[0] is self:
+            self.look_for_change(mean, variance)
+        plain = self.count / (self.memory_images + self.count)
+        fading = 1 - torch.exp2(-self.count / HALF_LIFE)
+        return torch.maximum(torch.maximum(plain, fading), self.judge[0].change.to(plain))
+
+    def look_for_change(self, mean: Tensor, variance: Tensor) -> None:
+        """Compare the batch's divergence from the memory with what is usual, and let the usual follow its median."""
         surprise = divergence(mean, variance, self.memory_mean, self.memory_variance, eps=self.eps)
         usual = torch.where(self.memory_usual > 0, self.memory_usual, 1 / self.count)
         self.usual.copy_(usual * torch.exp(PACE * torch.sign(surprise - usual)))
-        change = (surprise - SURPRISE * usual).clamp_min(0)
-        plain = self.count / (self.memory_images + self.count)
-        fading = 1 - torch.exp2(-self.count / HALF_LIFE)
-        return torch.maximum(torch.maximum(plain, fading), change / (change + CHANGE))
+        excess = (surprise - SURPRISE * usual).clamp_min(0)
+        self.change.copy_(excess / (excess + CHANGE))
 
 
 def divergence(mean: Tensor, variance: Tensor, mean2: Tensor, variance2: Tensor, *, eps: float) -> Tensor:
