@@ -24,11 +24,12 @@ ROOMS: dict[str, set[str]] = {
     "data": set(),
     "methods": set(),
     "live": {"methods", "models"},
+    "serve": {"live", "methods", "models", "data"},
     "results": set(),
     "bench": {"scan", "data", "models", "methods", "results"},
     "report": {"results"},
     "training": {"data", "models"},
-    "cli": {"scan", "models", "data", "methods", "live", "results", "bench", "report", "training"},
+    "cli": {"scan", "models", "data", "methods", "live", "serve", "results", "bench", "report", "training"},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (

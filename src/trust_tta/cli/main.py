@@ -33,6 +33,7 @@ COMMANDS = {
     "finetune": "train only the classifier on a frozen backbone, whose features are computed once",
     "report": "make tables, figures and one self-contained HTML page from a results store",
     "speed": "time forward, Tent, each mode of TRUST and the scan against the reference, in one run",
+    "serve": "serve a network that adapts on what it sees, over HTTP, with a guard and a live page",
     "doctor": "say what this machine can run, and check every usable scan backend",
 }
 

@@ -84,19 +84,19 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StateError(f"snapshots cannot be kept in {self.path} ({error.strerror}); give a folder") from error
-        self._lock = _hold(self.path / "lock")
+        self._lock = hold(self.path / "lock")
         self._release = weakref.finalize(self, os.close, self._lock) if self._lock is not None else None
         for file in self.path.iterdir():  # what a killed process was writing
             if _TEMPORARY.fullmatch(file.name):
                 file.unlink(missing_ok=True)
 
     def write(self, snapshot: Snapshot) -> None:
-        write_state(self._file(snapshot.number), snapshot.state, about={"number": snapshot.number})
+        write_state(self.file(snapshot.number), snapshot.state, about={"number": snapshot.number})
 
     def read(self, number: int) -> Snapshot:
-        state, about = read_state(self._file(number))
+        state, about = read_state(self.file(number))
         if about.get("number") != number:
-            raise StateError(f"{self._file(number)} says that it is snapshot {about.get('number')}; it was renamed")
+            raise StateError(f"{self.file(number)} says that it is snapshot {about.get('number')}; it was renamed")
         return Snapshot(number, state)
 
     def newest(self) -> tuple[Snapshot | None, list[str]]:
@@ -111,7 +111,7 @@ class Folder:
     def prune(self, keep: int, *, always: Collection[int]) -> None:
         for number in self.numbers()[:-keep]:
             if number not in always:
-                self._file(number).unlink(missing_ok=True)
+                self.file(number).unlink(missing_ok=True)
 
     def numbers(self) -> list[int]:
         """Of all snapshots, oldest first, whether they can be read or not."""
@@ -122,7 +122,7 @@ class Folder:
         if self._release is not None:
             self._release()
 
-    def _file(self, number: int) -> Path:
+    def file(self, number: int) -> Path:
         return self.path / f"snapshot-{number:012d}.safetensors"
 
 
@@ -208,7 +208,7 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _hold(path: Path) -> int | None:
+def hold(path: Path) -> int | None:
     """Lock a file for as long as this process lives; the system lets go of it also after kill -9."""
     if os.name != "posix":
         return None

@@ -1,0 +1,110 @@
+"""`trust-tta serve`: a network that adapts while it serves, over HTTP."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.output import say, try_folder
+from trust_tta.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trust_tta.serve.service import Service
+
+EXAMPLES = """\
+  trust-tta serve                      the shipped network on http://127.0.0.1:8000
+  curl -F image=@photo.jpg localhost:8000/predict
+  trust-tta serve --demo               see the live page move: fog, noise, a rollback
+  trust-tta serve --checkpoint net.safetensors --reference clean/ --state /var/lib/trust-tta"""
+
+KEPT = "all that was answered is in the folder of --state"
+TOKEN_VARIABLE = "TRUST_TTA_TOKEN"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        default="vmamba_nano_cifar10",
+        metavar="FILE",
+        help="a .safetensors or .pth file, or a known name (default vmamba_nano_cifar10, which ships with the package)",
+    )
+    parser.add_argument("--variant", metavar="NAME", help="the network of a checkpoint that does not say it")
+    parser.add_argument("--method", default="tide", metavar="NAME", help="how streams adapt (default tide)")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port; 0 takes a free one (default 8000)")
+    parser.add_argument(
+        "--token",
+        metavar="TEXT",
+        help=f"what changes a stream needs it (default: the variable {TOKEN_VARIABLE}, or one that is made and shown)",
+    )
+    parser.add_argument(
+        "--state",
+        metavar="FOLDER",
+        help="snapshots and the journal; started again, it goes on (default: nothing stays)",
+    )
+    parser.add_argument(
+        "--reference", metavar="FOLDER", help="clean images, from which the alarms are calibrated once for the state"
+    )
+    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto (default auto)")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="images gathered into a batch, at most (default 32)"
+    )
+    parser.add_argument("--demo", action="store_true", help="replay images at itself: clean, fog, noise")
+
+
+def run(arguments: Namespace) -> None:
+    wait_politely()
+    from trust_tta.optional import require
+
+    for package in ("starlette", "uvicorn", "prometheus_client", "python_multipart"):
+        require(package, extra="serve")
+    if not 0 <= arguments.port <= 65535:
+        raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")
+    folder = try_folder("--state", arguments.state) if arguments.state else None
+    token = arguments.token or os.environ.get(TOKEN_VARIABLE)
+    from trust_tta.serve.demo import Replay
+    from trust_tta.serve.server import address_of, bind, log_as_json, make_server, run_server
+
+    listener = bind(arguments.host, arguments.port)
+    with tempfile.TemporaryDirectory(prefix="trust-tta-") if folder is None else nullcontext(folder) as place:
+        service = _make_service(arguments, Path(place))
+        address, used = address_of(listener), token or secrets.token_urlsafe(16)
+        replay = Replay(address, model=service.network.name, token=used) if arguments.demo else None
+
+        def ready() -> None:
+            network = service.network
+            say(f"{network.name} with {network.method.name}: {address} (page), {address}/predict, {address}/v2")
+            if token is None:
+                say(f"token for what changes a stream: {used}")
+                say(f"page with the token: {address}/#token={used}")
+            if folder is None:
+                say("nothing stays after the end; to keep streams, give --state FOLDER")
+            if replay is not None:
+                replay.start()
+
+        log_as_json()
+        run_server(make_server(service, token=used, on_ready=ready), listener)
+
+
+def _make_service(arguments: Namespace, folder: Path) -> Service:
+    from trust_tta.bench.environment import choose_device
+    from trust_tta.serve.demo import GUARD
+    from trust_tta.serve.images import read_folder
+    from trust_tta.serve.service import Service, open_network
+    from trust_tta.serve.settings import Settings
+
+    changes = {} if arguments.batch_size is None else {"batch_size": arguments.batch_size}
+    settings = Settings(**changes)
+    device = choose_device(arguments.device)
+    network = open_network(arguments.checkpoint, arguments.method, device=device, variant=arguments.variant)
+    service = Service(network, folder, guard=GUARD if arguments.demo else None, settings=settings)
+    if arguments.reference and not service.calibrated:
+        say(f"calibrating the alarms on {arguments.reference}")
+        service.calibrate(read_folder(Path(arguments.reference), network.preprocessing, batch=settings.batch_size))
+    return service

@@ -1,0 +1,1 @@
+"""A service over HTTP: streams that adapt while they serve, the Open Inference Protocol, a live page."""

@@ -1,0 +1,258 @@
+"""What the live page shows: for each stream a few hundred points, the last thumbnails, alarms; and who listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from trust_tta.live.guard import Event
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.serve.engine import Batch
+from trust_tta.serve.images import thumbnail
+from trust_tta.serve.journal import Label
+
+POINTS = 480  # of a curve
+TICK = 0.5  # seconds
+THUMBNAILS = 10  # of a stream
+PER_BATCH = 3  # images of a batch that are shown
+RECENT = 100  # labels over which accuracy is taken
+MOST_STREAMS = 64  # whose curves are kept
+MOST_EVENTS = 60
+BACKLOG = 16  # messages that a slow listener may be behind
+
+# One point of a curve: seconds since 1970, then means over a tick (None: not known).
+CURVES = ("time", "entropy", "confidence", "input_distance", "weight_distance", "agreement", "accuracy")
+
+
+@dataclass
+class Shown:
+    """An image that was predicted."""
+
+    id: str
+    image: Tensor | None  # (3, h, w), until its picture is made
+    label: str
+    confidence: float
+    right: bool | None = None
+    picture: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        shown = {"id": self.id, "src": self.picture, "label": self.label}
+        return {**shown, "confidence": _finite(self.confidence), "right": self.right}
+
+
+@dataclass
+class View:
+    """One stream on the page."""
+
+    name: str
+    batches: int = 0
+    images: int = 0
+    adapted: bool = False
+    paused: bool = False
+    labels: int = 0
+    right: int = 0
+    reading: dict[str, Any] = field(default_factory=dict)
+    alarms: set[str] = field(default_factory=set)
+    recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))
+    points: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=POINTS))
+    shown: deque[Shown] = field(default_factory=lambda: deque(maxlen=THUMBNAILS))
+    readings: list[dict[str, Any]] = field(default_factory=list)  # of this tick
+    changed: bool = False
+
+    def summary(self) -> dict[str, Any]:
+        accuracy = sum(self.recent) / len(self.recent) if self.recent else None
+        reading = {name: _finite(value) for name, value in self.reading.items()}
+        return {
+            "name": self.name,
+            "batches": self.batches,
+            "images": self.images,
+            "adapted": self.adapted,
+            "paused": self.paused,
+            "labels": self.labels,
+            "right": self.right,
+            "accuracy": accuracy,
+            "alarms": sorted(self.alarms),
+            "reading": reading,
+        }
+
+
+class Board:
+    """Fed from the engine's thread, read from the event loop's."""
+
+    def __init__(self, preprocessing: Preprocessing, *, classes: tuple[str, ...] | None) -> None:
+        self.preprocessing, self.classes = preprocessing, classes
+        self._views: OrderedDict[str, View] = OrderedDict()
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._news: list[dict[str, Any]] = []  # events since the last tick
+        self._gone: list[str] = []
+        self._lock = threading.Lock()
+        self._listeners: set[asyncio.Queue[str | None]] = set()
+        self._closed = False
+
+    # What happens
+
+    def add_batch(self, batch: Batch) -> None:
+        rows = [(answer.ids[i], answer.probabilities[i]) for answer in batch.answers for i in range(len(answer.logits))]
+        with self._lock:
+            view = self._view(batch.name)
+            view.batches, view.images = batch.stream.batches, batch.stream.images
+            view.adapted, view.paused, view.changed = batch.result.adapted, batch.stream.paused, True
+            if batch.result.reading is not None:
+                view.reading = batch.result.reading.as_dict()
+                view.readings.append(view.reading)
+            for i, (name, row) in enumerate(rows[:PER_BATCH]):
+                if row.ndim == 1:
+                    best = int(np.argmax(row))
+                    image = batch.images[i].detach().cpu()
+                    view.shown.append(Shown(name, image, self.label_of(best), float(row[best])))
+
+    def add_event(self, stream: str, number: int, event: Event) -> None:
+        told = {"id": number, "stream": stream, "time": event.time, "batch": event.batch}
+        told |= {"kind": event.kind, "action": event.action, "reason": event.reason}
+        with self._lock:
+            view = self._view(stream)
+            view.changed = True
+            if event.kind in ("drift", "class_shift"):
+                view.alarms.add(event.kind)
+            view.alarms.discard(event.kind.removesuffix("_over") if event.kind.endswith("_over") else "")
+            if event.kind == "request" and event.action in ("pause", "resume"):
+                view.paused = event.action == "pause"
+            self._events.append(told)
+            self._news.append(told)
+
+    def add_label(self, label: Label) -> None:
+        with self._lock:
+            view = self._view(label.stream)
+            view.labels, view.right, view.changed = view.labels + 1, view.right + label.right, True
+            view.recent.append(label.right)
+            for shown in view.shown:
+                if shown.id == label.prediction:
+                    shown.right = label.right
+
+    def start_from(self, events: Iterable[dict[str, Any]], accuracy: Mapping[str, tuple[int, int]]) -> None:
+        """What the journal knows from before."""
+        with self._lock:
+            for event in events:
+                self._events.append({name: value for name, value in event.items() if name != "evidence"})
+            for name, (labels, right) in accuracy.items():
+                view = self._view(name)
+                view.labels, view.right = labels, right
+
+    def remove(self, stream: str) -> None:
+        with self._lock:
+            self._views.pop(stream, None)
+            self._gone.append(stream)
+
+    def label_of(self, number: int) -> str:
+        return self.classes[number] if self.classes and number < len(self.classes) else str(number)
+
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        with self._lock:
+            return {name: view.summary() for name, view in self._views.items()}
+
+    def _view(self, name: str) -> View:
+        view = self._views.setdefault(name, View(name))
+        self._views.move_to_end(name)
+        while len(self._views) > MOST_STREAMS:
+            self._views.popitem(last=False)
+        return view
+
+    # What is told
+
+    async def run(self) -> None:
+        """Tell listeners twice a second what is new."""
+        while not self._closed:
+            await asyncio.sleep(TICK)
+            message = await asyncio.to_thread(self.tick)
+            if message:
+                self._tell(message)
+
+    def tick(self) -> str:
+        """Add a point to each curve that moved; the message about it, empty where there is nothing to tell."""
+        now = time.time()
+        with self._lock:
+            changed = [view for view in self._views.values() if view.changed]
+            told = []
+            for view in changed:
+                point = _point(now, view)
+                view.points.append(point)
+                view.readings, view.changed = [], False
+                told.append((view, [point]))
+            news, self._news, gone, self._gone = self._news, [], self._gone, []
+            if not self._listeners or not (told or news or gone):
+                return ""
+            return self._message(told, news, gone)
+
+    def everything(self) -> str:
+        """The message for who begins to listen."""
+        with self._lock:
+            return self._message([(view, list(view.points)) for view in self._views.values()], list(self._events), [])
+
+    def _message(
+        self, views: list[tuple[View, list[list[float | None]]]], events: list[dict[str, Any]], gone: list[str]
+    ) -> str:
+        streams = []
+        for view, points in views:
+            for shown in view.shown:
+                if shown.image is not None:
+                    shown.picture, shown.image = thumbnail(shown.image, self.preprocessing), None
+            streams.append({**view.summary(), "points": points, "shown": [s.as_dict() for s in view.shown]})
+        return json.dumps({"streams": streams, "events": events, "gone": gone}, allow_nan=False)
+
+    def listen(self) -> asyncio.Queue[str | None]:
+        """A queue of messages; None ends it."""
+        queue: asyncio.Queue[str | None] = asyncio.Queue(BACKLOG)
+        self._listeners.add(queue)
+        if self._closed:
+            queue.put_nowait(None)
+        return queue
+
+    def leave(self, queue: asyncio.Queue[str | None]) -> None:
+        self._listeners.discard(queue)
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
+    def close(self) -> None:
+        """Send all listeners home; in the event loop's thread."""
+        self._closed = True
+        for queue in list(self._listeners):
+            _end(queue)
+
+    def _tell(self, message: str) -> None:
+        for queue in list(self._listeners):
+            if queue.full():  # it does not read: the page comes back by itself, and gets everything anew
+                self._listeners.discard(queue)
+                _end(queue)
+            else:
+                queue.put_nowait(message)
+
+
+def _end(queue: asyncio.Queue[str | None]) -> None:
+    while queue.full():
+        queue.get_nowait()
+    queue.put_nowait(None)
+
+
+def _point(now: float, view: View) -> list[float | None]:
+    means = []
+    for name in CURVES[1:-1]:
+        values = [r[name] for r in view.readings if r.get(name) is not None]
+        means.append(_finite(sum(values) / len(values)) if values else None)
+    accuracy = sum(view.recent) / len(view.recent) if view.recent else None
+    return [round(now, 2), *means, accuracy]
+
+
+def _finite(value: Any) -> Any:
+    return value if not isinstance(value, float) or math.isfinite(value) else None

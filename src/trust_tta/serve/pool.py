@@ -1,0 +1,117 @@
+"""Streams by name over one frozen network: those in use are in memory, the others in their folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from trust_tta.live.guard import Event, Guard
+from trust_tta.live.stream import REFERENCE_FILE, Stream
+from trust_tta.methods.base import Method
+from trust_tta.serve.settings import STREAM_NAME, RequestError
+
+
+class Pool:
+    """Opens, closes, forks and removes streams; only the engine's thread does. Names may be asked for by anyone."""
+
+    def __init__(
+        self,
+        method: Method,
+        folder: Path,
+        *,
+        guard: Guard,
+        most_loaded: int,
+        most_streams: int,
+        on_event: Callable[[str, Event], None],
+    ) -> None:
+        self.method, self.guard, self.folder = method, guard, folder
+        self.most_loaded, self.most_streams = most_loaded, most_streams
+        self._on_event = on_event
+        self._loaded: OrderedDict[str, Stream] = OrderedDict()
+        self._lock = threading.Lock()  # of the names
+        folder.mkdir(parents=True, exist_ok=True)
+        self._names = {entry.name for entry in folder.iterdir() if entry.is_dir() and STREAM_NAME.fullmatch(entry.name)}
+
+    @property
+    def names(self) -> list[str]:
+        with self._lock:
+            return sorted(self._names)
+
+    @property
+    def loaded(self) -> list[str]:
+        with self._lock:
+            return list(self._loaded)
+
+    def __contains__(self, name: str) -> bool:
+        with self._lock:
+            return name in self._names
+
+    def check_room(self, name: str) -> None:
+        """Refuse one stream too many."""
+        with self._lock:
+            if name not in self._names and len(self._names) >= self.most_streams:
+                raise RequestError(429, f"there are {len(self._names)} streams, and no more are taken; use one of them")
+
+    def get(self, name: str) -> Stream:
+        """The stream, made or taken from its folder where it is not in memory; another one may have to go to disk."""
+        if name in self._loaded:
+            self._loaded.move_to_end(name)
+            return self._loaded[name]
+        self.check_room(name)
+        while len(self._loaded) >= self.most_loaded:
+            self.store(next(iter(self._loaded)))
+        stream = self._open(name)
+        with self._lock:
+            self._loaded[name] = stream
+            self._names.add(name)
+        return stream
+
+    def fork(self, name: str, new: str) -> Stream:
+        """Another stream that goes on from here."""
+        if new in self:
+            raise RequestError(409, f"there is a stream '{new}' already; choose another name, or remove it first")
+        self.check_room(new)
+        # Made again, so that its events are told under its own name.
+        self.get(name).fork(snapshots=self.folder / new).close()
+        return self.get(new)
+
+    def remove(self, name: str) -> None:
+        """Forget a stream and all its snapshots."""
+        self.store(name)
+        with self._lock:
+            self._names.discard(name)
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def close(self) -> None:
+        """Write a last snapshot of each."""
+        for name in self.loaded:
+            self.store(name)
+
+    def _open(self, name: str) -> Stream:
+        folder, method = self.folder / name, self.method.fork()
+        method.reset()
+        if not folder.exists():
+            folder.mkdir()
+            _link(self.folder.parent / REFERENCE_FILE, folder / REFERENCE_FILE)
+        return Stream(method, guard=self.guard, snapshots=folder, on_event=lambda event: self._on_event(name, event))
+
+    def store(self, name: str) -> None:
+        """Write a snapshot of a stream, and let it go from memory."""
+        with self._lock:
+            stream = self._loaded.pop(name, None)
+        if stream is not None:
+            stream.close()
+
+
+def _link(reference: Path, link: Path) -> None:
+    """Let streams share the file of the reference, which is only ever replaced as a whole."""
+    if reference.exists():
+        with suppress(OSError):
+            os.link(reference, link)
+            return
+        shutil.copyfile(reference, link)

@@ -1,0 +1,218 @@
+"""The Open Inference Protocol, version 2, over REST: requests and responses as bytes, JSON and binary tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trust_tta.serve.settings import DEFAULT_STREAM, RequestError, Settings, check_stream_name
+from trust_tta.textfiles import parse_json
+
+INPUT = "images"
+OUTPUTS = ("logits", "probabilities")
+VERSION = "1"
+EXTENSIONS = ("binary_tensor_data",)
+LENGTH_HEADER = "inference-header-content-length"
+
+_TYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output that was asked for, as JSON or as bytes after it."""
+
+    name: str
+    binary: bool
+
+
+@dataclass(frozen=True, eq=False)
+class InferRequest:
+    """One request. `images`: float32 (n, 3, size, size), or uint8 (n, h, w, 3)."""
+
+    id: str | None
+    images: NDArray[Any]
+    outputs: tuple[Output, ...]
+    stream: str | None
+    adapt: bool
+
+
+def model_metadata(name: str, *, size: int, output: tuple[int, ...]) -> dict[str, Any]:
+    """What `GET /v2/models/NAME` says. `output`: the shape of the logits without the batch."""
+    shape = [-1, *output]
+    return {
+        "name": name,
+        "versions": [VERSION],
+        "platform": "pytorch_trust_tta",
+        "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, 3, size, size]}],
+        "outputs": [{"name": output_name, "datatype": "FP32", "shape": shape} for output_name in OUTPUTS],
+    }
+
+
+def read_request(body: bytes, header_length: str | None, *, size: int, settings: Settings) -> InferRequest:
+    """The request in a body: JSON, or JSON of a stated length and then the tensors."""
+    text, tail = _split(body, header_length)
+    try:
+        content = parse_json(text.decode("utf-8"), where="the request", error=BadRequestError)
+    except UnicodeDecodeError:
+        raise RequestError(400, "the request is not UTF-8 JSON") from None
+    if not isinstance(content, dict):
+        raise RequestError(400, "the request is no JSON object; give one with 'inputs'")
+    parameters = _table(content, "parameters", "the request")
+    images, rest = _read_input(content.get("inputs"), tail, size=size, settings=settings)
+    if len(rest):
+        raise RequestError(400, f"{len(rest)} bytes are left after the tensors; state binary_data_size for each")
+    request_id = content.get("id")
+    if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= 256):
+        raise RequestError(400, "the id is no string of at most 256 characters")
+    return InferRequest(
+        id=request_id,
+        images=images,
+        outputs=_read_outputs(content.get("outputs"), everything_binary=_flag(parameters, "binary_data_output", False)),
+        stream=_stream(parameters),
+        adapt=_flag(parameters, "adapt", True),
+    )
+
+
+def write_response(
+    request: InferRequest, values: Mapping[str, NDArray[np.float32]], *, model: str, parameters: Mapping[str, Any]
+) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON where tensors follow as bytes."""
+    described, tensors = [], []
+    for output in request.outputs:
+        array = np.ascontiguousarray(values[output.name], dtype="<f4")
+        entry: dict[str, Any] = {"name": output.name, "datatype": "FP32", "shape": list(array.shape)}
+        if output.binary:
+            entry["parameters"] = {"binary_data_size": array.nbytes}
+            tensors.append(array.tobytes())
+        else:
+            entry["data"] = array.ravel().tolist()
+        described.append(entry)
+    content: dict[str, Any] = {"model_name": model, "model_version": VERSION}
+    content |= {"id": request.id} if request.id is not None else {}
+    content |= {"parameters": dict(parameters), "outputs": described}
+    text = json.dumps(content).encode()
+    return b"".join([text, *tensors]), len(text) if tensors else None
+
+
+class BadRequestError(RequestError):
+    """For those who raise errors from a message alone."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, message)
+
+
+def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
+    view = memoryview(body)
+    if header_length is None:
+        return body, view[:0]
+    if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 12):
+        raise RequestError(400, f"Inference-Header-Content-Length is {header_length[:40]!r}; give a number of bytes")
+    length = int(header_length)
+    if length > len(body):
+        raise RequestError(400, f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes")
+    return bytes(view[:length]), view[length:]
+
+
+def _read_input(inputs: Any, tail: memoryview, *, size: int, settings: Settings) -> tuple[NDArray[Any], memoryview]:
+    if not (isinstance(inputs, list) and len(inputs) == 1 and isinstance(inputs[0], dict)):
+        raise RequestError(400, f"'inputs' must be a list of one tensor, named '{INPUT}'")
+    tensor = inputs[0]
+    if tensor.get("name") != INPUT:
+        raise RequestError(400, f"the input {_shown(tensor.get('name'))} is unknown; its name is '{INPUT}'")
+    kind = tensor.get("datatype")
+    if not isinstance(kind, str) or kind not in _TYPES:
+        raise RequestError(400, f"the datatype of '{INPUT}' is {_shown(kind)}; give FP32 (NCHW) or UINT8 (NHWC)")
+    shape = _shape(tensor.get("shape"), kind, size=size, settings=settings)
+    count = math.prod(shape)
+    if count * _TYPES[kind].itemsize > settings.most_bytes:
+        raise RequestError(413, f"'{INPUT}' has {count} values; at most {settings.most_bytes} bytes are taken")
+    given = _table(tensor, "parameters", f"'{INPUT}'").get("binary_data_size")
+    if given is None:
+        return _from_json(tensor.get("data"), kind, shape), tail
+    if "data" in tensor:
+        raise RequestError(400, f"'{INPUT}' has both data and binary_data_size; give one of them")
+    wanted = count * _TYPES[kind].itemsize
+    if type(given) is not int or given != wanted or given > len(tail):
+        raise RequestError(
+            400, f"'{INPUT}' of shape {shape} has {wanted} bytes; stated are {_shown(given)}, sent are {len(tail)}"
+        )
+    return np.frombuffer(tail[:given], dtype=_TYPES[kind]).reshape(shape), tail[given:]
+
+
+def _shape(given: Any, kind: str, *, size: int, settings: Settings) -> list[int]:
+    wanted = f"[n, 3, {size}, {size}]" if kind == "FP32" else "[n, height, width, 3]"
+    if not (isinstance(given, list) and len(given) == 4 and all(type(n) is int and 0 < n < 2**31 for n in given)):
+        raise RequestError(400, f"the shape of '{INPUT}' is {_shown(given)}; give {wanted}")
+    fits = given[1:] == [3, size, size] if kind == "FP32" else given[3] == 3
+    if not fits:
+        raise RequestError(400, f"the shape of '{INPUT}' is {given}; give {wanted} for {kind}")
+    if given[0] > settings.most_images:
+        raise RequestError(413, f"the request has {given[0]} images; send at most {settings.most_images} at once")
+    return given
+
+
+def _from_json(data: Any, kind: str, shape: list[int]) -> NDArray[Any]:
+    if not isinstance(data, list):
+        raise RequestError(400, f"'{INPUT}' has no data; give a list of numbers, or binary_data_size and bytes")
+    try:
+        values = np.array(data)
+    except (ValueError, OverflowError):
+        values = np.array(None)
+    if values.dtype.kind not in "iuf" or values.size != math.prod(shape):
+        raise RequestError(400, f"the data of '{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat")
+    if kind == "UINT8" and (values.dtype.kind == "f" or values.min() < 0 or values.max() > 255):
+        raise RequestError(400, f"the data of '{INPUT}' are not integers from 0 to 255, as UINT8 has them")
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+        converted: NDArray[Any] = values.astype(_TYPES[kind])
+    return converted.reshape(shape)
+
+
+def _read_outputs(given: Any, *, everything_binary: bool) -> tuple[Output, ...]:
+    if given is None or given == []:
+        return tuple(Output(name, everything_binary) for name in OUTPUTS)
+    if not isinstance(given, list) or len(given) > len(OUTPUTS) or not all(isinstance(o, dict) for o in given):
+        raise RequestError(400, f"'outputs' must be a list of {' and '.join(OUTPUTS)}, or be left out")
+    chosen = []
+    for output in given:
+        name = output.get("name")
+        if name not in OUTPUTS:
+            raise RequestError(400, f"the output {_shown(name)} is unknown; ask for {' or '.join(OUTPUTS)}")
+        parameters = _table(output, "parameters", f"the output '{name}'")
+        chosen.append(Output(name, _flag(parameters, "binary_data", everything_binary)))
+    return tuple(chosen)
+
+
+def _stream(parameters: Mapping[str, Any]) -> str | None:
+    name = parameters.get("stream")
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise RequestError(400, f"the parameter stream is {_shown(name)}; give a name such as '{DEFAULT_STREAM}'")
+    return check_stream_name(name)
+
+
+def _table(content: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    table = content.get(key)
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise RequestError(400, f"'{key}' of {where} is no JSON object")
+    return table
+
+
+def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise RequestError(400, f"the parameter {name} is {_shown(value)}; give true or false")
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

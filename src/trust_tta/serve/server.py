@@ -1,0 +1,169 @@
+"""The port: uvicorn with bounds on slow clients, JSON logs, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TextIO
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from trust_tta.errors import TrustError
+from trust_tta.serve.app import make_app
+from trust_tta.serve.service import Service
+from trust_tta.serve.settings import Settings
+
+DRAIN_SECONDS = 30
+_PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "color_message", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """A JSON object per line. Of an exception, what it says and where: a log is no place for tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": " ".join(record.getMessage().split()),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _PLAIN}
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            line["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            frames = traceback.extract_tb(error.__traceback__)[-3:]
+            line["where"] = [f"{frame.filename}:{frame.lineno}" for frame in frames]
+        return json.dumps(line, default=str)
+
+
+def log_as_json(stream: TextIO | None = None, *, level: int = logging.INFO) -> None:
+    """Write all logs of this process, warnings too, as JSON lines; by default to stderr."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("trust_tta").setLevel(level)
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        logging.getLogger("trust_tta.serve").warning(str(message), extra={"category": category.__name__})
+
+    warnings.showwarning = show
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the port before anything heavy is loaded."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        return listener
+    except OSError as error:
+        raise TrustError(f"--host {host} --port {port}: {error.strerror or error}; give another") from error
+
+
+def address_of(listener: socket.socket) -> str:
+    """The address to type into a browser."""
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def make_server(service: Service, *, token: str, on_ready: Callable[[], None] = lambda: None) -> Server:
+    """The server of a service; `run(sockets=[...])` serves until `stop`."""
+    config = uvicorn.Config(
+        make_app(service, token=token),
+        http=_bounded(service.settings),
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        h11_max_incomplete_event_size=1 << 16,
+    )
+    return Server(config, service, on_ready)
+
+
+def run_server(server: Server, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT; then answer what was taken, write snapshots, and return."""
+    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run(sockets=[listener])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Server(uvicorn.Server):
+    """Says when it is ready, and sends the live pages home when it shall end."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._service, self._on_ready = service, on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.stop()
+
+    def stop(self) -> None:
+        """End as SIGTERM would end it; from any thread."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._service.board.close)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The signal was heard; uvicorn raises it once more when all is done."""
+
+
+def _bounded(settings: Settings) -> type[H11Protocol]:
+    """uvicorn's protocol, but a request must be there in time, and there are only so many connections."""
+
+    class Bounded(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > settings.most_connections:
+                transport.close()
+            else:
+                self._timer = self.loop.call_later(settings.read_seconds, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            waiting = not self.transport.is_closing() and str(self.conn.their_state) == "IDLE"
+            if waiting and self._timer is None:  # the beginning of another request on the same connection
+                self._timer = self.loop.call_later(settings.read_seconds, self.transport.close)
+            elif not waiting:
+                self._stop_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return Bounded

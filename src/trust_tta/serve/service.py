@@ -1,0 +1,297 @@
+"""The service without its port: a network, its streams, the engine, the journal, the board and the counters."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trust_tta.atomic import replacing
+from trust_tta.errors import ConfigError, StateError
+from trust_tta.live.alarms import calibrate
+from trust_tta.live.guard import Event, Guard
+from trust_tta.live.snapshots import Folder, hold, write_state
+from trust_tta.live.stream import REFERENCE_FILE
+from trust_tta.methods.base import Method
+from trust_tta.methods.registry import create_method
+from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.serve.board import Board
+from trust_tta.serve.engine import Answer, Batch, Engine
+from trust_tta.serve.journal import Journal, Label
+from trust_tta.serve.metrics import Metrics
+from trust_tta.serve.pool import Pool
+from trust_tta.serve.settings import RequestError, Settings
+from trust_tta.textfiles import read_json
+
+ACTIONS = ("pause", "resume", "rollback", "reset")
+WARM_UP = 8  # images; enough for the statistics of a batch
+
+log = logging.getLogger("trust_tta.serve")
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """What is served: a method over a network, which each stream forks. `outputs`: shape of one image's logits."""
+
+    name: str
+    method: Method
+    checkpoint: Checkpoint
+    outputs: tuple[int, ...]
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.checkpoint.preprocessing
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return self.checkpoint.classes
+
+    def identity(self) -> dict[str, Any]:
+        """What a folder of streams must have been made with."""
+        options = self.method.options.model_dump(mode="json")
+        return {"checkpoint": self.checkpoint.sha256, "method": self.method.name, "options": options}
+
+
+def open_network(
+    checkpoint: str, method: str, *, device: str | torch.device = "cpu", variant: str | None = None
+) -> Network:
+    """Load a checkpoint, wrap it in a method, and run both once, so that no client waits for the compiler."""
+    opened = Checkpoint.open(checkpoint, variant=variant)
+    made = create_method(method, opened.load(device=device))
+    size = opened.preprocessing.size
+    noise = torch.randn(WARM_UP, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
+    made.fork()(noise)
+    outputs = tuple(made.evaluate(noise).shape[1:])
+    name = Path(checkpoint).stem if opened.file is None or Path(checkpoint) == opened.file else checkpoint
+    return Network(name, made, opened.release(), outputs)
+
+
+class Service:
+    """Everything but HTTP. `folder` holds what survives; one process at a time has it."""
+
+    def __init__(
+        self, network: Network, folder: Path, *, guard: Guard | None = None, settings: Settings | None = None
+    ) -> None:
+        self.network, self.folder = network, folder
+        self.settings = settings or Settings()
+        self.guard = guard or Guard()
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = hold(folder / "lock")
+        self._let_go = weakref.finalize(self, _close, lock)
+        _check_identity(folder / "service.json", network.identity())
+        self.journal = Journal(folder / "journal.sqlite", predictions_kept=self.settings.predictions_kept)
+        self.metrics = Metrics()
+        self.board = Board(network.preprocessing, classes=network.classes)
+        self.pool = Pool(
+            network.method,
+            folder / "streams",
+            guard=self.guard,
+            most_loaded=self.settings.most_loaded,
+            most_streams=self.settings.most_streams,
+            on_event=self._on_event,
+        )
+        self.engine = Engine(self.pool, self.settings, self._on_batch)
+        self.board.start_from(self.journal.events(most=60), self.journal.accuracy())
+        self.metrics.watch(queued=lambda: self.engine.queued, streams=self._count_streams, readings=self._readings)
+
+    @property
+    def calibrated(self) -> bool:
+        return (self.folder / REFERENCE_FILE).exists()
+
+    def calibrate(self, batches: Iterable[Tensor]) -> None:
+        """Learn from clean batches what streams should look like; for those that are made from now on."""
+        device = next(self.network.method.model.parameters()).device
+        reference = calibrate(self.network.method.fork(), (batch.to(device) for batch in batches))
+        write_state(self.folder / REFERENCE_FILE, reference.state(), about={})
+
+    def start(self) -> None:
+        self.engine.start()
+
+    def stop(self) -> None:
+        """Serve what waits, write a last snapshot of every stream, and close the journal."""
+        self.engine.drain()
+        self.journal.close()
+        self._let_go()
+
+    # What clients ask for
+
+    def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[Answer]:
+        """The answer for network input (n, 3, h, w), when its turn comes."""
+        self.pool.check_room(stream)
+        return self.engine.submit(stream, images, adapt=adapt)
+
+    def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Label | None]:
+        """Keep labels of predictions; they are on disk when this returns. None for each that is not known."""
+        try:
+            found = self.journal.add_feedback(labels)
+        except sqlite3.Error as error:
+            log.error("feedback cannot be stored", extra={"reason": str(error)})
+            raise RequestError(503, "the feedback cannot be stored; try again", retry_after=5) from None
+        for label in found:
+            if label is not None:
+                self.metrics.feedback.labels(str(label.right).lower()).inc()
+                self.board.add_label(label)
+        return found
+
+    def read_label(self, given: Any) -> int:
+        """A class by its number or its name."""
+        count, classes = self.network.outputs[0], self.network.classes
+        if isinstance(given, str) and classes and given in classes:
+            return classes.index(given)
+        if type(given) is int and 0 <= given < count:
+            return given
+        shown = json.dumps(given)[:60]
+        names = f", or a name such as '{classes[0]}'" if classes else ""
+        raise RequestError(400, f"the label {shown} is no class; give a number from 0 to {count - 1}{names}")
+
+    # What changes streams; all of it happens in the engine's thread
+
+    def act(self, name: str, action: str) -> Future[dict[str, Any]]:
+        """Pause, resume, roll back or reset a stream."""
+        self._check_known(name)
+
+        def do() -> dict[str, Any]:
+            event = getattr(self.pool.get(name), action)()
+            return {"stream": name, "action": event.action}
+
+        return self.engine.ask(do)
+
+    def fork(self, name: str, new: str) -> Future[dict[str, Any]]:
+        self._check_known(name)
+
+        def do() -> dict[str, Any]:
+            stream = self.pool.fork(name, new)
+            return {"stream": new, "batches": stream.batches, "images": stream.images}
+
+        return self.engine.ask(do)
+
+    def remove(self, name: str) -> Future[None]:
+        self._check_known(name)
+
+        def do() -> None:
+            self.pool.remove(name)
+            self.board.remove(name)
+
+        return self.engine.ask(do)
+
+    def read_state(self, name: str) -> Future[bytes]:
+        """The stream as a snapshot: a safetensors file."""
+        self._check_known(name)
+
+        def do() -> bytes:
+            self.pool.get(name)
+            self.pool.store(name)  # which writes one
+            folder = Folder(self.pool.folder / name)
+            try:
+                return folder.file(folder.numbers()[-1]).read_bytes()
+            finally:
+                folder.close()
+
+        return self.engine.ask(do)
+
+    def read_checkpoint(self, name: str) -> Future[bytes]:
+        """The whole network with what the stream has learned: a safetensors file that `create_model` takes."""
+        self._check_known(name)
+        return self.engine.ask(lambda: adapted_checkpoint(self.network, self.pool.get(name).method))
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Every stream, with what is known of it."""
+        loaded, summaries = set(self.pool.loaded), self.board.summaries()
+        return [summaries.get(name, {"name": name}) | {"loaded": name in loaded} for name in self.pool.names]
+
+    def _check_known(self, name: str) -> None:
+        if name not in self.pool:
+            raise RequestError(404, f"there is no stream '{name}'; GET /streams lists them")
+
+    # What happens
+
+    def _on_event(self, stream: str, event: Event) -> None:
+        number = 0
+        try:
+            number = self.journal.add_event(stream, event)
+        except sqlite3.Error as error:
+            self._lost("an event", error)
+        self.metrics.events.labels(event.kind, event.action).inc()
+        self.board.add_event(stream, number, event)
+        log.info("event", extra={"stream": stream, "kind": event.kind, "action": event.action, "reason": event.reason})
+
+    def _on_batch(self, batch: Batch) -> None:
+        rows = [
+            (name, int(row.argmax()))
+            for answer in batch.answers
+            for name, row in zip(answer.ids, answer.logits, strict=True)
+            if row.ndim == 1
+        ]
+        try:
+            self.journal.add_predictions(batch.name, rows)
+        except sqlite3.Error as error:
+            self._lost("predictions", error)
+        self.metrics.images.labels(str(batch.result.adapted).lower()).inc(len(batch.images))
+        self.metrics.batches.inc()
+        self.metrics.batch_seconds.observe(batch.seconds)
+        self.metrics.batch_images.observe(len(batch.images))
+        self.board.add_batch(batch)
+
+    def _lost(self, what: str, error: sqlite3.Error) -> None:
+        self.metrics.journal_errors.inc()
+        log.error(f"{what} cannot be written to the journal", extra={"reason": str(error)})
+
+    def _count_streams(self) -> tuple[int, int]:
+        return len(self.pool.loaded), len(self.pool.names)
+
+    def _readings(self) -> dict[str, dict[str, float | int | None]]:
+        summaries = self.board.summaries()
+        return {name: summaries[name]["reading"] for name in self.pool.loaded if name in summaries}
+
+
+def adapted_checkpoint(network: Network, method: Method) -> bytes:
+    """The network with a method's weights and statistics, and all that is to be said of it, as safetensors."""
+    from safetensors.torch import save
+
+    twin = method.fork()
+    state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in twin.detach().state_dict().items()}
+    for path, norm in twin.statistics.norms.items():
+        state[f"{path}.running_mean"], state[f"{path}.running_var"] = norm.mean.cpu(), norm.variance.cpu()
+    checkpoint = network.checkpoint
+    about = {
+        "format": "pt",
+        "variant": checkpoint.variant,
+        "overrides": json.dumps(dict(checkpoint.fields)),
+        "preprocessing": checkpoint.preprocessing.to_json(),
+        "adapted_by": method.name,
+        "adapted_from": checkpoint.sha256,
+    }
+    about |= {"num_classes": str(checkpoint.num_classes)} if checkpoint.num_classes else {}
+    about |= {"classes": json.dumps(checkpoint.classes)} if checkpoint.classes else {}
+    return save({name: tensor.contiguous() for name, tensor in state.items()}, about)
+
+
+def _close(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)
+
+
+def _check_identity(path: Path, identity: dict[str, Any]) -> None:
+    """Refuse streams of another network or method: their states would not fit, or fit and be wrong."""
+    if not path.exists():
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+        return
+    stored = read_json(path, error=StateError)
+    for key in ("checkpoint", "method", "options"):
+        if not isinstance(stored, dict) or stored.get(key) != identity[key]:
+            raise ConfigError(
+                f"'{path.parent}' holds streams of another {key} ({path.name} says which); give another folder, or the "
+                f"same {key}"
+            )

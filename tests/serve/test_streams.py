@@ -1,0 +1,226 @@
+"""Streams by name: their own weights, memory and disk, batches that are shared, and what needs the token."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from tests.live.toys import states_equal
+from tests.serve.services import MODEL, PRIVATE, make_network, picture, pixels, running, serving
+from trust_tta.errors import ConfigError, StateError
+from trust_tta.live.snapshots import Folder
+from trust_tta.serve.service import Service
+from trust_tta.serve.settings import Settings
+
+INFER = f"/v2/models/{MODEL}/infer"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Service]]:
+    with serving(tmp_path_factory.mktemp("streams"), most_loaded=2, most_streams=12) as served:
+        yield served
+
+
+def infer(client: httpx.Client, stream: str, *, count: int = 4, seed: int = 0, adapt: bool = True) -> torch.Tensor:
+    raw = pixels(count, seed=seed)
+    tensor = {"name": "images", "datatype": "UINT8", "shape": list(raw.shape), "data": raw.ravel().tolist()}
+    parameters = {"stream": stream, "adapt": adapt}
+    response = client.post(INFER, json={"inputs": [tensor], "parameters": parameters})
+    assert response.status_code == 200, response.text
+    return torch.tensor(response.json()["outputs"][0]["data"]).view(count, -1)
+
+
+def summary(client: httpx.Client, name: str) -> dict[str, Any]:
+    streams: list[dict[str, Any]] = client.get("/streams").json()["streams"]
+    return next(stream for stream in streams if stream["name"] == name)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_a_picture_is_predicted(served: tuple[httpx.Client, Service], kind: str) -> None:
+    client, service = served
+    data = picture(kind, size=40)
+    by_form = client.post("/predict", files={"image": ("photo", data)}, params={"adapt": "false"}).json()
+    by_body = client.post("/predict", content=data, headers={"X-Stream": "default"}, params={"adapt": "false"}).json()
+    assert by_form | {"id": ""} == by_body | {"id": ""}
+    assert set(by_form) == {"class", "label", "confidence", "stream", "adapted", "id"}
+    assert service.network.classes is not None
+    assert by_form["label"] == service.network.classes[by_form["class"]]
+    assert 0.25 <= by_form["confidence"] <= 1
+    assert (by_form["stream"], by_form["adapted"]) == ("default", False)
+
+
+def test_each_stream_has_weights_of_its_own(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
+    """Interleaved, two streams give what two methods of their own give."""
+    client, _ = served
+    alone = {name: make_network(tmp_path).method for name in ("left", "right")}
+    preprocess = make_network(tmp_path).preprocessing
+    for step in range(3):
+        for i, (name, method) in enumerate(alone.items()):
+            seed = 10 * step + i
+            expected = method(preprocess(pixels(4, seed=seed)))
+            torch.testing.assert_close(infer(client, name, seed=seed), expected, rtol=1e-4, atol=1e-5)
+    assert not states_equal(alone["left"].state_dict(), alone["right"].state_dict())
+
+
+def test_a_stream_comes_back_from_disk_as_it_went(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
+    client, service = served
+    method = make_network(tmp_path).method
+    preprocess = make_network(tmp_path).preprocessing
+    for step in range(4):
+        expected = method(preprocess(pixels(4, seed=100 + step)))
+        torch.testing.assert_close(infer(client, "guest", seed=100 + step), expected, rtol=1e-4, atol=1e-5)
+        for other in ("x", "y"):
+            infer(client, other)
+        assert "guest" not in service.pool.loaded
+        assert len(service.pool.loaded) == 2
+    assert summary(client, "guest")["batches"] == 4
+    assert not summary(client, "guest")["loaded"]
+
+
+def test_predicting_without_adapting_changes_nothing(served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    infer(client, "still")
+    first = infer(client, "still", seed=5, adapt=False)
+    assert torch.equal(first, infer(client, "still", seed=5, adapt=False))
+    assert summary(client, "still")["batches"] == 1
+
+
+def test_what_changes_a_stream_needs_the_token(served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    infer(client, "kept")
+    for method, path in (
+        ("POST", "pause"), ("POST", "resume"), ("POST", "reset"), ("POST", "rollback"), ("POST", "fork"),
+        ("GET", "state"), ("GET", "checkpoint"),
+    ):  # fmt: skip
+        assert client.request(method, f"/streams/kept/{path}").status_code == 401
+        wrong = client.request(method, f"/streams/kept/{path}", headers={"Authorization": "Bearer other"})
+        assert wrong.status_code == 403
+    assert client.delete("/streams/kept").status_code == 401
+    assert client.post("/streams/unheard/pause", headers=PRIVATE).status_code == 404
+    assert client.post("/streams/kept/explode", headers=PRIVATE).status_code == 404
+
+
+def test_pause_resume_and_reset(served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    source = infer(client, "reset", seed=1, adapt=False)
+    infer(client, "reset", seed=2)
+    assert client.post("/streams/reset/pause", headers=PRIVATE).json() == {"stream": "reset", "action": "pause"}
+    paused = infer(client, "reset", seed=1)
+    assert torch.equal(paused, infer(client, "reset", seed=1))
+    assert client.post("/streams/reset/resume", headers=PRIVATE).status_code == 200
+    assert client.post("/streams/reset/reset", headers=PRIVATE).json()["action"] == "source"
+    assert torch.equal(infer(client, "reset", seed=1, adapt=False), source)
+    kinds = [(e["kind"], e["action"]) for e in client.get("/events", params={"stream": "reset"}).json()["events"]]
+    assert [k for k in kinds if k[0] == "request"] == [
+        ("request", "pause"), ("request", "resume"), ("request", "source"),
+    ]  # fmt: skip
+
+
+def test_a_fork_goes_on_by_itself_and_can_be_removed(served: tuple[httpx.Client, Service]) -> None:
+    client, service = served
+    infer(client, "parent", seed=3)
+    made = client.post("/streams/parent/fork", headers=PRIVATE, json={"to": "child"})
+    assert made.json() == {"stream": "child", "batches": 1, "images": 4}
+    assert torch.equal(infer(client, "parent", seed=4, adapt=False), infer(client, "child", seed=4, adapt=False))
+    infer(client, "child", seed=6)
+    assert not torch.equal(infer(client, "parent", seed=4, adapt=False), infer(client, "child", seed=4, adapt=False))
+    assert client.post("/streams/parent/fork", headers=PRIVATE, json={"to": "child"}).status_code == 409
+    assert client.delete("/streams/child", headers=PRIVATE).status_code == 200
+    assert "child" not in service.pool.names
+    assert not (service.pool.folder / "child").exists()
+
+
+def test_the_state_of_a_stream_is_its_snapshot(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
+    client, service = served
+    infer(client, "state", seed=3)
+    folder = Folder(tmp_path / "copy")
+    folder.file(1).write_bytes(client.get("/streams/state/state", headers=PRIVATE).content)
+    folder.close()
+    stored = Folder(service.pool.folder / "state")
+    number = stored.numbers()[-1]
+    assert folder.file(1).read_bytes() == stored.file(number).read_bytes()
+    stored.close()
+
+
+def test_feedback_counts_and_survives(tmp_path: Path) -> None:
+    with serving(tmp_path) as (client, service):
+        answers = [client.post("/predict", content=picture(seed=seed)).json() for seed in range(3)]
+        one = client.post("/feedback", json={"id": answers[0]["id"], "label": answers[0]["label"]})
+        assert one.json() == {"stored": 1, "right": 1, "unknown": []}
+        wrong = (answers[1]["class"] + 1) % 4
+        many = [{"id": answers[1]["id"], "label": wrong}, {"id": "unheard-0", "label": 0}]
+        assert client.post("/feedback", json=many).json() == {"stored": 1, "right": 0, "unknown": ["unheard-0"]}
+        assert client.post("/feedback", json={"id": "unheard-0", "label": 0}).status_code == 404
+        assert client.post("/feedback", json={"id": answers[2]["id"], "label": "mouse"}).status_code == 400
+        assert client.post("/feedback", json={"id": answers[2]["id"], "label": 4}).status_code == 400
+        assert summary(client, "default")["labels"] == 2
+        assert summary(client, "default")["accuracy"] == 0.5
+        assert 'trust_tta_feedback_total{right="true"} 1.0' in client.get("/metrics").text
+        network, folder = service.network, service.folder
+    again = Service(network, folder)
+    assert again.journal.accuracy() == {"default": (2, 1)}
+    assert again.pool.names == ["default"]
+    with running(again) as address, httpx.Client(base_url=address, timeout=60) as client:
+        late = client.post("/feedback", json={"id": answers[2]["id"], "label": answers[2]["class"]})
+        assert late.json()["stored"] == 1
+        assert client.get("/events").json()["events"] == []
+        client.post("/predict", content=picture())
+        assert summary(client, "default")["batches"] == 4
+
+
+def test_requests_of_a_stream_share_batches(tmp_path: Path) -> None:
+    count = 12
+    with serving(tmp_path, max_wait=0.5, batch_size=count) as (client, _):
+        client.post("/predict", content=picture())  # the stream is made
+        start = threading.Barrier(count)
+
+        def send(seed: int) -> str:
+            with httpx.Client(base_url=client.base_url, timeout=60) as own:
+                start.wait()
+                return str(own.post("/predict", content=picture(seed=seed)).json()["id"])
+
+        with ThreadPoolExecutor(count) as pool:
+            ids = list(pool.map(send, range(count)))
+        assert len(set(ids)) == count
+        assert summary(client, "default")["images"] == 1 + count
+        assert summary(client, "default")["batches"] <= 1 + count // 2
+
+
+def test_one_stream_too_many_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, most_streams=2) as (client, _):
+        for name in ("a", "b", "a"):
+            infer(client, name)
+        refused = client.post("/predict", content=picture(), headers={"X-Stream": "c"})
+        assert refused.status_code == 429
+        assert "2 streams" in refused.json()["error"]
+
+
+def test_a_folder_belongs_to_one_service_of_one_kind(tmp_path: Path) -> None:
+    network = make_network(tmp_path)
+    service = Service(network, tmp_path / "state")
+    with pytest.raises(StateError, match="belongs to a stream that is running"):
+        Service(network, tmp_path / "state")
+    service.start()
+    service.stop()
+    with pytest.raises(ConfigError, match="streams of another method"):
+        Service(make_network(tmp_path, "source"), tmp_path / "state", settings=Settings())
+
+
+def test_metrics_follow_the_conventions(served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    infer(client, "measured")
+    text = client.get("/metrics").text
+    names = {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert names["trust_tta_images_total"] == "counter"
+    assert names["trust_tta_request_duration_seconds"] == "histogram"
+    assert names["trust_tta_build_info"] == "gauge"
+    assert all(name.startswith("trust_tta_") for name in names)
+    assert all(name.endswith("_total") == (kind == "counter") for name, kind in names.items())
+    assert 'trust_tta_stream_entropy_nats{stream="measured"}' in text
