@@ -35,7 +35,7 @@ SIZE = 16
 MODEL = "tiny"
 TOKEN = "a-token"
 PRIVATE = {"Authorization": f"Bearer {TOKEN}"}
-SHAPE = {"depths": (1, 1), "dims": (8, 16), "norm": "batch"}
+SHAPE: dict[str, Any] = {"depths": (1, 1), "dims": (8, 16), "norm": "batch"}
 ROOT = Path(__file__).resolve().parents[2]
 
 
