@@ -21,13 +21,13 @@ from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.embedded import load_sample
 from trust_tta.live.guard import Guard
 
-GUARD = Guard(check_every=64, snapshot_every=192)  # so that something is seen within a minute
+GUARD = Guard(check_every=64, snapshot_every=192, budget=1.0)  # so that something is seen within a minute
 BATCH = 16
 PACE = 0.5  # seconds between two batches, at least
 POOL = 480  # images that come again and again
 ADAPTING, FIXED = "tide", "source"
 # What comes, in batches: the severity of fog, 0 for none, None for noise.
-WEATHER: tuple[tuple[int | None, int], ...] = ((0, 16), (2, 4), (3, 4), (4, 6), (5, 30), (None, 16), (5, 16), (0, 20))
+WEATHER: tuple[tuple[int | None, int], ...] = ((0, 16), (2, 4), (3, 4), (4, 6), (5, 30), (None, 14), (5, 16), (0, 20))
 
 log = logging.getLogger("trust_tta.serve")
 
