@@ -73,7 +73,8 @@ def test_promised_calls_fit_the_signatures(name: str, args: tuple[Any, ...], opt
 def test_methods_are_listed_in_the_promised_order() -> None:
     promised = [
         "source", "bn", "tent", "eta", "sar", "shot", "lame", "foa", "trust_naive", "trust", "ensemble", "repetition",
-        "augmentation", "tide", "eata", "roid", "cmf", "deyo", "rdumb",
+        "augmentation", "tide", "eata", "roid", "cmf", "cotta", "rotta", "deyo", "rdumb", "neo", "t3a",
+        "bn_alpha", "bn_ema",
     ]  # fmt: skip
     assert list(tt.list_methods()) == promised
 

@@ -29,7 +29,7 @@ def test_every_method_has_its_section(name: str) -> None:
 
 
 def test_no_section_is_left_over_from_a_method_that_is_gone() -> None:
-    lower = {name for name in SECTIONS if re.fullmatch(r"[a-z_]+", name)}
+    lower = {name for name in SECTIONS if re.fullmatch(r"[a-z0-9_]+", name)}
     assert lower == set(list_methods())
 
 
@@ -69,6 +69,8 @@ def test_a_batch_costs_what_is_written(name: str) -> None:
         options["steps"] = S
     if name in ("trust", "ensemble", "repetition", "augmentation"):
         options["k"] = K
+    if name == "cotta":
+        options["augmentations"] = K
     if name == "foa":
         options["population"] = P
     method = make(name, vmamba(), **options)

@@ -18,7 +18,7 @@ from trust_tta.models.vmamba import VMamba
 CLASSES = 5
 LEARNERS = (
     "tent", "eta", "sar", "shot", "trust_naive", "trust", "ensemble", "repetition", "augmentation", "tide",
-    "eata", "roid", "cmf", "deyo", "rdumb",
+    "eata", "roid", "cmf", "cotta", "rotta", "deyo", "rdumb",
 )  # fmt: skip
 # What keeps images from being left out, so that every batch is learned from.
 OPEN: dict[str, dict[str, Any]] = {
@@ -85,6 +85,10 @@ def make(name: str, model: nn.Module, **options: Any) -> Any:
         options = {"lr": 1e-2, **options}
     if name in ("eata", "rdumb", "deyo"):
         options = {"optimizer": "adam", **OPEN[name], **options}
+    if name == "cotta":
+        options = {"augmentations": 2, "threshold": 1.0, **options}
+    if name == "rotta":
+        options = {"memory_size": 10, "update_frequency": 9, **options}
     if name == "eata":
         chosen = {key: options[key] for key in ("parameters", "statistics") if key in options}
         options = {"fisher": gather_fisher(model, batches(2, seed=7), **chosen), "fisher_alpha": 1.0, **options}

@@ -25,7 +25,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in lis
 
 # Their lengths are those of the classes, of the features and of the stream.
 FREE = (
-    "mean_prediction", "mean_features", "told", "confusion", "frequencies", "class_probs",
+    "mean_prediction", "mean_features", "told", "confusion", "frequencies", "class_probs", "images",
+    "kept", "entropies",
 )  # fmt: skip
 
 
@@ -46,8 +47,8 @@ def damages(value: Any, *, free: bool) -> Iterator[Any]:
             yield value[:0] if value.dim() else torch.zeros(3)
             yield torch.cat([value.flatten(), value.flatten()])
             yield value.to(torch.float64 if value.dtype == torch.float32 else torch.float16)
-        yield torch.full_like(value, torch.nan)
-        yield torch.full_like(value, torch.inf)
+        yield torch.full_like(value, -1) if not value.is_floating_point() else torch.full_like(value, torch.nan)
+        yield torch.full_like(value, -1) if not value.is_floating_point() else torch.full_like(value, torch.inf)
         yield torch.empty_like(value, device="meta")
         yield value.reshape(value.shape or 1).to_sparse()
         yield value.to(torch.complex64)

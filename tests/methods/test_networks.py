@@ -12,7 +12,27 @@ from tests.methods.networks import CLASSES, LEARNERS, batches, convnet, make, ru
 from trust_tta.errors import ConfigError
 from trust_tta.methods.registry import list_methods
 
-PLAIN = ("source", "bn", "tent", "eta", "sar", "shot", "lame", "tide", "eata", "roid", "cmf", "deyo", "rdumb")
+PLAIN = (
+    "source",
+    "bn",
+    "tent",
+    "eta",
+    "sar",
+    "shot",
+    "lame",
+    "tide",
+    "eata",
+    "roid",
+    "cmf",
+    "cotta",
+    "rotta",
+    "deyo",
+    "rdumb",
+    "neo",
+    "t3a",
+    "bn_alpha",
+    "bn_ema",
+)
 
 
 @pytest.mark.parametrize("name", list_methods())
@@ -47,6 +67,14 @@ COUNTS: dict[str, tuple[dict[str, Any], int, int, int]] = {  # forwards, backwar
     "roid": ({}, 3, 1, 1),
     "cmf": ({"steps": 2}, 5, 2, 2),
     "deyo": ({}, 3, 1, 1),
+    "cotta": ({"augmentations": 4, "steps": 2}, 13, 2, 2),
+    "cotta sure": ({"threshold": 0.0}, 4, 1, 1),
+    "rotta": ({}, 4, 1, 1),
+    "rotta often": ({"update_frequency": 3}, 8, 3, 3),
+    "neo": ({}, 1, 0, 0),
+    "t3a": ({}, 1, 0, 0),
+    "bn_alpha": ({}, 1, 0, 0),
+    "bn_ema": ({}, 2, 0, 0),
 }
 
 
@@ -91,6 +119,9 @@ class NoNorm(nn.Module):
         ("shot", "no linear classifier"),
         ("lame", "no forward_features and forward_head"),
         ("roid", "no norm parameters"),
+        ("rotta", "no norm parameters"),
+        ("neo", "no forward_features and forward_head"),
+        ("t3a", "no forward_features and forward_head"),
         ("deyo", "no norm parameters"),
     ],
 )

@@ -22,7 +22,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in lis
     "foa-episodic": ("foa", {"episodic": True}),
     "sar-loose": ("sar", {"margin": 0.95}),
     "eta-loose": ("eta", {"margin": 0.95}),
+    "cotta": ("cotta", {"head": False}),
 }
+
+
+MORE = ("lame", "foa", "tide", "rotta", "neo", "t3a", "bn_ema")  # what moves beside weights counts at once
 
 
 def bad_batches() -> dict[str, Any]:
@@ -76,7 +80,7 @@ def test_one_image_has_the_statistics_of_its_pixels(name: str, statistics: str) 
 def test_a_map_of_one_number_has_none(name: str) -> None:
     one = batches(1, images=1, size=8)[0]  # the last map of the tiny network has one pixel
     method = make(name, vmamba())
-    if name in ("source", "tide", "foa"):  # two take none, the other adds a row to the map
+    if name in ("source", "tide", "foa", "rotta", "neo", "t3a", "bn_alpha", "bn_ema"):  # most take none; foa adds a row
         assert method(one).shape == (1, CLASSES)
         return
     before = method.state_dict()
@@ -167,7 +171,7 @@ def spoil_learning(method: Method) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [*(name for name in LEARNERS if name != "tide"), "trust-parallel", "trust-side-by-side"]
+    "kind", [*(name for name in LEARNERS if name not in ("tide", "rotta")), "trust-parallel", "trust-side-by-side"]
 )
 def test_a_loss_that_is_not_finite_never_reaches_the_weights(kind: str) -> None:
     name, options = KINDS[kind]
@@ -183,6 +187,21 @@ def test_a_loss_that_is_not_finite_never_reaches_the_weights(kind: str) -> None:
     assert after["counters"]["updates"] == before["counters"]["updates"]
     refused = 0 if name in OPEN else 2 if name in ("trust", "ensemble", "repetition", "augmentation") else 1
     assert after["counters"]["skipped"] == refused  # those that filter select nothing; others refuse each update
+
+
+def test_rotta_remembers_but_learns_nothing_from_a_loss_that_is_not_finite() -> None:
+    first, second = batches(2)
+    method = make("rotta", vmamba())
+    run(method, [first])
+    before = method.state_dict()
+    spoil_learning(method)
+    assert method(second).isfinite().all()
+    after = method.state_dict()
+    for key in ("adapted", "optimizer", "statistics"):
+        assert same(after[key], before[key])
+    for key in ("student", "student_statistics"):
+        assert same(after["extra"][key], before["extra"][key])
+    assert (after["counters"]["skipped"], after["extra"]["offered"]) == (1, 18)
 
 
 class SharpCorner(nn.Module):
@@ -324,7 +343,7 @@ def test_evaluate_predicts_and_changes_nothing(name: str) -> None:
     before = method.state_dict()
     found = method.evaluate(second)
     assert same(method.state_dict(), before)
-    if name not in ("lame", "foa", "augmentation", "tide"):  # which predict a batch by more than the network
+    if name not in (*MORE, "augmentation"):  # which predict a batch by more than the weights
         torch.testing.assert_close(found, method(second))
 
 

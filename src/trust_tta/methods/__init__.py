@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
     from trust_tta.methods.base import Learner, LearningOptions, Method, MethodOptions
+    from trust_tta.methods.cotta import Cotta
     from trust_tta.methods.deyo import Deyo
     from trust_tta.methods.eata import Eata, FisherWeights, Rdumb, gather_fisher
     from trust_tta.methods.eta import Eta
     from trust_tta.methods.foa import Foa, SourceStatistics, gather_source_statistics
+    from trust_tta.methods.heads import Neo, T3a
     from trust_tta.methods.lame import Lame
+    from trust_tta.methods.norms import BnAlpha, BnEma
     from trust_tta.methods.ranking import rank_orders
     from trust_tta.methods.registry import find_method, list_methods, method_options
     from trust_tta.methods.roid import Cmf, Roid
+    from trust_tta.methods.rotta import Rotta
     from trust_tta.methods.sar import Sar
     from trust_tta.methods.shot import Shot
     from trust_tta.methods.source import BatchStatistics, Source
@@ -27,7 +31,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Augmentation",
     "BatchStatistics",
+    "BnAlpha",
+    "BnEma",
     "Cmf",
+    "Cotta",
     "Deyo",
     "Eata",
     "Ensemble",
@@ -39,13 +46,16 @@ __all__ = [
     "LearningOptions",
     "Method",
     "MethodOptions",
+    "Neo",
     "Rdumb",
     "Repetition",
     "Roid",
+    "Rotta",
     "Sar",
     "Shot",
     "Source",
     "SourceStatistics",
+    "T3a",
     "Tent",
     "Tide",
     "Trust",
@@ -63,14 +73,18 @@ __all__ = [
 _MODULES = {
     "ablations": ("Augmentation", "Ensemble", "Repetition"),
     "base": ("Learner", "LearningOptions", "Method", "MethodOptions"),
+    "cotta": ("Cotta",),
     "deyo": ("Deyo",),
     "eata": ("Eata", "FisherWeights", "Rdumb", "gather_fisher"),
     "eta": ("Eta",),
     "foa": ("Foa", "SourceStatistics", "gather_source_statistics"),
+    "heads": ("Neo", "T3a"),
     "lame": ("Lame",),
+    "norms": ("BnAlpha", "BnEma"),
     "ranking": ("rank_orders",),
     "registry": ("create_method", "find_method", "list_methods", "method_options"),
     "roid": ("Cmf", "Roid"),
+    "rotta": ("Rotta",),
     "sar": ("Sar",),
     "shot": ("Shot",),
     "source": ("BatchStatistics", "Source"),

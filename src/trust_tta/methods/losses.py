@@ -73,6 +73,11 @@ def soft_likelihood_ratio(logits: Tensor, *, clip: float = 0.99, eps: float = 1e
     return -(p * (p / (1 - p) + eps).log()).sum(1)
 
 
+def cross_entropy_to(target: Tensor, logits: Tensor) -> Tensor:
+    """Cross-entropy of softmax(logits) to softmax(target)."""
+    return -(target.softmax(1) * logits.log_softmax(1)).sum(1)
+
+
 def symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
     """Half the cross-entropy of each prediction to the other; gradients flow through both."""
     log_p, log_q = logits.log_softmax(1), others.log_softmax(1)

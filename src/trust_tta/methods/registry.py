@@ -34,8 +34,14 @@ METHODS = {
     "eata": "trust_tta.methods.eata:Eata",
     "roid": "trust_tta.methods.roid:Roid",
     "cmf": "trust_tta.methods.roid:Cmf",
+    "cotta": "trust_tta.methods.cotta:Cotta",
+    "rotta": "trust_tta.methods.rotta:Rotta",
     "deyo": "trust_tta.methods.deyo:Deyo",
     "rdumb": "trust_tta.methods.eata:Rdumb",
+    "neo": "trust_tta.methods.heads:Neo",
+    "t3a": "trust_tta.methods.heads:T3a",
+    "bn_alpha": "trust_tta.methods.norms:BnAlpha",
+    "bn_ema": "trust_tta.methods.norms:BnEma",
 }
 
 

@@ -7,12 +7,16 @@ from torch import nn
 
 from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
 from trust_tta.methods.base import Method
+from trust_tta.methods.cotta import Cotta
 from trust_tta.methods.deyo import Deyo
 from trust_tta.methods.eata import Eata, FisherWeights, Rdumb
 from trust_tta.methods.eta import Eta
 from trust_tta.methods.foa import Foa, SourceStatistics
+from trust_tta.methods.heads import Neo, T3a
 from trust_tta.methods.lame import Lame
+from trust_tta.methods.norms import BnAlpha, BnEma
 from trust_tta.methods.roid import Cmf, Roid
+from trust_tta.methods.rotta import Rotta
 from trust_tta.methods.sar import Sar
 from trust_tta.methods.shot import Shot
 from trust_tta.methods.source import BatchStatistics, Source
@@ -124,6 +128,24 @@ class _CmfKeywords(_WeightedKeywords, total=False):
     gamma: float
     q: float
 
+class _CottaKeywords(_LearningKeywords, total=False):
+    head: bool
+    decay: float
+    restore: float
+    threshold: float
+    augmentations: int
+    symmetric: bool
+    seed: int
+
+class _RottaKeywords(_LearningKeywords, total=False):
+    alpha: float
+    nu: float
+    memory_size: int
+    update_frequency: int
+    lambda_t: float
+    lambda_u: float
+    seed: int
+
 class _DeyoKeywords(_LearningKeywords, total=False):
     margin: float
     weight_margin: float
@@ -138,6 +160,18 @@ class _DeyoKeywords(_LearningKeywords, total=False):
 
 class _RdumbKeywords(_EtaKeywords, total=False):
     reset_every: int
+
+class _NeoKeywords(_MethodKeywords, total=False):
+    alpha: float | None
+
+class _T3aKeywords(_MethodKeywords, total=False):
+    supports: int
+
+class _BnAlphaKeywords(_MethodKeywords, total=False):
+    alpha: float
+
+class _BnEmaKeywords(_MethodKeywords, total=False):
+    momentum: float | None
 
 @overload
 def create_method(name: Literal["source"], model: nn.Module, **options: Unpack[_SourceKeywords]) -> Source: ...
@@ -178,9 +212,21 @@ def create_method(name: Literal["roid"], model: nn.Module, **options: Unpack[_Ro
 @overload
 def create_method(name: Literal["cmf"], model: nn.Module, **options: Unpack[_CmfKeywords]) -> Cmf: ...
 @overload
+def create_method(name: Literal["cotta"], model: nn.Module, **options: Unpack[_CottaKeywords]) -> Cotta: ...
+@overload
+def create_method(name: Literal["rotta"], model: nn.Module, **options: Unpack[_RottaKeywords]) -> Rotta: ...
+@overload
 def create_method(name: Literal["deyo"], model: nn.Module, **options: Unpack[_DeyoKeywords]) -> Deyo: ...
 @overload
 def create_method(name: Literal["rdumb"], model: nn.Module, **options: Unpack[_RdumbKeywords]) -> Rdumb: ...
+@overload
+def create_method(name: Literal["neo"], model: nn.Module, **options: Unpack[_NeoKeywords]) -> Neo: ...
+@overload
+def create_method(name: Literal["t3a"], model: nn.Module, **options: Unpack[_T3aKeywords]) -> T3a: ...
+@overload
+def create_method(name: Literal["bn_alpha"], model: nn.Module, **options: Unpack[_BnAlphaKeywords]) -> BnAlpha: ...
+@overload
+def create_method(name: Literal["bn_ema"], model: nn.Module, **options: Unpack[_BnEmaKeywords]) -> BnEma: ...
 @overload
 def create_method(name: type[_M], model: nn.Module, **options: Any) -> _M: ...
 @overload

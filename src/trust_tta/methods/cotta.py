@@ -1,0 +1,109 @@
+"""CoTTA: a student that learns from a slowly moving teacher, and forgets a little at random.
+
+Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.losses import cross_entropy_to, symmetric_cross_entropy
+from trust_tta.methods.parameters import ParameterSet
+from trust_tta.methods.safety import check_one_label
+from trust_tta.methods.state import Spec
+from trust_tta.methods.views import random_view
+from trust_tta.schema import Count, Fraction, Natural, Rate
+
+
+class CottaOptions(LearningOptions):
+    """`head`: with `parameters="all"` the classifier learns too. `decay` of the teacher; `restore`: chance of each
+    weight of the student to return to the source; below the confidence `threshold` the teacher sees `augmentations`
+    views; `symmetric`: the loss of the ImageNet code; `seed` of the views and returns."""
+
+    lr: Rate = 1e-3
+    parameters: ParameterSet = "all"
+    head: bool = True
+    decay: Fraction = 0.999
+    restore: Fraction = 0.01
+    threshold: Fraction = 0.92
+    augmentations: Count = 32
+    symmetric: bool = False
+    seed: Natural = 0
+
+
+class Cotta(Learner):
+    """The teacher predicts, the student learns to predict the same, and the teacher follows it.
+
+    The network holds the weights of the teacher: it is what predicts, and what `detach()` gives.
+    """
+
+    name = "cotta"
+    Options: ClassVar[type[LearningOptions]] = CottaOptions
+    options: CottaOptions
+    student: Tensor
+
+    def start(self) -> None:
+        self.student = self.weights.flatten(self.weights.source.values())
+
+    def moving(self) -> dict[str, Spec]:
+        return {"student": self.weights.vector_spec()}
+
+    def adapted_names(self, model: nn.Module) -> list[str]:
+        if self.options.parameters == "all" and self.options.head:
+            return [name for name, _ in model.named_parameters()]
+        return super().adapted_names(model)
+
+    def adapt(self, images: Tensor) -> Tensor:
+        for _ in range(self.options.steps):
+            target = self.learn_from_teacher(images)
+            if self.logits_before is None:
+                self.logits_before = target
+        if self.options.predict == "before":
+            return target
+        with torch.no_grad():
+            return self.predict(images)
+
+    def learn_from_teacher(self, images: Tensor) -> Tensor:
+        """One update of the student, and of the teacher; the logits (n, classes) that it learned from."""
+        teacher, origin = self.weights.read(), self.weights.flatten(self.weights.source.values())
+        target = self.target(images, teacher, origin)
+        self.weights.write(self.student)
+        logits = self.predict(images, stochastic_depth=self.options.stochastic_depth)
+        if not self.update(self.distance(logits, target)):
+            self.weights.write(teacher)
+            return target
+        student = self.weights.read()
+        self.weights.write(self.options.decay * teacher + (1 - self.options.decay) * student)
+        self.student = torch.where(self.forgotten(student), origin, student) if self.options.restore else student
+        return target
+
+    @torch.no_grad()
+    def target(self, images: Tensor, teacher: Tensor, origin: Tensor) -> Tensor:
+        """The teacher's logits: of the images, or, where the source is unsure of them, the mean of many views."""
+        self.weights.write(origin)
+        anchor = self.predict(images)
+        check_one_label(anchor, self.name)
+        self.weights.write(teacher)
+        if float(anchor.softmax(1).amax(1).mean()) >= self.options.threshold:
+            return self.predict(images)
+        views = [self.predict(self.augment(images, number)) for number in range(self.options.augmentations)]
+        return torch.stack(views).mean(0)
+
+    def distance(self, logits: Tensor, target: Tensor) -> Tensor:
+        if self.options.symmetric:
+            return symmetric_cross_entropy(logits, target).mean()
+        return cross_entropy_to(target, logits).mean()
+
+    def augment(self, images: Tensor, number: int) -> Tensor:
+        """View `number` of images (n, c, h, w)."""
+        seed = self.options.seed * 1_000_003 + self.counters.backwards * self.options.augmentations + number
+        return random_view(images, self.model, seed=seed, soft=True)
+
+    def forgotten(self, student: Tensor) -> Tensor:
+        """Which weights (n,) of the student return to the source."""
+        generator = torch.Generator(student.device).manual_seed(self.options.seed * 1_000_003 + self.counters.backwards)
+        return torch.rand(student.shape, generator=generator, device=student.device) < self.options.restore

@@ -1,0 +1,212 @@
+"""RoTTA: a teacher and a student that learn from a small, balanced and recent memory of the stream.
+
+Yuan et al., "Robust Test-Time Adaptation in Dynamic Scenarios", CVPR 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from trust_tta.errors import ShapeError, StateError
+from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.losses import cross_entropy_to
+from trust_tta.methods.norms import MovingStatistics, RobustNorm
+from trust_tta.methods.safety import check_one_label
+from trust_tta.methods.state import Array, Number, Spec
+from trust_tta.methods.statistics import Statistics, StatisticsKind
+from trust_tta.methods.views import random_view
+from trust_tta.schema import Count, Fraction, Natural, Rate
+
+
+class RottaOptions(LearningOptions):
+    """`alpha`: share of a batch in the moving statistics. `nu`: share of the student in the teacher. `memory_size`
+    images are remembered, and learned from after every `update_frequency` images. `lambda_t`, `lambda_u`: weights of
+    age and uncertainty in what is forgotten. `seed` of the views."""
+
+    lr: Rate = 1e-3
+    statistics: StatisticsKind = "stream"
+    alpha: Fraction = 0.05
+    nu: Fraction = 0.001
+    memory_size: Count = 64
+    update_frequency: Count = 64
+    lambda_t: Rate = 1.0
+    lambda_u: Rate = 1.0
+    seed: Natural = 0
+
+
+@dataclass
+class Item:
+    """An image of the memory: its place among the images at hand, its label, its uncertainty, and its age in images."""
+
+    place: int
+    label: int
+    entropy: float
+    age: int = 0
+
+
+@dataclass
+class Memory:
+    """At most `capacity` items, as evenly over the classes as they come; old and uncertain ones go first.
+
+    `items` are in the order of their classes, and within a class in the order in which they came.
+    """
+
+    items: list[Item]
+    capacity: int
+    classes: int
+    lambda_t: float
+    lambda_u: float
+
+    def offer(self, item: Item) -> None:
+        """Put the item in, in the place of another, or not at all; everything grows older."""
+        counts = Counter(kept.label for kept in self.items)
+        if counts[item.label] >= self.capacity / self.classes:
+            self._replace(item, {item.label})
+        elif len(self.items) < self.capacity:
+            self._add(item)
+        else:
+            most = max(counts.values())
+            self._replace(item, {label for label, count in counts.items() if count == most})
+        for kept in self.items:
+            kept.age += 1
+
+    def _replace(self, item: Item, labels: set[int]) -> None:
+        """The worst item of these classes, the last of equals, makes room if it is worse than the new one."""
+        worst = max((kept for kept in reversed(self.items) if kept.label in labels), key=self._score)
+        if self._score(worst) > self._score(item):
+            self.items = [kept for kept in self.items if kept is not worst]
+            self._add(item)
+
+    def _add(self, item: Item) -> None:
+        self.items = sorted([*self.items, item], key=lambda kept: kept.label)  # equal labels stay in order
+
+    def _score(self, item: Item) -> float:
+        age = 1 / (1 + math.exp(-item.age / self.capacity))
+        return self.lambda_t * age + self.lambda_u * item.entropy / math.log(max(self.classes, 2))
+
+
+class Rotta(Learner):
+    """The teacher predicts; the student learns from it on views of the memory, and the teacher follows it.
+
+    The network holds the weights and statistics of the teacher: it is what predicts, and what `detach()` gives the
+    weights of. With `statistics="stream"` both have moving statistics of their own.
+    """
+
+    name = "rotta"
+    Options: ClassVar[type[LearningOptions]] = RottaOptions
+    options: RottaOptions
+    student: Tensor
+    images: Tensor | None
+    labels: Tensor | None
+    entropies: Tensor | None
+    ages: Tensor | None
+
+    def make_statistics(self) -> Statistics:
+        if self.options.statistics != "stream":
+            return super().make_statistics()
+        alpha = self.options.alpha
+        return MovingStatistics(self.model, lambda norm, like: RobustNorm(norm, like=like, share=alpha))
+
+    def start(self) -> None:
+        self.student = self.weights.flatten(self.weights.source.values())
+        self.student_statistics = self.statistics.state()
+        self.offered = 0
+        self.images = self.labels = self.entropies = self.ages = None
+
+    def moving(self) -> dict[str, Spec]:
+        return {
+            "student": self.weights.vector_spec(),
+            "student_statistics": self.statistics.spec(),
+            "offered": Number(int, least=0, most=2.0**53),
+            "images": Array((None, None, None, None)),
+            "labels": Array((None,), torch.int64, least=0),
+            "entropies": Array((None,), torch.float64, least=-1e-3),
+            "ages": Array((None,), torch.int64, least=0),
+        }
+
+    def adapt(self, images: Tensor) -> Tensor:
+        if self.images is not None and self.images.shape[1:] != images.shape[1:]:
+            raise ShapeError(
+                f"'rotta' remembers images of shape {tuple(self.images.shape[1:])} and these have "
+                f"{tuple(images.shape[1:])}; give images of one shape, or reset() before"
+            )
+        with torch.no_grad():
+            logits = self.predict(images)
+        check_one_label(logits, self.name)
+        self.logits_before = logits
+        self.remember(images, logits)
+        if self.options.predict == "before":
+            return logits
+        with torch.no_grad():
+            return self.predict(images)
+
+    def remember(self, images: Tensor, logits: Tensor) -> None:
+        """Offer images (n, c, h, w) to the memory, one after the other, and learn from it whenever it is time."""
+        p = logits.double().softmax(1)
+        labels, entropies = p.argmax(1).tolist(), (-p * (p + 1e-6).log()).sum(1).tolist()
+        at_hand = images if self.images is None else torch.cat([self.images.to(images), images])
+        memory = self.recall(logits.shape[1])
+        first = len(memory.items)
+        for i, (label, uncertainty) in enumerate(zip(labels, entropies, strict=True)):
+            memory.offer(Item(first + i, label, uncertainty))
+            self.offered += 1
+            if self.offered % self.options.update_frequency == 0:
+                for _ in range(self.options.steps):
+                    self.learn_from(at_hand[[item.place for item in memory.items]], [i.age for i in memory.items])
+        self.images = at_hand[[item.place for item in memory.items]]
+        self.labels = torch.tensor([item.label for item in memory.items])
+        self.entropies = torch.tensor([item.entropy for item in memory.items], dtype=torch.float64)
+        self.ages = torch.tensor([item.age for item in memory.items])
+
+    def recall(self, classes: int) -> Memory:
+        """The memory as it was kept, its images in their places."""
+        items = []
+        if self.labels is not None and self.entropies is not None and self.ages is not None:
+            kept = zip(self.labels.tolist(), self.entropies.tolist(), self.ages.tolist(), strict=True)
+            items = [Item(place, *facts) for place, facts in enumerate(kept)]
+        options = self.options
+        return Memory(items, options.memory_size, classes, options.lambda_t, options.lambda_u)
+
+    def learn_from(self, images: Tensor, ages: list[int]) -> None:
+        """One update of the student on views of the remembered images, and of the teacher; all or nothing of it."""
+        teacher, before = self.weights.read(), self.statistics.state()
+        with torch.no_grad(), self.observing():
+            self.counters.forwards += 1
+            target = self.call.plain(images, self._slots(images, None))  # a recording would take it for a prediction
+        followed = self.statistics.state()
+        self.weights.write(self.student)
+        self.statistics.load(self.student_statistics)
+        with self.observing():
+            logits = self.predict(self.augment(images), stochastic_depth=self.options.stochastic_depth)
+        weights = torch.sigmoid(-torch.tensor(ages, dtype=torch.float64) / self.options.memory_size).to(logits)
+        if self.update((weights * cross_entropy_to(target, logits)).mean()):
+            self.student, self.student_statistics = self.weights.read(), self.statistics.state()
+            teacher, before = (1 - self.options.nu) * teacher + self.options.nu * self.student, followed
+        self.weights.write(teacher)
+        self.statistics.load(before)
+
+    def augment(self, images: Tensor) -> Tensor:
+        """A view of images (n, c, h, w)."""
+        seed = self.options.seed * 1_000_003 + self.counters.backwards
+        return random_view(images, self.model, seed=seed, soft=True)
+
+    def observing(self) -> AbstractContextManager[None]:
+        """Passes inside move the statistics, where they are the method's own."""
+        return self.statistics.observing() if isinstance(self.statistics, MovingStatistics) else nullcontext()
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        super()._check(state)
+        sizes = {len(state["extra"].get(name, ())) for name in ("images", "labels", "entropies", "ages")}
+        if len(sizes) > 1 or max(sizes) > self.options.memory_size:
+            raise StateError(
+                f"the state does not fit: its memory holds {sorted(sizes)} images, labels, entropies and ages; "
+                f"equal numbers up to {self.options.memory_size} are wanted"
+            )
