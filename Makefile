@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: test test-slow test-gpu demo paper lint types typed docs clean
+.PHONY: test test-slow test-fuzz test-gpu demo paper lint types typed docs clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,10 @@ test: lint types
 
 test-slow: $(VENV)/dev
 	$(BIN)/python -m pytest -m slow
+
+# Ten thousand hostile inputs, new ones each time; uncaptured, so that a hang can say where it was.
+test-fuzz: $(VENV)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m slow tests/fuzz
 
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -m gpu

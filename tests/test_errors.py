@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import pytest
@@ -38,3 +39,19 @@ def test_a_missing_package_says_how_to_get_it() -> None:
 def test_a_present_package_is_imported() -> None:
     assert available("json")
     assert require("json", extra="figures").dumps([1]) == "[1]"
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+@pytest.mark.parametrize("quoted", ["a\nb", "\x1b[31mred", "\udcff", "\u2028", "x" * 10**6, "\x00" * 10**4])
+def test_a_message_is_one_printable_line_whatever_it_quotes(name: str, quoted: str) -> None:
+    message = str(CLASSES[name](f"the label is {quoted}; give another"))
+    assert message.isprintable()
+    assert len(message) <= errors.LONGEST_MESSAGE
+    assert message.startswith("the label is ")
+    message.encode()
+
+
+def test_a_message_keeps_letters_of_all_languages_and_its_end() -> None:
+    assert str(TrustError("straße, 猫, é")) == "straße, 猫, é"
+    assert str(TrustError(f"{'x' * 10**5}; give another")).endswith("; give another")
+    assert str(pickle.loads(pickle.dumps(TrustError("one")))) == "one"

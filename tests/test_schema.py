@@ -82,3 +82,12 @@ def test_keywords_are_checked_as_files_are() -> None:
 def test_did_you_mean() -> None:
     assert did_you_mean("trsut", ["trust", "tent"]) == "did you mean 'trust'?"
     assert did_you_mean("x", ["trust", "tent"]) == "choose one of trust, tent"
+
+
+def test_what_is_nested_too_deep_is_refused() -> None:
+    deep: Any = 1
+    for _ in range(3000):
+        deep = [deep]
+    for values in ({"sizes": deep}, {"named": {"x": {"size": deep}}}):
+        with pytest.raises(ConfigError, match="nested deeper than 64 levels"):
+            parse(Choices, values)

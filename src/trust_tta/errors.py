@@ -15,9 +15,17 @@ TrustWarning            something that works and that you may not want
 Every message says in one line what was given, what is allowed and what to do.
 """
 
+import unicodedata
+
+LONGEST_MESSAGE = 8000  # characters: a file of twenty mistakes is told whole
+_BREAKING = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters: controls, broken Unicode, line and paragraph separators
+
 
 class TrustError(Exception):
-    """Base of every error that trust-tta raises on purpose."""
+    """Base of every error that trust-tta raises on purpose; its message is one line, whatever it quotes."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(one_line(str(message)))
 
 
 class ConfigError(TrustError, ValueError):
@@ -54,3 +62,13 @@ class StateError(TrustError, RuntimeError):
 
 class TrustWarning(UserWarning):
     """Something that works and that you may not want; the message says what to do instead."""
+
+
+def one_line(text: str, *, longest: int = LONGEST_MESSAGE) -> str:
+    """`text` as one printable line: escapes instead of what a terminal would obey, the middle left out if too long."""
+    if len(text) > longest:
+        text = f"{text[: longest // 2]} ... {text[-longest // 4 :]}"
+    if text.isprintable():
+        return text
+    shown = "".join(repr(c)[1:-1] if unicodedata.category(c) in _BREAKING else c for c in text)
+    return shown if len(shown) <= longest else shown[: longest - 4] + " ..."

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from trust_tta.errors import ConfigError
+from trust_tta.textfiles import DEEPEST, is_too_deep
 
 _LARGEST = 2**63 - 1  # that arrays, files and databases can count to
 
@@ -76,6 +77,8 @@ class Schema(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _lists_are_tuples(cls, values: Any) -> Any:
+        if is_too_deep(values):
+            raise ValueError(f"is nested deeper than {DEEPEST} levels; make it flatter")
         return {name: _tuples(value) for name, value in values.items()} if isinstance(values, dict) else values
 
     def changed(self: S, **changes: Any) -> S:

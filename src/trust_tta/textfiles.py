@@ -68,19 +68,24 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-def _check_depth(value: Any, *, where: str, error: type[TrustError]) -> None:
-    """Refuse what is nested deeper than anything that walks it may recurse."""
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and tables lie deeper inside each other than anything that walks them may recurse."""
     level = [value]
     for _ in range(DEEPEST):
         level = [child for item in level for child in _children(item)]
         if not level:
-            return
-    raise error(f"{where} is nested deeper than {DEEPEST} levels; make it flatter")
+            return False
+    return True
+
+
+def _check_depth(value: Any, *, where: str, error: type[TrustError]) -> None:
+    if is_too_deep(value):
+        raise error(f"{where} is nested deeper than {DEEPEST} levels; make it flatter")
 
 
 def _children(item: Any) -> list[Any]:
-    values = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-    return [value for value in values if isinstance(value, (dict, list))]
+    values = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()
+    return [value for value in values if isinstance(value, (dict, list, tuple))]
 
 
 def _one_line(problem: BaseException) -> str:

@@ -211,6 +211,15 @@ def test_values_too_large_to_read_are_one_line(tmp_path: Path, text: str) -> Non
     assert len(str(caught.value)) < 400
 
 
+def test_a_name_that_is_a_huge_number_is_one_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="1 mistake: experiment is an integer of 5001 digits; give a string"):
+        tiny_config(tmp_path, experiment=10**5000, store=str(tmp_path / "s.sqlite"))
+    changed = {**content(tmp_path), "experiment": 10**5000}
+    del changed["store"]
+    with pytest.raises(ConfigError, match="1 mistake: experiment"):
+        parse_config(changed, name="e", origin="the test")
+
+
 def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not TOML"):
         read(tmp_path, "methods = [")

@@ -124,6 +124,14 @@ def test_another_format_says_what_to_do() -> None:
         method.load_state_dict(state)
 
 
+@pytest.mark.parametrize("place", ["format", "method"])
+@pytest.mark.parametrize("odd", [torch.zeros(0), torch.zeros((), device="meta")], ids=["empty", "meta"])
+def test_a_tensor_in_place_of_a_word_is_refused(place: str, odd: Tensor) -> None:
+    method = make("tent", vmamba())
+    with pytest.raises(StateError, match="this state "):
+        method.load_state_dict({**method.state_dict(), place: odd})
+
+
 def test_the_checker_knows_its_kinds() -> None:
     spec: Any = {"a": Array((None, 2), least=0), "b": Optional(Number(int, least=1)), "c": [Number(float), "x"]}
     check({"a": torch.zeros(3, 2), "c": [0.5, "x"]}, spec)

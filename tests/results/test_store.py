@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.results.samples import FACTS, KEY, RESULT
 from tests.results.test_record import KEYS, RESULTS, exact
 from trust_tta.errors import DataError, StateError, TrustError
-from trust_tta.results import Cell, CellKey, CellResult, Counts, Course, ResultStore, write_csv, write_parquet
+from trust_tta.results import Cell, CellKey, CellResult, Counts, Course, ResultStore, to_json, write_csv, write_parquet
 from trust_tta.results.order_records import read_records
 from trust_tta.results.store import CLOCK_SECONDS, LEASE_SECONDS, Failure
 from trust_tta.results.store_file import create_file
@@ -314,6 +315,15 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
         ResultStore(tmp_path)
 
 
+def test_a_store_whose_damage_cannot_be_told_in_utf8_is_one_line(path: Path) -> None:
+    """SQLite's own message quotes the schema, in which a byte is no text."""
+    with ResultStore(path) as store:
+        store.finish(KEY, RESULT, FACTS)
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE cells", b"CREATE \xffABLE cells"))
+    with pytest.raises(DataError, match="is damaged"):
+        ResultStore(path, create=False)
+
+
 def test_a_damaged_course_is_reported_not_returned(path: Path) -> None:
     with ResultStore(path) as store:
         store.finish(KEY, RESULT, FACTS)
@@ -386,6 +396,8 @@ def test_labels_are_recorded_by_the_plan_and_may_be_changed(store: ResultStore) 
         "UPDATE cells SET key = 5",
         "UPDATE cells SET facts = x'00'",
         "UPDATE cells SET course = 'text'",
+        f"UPDATE cells SET key = '{to_json(replace(KEY, seed=9))}'",  # of another cell
+        f"UPDATE cells SET course = x'{zlib.compress(bytes(1 << 27)).hex()}'",  # 130 kB that become 128 MB
         "UPDATE pictures SET content = 'text'",
         "UPDATE pictures SET place = 'first'",
         "UPDATE classes SET names = '{'",

@@ -153,3 +153,8 @@ def test_stochastic_depth_rises_from_zero() -> None:
     set_drop_path(model, 0.4)
     rates = [m.rate for m in model.modules() if type(m).__name__ == "StochasticDepth"]
     assert rates == [0.0, 0.4]
+
+
+def test_epochs_beyond_all_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="epochs is "):
+        recipe_for("cifar10", {"epochs": 10**400})

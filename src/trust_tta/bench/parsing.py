@@ -135,7 +135,8 @@ def _told(mistakes: list[str], origin: str) -> ConfigError:
 def _make(where: str, content: Mapping[str, Any], name: str, mistakes: list[str]) -> RunConfig | None:
     """One experiment; its mistakes are noted behind `where` it is, those of a section shared by several only once."""
     values = {"experiment": name, **content}
-    values.setdefault("store", f"runs/{values['experiment']}.sqlite")
+    named = values["experiment"] if isinstance(values["experiment"], str) else name
+    values.setdefault("store", f"runs/{named}.sqlite")
     for section in ("model", "data"):
         values.setdefault(section, {})
     found = _share_options(values)

@@ -342,12 +342,12 @@ class Method(nn.Module):
     def _check(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping) or "method" not in state or "format" not in state:
             raise StateError(f"this is a {type(state).__name__} and no state; give what state_dict() of a method gave")
-        if state["format"] != STATE_FORMAT:
+        if type(state["format"]) is not int or state["format"] != STATE_FORMAT:
             raise StateError(
                 f"this state has format {show(state['format'])} and this version reads format {STATE_FORMAT}; "
                 "adapt again from the source, or load it with the version that saved it"
             )
-        if state["method"] != self.name:
+        if not isinstance(state["method"], str) or state["method"] != self.name:
             raise StateError(f"this state is of the method {show(state['method'])}; '{self.name}' takes its own alone")
         if isinstance(state.get("optimizer"), Mapping) and state["optimizer"].keys() != self.weights.moments.keys():
             raise StateError("this state was made with another optimizer; create the method with the same one")

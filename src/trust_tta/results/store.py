@@ -24,10 +24,10 @@ from trust_tta.results.record import Cell, CellKey, CellResult, Course, Facts
 from trust_tta.results.store_file import (
     create_file,
     damaged,
+    explained,
     identity,
     open_file,
     save_elsewhere,
-    unusable,
     version_of,
 )
 
@@ -36,6 +36,7 @@ Where: TypeAlias = Callable[[CellKey], bool]
 
 LEASE_SECONDS = 120.0
 CLOCK_SECONDS = 60.0  # how far the clocks of machines that share a store may lie apart
+_MOST_COURSE = 1 << 26  # bytes, of more than a million batches
 
 
 @dataclass(frozen=True)
@@ -253,9 +254,11 @@ class ResultStore:
 
     def keys(self, status: Status | None = None, *, where: Where | None = None) -> list[CellKey]:
         """The keys of all cells, or of those in one state, in the order of `results`."""
-        rows = self._rows("SELECT key FROM cells WHERE ? IS NULL OR status = ?", status, status)
+        rows = self._rows("SELECT key, digest FROM cells WHERE ? IS NULL OR status = ?", status, status)
         with self._decoding():
-            found = [from_json(CellKey, text) for (text,) in rows]
+            found = [from_json(CellKey, text) for text, _ in rows]
+        if any(key.digest != digest for key, (_, digest) in zip(found, rows, strict=True)):
+            raise damaged(self.path, "a key is not that of its cell")
         return sorted((key for key in found if where is None or where(key)), key=key_rank)
 
     def labels(self) -> dict[str, str]:
@@ -311,10 +314,8 @@ class ResultStore:
             raise StateError(f"the results store '{self.path}' is closed; open it again")
         if os.getpid() != self._me.pid:
             raise StateError(f"the results store '{self.path}' was opened before a fork; open it in each process")
-        try:
+        with explained(self.path):
             yield self._connection
-        except sqlite3.DatabaseError as error:
-            raise unusable(self.path, error) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -383,7 +384,10 @@ def _pack(course: Course) -> bytes:
 
 
 def _unpack(blob: bytes) -> Course:
-    data = zlib.decompress(blob)
+    stream = zlib.decompressobj()
+    data = stream.decompress(blob, _MOST_COURSE)
+    if not stream.eof:
+        raise ValueError("a course was cut, or unpacks to more than any course has")
     n, has_before = struct.unpack_from("<q?", data)
     samples = struct.unpack_from(f"<{n}q", data, 9)
     offsets = range(9 + 8 * n, len(data), 8 * n) if n else range(0)

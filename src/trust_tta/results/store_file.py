@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -59,11 +60,9 @@ def create_file(path: Path) -> None:
     temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+        with explained(path), closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.executescript(f"BEGIN; {_TABLES} COMMIT; PRAGMA journal_mode = WAL;")
         _publish(temporary, path)
-    except sqlite3.DatabaseError as error:
-        raise unusable(path, error) from error
     except OSError as error:
         raise _unwritable(path, error.strerror) from error
     finally:
@@ -107,14 +106,12 @@ def save_elsewhere(connection: sqlite3.Connection, path: Path) -> Path:
     temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
+        with explained(path), closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
             connection.backup(copy)
             copy.execute(_RELEASE)  # whoever holds a cell holds it in the file that is gone
             copy.execute("PRAGMA journal_mode = WAL")
         names = (path.with_name(f"{path.stem}.saved{'' if n == 1 else f'-{n}'}{path.suffix}") for n in count(1))
         target = next(name for name in names if _publish(temporary, name))
-    except sqlite3.DatabaseError as error:
-        raise unusable(path, error) from error
     except OSError as error:
         raise _unwritable(path, error.strerror) from error
     finally:
@@ -122,12 +119,18 @@ def save_elsewhere(connection: sqlite3.Connection, path: Path) -> Path:
     return target
 
 
-def unusable(path: Path, error: sqlite3.DatabaseError) -> DataError | StateError:
-    """What an error of SQLite means: trouble with the surroundings, or a broken file."""
-    text = " ".join(str(error).split())
-    if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and "decode to UTF-8" not in text:
-        return _unwritable(path, text)
-    return damaged(path, error)
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """What SQLite's errors mean: trouble with the surroundings, or a broken file."""
+    try:
+        yield
+    except UnicodeDecodeError as error:  # not even the message about a broken file is text
+        raise damaged(path, error) from error
+    except sqlite3.DatabaseError as error:
+        text = " ".join(str(error).split())
+        if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and "decode to UTF-8" not in text:
+            raise _unwritable(path, text) from error
+        raise damaged(path, error) from error
 
 
 def damaged(path: Path, reason: object) -> DataError:
@@ -144,23 +147,20 @@ def _unwritable(path: Path, why: object) -> StateError:
 
 
 def _connect(path: Path, address: str, *, upgrade: bool) -> sqlite3.Connection:
-    connection = sqlite3.connect(address, isolation_level=None, timeout=BUSY_SECONDS, uri=True)
-    try:
-        connection.execute("PRAGMA synchronous = FULL")
-        check_schema(version_of(connection), what=f"the results store '{path}'")
-        (health,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if health == "ok" and upgrade:
-            _upgrade(connection)
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise unusable(path, error) from error
-    except DataError:
-        connection.close()
-        raise
-    if health != "ok":
-        connection.close()
-        raise damaged(path, health)
-    return connection
+    with explained(path):
+        connection = sqlite3.connect(address, isolation_level=None, timeout=BUSY_SECONDS, uri=True)
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            check_schema(version_of(connection), what=f"the results store '{path}'")
+            (health,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if health != "ok":
+                raise damaged(path, health)
+            if upgrade:
+                _upgrade(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:

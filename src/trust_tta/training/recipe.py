@@ -94,8 +94,8 @@ def recipe_for(
     if not _is_cifar(dataset):
         values |= {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     epochs = given.get("epochs")
-    if isinstance(epochs, int):
-        values["warmup_epochs"] = min(TrainRecipe.defaults()["warmup_epochs"], max(epochs, 0) / 4)
+    if isinstance(epochs, int) and 0 <= epochs < 4 * TrainRecipe.defaults()["warmup_epochs"]:
+        values["warmup_epochs"] = epochs / 4
     return parse(TrainRecipe, values | dict(given), where=where)
 
 
