@@ -94,13 +94,15 @@ def exit_code(argv: list[str]) -> object:
 
 @pytest.mark.parametrize("page", WITH_SHELLS, ids=name)
 def test_other_programs_find_what_they_are_given(page: Path) -> None:
-    """Targets of make, extras of pip and scripts of Python exist; no other program is called."""
+    """Targets of make, extras of pip and scripts of Python exist; curl asks our service; nothing else is called."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for block in blocks(page, *SHELLS):
         for line in block.lines:
             program, *words = shlex.split(line, comments=True)
-            assert program in ("trust-tta", "make", "pip", "python"), f"{block}: {line}"
+            assert program in ("trust-tta", "make", "pip", "python", "curl"), f"{block}: {line}"
+            if program == "curl":
+                assert "localhost:8000/" in line, f"{block}: {line}"  # the service of these pages
             if program == "make":
                 assert set(words) <= targets, f"{block}: {line}"
             elif program == "python" and words[0] != "-m":
