@@ -154,6 +154,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         ({"methods": [{"name": "trust", "mode": "paralel"}]}, "mode is 'paralel'; choose one of sequential"),
         ({"methods": [{"name": "trust", "k": 2.5}]}, "method 'trust': k is 2.5; give an integer"),
         ({"methods": [{"name": "tent", "lr": -1.0}]}, "lr is -1.0; give a value >= 0"),
+        ({"methods": [{"name": "foa", "seed": -1}]}, "method 'foa': seed is -1; give a value >= 0"),
         ({"keep_samples": -1}, "keep_samples is -1; give a value >= 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -63,7 +63,7 @@ def unchanged(folder: Path, source: Any) -> None:
         assert all(torch.equal(tensor, before[name]) for name, tensor in model().state_dict().items())
 
 
-@fuzz(700, content=damaged(st.builds(lambda: safetensors(METADATA))))
+@fuzz(500, content=damaged(st.builds(lambda: safetensors(METADATA))))
 def test_damaged_safetensors(folder: Path, content: bytes) -> None:
     (folder / "net.safetensors").write_bytes(content)
     unchanged(folder, folder / "net.safetensors")
@@ -71,14 +71,14 @@ def test_damaged_safetensors(folder: Path, content: bytes) -> None:
         Checkpoint.open(folder / "net.safetensors")
 
 
-@fuzz(600, content=damaged(st.booleans().map(lambda zipped: pickled({"model": weights()}, zipped=zipped))))
+@fuzz(400, content=damaged(st.booleans().map(lambda zipped: pickled({"model": weights()}, zipped=zipped))))
 def test_damaged_pickles(folder: Path, content: bytes) -> None:
     (folder / "net.pth").write_bytes(content)
     unchanged(folder, folder / "net.pth")
 
 
 @fuzz(
-    500,
+    400,
     changes=st.dictionaries(
         st.integers(0, 100) | texts, odd_tensors | values.map(lambda drawn: drawn.value), min_size=1, max_size=3
     ).map(Drawn),
@@ -96,7 +96,7 @@ def test_odd_tensors(folder: Path, changes: Drawn, file: bool) -> None:
     unchanged(folder, content)
 
 
-@fuzz(500, changes=edits())
+@fuzz(400, changes=edits())
 def test_odd_metadata(folder: Path, changes: list[Edit]) -> None:
     try:
         content = safetensors(edited(METADATA, changes, more=("step", "num_classes")))

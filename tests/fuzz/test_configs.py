@@ -42,14 +42,14 @@ PREPROCESSING: dict[str, Any] = {
 }  # fmt: skip
 
 
-@fuzz(1200, content=damaged(st.sampled_from(FILES)), small=st.booleans())
+@fuzz(900, content=damaged(st.sampled_from(FILES)), small=st.booleans())
 def test_damaged_toml(folder: Path, content: bytes, small: bool) -> None:
     (folder / "c.toml").write_bytes(content)
     with nothing_written(folder), refusal():
         read_parts(folder / "c.toml", small=small)
 
 
-@fuzz(1500, changes=edits())
+@fuzz(1100, changes=edits())
 def test_odd_values_in_experiments(folder: Path, changes: list[Edit]) -> None:
     content = edited(CONTENT, changes, more=NAMES)
     with refusal():
@@ -63,7 +63,7 @@ def test_odd_options_of_methods(folder: Path, name: str, changes: list[Edit]) ->
         check_options(name, options)
 
 
-@fuzz(400, changes=edits(), official=st.booleans())
+@fuzz(300, changes=edits(), official=st.booleans())
 def test_odd_fields_of_networks(folder: Path, changes: list[Edit], official: bool) -> None:
     with refusal():
         if official:
@@ -72,13 +72,13 @@ def test_odd_fields_of_networks(folder: Path, changes: list[Edit], official: boo
             VMambaConfig().override(edited({"dims": [8, 16], "depths": [1, 1]}, changes, more=NAMES))
 
 
-@fuzz(300, changes=edits())
+@fuzz(200, changes=edits())
 def test_odd_preprocessing(folder: Path, changes: list[Edit]) -> None:
     with refusal():
         Preprocessing.from_mapping(edited(PREPROCESSING, changes), where="the test")
 
 
-@fuzz(500, content=damaged(st.sampled_from(RECIPES) | st.just(b'epochs = 3\nlr = 1e-3\nprecision = "bf16"\n')))
+@fuzz(300, content=damaged(st.sampled_from(RECIPES) | st.just(b'epochs = 3\nlr = 1e-3\nprecision = "bf16"\n')))
 def test_damaged_recipes(folder: Path, content: bytes) -> None:
     from trust_tta.textfiles import read_toml
 
@@ -87,7 +87,7 @@ def test_damaged_recipes(folder: Path, content: bytes) -> None:
         recipe_for("cifar10", read_toml(folder / "r.toml"), where="r.toml")
 
 
-@fuzz(500, changes=edits(), dataset=texts, size=st.none() | st.integers(1, 512))
+@fuzz(400, changes=edits(), dataset=texts, size=st.none() | st.integers(1, 512))
 def test_odd_values_in_recipes(folder: Path, changes: list[Edit], dataset: str, size: int | None) -> None:
     given = edited({"epochs": 3, "mean": [0.5, 0.5, 0.5]}, changes, more=tuple(TrainRecipe.model_fields))
     with refusal():
@@ -96,7 +96,7 @@ def test_odd_values_in_recipes(folder: Path, changes: list[Edit], dataset: str, 
         parse(FinetuneRecipe, given, where="the test")
 
 
-@fuzz(300, value=values)
+@fuzz(200, value=values)
 def test_odd_json(folder: Path, value: Drawn) -> None:
     from trust_tta.textfiles import read_json
 

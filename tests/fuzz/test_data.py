@@ -72,7 +72,7 @@ pictures = st.builds(
 )
 
 
-@fuzz(800, content=damaged(arrays))
+@fuzz(600, content=damaged(arrays))
 def test_damaged_arrays(folder: Path, content: bytes) -> None:
     (folder / "a.npy").write_bytes(content)
     for read in (open_array, open_images, open_labels):
@@ -81,7 +81,7 @@ def test_damaged_arrays(folder: Path, content: bytes) -> None:
 
 
 @fuzz(
-    400,
+    300,
     images=st.just(npy(IMAGES)) | arrays,
     labels=st.just(npy(LABELS)) | damaged(arrays),
     record=values,
@@ -99,13 +99,13 @@ def test_folders_of_arrays(folder: Path, images: bytes, labels: bytes, record: D
         assert data.image(0).shape[2:] == (3,)
 
 
-@fuzz(500, content=damaged(st.builds(batch, st.integers(0, 5), st.sampled_from(("labels", "fine_labels", "other")))))
+@fuzz(400, content=damaged(st.builds(batch, st.integers(0, 5), st.sampled_from(("labels", "fine_labels", "other")))))
 def test_damaged_batches(folder: Path, content: bytes) -> None:
     with refusal():
         read_batch(io.BytesIO(content), name="data_batch_1")
 
 
-@fuzz(1300, content=damaged(pictures), name=st.sampled_from(("a.png", "a.jpg", "a.tif")), in_memory=st.booleans())
+@fuzz(1000, content=damaged(pictures), name=st.sampled_from(("a.png", "a.jpg", "a.tif")), in_memory=st.booleans())
 def test_damaged_images(folder: Path, content: bytes, name: str, in_memory: bool) -> None:
     (folder / name).write_bytes(content)
     file = content if in_memory else folder / name

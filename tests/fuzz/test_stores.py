@@ -103,7 +103,7 @@ def put(path: Path, table: str, column: str, value: Any, *, digest: str = "") ->
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
-@fuzz(600, damage=damaged(st.just(b"\x00" * 16)), places=st.lists(st.integers(0, 1 << 20), min_size=1, max_size=4))
+@fuzz(400, damage=damaged(st.just(b"\x00" * 16)), places=st.lists(st.integers(0, 1 << 20), min_size=1, max_size=4))
 def test_damaged_stores(folder: Path, damage: bytes, places: list[int]) -> None:
     content = store(folder)
     for place in places:
@@ -115,7 +115,7 @@ def test_damaged_stores(folder: Path, damage: bytes, places: list[int]) -> None:
 
 
 @fuzz(
-    500,
+    300,
     place=st.sampled_from([(table, column) for table, columns in COLUMNS.items() for column in columns]),
     value=odd_cells.map(Drawn),
 )
@@ -128,7 +128,7 @@ def test_odd_contents_of_stores(folder: Path, place: tuple[str, str], value: Dra
         show_all(folder / "r.sqlite")
 
 
-@fuzz(500, column=st.sampled_from(("key", "result", "facts")), changes=edits())
+@fuzz(250, column=st.sampled_from(("key", "result", "facts")), changes=edits())
 def test_odd_values_in_records(folder: Path, column: str, changes: list[Edit]) -> None:
     whole = {"key": KEY, "result": RESULT, "facts": FACTS}[column]
     try:
@@ -146,7 +146,7 @@ def test_odd_values_in_records(folder: Path, column: str, changes: list[Edit]) -
         show_all(folder / "r.sqlite")
 
 
-@fuzz(400, content=damaged(st.sampled_from([to_json(record).encode() for record in RECORDS])), other=values)
+@fuzz(250, content=damaged(st.sampled_from([to_json(record).encode() for record in RECORDS])), other=values)
 def test_damaged_analyses(folder: Path, content: bytes, other: Drawn) -> None:
     (folder / "orders.json").write_bytes(content)
     with nothing_written(folder), refusal():

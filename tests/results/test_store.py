@@ -324,6 +324,25 @@ def test_a_store_whose_damage_cannot_be_told_in_utf8_is_one_line(path: Path) -> 
         ResultStore(path, create=False)
 
 
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS digest, 'done' AS status FROM n"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["DROP TABLE cells", f"CREATE VIEW cells AS {ENDLESS}"],
+        ["CREATE TRIGGER t AFTER UPDATE ON store BEGIN DELETE FROM cells; END"],
+    ],
+    ids=["view", "trigger"],
+)
+def test_a_store_of_views_and_triggers_is_refused_before_they_run(path: Path, statements: list[str]) -> None:
+    ResultStore(path).close()
+    for statement in statements:
+        execute(path, statement)
+    with pytest.raises(DataError, match="is damaged .it holds the (view|trigger) '"):
+        ResultStore(path, create=False)
+
+
 def test_a_damaged_course_is_reported_not_returned(path: Path) -> None:
     with ResultStore(path) as store:
         store.finish(KEY, RESULT, FACTS)

@@ -54,6 +54,8 @@ CREATE TABLE cells (
 {_PICTURES}
 """
 
+_FOREIGN = "SELECT type, name FROM sqlite_schema WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
+
 
 def create_file(path: Path) -> None:
     """Make an empty store at `path`, unless another process makes it first."""
@@ -151,6 +153,8 @@ def _connect(path: Path, address: str, *, upgrade: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(address, isolation_level=None, timeout=BUSY_SECONDS, uri=True)
         try:
             connection.execute("PRAGMA synchronous = FULL")
+            if odd := connection.execute(_FOREIGN).fetchone():  # a view may never end, a trigger may change anything
+                raise damaged(path, f"it holds the {odd[0]} {odd[1]!r}, which no store has")
             check_schema(version_of(connection), what=f"the results store '{path}'")
             (health,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if health != "ok":
