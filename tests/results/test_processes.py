@@ -73,7 +73,7 @@ def test_killed_again_and_again_the_store_resumes_and_ends_as_if_undisturbed(tmp
 
 
 def test_processes_that_share_a_store_do_each_cell_once(tmp_path: Path) -> None:
-    path, n = tmp_path / "shared.db", 150
+    path, n = tmp_path / "shared.db", 500  # enough that one cannot be through before another has started
     workers = [start(path, n) for _ in range(3)]
     for worker in workers:
         let_go(worker)
