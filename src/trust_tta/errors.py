@@ -15,10 +15,12 @@ TrustWarning            something that works and that you may not want
 Every message says in one line what was given, what is allowed and what to do.
 """
 
+import re
 import unicodedata
 
 LONGEST_MESSAGE = 8000  # characters: a file of twenty mistakes is told whole
 _BREAKING = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters: controls, broken Unicode, line and paragraph separators
+_LINE_BREAK = re.compile(r"\s*[\n\r]\s*")
 
 
 class TrustError(Exception):
@@ -70,5 +72,5 @@ def one_line(text: str, *, longest: int = LONGEST_MESSAGE) -> str:
         text = f"{text[: longest // 2]} ... {text[-longest // 4 :]}"
     if text.isprintable():
         return text
-    shown = "".join(repr(c)[1:-1] if unicodedata.category(c) in _BREAKING else c for c in text)
+    shown = "".join(repr(c)[1:-1] if unicodedata.category(c) in _BREAKING else c for c in _LINE_BREAK.sub(" ", text))
     return shown if len(shown) <= longest else shown[: longest - 4] + " ..."

@@ -72,3 +72,27 @@ def test_killed_at_random_moments_it_ends_in_the_same_state(tmp_path: Path) -> N
     through = serve(open_stream(None))
     assert states_equal(ended.method.state_dict(), through.method.state_dict())
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_killed_in_the_middle_of_a_rollback_it_does_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_stream(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(first._session, "restore_good", lambda: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            serve(first)
+    assert first.batches == 19
+    first._let_go()
+    again = open_stream(tmp_path)
+    assert again.batches == 18
+    assert states_equal(serve(again).method.state_dict(), serve(open_stream(None)).method.state_dict())
+
+
+@pytest.mark.parametrize("stop", [18, 19, 20])  # the guard rolls back at 19
+def test_stopped_around_a_rollback_it_ends_in_the_same_state(stop: int, tmp_path: Path) -> None:
+    images = clean(BATCHES, size=16)
+    first = open_stream(tmp_path)
+    for batch in images[:stop]:
+        first(batch)
+    first._let_go()  # as a killed process does: nothing more is written
+    ended = serve(open_stream(tmp_path))
+    assert states_equal(ended.method.state_dict(), serve(open_stream(None)).method.state_dict())

@@ -85,10 +85,10 @@ class Session:
         self._events = []
         self.books.batches += 1
         self.books.images += len(images)
+        self.books.since_snapshot += len(images)  # before anything is saved: what goes on from there has seen them
         fine = usable(images)
         whole = bool(fine.all())
         logits, adapted = self._step(images) if whole else self._step_partly(images, fine)
-        self.books.since_snapshot += len(images)
         if self.books.since_snapshot >= self.policy.snapshot_every:
             self._save_if_healthy(images[fine])
         return Result(logits, adapted, tuple(self._events), self.reading)
@@ -245,7 +245,7 @@ class Session:
     def _act(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
         """Do it and say so; True when the state is another one now."""
         if action in ("rollback", "source"):
-            self.save(good=False)
+            self.save(within_batch=True)
             action = self.restore_good() if action == "rollback" else self.restore_source()
         if action == "pause":
             self.books.paused = True
@@ -304,7 +304,7 @@ class Session:
             self._set_pace(self._pace.faster())
         self.save(candidate=True)
 
-    def save(self, *, good: bool = False, candidate: bool = False) -> None:
+    def save(self, *, good: bool = False, candidate: bool = False, within_batch: bool = False) -> None:
         """Write the state; a disk that refuses is an event, not the end of the stream."""
         books = self.books
         books.snapshot += 1
@@ -314,7 +314,8 @@ class Session:
         if candidate:
             books.candidate = books.snapshot
         try:
-            self.store.write(Snapshot(books.snapshot, {"method": self.method.state_dict(), **self.state()}))
+            state = {"method": self.method.state_dict(), **self.state()}
+            self.store.write(Snapshot(books.snapshot, state, within_batch=within_batch))
             keep = 1 if isinstance(self.store, Memory) else self.policy.keep
             self.store.prune(keep, always=(books.good, books.candidate))
         except StateError as error:

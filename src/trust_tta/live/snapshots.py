@@ -30,10 +30,14 @@ _TEMPORARY = re.compile(r"\.snapshot-\d{12}\.safetensors\..*\.tmp")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One stored state. `number` rises from snapshot to snapshot; `state` is what `encode` takes."""
+    """One stored state. `number` rises from snapshot to snapshot; `state` is what `encode` takes.
+
+    `within_batch`: taken before the guard acted on a batch, for people to look at; no stream goes on from it.
+    """
 
     number: int
     state: dict[str, Any]
+    within_batch: bool = False
 
 
 class Snapshots(Protocol):
@@ -44,7 +48,7 @@ class Snapshots(Protocol):
     def read(self, number: int) -> Snapshot: ...
 
     def newest(self) -> tuple[Snapshot | None, list[str]]:
-        """The newest that can be read, and what is wrong with each newer one."""
+        """The newest that a stream can go on from, and what is wrong with each newer one."""
         ...
 
     def prune(self, keep: int, *, always: Collection[int]) -> None:
@@ -67,7 +71,8 @@ class Memory:
         return self._kept[number]
 
     def newest(self) -> tuple[Snapshot | None, list[str]]:
-        return (self._kept[max(self._kept)] if self._kept else None), []
+        whole = [number for number, snapshot in self._kept.items() if not snapshot.within_batch]
+        return (self._kept[max(whole)] if whole else None), []
 
     def prune(self, keep: int, *, always: Collection[int]) -> None:
         for number in sorted(self._kept)[:-keep]:
@@ -91,19 +96,22 @@ class Folder:
                 file.unlink(missing_ok=True)
 
     def write(self, snapshot: Snapshot) -> None:
-        write_state(self.file(snapshot.number), snapshot.state, about={"number": snapshot.number})
+        about = {"number": snapshot.number, "within_batch": snapshot.within_batch}
+        write_state(self.file(snapshot.number), snapshot.state, about=about)
 
     def read(self, number: int) -> Snapshot:
         state, about = read_state(self.file(number))
         if about.get("number") != number:
             raise StateError(f"{self.file(number)} says that it is snapshot {about.get('number')}; it was renamed")
-        return Snapshot(number, state)
+        return Snapshot(number, state, within_batch=about.get("within_batch") is True)
 
     def newest(self) -> tuple[Snapshot | None, list[str]]:
         problems: list[str] = []
         for number in reversed(self.numbers()):
             try:
-                return self.read(number), problems
+                snapshot = self.read(number)
+                if not snapshot.within_batch:
+                    return snapshot, problems
             except StateError as error:
                 problems.append(str(error))
         return None, problems
