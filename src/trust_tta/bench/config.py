@@ -115,7 +115,9 @@ class DataConfig(Schema):
     severity: Annotated[int, Field(ge=1, le=5)] = Field(5, description="severity of corruptions, 1 to 5")
     limit: Count | None = Field(None, description="at most this many images per domain, drawn by the seed")
     class_mask: bool = Field(True, description="score ImageNet-R among its 200 classes")
-    options: dict[str, Any] = Field({}, description="keywords for a data set from outside")
+    options: dict[str, Any] = Field(
+        {}, description="keywords for a data set from outside; protocol and scale of labeled pixels"
+    )
 
     def __hash__(self) -> int:
         return hash(canonical_json(plain(self.model_dump())))
@@ -123,7 +125,14 @@ class DataConfig(Schema):
     @property
     def corrupts(self) -> bool:
         """Whether the images are corrupted as they are read."""
-        return self.dataset in (SAMPLE, ARRAY)
+        return self.dataset in (SAMPLE, ARRAY) or self.labels_pixels
+
+    @property
+    def labels_pixels(self) -> bool:
+        """Whether every pixel has a label; clean pictures are then corrupted as they are read."""
+        from trust_tta.data.specs import find_spec
+
+        return self.dataset not in (SAMPLE, ARRAY) and find_spec(self.dataset).layout == "pixels"
 
     @field_validator("dataset")
     @classmethod
@@ -155,6 +164,8 @@ class DataConfig(Schema):
                 raise ValueError(f"{show(unknown[0])} is not a corruption; {did_you_mean(unknown[0], known)}")
             return domains
         spec = find_spec(dataset)
+        if spec.layout == "pixels":  # corruptions of the evaluation's split, or splits, which only the folder may know
+            return domains
         return tuple(find_domain(spec, name).name for name in domains) if spec.domains else domains
 
 
@@ -267,6 +278,8 @@ class RunConfig(Schema):
         from trust_tta.data.streams import parse_setting
 
         setting = parse_setting(self.stream.setting)
+        if setting.correlated and self.data.labels_pixels:
+            raise ValueError(f"stream.setting: the images of {self.data.dataset} have no classes to be correlated by")
         if self.model.per_domain and setting.reset == "never":
             raise ValueError("model.checkpoint: one network for each {domain} needs a reset at each; use online")
         if setting.gradual and not (self.data.corrupts or find_spec(self.data.dataset).has_severities):

@@ -13,10 +13,12 @@ from trust_tta.bench.config import ARRAY, CLEAN, DataConfig, StreamsConfig
 from trust_tta.data.arrays import open_images, open_labels
 from trust_tta.data.classes import CIFAR10_CLASSES, numbered_classes
 from trust_tta.data.corruptions.apply import corrupt
-from trust_tta.data.corruptions.table import CORRUPTIONS, SEVERITIES
-from trust_tta.data.dataset import Dataset, align_classes, array_dataset, join_datasets
+from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
+from trust_tta.data.dataset import Dataset, Images, align_classes, array_dataset, join_datasets
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.files import hash_pixels, hash_texts
+from trust_tta.data.masks import PixelProtocol
+from trust_tta.data.pixels import OWN_MASKS, PixelDataset
 from trust_tta.data.reading import available_domains, open_dataset
 from trust_tta.data.specs import DiskLayout, find_spec
 from trust_tta.data.streams import (
@@ -64,12 +66,43 @@ class CorruptedImages:
         return hash_texts((hash_pixels(self.clean), recipe, hash_pixels(probe)))
 
 
+@dataclass(frozen=True, eq=False)
+class CorruptedPictures:
+    """Pictures of any size, corrupted at that size and then brought to the size of a protocol; labels stay as they are.
+
+    Each is corrupted when it is first read, by its index and the seed alone.
+    """
+
+    clean: Images
+    protocol: PixelProtocol
+    corruption: str
+    severity: int
+    seed: int
+    made: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        if index not in self.made:
+            image = self.clean.read(index)[None]
+            made = corrupt(image, self.corruption, self.severity, self.seed, first_index=index)[0]
+            self.made[index] = self.protocol.resize_image(made)
+        return self.made[index]
+
+    def digest(self) -> str:
+        """Of the clean files, the recipe, and a first result, which changes when the code does."""
+        recipe = f"{self.corruption} {self.severity} {self.seed}"
+        return hash_texts((self.clean.digest(), recipe, hash_pixels(self.read(0))))
+
+
 class ExperimentData:
     """The data of one experiment. Sets on disk are opened once; corrupted images are kept as long as their stream."""
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
-        self.layout: DiskLayout = "array-c" if config.corrupts else find_spec(config.dataset).layout
+        arrays = config.corrupts and not config.labels_pixels
+        self.layout: DiskLayout = "array-c" if arrays else find_spec(config.dataset).layout
         self._opened: dict[tuple[str, int], Dataset] = {}
         self._clean: dict[str | None, Dataset] = {}
 
@@ -83,7 +116,7 @@ class ExperimentData:
         config = self.config
         if config.domains is not None:
             return config.domains
-        if config.corrupts:
+        if config.corrupts and config.dataset != OWN_MASKS:
             return CORRUPTIONS
         found = available_domains(config.dataset, config.root, options=config.options)
         if not found:
@@ -93,10 +126,15 @@ class ExperimentData:
     def open(self, domain: str, *, severity: int, seed: int) -> Dataset:
         """One domain at one severity; the seed counts only where images are corrupted as they are read."""
         config = self.config
+        if config.labels_pixels and domain not in (CLEAN, *ALL_CORRUPTIONS):
+            return open_dataset(config.dataset, config.root, domain=domain, options=config.options)
         if config.corrupts:
             clean = self.clean()
             if domain == CLEAN:
                 return clean
+            if isinstance(clean, PixelDataset):
+                pictures = CorruptedPictures(clean.images, clean.protocol, domain, severity, seed)
+                return clean.with_images(pictures, domain=domain, severity=severity)
             images = CorruptedImages(_pixels(clean), domain, severity, seed)
             return replace(clean, domain=domain, images=images, severity=severity)
         if (domain, severity) not in self._opened:
@@ -130,6 +168,8 @@ class ExperimentData:
             images, labels = open_images(Path(str(config.images))), open_labels(Path(str(config.labels)))
             names = numbered_classes(labels, where=config.labels)
             return array_dataset(images, labels, names, name=ARRAY, domain=CLEAN)
+        if config.labels_pixels:
+            return replace(open_dataset(config.dataset, config.root, options=config.options), domain=CLEAN)
         if config.corrupts:
             images, labels = load_sample()
             return array_dataset(images, labels, CIFAR10_CLASSES, name=config.dataset, domain=CLEAN)

@@ -125,7 +125,7 @@ class ClassificationMeter:
                 nll=nll.sum().item(),
                 brier=(p - torch.nn.functional.one_hot(truth, p.shape[1])).square().sum().item(),
                 broken=int(broken.sum()),
-                bins=_reliability(p.amax(1), predicted == labels),
+                bins=reliability(p.amax(1), predicted == labels),
                 seconds=seconds,
             )
         )
@@ -159,7 +159,7 @@ class ClassificationMeter:
     ) -> CellResult:
         """The record of the stream, with the costs that only the runner knows; means are NaN without samples."""
         n, course = self.samples, self._course()
-        bins = _add_bins([batch.bins for batch in self.batches])
+        bins = add_bins([batch.bins for batch in self.batches])
         before = [batch.correct_before for batch in self.batches]
         known = [correct for correct in before if correct is not None]
         return CellResult(
@@ -286,7 +286,7 @@ def _predict(outputs: Tensor, columns: Tensor) -> Tensor:
     return columns[chosen.argmax(1)].where(~chosen.isnan().any(1), torch.tensor(-1))
 
 
-def _reliability(confidence: Tensor, correct: Tensor) -> Reliability:
+def reliability(confidence: Tensor, correct: Tensor) -> Reliability:
     """Bins of one batch from confidence (n,) and correctness (n,)."""
     edges = torch.arange(1, BINS, dtype=torch.float64) / BINS
     place = torch.bucketize(confidence, edges)  # right-closed: an edge belongs to the bin below it
@@ -297,7 +297,7 @@ def _reliability(confidence: Tensor, correct: Tensor) -> Reliability:
     )
 
 
-def _add_bins(bins: Iterable[Reliability]) -> Reliability:
+def add_bins(bins: Iterable[Reliability]) -> Reliability:
     parts = list(bins)
     return Reliability(
         count=tuple(sum(part.count[i] for part in parts) for i in range(BINS)),

@@ -15,7 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from trust_tta.bench.metrics import ClassificationMeter, Meter
+from trust_tta.bench.pixel_metrics import PixelMeter
 from trust_tta.data.dataset import Dataset
+from trust_tta.data.pixels import PixelDataset
 from trust_tta.data.streams import Domain
 from trust_tta.methods.base import Method
 from trust_tta.progress import SILENT, Progress
@@ -82,6 +84,8 @@ def make_meter(
     domain: Domain, conditions: Conditions, *, probabilities: bool = False, keep: Iterable[int] = ()
 ) -> Meter:
     """The metrics of the domain's task."""
+    if isinstance(domain.dataset, PixelDataset):
+        return PixelMeter(classes=len(domain.dataset.class_names), probabilities=probabilities)
     mask = domain.dataset.class_mask
     return ClassificationMeter(
         probabilities=probabilities,

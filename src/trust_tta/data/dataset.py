@@ -138,6 +138,11 @@ class Dataset:
         """Image `index`, uint8 (h, w, 3)."""
         return self.images.read(index)
 
+    def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> Dataset:
+        """The data set with label i as `outputs[i]`, under the class names of a network."""
+        mask = None if self.class_mask is None else np.sort(outputs[self.class_mask])
+        return replace(self, labels=outputs[self.labels], class_names=names, class_mask=mask)
+
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 over the labels and the pixels (arrays) or the names and sizes (files)."""
@@ -203,6 +208,4 @@ def align_classes(dataset: Dataset, network: Sequence[str] | None, *, source: st
     match = match_classes(dataset.class_names, network, data=dataset.name, source=source)
     if match.is_identity:
         return dataset, match.warning
-    mask = None if dataset.class_mask is None else np.sort(match.outputs[dataset.class_mask])
-    names = tuple(network or dataset.class_names)
-    return replace(dataset, labels=match.outputs[dataset.labels], class_names=names, class_mask=mask), match.warning
+    return dataset.renumber(match.outputs, tuple(network or dataset.class_names)), match.warning

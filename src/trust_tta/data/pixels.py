@@ -26,6 +26,7 @@ from trust_tta.schema import did_you_mean
 from trust_tta.textfiles import read_text
 
 CLASSES_FILE = "classes.txt"
+OWN_MASKS = "masks"  # the data set that is a folder of the user's own
 ONLY_SPLIT = "all"
 MOST_CLASSES = 255  # the last label means that a pixel does not count
 
@@ -102,6 +103,13 @@ class PixelDataset(Dataset):
     def with_images(self, images: Images, *, domain: str, severity: int | None) -> PixelDataset:
         """The same labels under other pictures, as corrupted ones."""
         return replace(self, images=images, domain=domain, severity=severity)
+
+    def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> PixelDataset:
+        """The data set with label i as `outputs[i]`, under the class names of a network, colors included."""
+        table, palette = lookup_table(dict(enumerate(outputs.tolist()))), np.zeros_like(self.palette)
+        palette[outputs] = self.palette
+        masks = replace(self.masks, table=table[self.masks.table])
+        return replace(self, masks=masks, palette=palette, class_names=names)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -270,7 +278,7 @@ _RULES: Mapping[str, Rules] = {
         (240, 180),
         palette=pixel_classes("camvid").colors,
     ),
-    "masks": Rules(_beside("images/{split}", "masks/{split}"), _STORED, (2048, 512)),
+    OWN_MASKS: Rules(_beside("images/{split}", "masks/{split}"), _STORED, (2048, 512)),
 }
 
 

@@ -128,6 +128,17 @@ class CellResult:
     # One bit per image in the order of the stream, most significant first: was it right after the update?
     # Empty where it was not kept; cells with the same fingerprint met the same images in the same order.
     correct: bytes = field(default=b"", metadata=LATER)
+    # Of predictions of pixels, for each class: pixels predicted where labeled, predicted, labeled. The accuracies are
+    # then means of the IoU over classes, and the other means are over labeled pixels.
+    pixels: tuple[tuple[int, ...], ...] | None = field(default=None, metadata=LATER)
+
+    @property
+    def class_ious(self) -> tuple[float, ...] | None:
+        """Intersection over union of each class, NaN where it is neither labeled nor predicted; None of images."""
+        if self.pixels is None:
+            return None
+        unions = [(right, predicted + labeled - right) for right, predicted, labeled in self.pixels]
+        return tuple(right / union if union else math.nan for right, union in unions)
 
     def __post_init__(self) -> None:
         if self.correct and len(self.correct) != -(-self.samples // 8):

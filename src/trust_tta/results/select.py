@@ -15,9 +15,8 @@ from trust_tta.results.record import Cell, CellKey, CellResult
 
 Label: TypeAlias = str | Callable[[CellKey], str]
 
-VALUES = tuple(
-    f.name for f in fields(CellResult) if f.name not in ("course", "reliability", "confusion", "predictions", "correct")
-)
+_NO_NUMBERS = ("course", "reliability", "confusion", "predictions", "correct", "pixels")
+VALUES = tuple(f.name for f in fields(CellResult) if f.name not in _NO_NUMBERS)
 _KEY_FIELDS = tuple(f.name for f in fields(CellKey))
 
 

@@ -1,0 +1,173 @@
+"""Metrics of a stream of pictures whose pixels are classified: the mean IoU stands where accuracy stands elsewhere."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trust_tta.bench.metrics import add_bins, reliability
+from trust_tta.errors import ShapeError
+from trust_tta.models.upernet import resize
+from trust_tta.overlap import IGNORED, Overlap, count_overlap, sum_overlaps
+from trust_tta.results.record import CellResult, Course, Reliability
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelBatch:
+    """Sums over the labeled pixels of one batch."""
+
+    images: int
+    pixels: int
+    overlap: Overlap
+    before: Overlap | None
+    entropy: float
+    nll: float
+    brier: float
+    broken: int
+    bins: Reliability
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class PixelMeter:
+    """Outputs (n, classes, h, w), resized to the labels (n, h', w'), batch by batch.
+
+    Counts of overlaps are summed over the whole stream before any is divided.
+    """
+
+    classes: int
+    probabilities: bool = False
+    batches: list[PixelBatch] = field(default_factory=list, init=False)
+
+    @property
+    def accuracy(self) -> float:
+        """The mean IoU so far, after the update; NaN without labeled pixels."""
+        return self.overlap.mean_iou
+
+    @property
+    def overlap(self) -> Overlap:
+        return sum_overlaps((batch.overlap for batch in self.batches), classes=self.classes)
+
+    def update(
+        self,
+        outputs: Tensor,
+        labels: Tensor,
+        *,
+        before: Tensor | None = None,
+        indices: Tensor | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """Add a batch: outputs after the update and `before` it, labels (n, h', w')."""
+        del indices
+        if outputs.dim() != 4 or outputs.shape[1] != self.classes or len(outputs) != len(labels):
+            raise ShapeError(
+                f"outputs have shape {tuple(outputs.shape)} for labels {tuple(labels.shape)}; "
+                f"give (n, {self.classes}, h, w) for labels (n, h, w)"
+            )
+        found = [self._measure(*pair) for pair in zip(outputs.detach(), labels.to(outputs.device), strict=True)]
+        earlier = None
+        if before is not None:
+            pairs = zip(before.detach(), labels.to(before.device), strict=True)
+            earlier = sum_overlaps((self._count(_full(o, t), t) for o, t in pairs), classes=self.classes)
+        self.batches.append(
+            PixelBatch(
+                images=len(labels),
+                pixels=sum(one.pixels for one in found),
+                overlap=sum_overlaps((one.overlap for one in found), classes=self.classes),
+                before=earlier,
+                entropy=math.fsum(one.entropy for one in found),
+                nll=math.fsum(one.nll for one in found),
+                brier=math.fsum(one.brier for one in found),
+                broken=sum(one.broken for one in found),
+                bins=add_bins([one.bins for one in found]),
+                seconds=seconds,
+            )
+        )
+
+    def _measure(self, output: Tensor, labels: Tensor) -> PixelBatch:
+        """One picture: output (classes, h, w), labels (h', w')."""
+        full = _full(output, labels)
+        rows = full[:, labels != IGNORED].T.float()
+        truth = labels[labels != IGNORED]
+        log_p = (rows / rows.sum(1, keepdim=True)).clamp_min(1e-30).log() if self.probabilities else rows.log_softmax(1)
+        p = log_p.exp()
+        sure, chosen = p.max(1)
+        inside = truth < self.classes
+        of_truth = log_p.gather(1, truth.clamp_max(self.classes - 1)[:, None])[:, 0]
+        return PixelBatch(
+            images=1,
+            pixels=len(truth),
+            overlap=self._count(full, labels),
+            before=None,
+            entropy=float(torch.special.entr(p).sum()),
+            nll=-float(of_truth[inside].double().sum()),
+            brier=float((p.square().sum(1) - 2 * of_truth.exp() + 1)[inside].double().sum()),
+            broken=int(rows.isnan().any(1).sum()),
+            bins=reliability(sure.double().cpu(), (chosen == truth).cpu()),
+            seconds=0.0,
+        )
+
+    def _count(self, full: Tensor, labels: Tensor) -> Overlap:
+        return count_overlap(full.argmax(0), labels, classes=self.classes)
+
+    def result(
+        self,
+        *,
+        forwards: int,
+        backwards: int,
+        updates: int,
+        skipped_updates: int,
+        peak_memory: int | None = None,
+        clean_accuracy: float | None = None,
+    ) -> CellResult:
+        """The record of the stream, with the costs that only the runner knows; means are over labeled pixels."""
+        pixels, total = sum(batch.pixels for batch in self.batches), self.overlap
+        seconds = [batch.seconds for batch in self.batches]
+        bins = add_bins([batch.bins for batch in self.batches])
+        known = [batch.before for batch in self.batches if batch.before is not None]
+        whole = bool(known) and len(known) == len(self.batches)
+        return CellResult(
+            samples=sum(batch.images for batch in self.batches),
+            accuracy=total.mean_iou,
+            accuracy_before=sum_overlaps(known, classes=self.classes).mean_iou if whole else None,
+            entropy=_ratio(math.fsum(batch.entropy for batch in self.batches), pixels),
+            nll=_ratio(math.fsum(batch.nll for batch in self.batches), pixels),
+            ece=bins.ece,
+            brier=_ratio(math.fsum(batch.brier for batch in self.batches), pixels),
+            broken=sum(batch.broken for batch in self.batches),
+            forwards=forwards,
+            backwards=backwards,
+            updates=updates,
+            skipped_updates=skipped_updates,
+            seconds_median=statistics.median(seconds) if seconds else 0.0,
+            seconds_mean=math.fsum(seconds) / len(seconds) if seconds else 0.0,
+            seconds_total=math.fsum(seconds),
+            peak_memory=peak_memory,
+            clean_accuracy=clean_accuracy,
+            course=self._course(),
+            reliability=bins,
+            pixels=tuple(zip(*(c.tolist() for c in (total.right, total.predicted, total.labeled)), strict=True)),
+        )
+
+    def _course(self) -> Course:
+        before = [batch.before.mean_iou for batch in self.batches if batch.before is not None]
+        return Course(
+            samples=tuple(batch.images for batch in self.batches),
+            accuracy=tuple(batch.overlap.mean_iou for batch in self.batches),
+            accuracy_before=tuple(before) if before and len(before) == len(self.batches) else None,
+            entropy=tuple(_ratio(batch.entropy, batch.pixels) for batch in self.batches),
+            seconds=tuple(batch.seconds for batch in self.batches),
+        )
+
+
+def _full(output: Tensor, labels: Tensor) -> Tensor:
+    """An output (classes, h, w) at the size of its labels (h', w')."""
+    return resize(output[None], labels.shape)[0]
+
+
+def _ratio(total: float, count: int) -> float:
+    return total / count if count else math.nan
