@@ -12,7 +12,7 @@ Kind = Literal["norm", "scan", "projection", "other"]
 class Role:
     """The role of one parameter.
 
-    `norm`: affine weight of a normalisation that may be adapted; `scan`: what makes the recurrence (A, D,
+    `norm`: affine weight of a normalization that may be adapted; `scan`: what makes the recurrence (A, D,
     steps, B, C); `projection`: what leads into and out of it; `other`: everything else.
     `last`: belongs to the last stage or to the head.
     """

@@ -42,7 +42,7 @@ def test_shape_and_draws(kind: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (20, 28)])
-def test_rotation_turns_about_the_centre(shape: tuple[int, int]) -> None:
+def test_rotation_turns_about_the_center(shape: tuple[int, int]) -> None:
     image = smooth(*shape)
     draw = float(2 * torch.rand(1, generator=generator(7)) - 1)
     assert abs(draw) > 0.05
@@ -68,8 +68,8 @@ def test_jitter_by_hand() -> None:
     image = torch.randn(1, 3, 4, 5, generator=generator(8))
     draws = generator(3)
     saturation, contrast, brightness = (float(2 * torch.rand(1, generator=draws) - 1) * JITTER for _ in range(3))
-    grey = image.mean(1, keepdim=True)
-    expected = grey + (1 + saturation) * (image - grey)
+    gray = image.mean(1, keepdim=True)
+    expected = gray + (1 + saturation) * (image - gray)
     expected = expected.mean() + (1 + contrast) * (expected - expected.mean()) + brightness
     torch.testing.assert_close(jitter(image, generator(3)), expected)
 

@@ -1,6 +1,6 @@
 """Methods against numpy on a network of two weights, where every gradient has a closed form.
 
-z = weight * xhat + bias with xhat the normalised pixel; the logits are (z, -z), so p = 1 / (1 + exp(-2z)).
+z = weight * xhat + bias with xhat the normalized pixel; the logits are (z, -z), so p = 1 / (1 + exp(-2z)).
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Momentum:
         return step
 
 
-def normalised(x: Array) -> Array:
+def normalized(x: Array) -> Array:
     result: Array = (x - x.mean()) / np.sqrt(x.var() + EPSILON)
     return result
 
 
 def prediction(theta: Array, x: Array) -> tuple[Array, Array]:
-    """z and p, one value a sample."""
-    z = theta[0] * normalised(x) + theta[1]
+    """z and p, one value for each sample."""
+    z = theta[0] * normalized(x) + theta[1]
     return z, 1 / (1 + np.exp(-2 * z))
 
 
@@ -78,14 +78,14 @@ def entropies(p: Array) -> Array:
 
 
 def entropy_slopes(z: Array, p: Array) -> Array:
-    """d entropy / dz, one value a sample."""
+    """d entropy / dz, one value for each sample."""
     result: Array = -4 * z * p * (1 - p)
     return result
 
 
 def chain(slopes: Array, x: Array) -> Array:
     """The gradient of the mean over the batch of something with these d/dz."""
-    return np.array([(slopes * normalised(x)).mean(), slopes.mean()])
+    return np.array([(slopes * normalized(x)).mean(), slopes.mean()])
 
 
 def compare(name: str, expected: Callable[[Array], Array], **options: Any) -> None:

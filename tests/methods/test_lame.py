@@ -144,7 +144,7 @@ def test_few_or_equal_images_are_no_trouble() -> None:
             assert kernel.isfinite().all()
 
 
-def test_neighbours_pull_an_unsure_image_over() -> None:
+def test_neighbors_pull_an_unsure_image_over() -> None:
     log_p = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.45, 0.55]], dtype=torch.float64).log()
     y = propagate(log_p, torch.ones(3, 3, dtype=torch.float64))
     assert y[2, 0] > 0.5

@@ -60,7 +60,7 @@ def test_slerp_of_unit_vectors_stays_on_the_sphere(count: int) -> None:
     assert abs(float(merged.norm()) - 1) < 1e-6
 
 
-def test_slerp_of_neighbours_is_close_to_the_weighted_mean() -> None:
+def test_slerp_of_neighbors_is_close_to_the_weighted_mean() -> None:
     parts = thetas(3, spread=1e-4)
     weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     close = merging.weighted(parts, weights)

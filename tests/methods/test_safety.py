@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.methods.networks import CLASSES, LEARNERS, OPEN, batches, make, run, same, vmamba, weights
+from tests.methods.networks import CLASSES, LEARNERS, OPEN, batches, convnet, make, run, same, vmamba, weights
 from trust_tta.errors import ConfigError, DataError, ShapeError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import list_methods
@@ -88,6 +88,28 @@ def test_a_map_of_one_number_has_none(name: str) -> None:
         method(one)
     assert same(method.state_dict(), before)
     assert make(name, vmamba(), statistics="stream")(one).shape == (1, CLASSES)
+
+
+@every_method
+def test_images_of_one_pixel_are_taken_or_refused_in_one_line(name: str) -> None:
+    """A VMamba takes them, where batches give its norms more than one number; a network without padding does not."""
+    (images,) = batches(1, size=1)
+    if name == "foa":
+        with pytest.raises(ShapeError, match="prompts do not fit in a row of 1 tokens"):
+            make(name, vmamba())(images)
+    else:
+        assert make(name, vmamba())(images).shape == (9, CLASSES)
+    try:
+        plain = make(name, convnet())
+    except TrustError:
+        return  # it needs more than a plain network
+    before = plain.state_dict()
+    with pytest.raises(
+        ShapeError, match=r"does not take 9 images of \(1, 1\) pixels .*; give larger images"
+    ) as refusal:
+        plain(images)
+    assert "\n" not in str(refusal.value)
+    assert same(plain.state_dict(), before)
 
 
 def fail_on_call(method: Method, number: int) -> list[int]:

@@ -149,7 +149,7 @@ def test_a_fork_detaches_its_own_weights() -> None:
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_the_optimiser_is_part_of_the_state(name: str) -> None:
+def test_the_optimizer_is_part_of_the_state(name: str) -> None:
     options: dict[str, Any] = {"eta": {"margin": 0.9, "d_margin": 2.0}, "sar": {"margin": 0.9}}.get(name, {})
     method = make(name, vmamba(), **options)
     run(method, batches(2))

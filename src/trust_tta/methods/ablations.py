@@ -76,15 +76,13 @@ class Ensemble(Learner):
         self.logits_before = log_mean_probability(before)
         return log_mean_probability(after)
 
-    @torch.no_grad()
-    def evaluate(self, images: Tensor) -> Tensor:
-        with self._lock, self.statistics.frozen():
-            logits = []
-            for order, member in zip(self.orders, self.members.values(), strict=True):
-                self.weights.write(member["weights"])
-                logits.append(self.model(images, order=order))
-            self.weights.restore_source()
-            return log_mean_probability(logits)
+    def infer(self, images: Tensor) -> Tensor:
+        logits = []
+        for order, member in zip(self.orders, self.members.values(), strict=True):
+            self.weights.write(member["weights"])
+            logits.append(self.model(images, order=order))
+        self.weights.restore_source()
+        return log_mean_probability(logits)
 
 
 class RepetitionOptions(LearningOptions):
@@ -156,9 +154,9 @@ def crop(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> T
 
 
 def jitter(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
-    """Scale saturation (about the grey), contrast (about the image's mean) and shift brightness, up to 0.4 each.
+    """Scale saturation (about the gray), contrast (about the image's mean) and shift brightness, up to 0.4 each.
 
-    The batch is taken as it comes, normalised: one unit is about one standard deviation of the pixels.
+    The batch is taken as it comes, normalized: one unit is about one standard deviation of the pixels.
     """
     saturation, contrast, brightness = (
         _uniform(images, generator).mul(JITTER * strength).view(-1, 1, 1, 1) for _ in range(3)
@@ -181,7 +179,7 @@ def log_mean_probability(logits: Sequence[Tensor]) -> Tensor:
 
 
 def _uniform(images: Tensor, generator: torch.Generator) -> Tensor:
-    """One number in [-1, 1) an image, drawn on the CPU so that every device sees the same."""
+    """One number in [-1, 1) for each image, drawn on the CPU so that every device sees the same."""
     return (2 * torch.rand(images.shape[0], generator=generator) - 1).to(images)
 
 

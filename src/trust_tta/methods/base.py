@@ -1,35 +1,40 @@
 """What every method shares: options, a network over the caller's tensors, state, reset and fork.
 
 The work is done by parts: `Weights` (the adapted weights and their optimizer), `Statistics` (those of the BatchNorms),
-`Recorder` (passes as CUDA graphs), `state` (what is saved, and what of it is accepted), `safety` (what a batch may be).
+`Recorder` (passes as CUDA graphs), `saving` (what is remembered, and what of it is accepted), `safety` (what a batch
+may be).
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, DataError, StateError, TrustWarning
+from trust_tta.errors import ConfigError, DataError
+from trust_tta.methods import saving
 from trust_tta.methods.parameters import ParameterSet, select, share
-from trust_tta.methods.safety import adapting, check_images, check_outputs, stochastic_depth_on, uncompiled
-from trust_tta.methods.state import Number, Optional, Spec, check, clone, undone_on_error
+from trust_tta.methods.safety import (
+    FewImages,
+    adapting,
+    check_images,
+    check_outputs,
+    stochastic_depth_on,
+    uncompiled,
+)
+from trust_tta.methods.saving import Counters
+from trust_tta.methods.state import Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.weights import Descent, Weights
 from trust_tta.orders import OrderLike
 from trust_tta.preprocessing import network_input
 from trust_tta.recording import Recorder
 from trust_tta.schema import Count, Fraction, Rate, Schema, show
-
-STATE_FORMAT = 4
-FEW_IMAGES = 8  # below so many, the statistics of a batch say little
 
 
 class MethodOptions(Schema):
@@ -63,19 +68,6 @@ class LearningOptions(MethodOptions):
 
     def rule(self) -> Descent:
         return Descent(self.optimizer, self.lr, self.momentum, self.nesterov)
-
-
-@dataclass
-class Counters:
-    """What a method has done since it was made or reset."""
-
-    batches: int = 0
-    forwards: int = 0
-    backwards: int = 0
-    updates: int = 0
-    skipped: int = 0  # updates refused because the loss or a gradient was not finite
-    recoveries: int = 0  # returns to the source that the method itself decided on
-    refused: int = 0  # batches refused because their predictions were not finite
 
 
 class Method(nn.Module):
@@ -112,7 +104,7 @@ class Method(nn.Module):
             self.statistics = self.make_statistics()
         self.counters = Counters()
         self.logits_before: Tensor | None = None
-        self.training = self._warned = self._few = False
+        self.training, self._few = False, FewImages()
         self._connect()
         self.start()
 
@@ -121,6 +113,10 @@ class Method(nn.Module):
     def adapt(self, images: Tensor) -> Tensor:
         """Adapt on images (n, c, h, w), then return their logits (n, classes)."""
         raise NotImplementedError
+
+    def infer(self, images: Tensor) -> Tensor:
+        """Logits (n, classes) of the state as it is; `evaluate` sees to it that nothing moves."""
+        return cast(Tensor, self.model(images))
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         """The parameters that the method moves; refused where the network lacks what the method needs."""
@@ -138,6 +134,9 @@ class Method(nn.Module):
         """Names of the attributes that move beside weights and statistics, and what each holds unless it is None."""
         return {}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state for what its parts do not show one by one; called when each is what `moving` says."""
+
     # What a subclass builds on
 
     def predict(
@@ -150,11 +149,20 @@ class Method(nn.Module):
     ) -> Tensor:
         """One counted forward pass, in the given order or the network's own; not `recorded` where it is changed."""
         self.counters.forwards += 1
-        slots = self._slots(images, order)
+        slots = self.slots_of(images, order)
         if not stochastic_depth:
             return self.call(images, slots) if recorded else self.call.plain(images, slots)
         with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
             return self.call.plain(images, slots)  # chance cannot be recorded
+
+    def slots_of(self, images: Tensor, order: OrderLike | None = None) -> Tensor | None:
+        """An order as the network takes it; None for a network without orders."""
+        choose: Callable[[OrderLike | None, int], Tensor] | None = getattr(self.model, "slots", None)
+        if choose is not None:
+            return choose(order, len(images))
+        if order is not None:
+            raise ConfigError(f"{type(self.model).__name__} has no traversal orders, and order={order} was asked for")
+        return None
 
     def update(self, loss: Tensor, *, start: Tensor | None = None) -> bool:
         """Descend `loss`; a loss or gradient that is not finite is skipped and counted, and False returned.
@@ -204,19 +212,30 @@ class Method(nn.Module):
             if getattr(self.model, "preprocessing", None) is not None:  # pixels and pictures are taken too
                 images = network_input(self.model, images)
             check_images(images, self.model)
-            self._warn_of_few(len(images))
+            if self.statistics.of_batches and not getattr(self.model, "dense", False):  # pixels make up for images
+                self._few(len(images), self.name)
             try:
-                with adapting(images), undone_on_error(self._gather, self._restore):
+                with adapting(images), saving.undone_on_error(self):
                     return self._adapt(images.clone() if images.is_inference() else images.detach())
             except DataError:
                 self.counters.refused += 1
                 raise
 
+    def _adapt(self, images: Tensor) -> Tensor:
+        if getattr(self.options, "episodic", False):
+            self.restore_source()
+        self.statistics.begin(len(images))
+        self.logits_before = None
+        outputs = self.adapt(images).detach()
+        check_outputs(outputs, images)
+        self.counters.batches += 1
+        return outputs
+
     @torch.no_grad()
     def evaluate(self, images: Tensor) -> Tensor:
         """Logits (n, classes) of the state as it is: nothing is adapted or counted."""
         with self._lock, self.statistics.frozen():
-            return cast(Tensor, self.model(images))
+            return self.infer(images)
 
     def reset(self) -> None:
         """Back to the source, bit for bit: weights, optimizer, moving statistics, counters."""
@@ -254,20 +273,13 @@ class Method(nn.Module):
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """The whole adapted state, made of tensors and plain values: safe to save and to load weights-only."""
         with self._lock:
-            beside = {"statistics": self.statistics.state(), "extra": self._extra(), "counters": asdict(self.counters)}
-            return {"format": STATE_FORMAT, "method": self.name, **self.weights.state(), **beside}
+            return saving.save(self)
 
     @torch.inference_mode(False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Go on where `state` was saved; refused whole, before anything is touched, if it does not fit."""
         with self._lock:
-            self._check(state)
-            with undone_on_error(self._gather, self._restore):
-                self.weights.load(state)
-                self.statistics.load(state["statistics"])
-                self._load_extra(state["extra"])
-                self.counters = Counters(**state["counters"])
-            self.logits_before = None
+            saving.load(self, state)
 
     def train(self, mode: bool = True) -> Self:
         """Methods choose the modes of their network themselves; nothing changes."""
@@ -283,78 +295,6 @@ class Method(nn.Module):
         """What no copy and no pickle carries: recordings hold addresses, a lock its threads."""
         self.call = Recorder(self.model, list(self.adapted.values()))
         self._lock = threading.RLock()
-
-    def _slots(self, images: Tensor, order: OrderLike | None) -> Tensor | None:
-        choose: Callable[[OrderLike | None, int], Tensor] | None = getattr(self.model, "slots", None)
-        if choose is not None:
-            return choose(order, len(images))
-        if order is not None:
-            raise ConfigError(f"{type(self.model).__name__} has no traversal orders, and order={order} was asked for")
-        return None
-
-    def _adapt(self, images: Tensor) -> Tensor:
-        if getattr(self.options, "episodic", False):
-            self.restore_source()
-        self.statistics.begin(len(images))
-        self.logits_before = None
-        outputs = self.adapt(images).detach()
-        check_outputs(outputs, images)
-        self.counters.batches += 1
-        return outputs
-
-    def _warn_of_few(self, images: int) -> None:
-        """Once, at the first batch or the second small one in a row: the rest of a stream may be small."""
-        many_pixels = getattr(self.model, "dense", False)  # which make up for few images
-        few = images < FEW_IMAGES and self.statistics.of_batches and not many_pixels
-        likely, self._few = self._few or self.counters.batches == 0, few
-        if few and likely and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"'{self.name}' normalizes with the statistics of a batch, and {images} images have poor ones "
-                f'(below {FEW_IMAGES}); use statistics="stream", which follows all batches so far, or larger batches',
-                TrustWarning,
-                stacklevel=5,
-            )
-
-    def _extra(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.moving()}
-        extra: dict[str, Any] = clone({name: value for name, value in values.items() if value is not None})
-        return extra
-
-    def _load_extra(self, extra: Mapping[str, Any]) -> None:
-        self.start()
-        values = clone(extra)
-        for name in self.moving():
-            setattr(self, name, values.get(name))
-
-    def _gather(self) -> tuple[Any, ...]:
-        weights, statistics = (self.weights.read(), clone(self.weights.moments)), self.statistics.state()
-        return weights, statistics, self._extra(), asdict(self.counters), self.logits_before
-
-    def _restore(self, gathered: tuple[Any, ...]) -> None:
-        (vector, moments), statistics, extra, counters, self.logits_before = gathered
-        self.weights.write(vector)
-        self.weights.load_moments(moments)
-        self.statistics.load(statistics)
-        self._load_extra(extra)
-        self.counters = Counters(**counters)
-
-    def _check(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping) or "method" not in state or "format" not in state:
-            raise StateError(f"this is a {type(state).__name__} and no state; give what state_dict() of a method gave")
-        if type(state["format"]) is not int or state["format"] != STATE_FORMAT:
-            raise StateError(
-                f"this state has format {show(state['format'])} and this version reads format {STATE_FORMAT}; "
-                "adapt again from the source, or load it with the version that saved it"
-            )
-        if not isinstance(state["method"], str) or state["method"] != self.name:
-            raise StateError(f"this state is of the method {show(state['method'])}; '{self.name}' takes its own alone")
-        if isinstance(state.get("optimizer"), Mapping) and state["optimizer"].keys() != self.weights.moments.keys():
-            raise StateError("this state was made with another optimizer; create the method with the same one")
-        moving: dict[str, Spec] = {name: Optional(spec) for name, spec in self.moving().items()}
-        counters: dict[str, Spec] = {f.name: Number(int, least=0, most=2.0**53) for f in fields(Counters)}
-        beside: dict[str, Spec] = {"statistics": self.statistics.spec(), "extra": moving, "counters": counters}
-        check(state, {"format": STATE_FORMAT, "method": self.name, **self.weights.spec(), **beside})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """As every module, when it is moved to another device or dtype; the vector and the optimizer come along."""
@@ -377,7 +317,7 @@ class Method(nn.Module):
             if (theirs.dtype, theirs.device) == (parameter.dtype, parameter.device):
                 theirs.data = parameter.data
         self._connect()
-        self._load_extra(self._extra())
+        saving.set_moving_values(self, saving.moving_values(self))
 
 
 class Learner(Method):

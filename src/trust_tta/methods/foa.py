@@ -148,14 +148,12 @@ class Foa(Method):
         self.follow(features[finite].mean(0))
         return logits[-1] if self.options.predict == "before" else logits[fitness.argmin()]
 
-    @torch.no_grad()
-    def evaluate(self, images: Tensor) -> Tensor:
-        with self._lock, self.statistics.frozen():
-            network = cast(MappedNetwork, self.model)
-            if self.search is None and self.dimension is None:
-                return cast(Tensor, self.model(images))
-            search = self.search = self.search or self.make_search(self.dimension or 0, self.spread or 0.0)
-            return self.try_tokens(network, network.embed(images), search.best)[1]
+    def infer(self, images: Tensor) -> Tensor:
+        if self.search is None and self.dimension is None:
+            return super().infer(images)
+        network = cast(MappedNetwork, self.model)
+        self.search = self.search or self.make_search(self.dimension or 0, self.spread or 0.0)
+        return self.try_tokens(network, network.embed(images), self.search.best)[1]
 
     def try_tokens(self, network: MappedNetwork, first_map: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
         """Fitness, logits (n, classes) and mean features (d,) of the batch with one candidate's tokens."""

@@ -187,8 +187,7 @@ class T3a(HeadMethod):
         """The weights (classes, d) of the last linear layer."""
         return [module for module in self.model.modules() if isinstance(module, nn.Linear)][-1].weight.detach()
 
-    def _check(self, state: Mapping[str, Any]) -> None:
-        super()._check(state)
+    def check_state(self, state: Mapping[str, Any]) -> None:
         extra, (classes, width) = state["extra"], self._rows().shape
         sizes = {len(extra.get(name, ())) for name in ("kept", "labels", "entropies")}
         if len(sizes) > 1 or (extra and (extra["kept"].shape[1] != width or bool((extra["labels"] >= classes).any()))):

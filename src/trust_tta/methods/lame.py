@@ -1,4 +1,4 @@
-"""LAME: correct the predictions of a batch by the neighbourhood of its features; the network stays as it is.
+"""LAME: correct the predictions of a batch by the neighborhood of its features; the network stays as it is.
 
 Boudiaf et al., "Parameter-Free Online Test-Time Adaptation", CVPR 2022.
 """
@@ -74,7 +74,7 @@ def propagate(log_p: Tensor, kernel: Tensor, *, iterations: int = 1000, toleranc
 
 
 def energy(log_p: Tensor, assignments: Tensor, pairwise: Tensor) -> Tensor:
-    """KL divergence from the predictions less half the agreement of neighbours, a scalar."""
+    """KL divergence from the predictions less half the agreement of neighbors, a scalar."""
     divergence = torch.xlogy(assignments, assignments) - assignments * log_p
     return (divergence - assignments * pairwise / 2).sum()
 
@@ -89,12 +89,12 @@ def rbf(features: Tensor, k: int) -> Tensor:
 def nearest(features: Tensor, k: int) -> Tensor:
     """One for each of the k nearest others, (n, n); not symmetric."""
     distances = pairwise_distances(features).fill_diagonal_(float("inf"))
-    neighbours = distances.topk(min(k, len(features) - 1), largest=False).indices
-    return torch.zeros_like(distances).scatter_(1, neighbours, 1)
+    neighbors = distances.topk(min(k, len(features) - 1), largest=False).indices
+    return torch.zeros_like(distances).scatter_(1, neighbors, 1)
 
 
 def linear(features: Tensor, k: int) -> Tensor:
-    """Inner products, (n, n); there is no neighbourhood to choose."""
+    """Inner products, (n, n); there is no neighborhood to choose."""
     del k
     return features @ features.T
 

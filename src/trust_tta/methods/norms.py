@@ -197,7 +197,7 @@ class BnEma(Source):
         if isinstance(self.statistics, MovingStatistics):
             with torch.no_grad(), self.statistics.observing():
                 self.counters.forwards += 1
-                self.call.plain(images, self._slots(images, None))  # a recording could not tell it from a prediction
+                self.call.plain(images, self.slots_of(images, None))  # a recording could not tell it from a prediction
         return super().adapt(images) if before is None else before
 
 

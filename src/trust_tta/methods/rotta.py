@@ -180,7 +180,7 @@ class Rotta(Learner):
         teacher, before = self.weights.read(), self.statistics.state()
         with torch.no_grad(), self.observing():
             self.counters.forwards += 1
-            target = self.call.plain(images, self._slots(images, None))  # a recording would take it for a prediction
+            target = self.call.plain(images, self.slots_of(images, None))  # a recording would take it for a prediction
         followed = self.statistics.state()
         self.weights.write(self.student)
         self.statistics.load(self.student_statistics)
@@ -202,8 +202,7 @@ class Rotta(Learner):
         """Passes inside move the statistics, where they are the method's own."""
         return self.statistics.observing() if isinstance(self.statistics, MovingStatistics) else nullcontext()
 
-    def _check(self, state: Mapping[str, Any]) -> None:
-        super()._check(state)
+    def check_state(self, state: Mapping[str, Any]) -> None:
         sizes = {len(state["extra"].get(name, ())) for name in ("images", "labels", "entropies", "ages")}
         if len(sizes) > 1 or max(sizes) > self.options.memory_size:
             raise StateError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -10,9 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, DataError, ShapeError, TrustError
+from trust_tta.errors import ConfigError, DataError, ShapeError, TrustError, TrustWarning
 
 T = TypeVar("T")
+
+FEW_IMAGES = 8  # below so many, the statistics of a batch say little
 
 
 def check_images(images: Tensor, model: nn.Module) -> None:
@@ -40,6 +43,28 @@ def check_outputs(outputs: Tensor, images: Tensor) -> None:
             f"the predictions of this batch are not finite (its largest pixel is {largest:.3g}); nothing was changed: "
             "check the preprocessing, the network's weights and the learning rate"
         )
+
+
+class FewImages:
+    """Warns once of batches too small to have statistics of their own.
+
+    At the first batch, or the second small one in a row: the rest of a stream may be small.
+    """
+
+    def __init__(self) -> None:
+        self.likely, self.warned = True, False
+
+    def __call__(self, images: int, method: str) -> None:
+        few = images < FEW_IMAGES
+        if few and self.likely and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"'{method}' normalizes with the statistics of a batch, and {images} images have poor ones "
+                f'(below {FEW_IMAGES}); use statistics="stream", which follows all batches so far, or larger batches',
+                TrustWarning,
+                stacklevel=6,
+            )
+        self.likely = few
 
 
 def uncompiled(function: Callable[..., T]) -> Callable[..., T]:

@@ -1,10 +1,9 @@
-"""Saved states: nested dicts and lists of tensors and plain values, checked whole before anything is touched."""
+"""States as nested dicts and lists of tensors and plain values: what each may be, and copies of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -78,17 +77,6 @@ def clone(tree: Any) -> Any:
     for copies, originals in groups.values():  # one kernel for all of a kind, where the device has one
         torch._foreach_copy_(copies, originals)
     return twin
-
-
-@contextmanager
-def undone_on_error(gather: Callable[[], Any], restore: Callable[[Any], None]) -> Iterator[None]:
-    """Bring back what `gather` gave when what is inside does not come to its end."""
-    before = gather()
-    try:
-        yield
-    except BaseException:
-        restore(before)
-        raise
 
 
 def _misfit(where: str, problem: str) -> StateError:

@@ -115,11 +115,9 @@ class Averaging(Learner):
         with torch.no_grad():
             return self.predict(images, order=self.evaluate_order)
 
-    @torch.no_grad()
-    def evaluate(self, images: Tensor) -> Tensor:
-        with self._lock, self.statistics.frozen():
-            logits: Tensor = self.model(images, order=self.evaluate_order)
-            return logits
+    def infer(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images, order=self.evaluate_order)
+        return logits
 
 
 class NaiveOptions(LearningOptions):

@@ -1,0 +1,102 @@
+"""What a method remembers: gathered before a batch, saved for another day, checked whole before it is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from trust_tta.errors import StateError
+from trust_tta.methods.state import Number, Optional, Spec, check, clone
+from trust_tta.schema import show
+
+if TYPE_CHECKING:
+    from trust_tta.methods.base import Method
+
+STATE_FORMAT = 4
+MOST = 2.0**53  # that a counter can have counted
+
+
+@dataclass
+class Counters:
+    """What a method has done since it was made or reset."""
+
+    batches: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    updates: int = 0
+    skipped: int = 0  # updates refused because the loss or a gradient was not finite
+    recoveries: int = 0  # returns to the source that the method itself decided on
+    refused: int = 0  # batches refused because their predictions were not finite
+
+
+def save(method: Method) -> dict[str, Any]:
+    """The whole state as copied tensors and plain values."""
+    beside = {"statistics": method.statistics.state(), "extra": moving_values(method)}
+    counters = asdict(method.counters)
+    return {
+        "format": STATE_FORMAT, "method": method.name, **method.weights.state(), **beside, "counters": counters,
+    }  # fmt: skip
+
+
+def load(method: Method, state: Mapping[str, Any]) -> None:
+    """Take back what `save` gave; refused whole if it does not fit."""
+    _check(method, state)
+    with undone_on_error(method):
+        method.weights.load(state)
+        method.statistics.load(state["statistics"])
+        set_moving_values(method, state["extra"])
+        method.counters = Counters(**state["counters"])
+    method.logits_before = None
+
+
+@contextmanager
+def undone_on_error(method: Method) -> Iterator[None]:
+    """Bring everything back when what is inside does not come to its end."""
+    vector, moments = method.weights.read(), clone(method.weights.moments)
+    statistics, values = method.statistics.state(), moving_values(method)
+    counters, logits_before = asdict(method.counters), method.logits_before
+    try:
+        yield
+    except BaseException:
+        method.weights.write(vector)
+        method.weights.load_moments(moments)
+        method.statistics.load(statistics)
+        set_moving_values(method, values)
+        method.counters, method.logits_before = Counters(**counters), logits_before
+        raise
+
+
+def moving_values(method: Method) -> dict[str, Any]:
+    """Copies of the attributes that `moving` names and that have a value."""
+    values = {name: getattr(method, name) for name in method.moving()}
+    copies: dict[str, Any] = clone({name: value for name, value in values.items() if value is not None})
+    return copies
+
+
+def set_moving_values(method: Method, values: Mapping[str, Any]) -> None:
+    """Copies of `values` in place of the method's own; what is missing is None."""
+    method.start()
+    copies = clone(values)
+    for name in method.moving():
+        setattr(method, name, copies.get(name))
+
+
+def _check(method: Method, state: Mapping[str, Any]) -> None:
+    if not isinstance(state, Mapping) or "method" not in state or "format" not in state:
+        raise StateError(f"this is a {type(state).__name__} and no state; give what state_dict() of a method gave")
+    if type(state["format"]) is not int or state["format"] != STATE_FORMAT:
+        raise StateError(
+            f"this state has format {show(state['format'])} and this version reads format {STATE_FORMAT}; "
+            "adapt again from the source, or load it with the version that saved it"
+        )
+    if not isinstance(state["method"], str) or state["method"] != method.name:
+        raise StateError(f"this state is of the method {show(state['method'])}; '{method.name}' takes its own alone")
+    if isinstance(state.get("optimizer"), Mapping) and state["optimizer"].keys() != method.weights.moments.keys():
+        raise StateError("this state was made with another optimizer; create the method with the same one")
+    moving: dict[str, Spec] = {name: Optional(spec) for name, spec in method.moving().items()}
+    counters: dict[str, Spec] = {f.name: Number(int, least=0, most=MOST) for f in fields(Counters)}
+    beside: dict[str, Spec] = {"statistics": method.statistics.spec(), "extra": moving, "counters": counters}
+    check(state, {"format": STATE_FORMAT, "method": method.name, **method.weights.spec(), **beside})
+    method.check_state(state)
