@@ -20,7 +20,7 @@ from torch import Tensor
 import trust_tta as tt
 from tests.models.networks import TINY, TINY_CONFIGS, TINY_VANILLA, tiny_network
 from trust_tta.errors import CheckpointError
-from trust_tta.models.checkpoint import load_checkpoint
+from trust_tta.models.checkpoint import Checkpoint, load_checkpoint
 from trust_tta.models.weights import read_weights, state_digest
 
 State = dict[str, Tensor]
@@ -248,3 +248,11 @@ def test_digests(tmp_path: Path) -> None:
     assert state_digest(changed) != state_digest(state)
     torch.save(state, tmp_path / "net.pth")
     assert read_weights(tmp_path / "net.pth").sha256 == hashlib.sha256((tmp_path / "net.pth").read_bytes()).hexdigest()
+
+
+def test_a_network_far_larger_than_the_file_is_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "small.safetensors"
+    save_file({"classifier.head.bias": torch.zeros(10)}, file, {"variant": "vmamba_base_s2l15"})
+    monkeypatch.setattr("trust_tta.models.checkpoint.build_network", lambda *_: pytest.fail("it was built"))
+    with pytest.raises(CheckpointError, match=r"holds 1\.0e\+01 numbers and the network .* has about 8\.\de\+07"):
+        Checkpoint.open(file).load()

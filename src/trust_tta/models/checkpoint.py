@@ -42,6 +42,8 @@ Fields: TypeAlias = Mapping[str, Any]
 _TOLERANCE = 2e-3  # of a mean or deviation: how far published figures of one data set lie apart
 CHECKED_BATCHES = 3  # of a loaded network, before its input is trusted
 
+SMALL_NETWORK = 10_000_000  # parameters: built without a thought, whatever the file holds
+
 _NOTHING: Fields = MappingProxyType({})
 
 
@@ -153,12 +155,26 @@ class Checkpoint:
         count = _first(num_classes, fields.get("num_classes"), self.num_classes)
         if count is not None and (is_ours(self.variant) or count != self.num_classes):
             fields["num_classes"] = count
+        if is_ours(self.variant):
+            self._check_size(fields)
         network = _make_foreign(self.variant, fields) or build_network(self.variant, fields)
         load_state(network, self.state, origin=self.origin, head=head)
         known = cast(ScanNetwork, network)
         known.preprocessing, known.classes = self.preprocessing, self.classes if head else None
         known.unchecked_batches = CHECKED_BATCHES
         return network.to(device).eval()
+
+    def _check_size(self, fields: Fields) -> None:
+        """Refuse a network that is far larger than the file before its memory is taken."""
+        stored, wanted = (
+            sum(t.numel() for t in self.state.values()),
+            VARIANTS[self.variant].override(fields).rough_size(),
+        )
+        if wanted > 2 * stored + SMALL_NETWORK:
+            raise CheckpointError(
+                f"{self.origin} holds {stored:.1e} numbers and the network '{self.variant}' has about {wanted:.1e}; "
+                "give the variant and the fields that it was trained with"
+            )
 
     def release(self) -> Checkpoint:
         """Let go of the weights; `load` reads them again."""
