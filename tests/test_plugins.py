@@ -44,6 +44,9 @@ def test_an_object_of_a_module_and_an_entry_point() -> None:
         ("no_such_package:Name", "cannot be imported"),
         ("her_package:Mein", "did you mean 'Mine'?"),
         ("", "give a string"),
+        (":", "is no 'package.module:Name'"),
+        ("..her:Mine", "is no 'package.module:Name'"),
+        ("her_package:", "is no 'package.module:Name'"),
     ],
 )
 def test_a_wrong_name_is_one_line(name: str, problem: str) -> None:

@@ -280,7 +280,7 @@ def _pixels(image: Any) -> Pixels:
     if _is_picture(image):
         if image.mode not in _EIGHT_BITS:
             raise DataError(
-                f"an image of mode {image.mode} has more than 8 bits a channel, and its range is not known; "
+                f"an image of mode {image.mode} has more than 8 bits per channel, and its range is not known; "
                 "scale it to 0..255 and convert it to RGB"
             )
         return np.asarray(image.convert("RGB"))

@@ -26,6 +26,10 @@ SAMPLE = ["--dataset", "sample"]
         (["bench", "--dataset", "cifar10c"], "--dataset 'cifar10c' is unknown; did you mean 'cifar10-c'?"),
         (["bench", *SAMPLE, "--domains", "fgo"], "--domains 'fgo' is unknown; did you mean 'fog'?"),
         (["rank", "--dataset", "pacs", "--domains", "foto"], "--domains 'foto' is unknown; did you mean 'photo'?"),
+        (
+            ["bench", *SAMPLE, "--setting", "onlin"],
+            "--setting: the setting 'onlin' is not known; did you mean 'online'?",
+        ),
         (["bench", "--checkpoint", "vmamba_nano_cifar"], "did you mean 'vmamba_nano_cifar10'?"),
         (["bench", *SAMPLE, "--images", "x.npy"], "--images and --labels go with --dataset array, not with"),
         (["corrupt", "in", "out", "--corruptions", "snw"], "--corruptions 'snw' is unknown; did you mean 'snow'?"),
@@ -51,7 +55,7 @@ from trust_tta.methods.registry import method_options
 for argv in (["bench", "--methods", "trsut"], ["bench", "--option", "tent.lrr=1"],
              ["bench", "--model", "x"], ["bench", "--dataset", "x"],
              ["bench", "--dataset", "sample", "--domains", "x"], ["corrupt", "a", "b", "--corruptions", "x"],
-             ["train", "--data", "x", "--out", "o"], ["rank", "--checkpoint", "x"]):
+             ["bench", "--setting", "x"], ["train", "--data", "x", "--out", "o"], ["rank", "--checkpoint", "x"]):
     assert main(argv) == 2, argv
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
@@ -62,6 +66,11 @@ def test_names_in_a_file_are_checked_too(tmp_path: Path, capsys: pytest.CaptureF
     file.write_text('methods = ["source", {name = "trsut"}]\n[data]\ndataset = "sample"\n')
     assert main(["bench", str(file)]) == 2
     assert f"{file}: method 'trsut' is unknown; did you mean 'trust'?" in capsys.readouterr().err
+    file.write_text('methods = [{name = "tent", lrr = 1}]\nstream.setting = "onlin"\n[[parts]]\nmodel.name = "vmamb"\n')
+    assert main(["bench", str(file)]) == 2
+    told = capsys.readouterr().err
+    for words in ("tent: 'lrr' is unknown; did you mean 'lr'?", "did you mean 'online'?", "model 'vmamb' is unknown"):
+        assert words in told
     assert main(["bench", str(tmp_path / "mime.toml")]) == 2
     assert f"did you mean '{file}'?" in capsys.readouterr().err
 

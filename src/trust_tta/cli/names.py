@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,15 @@ def check_checkpoint(source: str) -> None:
     raise CheckpointError(f"--checkpoint {source}: there is no such checkpoint; {hint}")
 
 
+def check_setting(flag: str, setting: str) -> None:
+    from trust_tta.data.streams import parse_setting
+
+    try:
+        parse_setting(setting)
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+
+
 def check_run(arguments: Namespace) -> None:
     """The names in the configuration and in the flags that change it, and flags that exclude each other."""
     config = _glance(arguments.config)
@@ -124,6 +133,8 @@ def check_run(arguments: Namespace) -> None:
     dataset = arguments.dataset or _table(config, "data").get("dataset")
     if isinstance(dataset, str) and (known := domains(dataset)):
         check_each("--domains", arguments.domains, known)
+    if arguments.setting is not None:
+        check_setting("--setting", arguments.setting)
 
 
 def _glance(path: str | None) -> dict[str, Any]:
@@ -139,13 +150,37 @@ def _glance(path: str | None) -> dict[str, Any]:
 
 
 def _check_file(config: Mapping[str, Any], path: str) -> None:
-    listed = config.get("methods", [])
-    found = [entry.get("name") if isinstance(entry, Mapping) else entry for entry in listed if entry]
-    check_each(f"{path}: method", [name for name in found if isinstance(name, str)], methods())
+    """All wrong names of a configuration, of its parts and of its small scale, in one line."""
+    parts = config.get("parts")
+    tables = [config, *(parts if isinstance(parts, list) else ()), config.get("small")]
+    found = [mistake for table in tables if isinstance(table, Mapping) for mistake in _wrong_names(table)]
+    if found:
+        raise ConfigError(f"{path}: {'; '.join(dict.fromkeys(found))}")
+
+
+def _wrong_names(config: Mapping[str, Any]) -> Iterator[str]:
+    listed = config.get("methods")
+    for entry in listed if isinstance(listed, list) else ():
+        table = entry if isinstance(entry, Mapping) else {"name": entry}
+        method = table.get("name")
+        if isinstance(method, str):
+            yield from _problems(check, "method", method, methods())
+            if known := options(method):
+                named = [option for option in table if option not in ("name", "label", "options")]
+                yield from _problems(check_each, f"{method}:", named, known)
     if isinstance(name := _table(config, "model").get("name"), str):
-        check(f"{path}: model", name, models())
+        yield from _problems(check, "model", name, models())
     if isinstance(dataset := _table(config, "data").get("dataset"), str):
-        check(f"{path}: data set", dataset, [*CORRUPTED, *datasets()])
+        yield from _problems(check, "data set", dataset, [*CORRUPTED, *datasets()])
+    if isinstance(setting := _table(config, "stream").get("setting"), str):
+        yield from _problems(check_setting, "stream.setting", setting)
+
+
+def _problems(test: Callable[..., None], *given: object) -> Iterator[str]:
+    try:
+        test(*given)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
