@@ -74,7 +74,7 @@ def test_methods_are_listed_in_the_promised_order() -> None:
     promised = [
         "source", "bn", "tent", "eta", "sar", "shot", "lame", "foa", "trust_naive", "trust", "ensemble", "repetition",
         "augmentation", "tide", "eata", "roid", "cmf", "cotta", "rotta", "deyo", "rdumb", "neo", "t3a",
-        "bn_alpha", "bn_ema",
+        "dpcore", "bn_alpha", "bn_ema",
     ]  # fmt: skip
     assert list(tt.list_methods()) == promised
 

@@ -71,6 +71,8 @@ def test_a_batch_costs_what_is_written(name: str) -> None:
         options["k"] = K
     if name == "cotta":
         options["augmentations"] = K
+    if name == "dpcore":
+        options |= {"steps": S, "new_steps": S}
     if name == "foa":
         options["population"] = P
     method = make(name, vmamba(), **options)

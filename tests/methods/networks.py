@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trust_tta.methods import gather_fisher, gather_source_statistics
 from trust_tta.methods.base import Method
-from trust_tta.methods.eata import gather_fisher
-from trust_tta.methods.foa import gather_source_statistics
 from trust_tta.methods.registry import create_method
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
@@ -94,6 +93,9 @@ def make(name: str, model: nn.Module, **options: Any) -> Any:
         options = {"fisher": gather_fisher(model, batches(2, seed=7), **chosen), "fisher_alpha": 1.0, **options}
     if name in ("trust", "ensemble", "repetition", "augmentation"):
         options = {"k": 2, **options}
+    if name == "dpcore":
+        statistics = gather_source_statistics(model, batches(2, seed=7), statistics="source")
+        options = {"source_statistics": statistics, "new_steps": 3, "rho": 10.0, **options}
     if name == "foa":
         statistics = gather_source_statistics(model, batches(2, seed=7))
         options = {"source_statistics": statistics, "prompts": 2, "population": 4, **options}

@@ -11,7 +11,8 @@ import torch
 
 from tests.methods.networks import CLASSES, batches, make, run, same, vmamba, weights
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods.foa import Foa, Search, gather_source_statistics
+from trust_tta.methods.clean import gather_source_statistics
+from trust_tta.methods.foa import Foa, Search
 from trust_tta.methods.registry import create_method
 
 
@@ -35,6 +36,7 @@ def test_statistics_against_numpy() -> None:
     np.testing.assert_allclose(statistics.mean, np.concatenate(tokens).mean(0), atol=1e-5)
     np.testing.assert_allclose(statistics.std, np.concatenate(tokens).std(0, ddof=1), atol=1e-5)
     np.testing.assert_allclose(statistics.features, np.concatenate(pooled).mean(0), atol=1e-5)
+    np.testing.assert_allclose(statistics.features_std, np.concatenate(pooled).std(0, ddof=1), atol=1e-5)
     assert same(weights(model), before)
     assert [m.training for m in model.modules()] == modes
 

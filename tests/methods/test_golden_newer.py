@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.golden import Arrays, golden_path, load_golden
+from trust_tta.methods import gather_fisher
 from trust_tta.methods.base import Learner, Method
 from trust_tta.methods.deyo import shuffle_patches, shuffle_pixels
-from trust_tta.methods.eata import gather_fisher
 from trust_tta.methods.losses import (
     ENTROPIES,
     class_confusion,

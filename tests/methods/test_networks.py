@@ -73,6 +73,7 @@ COUNTS: dict[str, tuple[dict[str, Any], int, int, int]] = {  # forwards, backwar
     "rotta often": ({"update_frequency": 3}, 8, 3, 3),
     "neo": ({}, 1, 0, 0),
     "t3a": ({}, 1, 0, 0),
+    "dpcore": ({"steps": 3}, 5, 3, 3),
     "bn_alpha": ({}, 1, 0, 0),
     "bn_ema": ({}, 2, 0, 0),
 }
@@ -121,6 +122,7 @@ class NoNorm(nn.Module):
         ("roid", "no norm parameters"),
         ("rotta", "no norm parameters"),
         ("neo", "no forward_features and forward_head"),
+        ("dpcore", "no embed, forward_maps, pool"),
         ("t3a", "no forward_features and forward_head"),
         ("deyo", "no norm parameters"),
     ],

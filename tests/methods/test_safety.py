@@ -23,10 +23,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in lis
     "sar-loose": ("sar", {"margin": 0.95}),
     "eta-loose": ("eta", {"margin": 0.95}),
     "cotta": ("cotta", {"head": False}),
+    "dpcore": ("dpcore", {"rho": 0.0}),
 }
 
 
-MORE = ("lame", "foa", "tide", "rotta", "neo", "t3a", "bn_ema")  # what moves beside weights counts at once
+MORE = ("lame", "foa", "tide", "rotta", "neo", "t3a", "dpcore", "bn_ema")  # what moves beside weights counts at once
 
 
 def bad_batches() -> dict[str, Any]:
@@ -80,7 +81,8 @@ def test_one_image_has_the_statistics_of_its_pixels(name: str, statistics: str) 
 def test_a_map_of_one_number_has_none(name: str) -> None:
     one = batches(1, images=1, size=8)[0]  # the last map of the tiny network has one pixel
     method = make(name, vmamba())
-    if name in ("source", "tide", "foa", "rotta", "neo", "t3a", "bn_alpha", "bn_ema"):  # most take none; foa adds a row
+    no_batch_statistics = ("source", "tide", "rotta", "neo", "t3a", "dpcore", "bn_alpha", "bn_ema")
+    if name in (*no_batch_statistics, "foa"):  # which adds a row
         assert method(one).shape == (1, CLASSES)
         return
     before = method.state_dict()

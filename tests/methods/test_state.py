@@ -36,6 +36,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "cotta-sgd": ("cotta", {"optimizer": "sgd", "symmetric": True, "restore": 0.5}),
     "cotta-norms": ("cotta", {"parameters": "bn", "restore": 0.0}),
     "rotta-batch-statistics": ("rotta", {"statistics": "batch", "update_frequency": 5}),
+    "dpcore-always-new": ("dpcore", {"rho": 0.0}),
+    "dpcore-episodic": ("dpcore", {"episodic": True}),
     "neo-continual": ("neo", {"alpha": 0.1}),
     "t3a-all": ("t3a", {"supports": 0}),
     "bn_ema-batch": ("bn_ema", {"statistics": "batch"}),
@@ -277,7 +279,7 @@ def test_two_methods_on_two_networks_share_nothing(name: str) -> None:
 
 def test_registry_is_in_the_order_of_the_contract() -> None:
     names = "source bn tent eta sar shot lame foa trust_naive trust ensemble repetition augmentation tide "
-    names += "eata roid cmf cotta rotta deyo rdumb neo t3a bn_alpha bn_ema"
+    names += "eata roid cmf cotta rotta deyo rdumb neo t3a dpcore bn_alpha bn_ema"
     assert list_methods() == names.split()
 
 

@@ -230,7 +230,7 @@ def test_a_network_of_layer_norms_is_the_same_with_all_of_them() -> None:
 def test_few_images_are_warned_of_once_with_a_way_out(name: str) -> None:
     few = batches(2, images=4)
     method = make(name, vmamba())
-    if name in ("source", "tide", "rotta", "neo", "t3a", "bn_alpha", "bn_ema"):
+    if name in ("source", "tide", "rotta", "neo", "t3a", "dpcore", "bn_alpha", "bn_ema"):
         run(method, few)
         return
     with pytest.warns(TrustWarning, match='4 images have poor ones .* use statistics="stream"'):

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from tests.segmentation.networks import CLASSES, batches, upernet
 from trust_tta import bands
 from trust_tta.errors import TrustError
-from trust_tta.methods import losses
+from trust_tta.methods import gather_fisher, losses
 from trust_tta.methods.base import Method
-from trust_tta.methods.eata import gather_fisher
 from trust_tta.methods.parameters import select
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import METHODS, create_method

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
     from trust_tta.methods.base import Learner, LearningOptions, Method, MethodOptions
+    from trust_tta.methods.clean import FisherWeights, SourceStatistics, gather_fisher, gather_source_statistics
     from trust_tta.methods.cotta import Cotta
     from trust_tta.methods.deyo import Deyo
-    from trust_tta.methods.eata import Eata, FisherWeights, Rdumb, gather_fisher
+    from trust_tta.methods.dpcore import Dpcore
+    from trust_tta.methods.eata import Eata, Rdumb
     from trust_tta.methods.eta import Eta
-    from trust_tta.methods.foa import Foa, SourceStatistics, gather_source_statistics
+    from trust_tta.methods.foa import Foa
     from trust_tta.methods.heads import Neo, T3a
     from trust_tta.methods.lame import Lame
     from trust_tta.methods.norms import BnAlpha, BnEma
@@ -36,6 +38,7 @@ __all__ = [
     "Cmf",
     "Cotta",
     "Deyo",
+    "Dpcore",
     "Eata",
     "Ensemble",
     "Eta",
@@ -73,11 +76,13 @@ __all__ = [
 _MODULES = {
     "ablations": ("Augmentation", "Ensemble", "Repetition"),
     "base": ("Learner", "LearningOptions", "Method", "MethodOptions"),
+    "clean": ("FisherWeights", "SourceStatistics", "gather_fisher", "gather_source_statistics"),
     "cotta": ("Cotta",),
     "deyo": ("Deyo",),
-    "eata": ("Eata", "FisherWeights", "Rdumb", "gather_fisher"),
+    "dpcore": ("Dpcore",),
+    "eata": ("Eata", "Rdumb"),
     "eta": ("Eta",),
-    "foa": ("Foa", "SourceStatistics", "gather_source_statistics"),
+    "foa": ("Foa",),
     "heads": ("Neo", "T3a"),
     "lame": ("Lame",),
     "norms": ("BnAlpha", "BnEma"),

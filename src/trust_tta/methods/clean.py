@@ -2,13 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol, TypeAlias, cast
 
+import torch
+from pydantic import PlainValidator
 from torch import Tensor, nn
 
-from trust_tta.methods.eata import gather_fisher
-from trust_tta.methods.foa import gather_source_statistics
+from trust_tta.errors import ConfigError
+from trust_tta.methods.losses import pseudo_label_loss
+from trust_tta.methods.parameters import ParameterSet, select, share
+from trust_tta.methods.statistics import Statistics, StatisticsKind
+from trust_tta.schema import show
+
+
+class MappedNetwork(Protocol):
+    """Images to a first map, to a map of each stage, to pooled features, to logits; a VMamba offers it."""
+
+    def embed(self, images: Tensor) -> Tensor: ...
+    def forward_maps(self, x: Tensor) -> list[Tensor]: ...
+    def pool(self, x: Tensor) -> Tensor: ...
+    def forward_head(self, features: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class SourceStatistics:
+    """Of clean images: mean and deviation of the mean token of every stage, one stage after the other, and of the
+    pooled features."""
+
+    mean: Tensor
+    std: Tensor
+    features: Tensor
+    features_std: Tensor
+
+    def like(self, tensor: Tensor) -> SourceStatistics:
+        """On the device and in the dtype of `tensor`."""
+        return SourceStatistics(*(value.to(tensor) for value in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class FisherWeights:
+    """How much each adapted weight matters for clean images: squared gradients, by the weight's name."""
+
+    values: dict[str, Tensor] = field(repr=False)
+
+
+def gather_source_statistics(
+    model: nn.Module, batches: Iterable[Tensor], *, statistics: StatisticsKind = "batch"
+) -> SourceStatistics:
+    """Statistics over batches of clean images (n, c, h, w); forward passes only, the model is left as it was."""
+    require_maps(model)
+    network = share(model)
+    mapped = cast(MappedNetwork, network)
+    images, sums, squares, width = 0, torch.zeros(()), torch.zeros(()), 0
+    with torch.no_grad():
+        for batch in _normalized(network, batches, statistics):
+            maps = mapped.forward_maps(mapped.embed(batch))
+            features = mapped.pool(maps[-1])
+            values = torch.cat([mean_tokens(maps), features], dim=1).double().cpu()
+            images, width = images + len(values), features.shape[1]
+            sums, squares = sums + values.sum(0), squares + values.square().sum(0)
+    if images < 2:
+        raise ConfigError(f"{images} clean images were given; source statistics need at least two")
+    mean = sums / images
+    variance = (squares / images - mean.square()).clamp_min(0) * images / (images - 1)
+    (tokens, features), (tokens_std, features_std) = (
+        values.float().split([len(values) - width, width]) for values in (mean, variance.sqrt())
+    )
+    return SourceStatistics(tokens, tokens_std, features, features_std)
+
+
+def gather_fisher(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    *,
+    parameters: ParameterSet = "bn",
+    statistics: StatisticsKind = "batch",
+) -> FisherWeights:
+    """The mean over batches of clean images of the squared gradient of the cross-entropy to the network's own labels.
+
+    The gradient is that of a batch, as in the official code; the model is left as it was.
+    """
+    names, count = select(model, parameters), 0
+    with torch.inference_mode(False), torch.enable_grad():
+        network = share(model, names)
+        weights = [network.get_parameter(name) for name in names]
+        sums = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
+        for batch in _normalized(network, batches, statistics):
+            gradients = torch.autograd.grad(pseudo_label_loss(network(batch)), weights, allow_unused=True)
+            for total, gradient in zip(sums, gradients, strict=True):
+                total += 0 if gradient is None else gradient.square()
+            count += 1
+    if count == 0:
+        raise ConfigError("no clean batches were given; the Fisher weights need at least one")
+    return FisherWeights({name: total / count for name, total in zip(names, sums, strict=True)})
 
 
 def gather_from_clean(name: str, model: nn.Module, batches: Iterable[Tensor], options: Mapping[str, Any]) -> Any:
@@ -16,3 +104,52 @@ def gather_from_clean(name: str, model: nn.Module, batches: Iterable[Tensor], op
     if name == "fisher":
         return gather_fisher(model, batches, parameters=options["parameters"], statistics=options["statistics"])
     return gather_source_statistics(model, batches, statistics=options["statistics"])
+
+
+def mean_tokens(maps: list[Tensor]) -> Tensor:
+    """The mean token of each map (n, c, h, w), one map after the other, (n, sum of c)."""
+    return torch.cat([m.mean((2, 3)) for m in maps], dim=1)
+
+
+def require_maps(model: nn.Module) -> None:
+    missing = [name for name in ("embed", "forward_maps", "pool", "forward_head") if not hasattr(model, name)]
+    if missing:
+        raise ConfigError(
+            f"prompts are put into the first map of a network and {type(model).__name__} has no {', '.join(missing)}; "
+            "use a VMamba, or another method such as 'tent'"
+        )
+
+
+def required(value: object, method: str, option: str) -> None:
+    """Refuse a method without what it must know of clean images."""
+    if value is None:
+        raise ConfigError(
+            f"{method} needs {option.replace('_', ' ')} of clean images; give {option}="
+            f"trust_tta.methods.gather_{option}(model, clean_batches)"
+        )
+
+
+def _normalized(network: nn.Module, batches: Iterable[Tensor], kind: StatisticsKind) -> Iterator[Tensor]:
+    """The batches, while the norms of the network take the statistics of this kind."""
+    statistics = Statistics(network, kind, observing_without_grad=True)
+    for batch in batches:
+        statistics.begin(len(batch))
+        yield batch
+
+
+def _check_statistics(value: Any) -> Any:
+    return _check(value, SourceStatistics, "gather_source_statistics")
+
+
+def _check_fisher(value: Any) -> Any:
+    return _check(value, FisherWeights, "gather_fisher")
+
+
+def _check(value: Any, kind: type, function: str) -> Any:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"it is {show(value)}; give what {function}(model, clean_batches) returns")
+    return value
+
+
+StatisticsOption: TypeAlias = Annotated[SourceStatistics | None, PlainValidator(_check_statistics)]
+FisherOption: TypeAlias = Annotated[FisherWeights | None, PlainValidator(_check_fisher)]

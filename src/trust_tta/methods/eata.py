@@ -6,61 +6,15 @@ Approach that Questions Our Progress in Continual Test-Time Adaptation", NeurIPS
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast
+from typing import Literal, cast
 
 import torch
-from pydantic import PlainValidator
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
+from trust_tta.methods.clean import FisherOption, FisherWeights
 from trust_tta.methods.eta import Eta, EtaOptions
-from trust_tta.methods.losses import pseudo_label_loss
-from trust_tta.methods.parameters import ParameterSet, select, share
-from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.schema import Count, Rate, show
-
-
-@dataclass(frozen=True)
-class FisherWeights:
-    """How much each adapted weight matters for clean images: squared gradients, by the weight's name."""
-
-    values: dict[str, Tensor] = field(repr=False)
-
-
-def gather_fisher(
-    model: nn.Module,
-    batches: Iterable[Tensor],
-    *,
-    parameters: ParameterSet = "bn",
-    statistics: StatisticsKind = "batch",
-) -> FisherWeights:
-    """The mean over batches of clean images of the squared gradient of the cross-entropy to the network's own labels.
-
-    The gradient is that of a batch, as in the official code; the model is left as it was.
-    """
-    names, count = select(model, parameters), 0
-    with torch.inference_mode(False), torch.enable_grad():
-        copy = share(model, names)
-        norms = Statistics(copy, statistics)
-        weights = [copy.get_parameter(name) for name in names]
-        sums = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
-        for batch in batches:
-            norms.begin(len(batch))
-            gradients = torch.autograd.grad(pseudo_label_loss(copy(batch)), weights, allow_unused=True)
-            for total, gradient in zip(sums, gradients, strict=True):
-                total += 0 if gradient is None else gradient.square()
-            count += 1
-    if count == 0:
-        raise ConfigError("no clean batches were given; the Fisher weights need at least one")
-    return FisherWeights({name: total / count for name, total in zip(names, sums, strict=True)})
-
-
-def _check_fisher(value: Any) -> Any:
-    if value is not None and not isinstance(value, FisherWeights):
-        raise ConfigError(f"it is {show(value)}; give what gather_fisher(model, clean_batches) returns")
-    return value
+from trust_tta.schema import Count, Rate
 
 
 class EataOptions(EtaOptions):
@@ -68,7 +22,7 @@ class EataOptions(EtaOptions):
 
     lr: Rate = 2.5e-4
     optimizer: Literal["adam", "sgd"] = "sgd"
-    fisher: Annotated[FisherWeights | None, PlainValidator(_check_fisher)] = None
+    fisher: FisherOption = None
     fisher_alpha: Rate = 2000.0
 
 
@@ -84,7 +38,7 @@ class Eata(Eta):
         if self.options.fisher is None:
             raise ConfigError(
                 "eata needs the Fisher weights of clean images; give fisher="
-                "trust_tta.methods.eata.gather_fisher(model, clean_batches), or use 'eta', which is EATA without them"
+                "trust_tta.methods.gather_fisher(model, clean_batches), or use 'eta', which is EATA without them"
             )
         shapes = {name: model.get_parameter(name).shape for name in names}
         if {name: value.shape for name, value in self.options.fisher.values.items()} != shapes:

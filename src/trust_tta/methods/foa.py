@@ -8,56 +8,31 @@ of a map stands for the class token, which a VMamba does not have.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PlainValidator
+from pydantic import Field
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.errors import ShapeError
 from trust_tta.methods.base import Method, MethodOptions
+from trust_tta.methods.clean import (
+    MappedNetwork,
+    SourceStatistics,
+    StatisticsOption,
+    mean_tokens,
+    require_maps,
+    required,
+)
 from trust_tta.methods.losses import entropy
-from trust_tta.methods.parameters import share
 from trust_tta.methods.state import Array, Number, Spec
-from trust_tta.methods.statistics import StatisticsKind, use_batch_statistics
 from trust_tta.optional import require
-from trust_tta.schema import Count, Rate, show
+from trust_tta.schema import Count, Rate
 
 Vector = NDArray[np.float64]
 MOMENTUM = 0.9  # of the moving mean of the features
-
-
-class MappedNetwork(Protocol):
-    """Images to a first map, to a map a stage, to pooled features, to logits; a VMamba offers it."""
-
-    def embed(self, images: Tensor) -> Tensor: ...
-    def forward_maps(self, x: Tensor) -> list[Tensor]: ...
-    def pool(self, x: Tensor) -> Tensor: ...
-    def forward_head(self, features: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class SourceStatistics:
-    """Of clean images: mean and deviation of the mean token of every stage, one stage after the other, and the
-    mean of the pooled features."""
-
-    mean: Tensor
-    std: Tensor
-    features: Tensor
-
-    def like(self, tensor: Tensor) -> SourceStatistics:
-        """On the device and in the dtype of `tensor`."""
-        return SourceStatistics(self.mean.to(tensor), self.std.to(tensor), self.features.to(tensor))
-
-
-def _check_statistics(value: Any) -> Any:
-    if value is not None and not isinstance(value, SourceStatistics):
-        raise ConfigError(f"it is {show(value)}; give what gather_source_statistics(model, clean_batches) returns")
-    return value
 
 
 def _exactly(value: float) -> Number:
@@ -72,7 +47,7 @@ class FoaOptions(MethodOptions):
     prediction before the features are shifted. `initial`: the tokens that compete beside the first population.
     """
 
-    source_statistics: Annotated[SourceStatistics | None, PlainValidator(_check_statistics)] = None
+    source_statistics: StatisticsOption = None
     prompts: Count = 3
     population: Annotated[int, Field(ge=4)] = 27
     sigma: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
@@ -118,11 +93,7 @@ class Foa(Method):
     def adapted_names(self, model: nn.Module) -> list[str]:
         require_maps(model)
         require("cma", extra="foa")
-        if self.options.source_statistics is None:
-            raise ConfigError(
-                "foa needs statistics of clean images; give source_statistics="
-                "trust_tta.methods.foa.gather_source_statistics(model, clean_batches)"
-            )
+        required(self.options.source_statistics, self.name, "source_statistics")
         return []
 
     def adapt(self, images: Tensor) -> Tensor:
@@ -246,41 +217,3 @@ class Search:
         """From the start, take the fitness values (rounds, population + 1) of a saved search."""
         for fitness in told:
             self.tell(self.ask(), fitness)
-
-
-def gather_source_statistics(
-    model: nn.Module, batches: Iterable[Tensor], *, statistics: StatisticsKind = "batch"
-) -> SourceStatistics:
-    """Statistics over batches of clean images (n, c, h, w); forward passes only, the model is left as it was."""
-    require_maps(model)
-    copy = share(model)
-    if statistics == "batch":
-        use_batch_statistics(copy)
-    network = cast(MappedNetwork, copy)
-    images, sums, squares, features = 0, torch.zeros(()), torch.zeros(()), torch.zeros(())
-    with torch.no_grad():
-        for batch in batches:
-            maps = network.forward_maps(network.embed(batch))
-            tokens = mean_tokens(maps).double().cpu()
-            images += len(tokens)
-            sums, squares = sums + tokens.sum(0), squares + tokens.square().sum(0)
-            features = features + network.pool(maps[-1]).double().cpu().sum(0)
-    if images < 2:
-        raise ConfigError(f"{images} clean images were given; source statistics need at least two")
-    mean = sums / images
-    variance = (squares / images - mean.square()).clamp_min(0) * images / (images - 1)
-    return SourceStatistics(mean.float(), variance.sqrt().float(), (features / images).float())
-
-
-def mean_tokens(maps: list[Tensor]) -> Tensor:
-    """The mean token of each map (n, c, h, w), one map after the other, (n, sum of c)."""
-    return torch.cat([m.mean((2, 3)) for m in maps], dim=1)
-
-
-def require_maps(model: nn.Module) -> None:
-    missing = [name for name in ("embed", "forward_maps", "pool", "forward_head") if not hasattr(model, name)]
-    if missing:
-        raise ConfigError(
-            f"FOA puts tokens into the maps of a network and {type(model).__name__} has no {', '.join(missing)}; "
-            "use a VMamba, or another method such as 'tent'"
-        )

@@ -40,6 +40,7 @@ METHODS = {
     "rdumb": "trust_tta.methods.eata:Rdumb",
     "neo": "trust_tta.methods.heads:Neo",
     "t3a": "trust_tta.methods.heads:T3a",
+    "dpcore": "trust_tta.methods.dpcore:Dpcore",
     "bn_alpha": "trust_tta.methods.norms:BnAlpha",
     "bn_ema": "trust_tta.methods.norms:BnEma",
 }

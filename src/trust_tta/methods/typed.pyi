@@ -7,11 +7,13 @@ from torch import nn
 
 from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
 from trust_tta.methods.base import Method
+from trust_tta.methods.clean import FisherWeights, SourceStatistics
 from trust_tta.methods.cotta import Cotta
 from trust_tta.methods.deyo import Deyo
-from trust_tta.methods.eata import Eata, FisherWeights, Rdumb
+from trust_tta.methods.dpcore import Dpcore
+from trust_tta.methods.eata import Eata, Rdumb
 from trust_tta.methods.eta import Eta
-from trust_tta.methods.foa import Foa, SourceStatistics
+from trust_tta.methods.foa import Foa
 from trust_tta.methods.heads import Neo, T3a
 from trust_tta.methods.lame import Lame
 from trust_tta.methods.norms import BnAlpha, BnEma
@@ -167,6 +169,17 @@ class _NeoKeywords(_MethodKeywords, total=False):
 class _T3aKeywords(_MethodKeywords, total=False):
     supports: int
 
+class _DpcoreKeywords(_MethodKeywords, total=False):
+    source_statistics: SourceStatistics | None
+    lr: float
+    weight_decay: float
+    steps: int
+    new_steps: int
+    rho: float
+    tau: float
+    alpha: float
+    episodic: bool
+
 class _BnAlphaKeywords(_MethodKeywords, total=False):
     alpha: float
 
@@ -223,6 +236,8 @@ def create_method(name: Literal["rdumb"], model: nn.Module, **options: Unpack[_R
 def create_method(name: Literal["neo"], model: nn.Module, **options: Unpack[_NeoKeywords]) -> Neo: ...
 @overload
 def create_method(name: Literal["t3a"], model: nn.Module, **options: Unpack[_T3aKeywords]) -> T3a: ...
+@overload
+def create_method(name: Literal["dpcore"], model: nn.Module, **options: Unpack[_DpcoreKeywords]) -> Dpcore: ...
 @overload
 def create_method(name: Literal["bn_alpha"], model: nn.Module, **options: Unpack[_BnAlphaKeywords]) -> BnAlpha: ...
 @overload
