@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
@@ -40,6 +40,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 MOST_LABELS = 1000  # of one request
 QUIET = ("/metrics", "/v2/health/live", "/v2/health/ready", "/live")  # asked too often to log each
 DECODERS = 2
+DISCARDED = 4  # times the largest body, of one that is refused
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -311,6 +312,7 @@ class Api:
             raise RequestError(415, f"the body is compressed ({encoding[:40]!r}); send it as it is")
         stated = request.headers.get("content-length", "0")
         if stated.isdigit() and int(stated[:18]) > settings.most_bytes:
+            await self._discard(request)
             raise RequestError(413, f"the body has {stated[:18]} bytes; at most {settings.most_bytes} are taken")
         chunks = []
         try:
@@ -320,12 +322,23 @@ class Api:
                     request.state.bytes += len(chunk)
                     self._bytes += len(chunk)
                     if request.state.bytes > settings.most_bytes:
+                        await self._discard(request)
                         raise RequestError(413, f"the body has more than {settings.most_bytes} bytes")
                     if self._bytes > settings.most_bytes_in_all:
                         raise RequestError(503, "too much is being received; try again", retry_after=2)
         except TimeoutError:
             raise RequestError(408, f"the request was not complete within {settings.read_seconds:g} seconds") from None
         return b"".join(chunks)
+
+    async def _discard(self, request: Request) -> None:
+        """Receive some of what is too much, so that a client that is still sending gets to read why."""
+        left = DISCARDED * self.settings.most_bytes
+        with suppress(TimeoutError, RuntimeError):  # the stream was consumed: nothing is left
+            async with asyncio.timeout(self.settings.read_seconds):
+                async for chunk in request.stream():
+                    left -= len(chunk)
+                    if left < 0:
+                        return
 
     async def _in_thread(self, do: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._decoders, do)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from trust_tta.live.alarms import Limits
 from trust_tta.live.guard import Event
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.engine import Batch
@@ -59,6 +60,7 @@ class View:
     images: int = 0
     adapted: bool = False
     paused: bool = False
+    limit: float | None = None  # of the input distance, above which it is called drift
     labels: int = 0
     right: int = 0
     reading: dict[str, Any] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class View:
             "images": self.images,
             "adapted": self.adapted,
             "paused": self.paused,
+            "limit": self.limit,
             "labels": self.labels,
             "right": self.right,
             "accuracy": accuracy,
@@ -107,6 +110,7 @@ class Board:
             view = self._view(batch.name)
             view.batches, view.images = batch.stream.batches, batch.stream.images
             view.adapted, view.paused, view.changed = batch.result.adapted, batch.stream.paused, True
+            view.limit = (batch.stream.reference.limits if batch.stream.reference else Limits()).drift
             if batch.result.reading is not None:
                 view.reading = batch.result.reading.as_dict()
                 view.readings.append(view.reading)

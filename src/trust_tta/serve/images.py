@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,15 +28,15 @@ def decode(data: bytes, preprocessing: Preprocessing, *, most_pixels: int) -> Te
     if not data:
         raise RequestError(400, "there is no image; send one as the multipart field 'image' or as the body")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow, about odd metadata
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                pixels = image.width * image.height
-                if pixels > most_pixels:
-                    raise RequestError(413, f"the image has {pixels} pixels; at most {most_pixels} are taken")
-                return preprocessing([ImageOps.exif_transpose(image)])
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            pixels = image.width * image.height
+            if pixels > most_pixels:
+                raise RequestError(413, f"the image has {pixels} pixels; at most {most_pixels} are taken")
+            return preprocessing([ImageOps.exif_transpose(image)])
     except RequestError:
         raise
+    except Image.DecompressionBombError:  # Pillow looks, too, when it opens one
+        raise RequestError(413, f"the image has too many pixels; at most {most_pixels} are taken") from None
     except UnidentifiedImageError:
         raise RequestError(415, "this is no image that can be read; send JPEG, PNG or WebP") from None
     except Exception as error:  # decoders raise whatever they stumble over

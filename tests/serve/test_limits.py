@@ -1,0 +1,239 @@
+"""What is too large, too slow, too much or simply wrong: one line with a 4xx or 503, and the service goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.serve.services import MODEL, PRIVATE, SIZE, Process, picture, pixels, process, serving
+from trust_tta.serve.service import Service
+
+INFER = f"/v2/models/{MODEL}/infer"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Service]]:
+    folder = tmp_path_factory.mktemp("limits")
+    with serving(folder, most_bytes=1 << 18, most_pixels=1 << 16, read_seconds=1.0, most_images=8) as served:
+        yield served
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    connection = socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=30)
+    connection.settimeout(30)
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    received = b""
+    while True:
+        try:
+            part = connection.recv(1 << 16)
+        except ConnectionResetError:
+            return received
+        if not part:
+            return received
+        received += part
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG that claims a size which its few bytes do not show."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(3 * 100), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def test_a_decompression_bomb_is_not_decoded(served: tuple[httpx.Client, Service]) -> None:
+    for side in (300, 60_000):
+        response = served[0].post("/predict", content=bomb(side, side))
+        assert response.status_code == 413
+        assert "at most 65536" in response.json()["error"]
+
+
+def test_a_truncated_image_is_refused(served: tuple[httpx.Client, Service]) -> None:
+    for kind in ("PNG", "JPEG", "WEBP"):
+        data = picture(kind, size=40)
+        assert served[0].post("/predict", content=data[: len(data) // 2]).status_code == 400
+
+
+def test_other_formats_are_refused(served: tuple[httpx.Client, Service]) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels()[0]).save(buffer, "TIFF")
+    assert served[0].post("/predict", content=buffer.getvalue()).status_code == 415
+    assert served[0].post("/predict", content=b"\x80\x04\x95 a pickle, or what looks like one").status_code == 415
+
+
+def test_a_large_body_is_not_read(served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    assert client.post("/predict", content=bytes(1 << 19)).status_code == 413
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(64):
+            yield bytes(1 << 14)
+
+    assert client.post("/predict", content=chunks()).status_code == 413  # without a stated length
+
+
+def test_a_compressed_body_is_refused(served: tuple[httpx.Client, Service]) -> None:
+    headers = {"Content-Encoding": "gzip"}
+    assert served[0].post(INFER, content=zlib.compress(bytes(1 << 20)), headers=headers).status_code == 415
+
+
+def test_a_slow_body_is_refused_in_time(served: tuple[httpx.Client, Service]) -> None:
+    with closing(connect(served[0])) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        assert read_all(connection).startswith(b"HTTP/1.1 408")
+
+
+def test_slow_headers_are_cut_off(served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    with closing(connect(client)) as silent, closing(connect(client)) as slow, closing(connect(client)) as second:
+        slow.sendall(b"GET /v2 HTTP/1.1\r\nHos")
+        second.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert second.recv(4096).startswith(b"HTTP/1.1 200")
+        second.sendall(b"GET /v2 HTTP/1.1\r\nHos")
+        for connection in (silent, slow, second):
+            assert b"200" not in read_all(connection)
+    assert client.get("/v2").status_code == 200
+
+
+def test_too_many_images_that_wait_are_refused_with_a_time(tmp_path: Path) -> None:
+    with serving(tmp_path, most_queued=6, most_queued_in_all=8, batch_size=4, max_wait=0.01) as (client, service):
+        client.post("/predict", content=picture())
+        held, let_go = threading.Event(), threading.Event()
+        service.engine.ask(lambda: held.set() or let_go.wait(30))  # type: ignore[func-returns-value]  # it is busy
+        held.wait(30)
+        try:
+            raw = pixels(4)
+            tensor = {"name": "images", "datatype": "UINT8", "shape": list(raw.shape), "data": raw.ravel().tolist()}
+            waiting = [
+                threading.Thread(target=client.post, args=(INFER,), kwargs={"json": {"inputs": [tensor]}}),
+                threading.Thread(
+                    target=client.post, args=(f"{INFER}?stream=b",), kwargs={"json": {"inputs": [tensor]}}
+                ),
+            ]
+            waiting[0].start()
+            while service.engine.queued < 4:
+                time.sleep(0.01)
+            full = client.post(INFER, json={"inputs": [tensor]})
+            assert (full.status_code, int(full.headers["retry-after"]) >= 1) == (429, True)
+            waiting[1].start()
+            while service.engine.queued < 8:
+                time.sleep(0.01)
+            full = client.post("/predict", content=picture(), headers={"X-Stream": "c"})
+            assert (full.status_code, int(full.headers["retry-after"]) >= 1) == (503, True)
+        finally:
+            let_go.set()
+        for thread in waiting:
+            thread.join(60)
+        assert client.post("/predict", content=picture()).status_code == 200
+
+
+def test_a_page_of_another_site_may_not_post(served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    foreign = client.post("/predict", content=picture(), headers={"Origin": "http://elsewhere.example"})
+    assert foreign.status_code == 403
+    own = client.post("/predict", content=picture(), headers={"Origin": str(client.base_url).rstrip("/")})
+    assert own.status_code == 200
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "a b", "-a", "ä", "x" * 65, ".hidden", "a\x00"])
+def test_names_of_streams_are_names(served: tuple[httpx.Client, Service], name: str) -> None:
+    client, service = served
+    response = client.post("/predict", content=picture(), params={"stream": name})
+    assert response.status_code == 400
+    assert "\n" not in response.json()["error"]
+    assert name not in service.pool.names
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with process(tmp_path_factory.mktemp("malformed")) as running:
+        yield running
+
+
+def malformed(chance: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
+    """A request in which something is wrong: method, path, body, headers."""
+    garbage = chance.randbytes(chance.choice([0, 1, 7, 100, 3000]))
+    tensor = {"name": "images", "datatype": "FP32", "shape": [1, 3, SIZE, SIZE], "data": [0.5] * (3 * SIZE * SIZE)}
+    broken: dict[str, Any] = {
+        chance.choice(["name", "datatype", "shape", "data", "parameters"]): chance.choice(
+            [None, 1, -1, "x", [], {}, [[]], [1e999], True, {"binary_data_size": -1}, ["a"], [2**70], [1, 3, 2**62, 9]]
+        )
+    }
+    text = json.dumps({"inputs": [{**tensor, **broken}]}).encode()
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    field = b"--x\r\nContent-Disposition: form-data; name=image\r\n\r\n"
+    feedback = chance.choice([[], {}, [1], {"id": 3, "label": 1}, {"id": "x"}])
+    token = {"Authorization": chance.choice(["", "Bearer", "Basic eDp5", "Bearer x"])}
+    options: list[tuple[str, str, bytes, dict[str, str]]] = [
+        ("POST", "/predict", garbage, {}),
+        ("POST", "/predict", garbage, form),
+        ("POST", "/predict", field + garbage + b"\r\n--x--", form),
+        ("POST", "/predict", b"--x\r\n\r\n" + garbage, {"Content-Type": "multipart/form-data"}),
+        ("POST", "/predict", picture()[: chance.randrange(60)] + garbage[:20], {}),
+        ("POST", "/predict?adapt=maybe", picture(), {}),
+        ("POST", "/predict?stream=%2e%2e", picture(), {}),
+        ("POST", INFER, garbage, {}),
+        ("POST", INFER, text, {}),
+        ("POST", INFER, text[: chance.randrange(len(text))], {}),
+        ("POST", INFER, text, {"Inference-Header-Content-Length": chance.choice(["-1", "x", "99999999", "10", ""])}),
+        ("POST", INFER, b"[" * chance.choice([10, 100_000]), {}),
+        ("POST", INFER, json.dumps({"inputs": [tensor], "parameters": {"adapt": "no"}}).encode(), {}),
+        ("POST", INFER, json.dumps({"inputs": [tensor], "outputs": [{"name": "x"}]}).encode(), {}),
+        ("POST", INFER, json.dumps({"inputs": [tensor, tensor]}).encode(), {}),
+        ("POST", "/v2/models/other/infer", text, {}),
+        ("POST", "/feedback", garbage, {}),
+        ("POST", "/feedback", json.dumps(feedback).encode(), {}),
+        ("POST", "/feedback", b'{"id": "x", "label": ' + b"9" * 5000 + b"}", {}),
+        ("POST", "/streams/default/reset", b"", token),
+        ("POST", "/streams/nobody/reset", b"", PRIVATE),
+        ("POST", "/streams/default/fork", garbage, PRIVATE),
+        ("GET", f"/{chance.choice(['nothing', 'predict', 'v2/models', '%00', 'streams/a/b/c'])}", b"", {}),
+        ("GET", "/events?most=" + chance.choice(["0", "x", "9" * 40, "-1"]), b"", {}),
+        ("PATCH", "/predict", b"", {}),
+    ]  # fmt: skip
+    return chance.choice(options)
+
+
+def test_malformed_requests_get_one_line_each_and_leave_no_traceback(server: Process) -> None:
+    chance = random.Random(0)
+    with httpx.Client(base_url=server.address, timeout=60) as client:
+        assert client.post("/predict", content=picture()).status_code == 200
+        for _ in range(400):
+            method, path, body, headers = malformed(chance)
+            response = client.request(method, path, content=body, headers=headers)
+            assert 400 <= response.status_code < 500, (method, path, body[:200], headers, response.text)
+            error = response.json()["error"]
+            assert isinstance(error, str)
+            assert error
+            assert "\n" not in error
+        assert client.get("/v2/health/ready").status_code == 200
+        assert client.post("/predict", content=picture()).status_code == 200
+    with closing(socket.create_connection(("127.0.0.1", urlsplit(server.address).port or 0), timeout=30)) as connection:
+        connection.sendall(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+    assert server.child.poll() is None
+    assert server.stop() == 0
+    for line in server.log:
+        assert json.loads(line)["level"] in ("info", "warning"), line
+        assert "Traceback" not in line
