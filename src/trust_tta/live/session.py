@@ -19,6 +19,7 @@ from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
 
+FREE_UPDATES = 16  # after so many, checks are paid from the budget
 FAR = 4.0  # times the limit that a drift must have reached for its end to be a return
 
 
@@ -135,7 +136,7 @@ class Session:
         logits, adapted = self._adapt(images)
         work = max(1, self._spent() - spent) * len(images)
         check = watch.check(self.method, images, strict=probation) if due else None
-        if check and not early:  # of the early ones there are few
+        if check and books.updates > FREE_UPDATES:
             watch.credit -= check.images
         books.since_check = 0 if due else books.since_check + len(images)
         if self._observe(watch, images, logits, work=work, check=check, before=before):
@@ -294,8 +295,11 @@ class Session:
 
     def _save_if_healthy(self, images: Tensor) -> None:
         """Write a snapshot; the one before proved good if nothing happened since. If the check fails, undo."""
-        if self.watch is not None and self.books.updates and len(images):
+        stale = 2 * self.books.since_check >= self.policy.snapshot_every
+        if self.watch is not None and self.books.updates and len(images) and stale:
             check = self.watch.check(self.method, images)
+            self.books.since_check = 0
+            self.watch.credit -= check.images if check else 0
             if check and not check.passed:
                 self._collapse("the canary is predicted otherwise", check.evidence(), None)
                 return
