@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save
 
+from trust_tta.cli.main import main
 from trust_tta.live.guard import Guard
 from trust_tta.models.factory import create_model
 from trust_tta.preprocessing import Preprocessing
@@ -36,7 +37,6 @@ MODEL = "tiny"
 TOKEN = "a-token"
 PRIVATE = {"Authorization": f"Bearer {TOKEN}"}
 SHAPE: dict[str, Any] = {"depths": (1, 1), "dims": (8, 16), "norm": "batch"}
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
@@ -103,48 +103,55 @@ def running(service: Service) -> Iterator[str]:
 
 @dataclass
 class Process:
-    """`trust-tta serve` as a process. `log`: its lines so far."""
+    """`trust-tta serve` as a process. `log`: the lines that it wrote to stderr."""
 
-    child: subprocess.Popen[str]
-    address: str
-    log: list[str] = field(default_factory=list)
+    child: BaseProcess
+    errors: Path
+    address: str = ""
+
+    @property
+    def log(self) -> list[str]:
+        return self.errors.read_text(encoding="utf-8").splitlines()
 
     def kill(self) -> None:
         self.child.kill()
-        self.child.wait(60)
+        self.child.join(60)
 
-    def stop(self) -> int:
+    def stop(self) -> int | None:
         self.child.terminate()
-        return self.child.wait(60)
+        self.child.join(60)
+        return self.child.exitcode
 
 
 @contextmanager
 def process(folder: Path, *flags: str) -> Iterator[Process]:
     """The command on a free port, over the folder's state, until the end of the block at the latest."""
-    checkpoint = write_checkpoint(folder)
-    command = [sys.executable, "-m", "trust_tta", "serve", "--checkpoint", str(checkpoint), "--method", "tide"]
-    command += ["--port", "0", "--token", TOKEN, "--state", str(folder / "state"), *flags]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-    )
-    assert child.stdout is not None
-    assert child.stderr is not None
-    running, errors = Process(child, ""), child.stderr
-    reader = threading.Thread(target=lambda: running.log.extend(errors), daemon=True)
-    reader.start()
+    command = ["serve", "--checkpoint", str(write_checkpoint(folder)), "--method", "tide", "--port", "0"]
+    command += ["--token", TOKEN, "--state", str(folder / "state"), *flags]
+    # Forked from a process that has the imports behind it, and nothing else.
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["trust_tta.serve.server", "torch._dynamo"])
+    output, errors = folder / "output.txt", folder / "errors.txt"
+    output.write_bytes(b"")
+    child = context.Process(target=_run_command, args=(command, output, errors))
+    child.start()
+    running = Process(child, errors)
     try:
-        line = next((line for line in child.stdout if "http://" in line), "")
-        assert line, (child.wait(10), running.log)
-        running.address = line.split()[3]
+        deadline = time.monotonic() + 120
+        while "http://" not in (said := output.read_text(encoding="utf-8")):
+            assert child.is_alive(), running.log
+            assert time.monotonic() < deadline, said
+            time.sleep(0.02)
+        running.address = said.split("(page)")[0].split()[-1]
         yield running
     finally:
-        if child.poll() is None:
-            child.kill()
-        child.wait(60)
-        reader.join(10)
-        child.stdout.close()
-        errors.close()
+        running.kill()
+
+
+def _run_command(command: list[str], output: Path, errors: Path) -> None:
+    sys.stdout = output.open("w", encoding="utf-8", buffering=1)
+    sys.stderr = errors.open("w", encoding="utf-8", buffering=1)
+    sys.exit(main(command))
 
 
 def post_until(client: httpx.Client, path: str, **content: Any) -> httpx.Response:

@@ -232,7 +232,7 @@ def test_malformed_requests_get_one_line_each_and_leave_no_traceback(server: Pro
     with closing(socket.create_connection(("127.0.0.1", urlsplit(server.address).port or 0), timeout=30)) as connection:
         connection.sendall(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 400")
-    assert server.child.poll() is None
+    assert server.child.is_alive()
     assert server.stop() == 0
     for line in server.log:
         assert json.loads(line)["level"] in ("info", "warning"), line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import sqlite3
 import threading
 import time
@@ -136,3 +137,11 @@ def test_a_taken_port_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert f"--port {port}" in told
+
+
+def test_answers_are_not_held_back() -> None:
+    """asyncio sets TCP_NODELAY on connections of a listener that says it is TCP, and on no others."""
+    from trust_tta.serve.server import bind
+
+    with closing(bind("127.0.0.1", 0)) as listener:
+        assert listener.proto == socket.IPPROTO_TCP

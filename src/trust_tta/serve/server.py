@@ -65,9 +65,14 @@ def bind(host: str, port: int) -> socket.socket:
     """Take the port before anything heavy is loaded."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        # With the protocol named, asyncio sends without delay; without it, every answer takes 40 ms more.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except OSError:
+            listener.close()
+            raise
         return listener
     except OSError as error:
         raise TrustError(f"--host {host} --port {port}: {error.strerror or error}; give another") from error
