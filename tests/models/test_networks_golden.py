@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import trust_tta as tt
@@ -23,12 +24,14 @@ from tests.golden import BESIDE, ROOT, Arrays, load_golden, load_golden_json
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.config import GroupMambaConfig, LocalVimConfig, LocalVMambaConfig, VimConfig
 from trust_tta.models.groupmamba import GROUPS, GroupedScan, GroupMamba
-from trust_tta.models.localvim import LocalVim
+from trust_tta.models.localvim import LocalMixer, LocalVim
 from trust_tta.models.localvmamba import LocalSS2D, LocalVMamba
 from trust_tta.models.sequences import Route, read, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vim import Vim
 from trust_tta.models.weights import load_state
+from trust_tta.training.head import fit_head
+from trust_tta.training.recipe import FinetuneRecipe
 
 State = dict[str, Tensor]
 Config = dict[str, Any]
@@ -262,6 +265,7 @@ def test_a_variant_has_the_published_names_shapes_and_count(name: str, published
 
 # What a traversal means.
 
+DIRECTIONS = (("h", "v_flip", "w2", "w7_flip"), ("v", "h_flip", "w3", "w2_flip"))
 TINY: dict[str, dict[str, Any]] = {
     "vim_tiny": {"image_size": (24, 32), "patch_size": 8, "stride": 8, "dim": 24, "depth": 3, "d_state": 4},
     "groupmamba_tiny": {"stem_dim": 8, "dims": (16, 32), "depths": (1, 1), "mlp_ratios": (2, 2)},
@@ -269,7 +273,7 @@ TINY: dict[str, dict[str, Any]] = {
         "dims": (16, 24),
         "depths": (1, 1),
         "d_state": 4,
-        "directions": (("h", "v_flip", "w2", "w7_flip"), ("v", "h_flip", "w3", "w2_flip")),
+        "directions": DIRECTIONS,
     },
     "localvim_tiny": {
         "image_size": (20, 28),
@@ -278,7 +282,7 @@ TINY: dict[str, dict[str, Any]] = {
         "dim": 16,
         "depth": 2,
         "d_state": 4,
-        "directions": (("h", "v_flip", "w2", "w7_flip"), ("v", "h_flip", "w3", "w2_flip")),
+        "directions": DIRECTIONS,
     },
 }
 TINY["localvim_tiny_midclstok"] = TINY["localvim_tiny"]
@@ -442,6 +446,72 @@ def test_half_precision_follows_float32(name: str) -> None:
     assert (found - wanted).norm() < 0.1 * wanted.norm()
 
 
+SMALLER: dict[str, dict[str, Any]] = {
+    "vim_tiny": {"image_size": (16, 24), "dim": 8, "depth": 1, "d_state": 2},
+    "groupmamba_tiny": {},
+    "localvmamba_tiny": {"dims": (4, 4), "d_state": 2},
+    "localvim_tiny": {"image_size": (12, 12), "dim": 8, "depth": 1, "d_state": 2, "directions": DIRECTIONS[:1]},
+}
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_the_kernels_of_a_gpu_give_the_same(name: str) -> None:
+    """Triton's, in its interpreter: logits and the gradient of every parameter."""
+    model = tiny(name, **SMALLER[name])
+    images, results = pictures(model, 2)[:, :, :16], []
+    for backend in ("reference", "cpu", "triton"):
+        model.set_scan_backend(backend)
+        logits = model(images, order=[model.traversals[1], model.traversals[2]])
+        results.append([logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))])
+    for found in results[1:]:
+        for one, other in zip(found, results[0], strict=True):
+            assert (one - other).norm() <= 1e-4 * other.norm() + 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # PyTorch's own, on loading its compiler
+@pytest.mark.parametrize("name", TINY)
+def test_a_network_compiles_whole(name: str) -> None:
+    torch._dynamo.reset()
+    model = tiny(name)
+    images = pictures(model, 2)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for order in (None, model.traversals[1]):
+        torch.testing.assert_close(compiled(images, order=order), model(images, order=order), rtol=1e-4, atol=1e-4)
+
+
+def test_a_mixer_of_localvim_scans_around_the_class_token() -> None:
+    """Step by step: taken out, the others in their order with zeros, put back in the middle, scanned, and returned."""
+    model = tiny("localvim_tiny_midclstok").double()
+    assert isinstance(model, LocalVim)
+    names, (height, width), middle = model.config.directions[0], model.config.grid, model.middle
+    mixer = cast(LocalMixer, model.layers[0].mixer)
+    tokens = height * width
+    x = torch.randn(2, tokens + 1, 16, dtype=torch.float64)
+    u, z = mixer.in_proj(x).chunk(2, dim=-1)
+    patches = [i for i in range(tokens + 1) if i != middle]
+    total = torch.zeros_like(u)
+    for k, name in enumerate(names):
+        order = visit((name,), height, width, x.device)[0].tolist()
+        zero = torch.zeros_like(u[:, 0])
+        sequence = [zero if i == tokens else u[:, patches[i]] for i in order]
+        sequence.insert(middle, u[:, middle])
+        conv, x_proj, dt_proj = (cast(Any, mixer.get_submodule(f"{part}_{k}")) for part in PARTS)
+        steps = F.silu(conv(F.pad(torch.stack(sequence, dim=2), (3, 0))))
+        low, B, C = x_proj(steps.transpose(1, 2)).transpose(1, 2).split((1, 4, 4), dim=1)
+        A, D = -mixer.get_parameter(f"A_log_{k}").exp(), mixer.get_parameter(f"D_{k}")
+        delta = (dt_proj.weight @ low).contiguous()
+        y = tt.selective_scan(steps, delta, A, B[:, None], C[:, None], D, dt_proj.bias, backend="reference")
+        places = [*order[:middle], None, *order[middle:]]
+        result = torch.zeros_like(u)
+        for step, place in enumerate(places):
+            if place != tokens:
+                token = middle if place is None else patches[place]
+                result[:, token] = y[:, :, step] * F.silu(z[:, token])
+        total = total + mixer.attn(result.transpose(1, 2)).transpose(1, 2)
+    route = model.route(names, model.slots("abcd", 2))
+    torch.testing.assert_close(mixer(x, route), mixer.out_proj(total), rtol=1e-9, atol=1e-9)
+
+
 # Methods.
 
 
@@ -494,6 +564,31 @@ def test_an_order_that_a_network_does_not_have_is_refused() -> None:
 def test_images_of_another_size_are_refused_by_vim() -> None:
     with pytest.raises(tt.errors.ShapeError, match=r"images are 32x32 and this network has positions for 24x32"):
         tiny("vim_tiny")(torch.zeros(1, 3, 32, 32))
+
+
+def test_both_heads_of_groupmamba_are_held_fixed_by_methods() -> None:
+    model = tiny("groupmamba_tiny")
+    adapted = tt.create_method("tent", model, parameters="all").adapted
+    fixed = {name for name, _ in model.named_parameters()} - set(adapted)
+    assert fixed == {"head.weight", "head.bias", "dist_head.weight", "dist_head.bias"}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_new_classifier_is_trained_on_the_frozen_network(name: str) -> None:
+    model = tiny(name)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(20) % 5
+    side = getattr(model.config, "image_size", (32, 32))
+
+    def prepare(images: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(images[:, : side[0], : side[1]].copy()).permute(0, 3, 1, 2) / 255
+
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    recipe = FinetuneRecipe(epochs=60, batch_size=20, lr=0.05)
+    result = fit_head(model, pixels, labels, recipe, preprocess=prepare)
+    assert result.losses[-1] < result.losses[0]
+    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == set(model.classifier_names())
 
 
 # Files.

@@ -22,7 +22,7 @@ from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.trust import Trust, TrustOptions
 from trust_tta.models.base import ScanNetwork
-from trust_tta.models.networks import require_traversals
+from trust_tta.models.networks import require_ours
 from trust_tta.orders import VMAMBA_TRAVERSALS, ScanOrder
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, SurfacePoint, WeightNorms
@@ -271,4 +271,4 @@ def _images(domain: Domain, device: torch.device, progress: Progress) -> Iterato
 
 
 def _network(experiment: Experiment, domain: Domain) -> ScanNetwork:
-    return require_traversals(experiment.network(domain), by="an analysis of scan orders")
+    return require_ours(experiment.network(domain), by="an analysis of scan orders")

@@ -55,6 +55,15 @@ class ScanNetwork(nn.Module):
         """Logits (n, classes) of pooled features."""
         raise NotImplementedError
 
+    def heads(self) -> list[nn.Linear]:
+        """The layers that classify; most networks have one."""
+        raise NotImplementedError
+
+    def classifier_names(self) -> tuple[str, ...]:
+        """The parameters that give logits, which methods hold fixed."""
+        own = {id(parameter) for head in self.heads() for parameter in head.parameters()}
+        return tuple(name for name, parameter in self.named_parameters() if id(parameter) in own)
+
     def parameter_roles(self) -> dict[str, Role]:
         """The role of every parameter, by name."""
         raise NotImplementedError

@@ -211,6 +211,9 @@ class GroupMamba(ScanNetwork):
         logits: Tensor = self.head(features)
         return logits if self.dist_head is None else (logits + self.dist_head(features)) / 2
 
+    def heads(self) -> list[nn.Linear]:
+        return [self.head] if self.dist_head is None else [self.head, self.dist_head]
+
     def parameter_roles(self) -> dict[str, Role]:
         """The role of every parameter, by name; `out_norm` counts as `other`, as VMamba's does."""
         i = len(self.config.dims)

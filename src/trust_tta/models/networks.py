@@ -95,10 +95,10 @@ def require_vmamba(network: nn.Module, *, by: str) -> VMamba:
     return network
 
 
-def require_traversals(network: nn.Module, *, by: str) -> ScanNetwork:
-    """The network where it is one of ours; others are refused in the words of who asks."""
+def require_ours(network: nn.Module, *, by: str) -> ScanNetwork:
+    """The network where it is one of our classifiers; others are refused in the words of who asks."""
     if not isinstance(network, ScanNetwork):
-        raise ConfigError(f"{by} needs scan orders, and the network is a {type(network).__name__}")
+        raise ConfigError(f"{by} needs a VMamba or its like, and the network is a {type(network).__name__}")
     return network
 
 

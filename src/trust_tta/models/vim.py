@@ -188,6 +188,9 @@ class Vim(ScanNetwork):
         forwards = insert_token(visit(("h", "v"), *self.config.grid, device), self.middle)
         return torch.cat((forwards, forwards.flip(1)))
 
+    def heads(self) -> list[nn.Linear]:
+        return [self.head]
+
     def parameter_roles(self) -> dict[str, Role]:
         """The role of every parameter, by name; the last quarter of the layers counts as the last stage."""
         first = len(self.layers) - math.ceil(len(self.layers) / 4)

@@ -143,6 +143,9 @@ class VMamba(ScanNetwork):
         normal: Tensor = self.classifier.norm(x)
         return normal.mean(dim=(2, 3))
 
+    def heads(self) -> list[nn.Linear]:
+        return [self.classifier.head]
+
     def parameter_roles(self) -> dict[str, Role]:
         """The role of every parameter, by name; `out_norm` counts as `other`, as in the paper."""
         roles = {}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
-from trust_tta.models.vmamba import VMamba
+from trust_tta.models.base import ScanNetwork
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.recipe import FinetuneRecipe
 from trust_tta.training.tasks import accuracy, check_labels
@@ -33,7 +33,7 @@ class HeadResult:
 
 
 def fit_head(
-    model: VMamba,
+    model: ScanNetwork,
     images: Images,
     labels: NDArray[Any],
     recipe: FinetuneRecipe,
@@ -41,7 +41,7 @@ def fit_head(
     preprocess: Callable[[Any], Tensor],
     progress: Progress = SILENT,
 ) -> HeadResult:
-    """Train `model.classifier.head` with AdamW and nothing else; the network is left in evaluation mode.
+    """Train the classifier of `model` with AdamW and nothing else; the network is left in evaluation mode.
 
     `images` is anything that slices into what `preprocess` turns into float32 (n, 3, h, w).
     """
@@ -49,15 +49,15 @@ def fit_head(
     features = extract_features(model, images, preprocess=preprocess, progress=progress)
     device = features.device
     truth = torch.from_numpy(np.array(labels, dtype=np.int64)).to(device)
-    head = model.classifier.head.requires_grad_(True)
+    heads = nn.ModuleList(model.heads()).requires_grad_(True)
     optimizer = torch.optim.AdamW(
-        head.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=device.type == "cuda"
+        heads.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=device.type == "cuda"
     )
     generator = torch.Generator(device).manual_seed(recipe.seed)
     losses = []
     progress.start(recipe.epochs, "epochs")
     for epoch in range(recipe.epochs):
-        losses.append(_run_epoch(head, optimizer, features, truth, recipe.batch_size, generator))
+        losses.append(_run_epoch(model.forward_head, optimizer, features, truth, recipe.batch_size, generator))
         if not math.isfinite(losses[-1]):
             raise ConfigError(f"the loss is {losses[-1]} in epoch {epoch} with lr {recipe.lr:g}; lower lr")
         progress.advance()
@@ -65,12 +65,12 @@ def fit_head(
             progress.note(f"epoch {epoch + 1:{len(str(recipe.epochs))}d}/{recipe.epochs}  loss {losses[-1]:.4f}")
     progress.finish()
     with torch.no_grad():
-        return HeadResult(tuple(losses), accuracy(head(features).argmax(1), truth))
+        return HeadResult(tuple(losses), accuracy(model.forward_head(features).argmax(1), truth))
 
 
 @torch.no_grad()
 def extract_features(
-    model: VMamba,
+    model: ScanNetwork,
     images: Images,
     *,
     preprocess: Callable[[Any], Tensor],
@@ -91,7 +91,7 @@ def extract_features(
 
 
 def score_head(
-    model: VMamba, images: Images, labels: NDArray[Any], *, preprocess: Callable[[Any], Tensor], progress: Progress
+    model: ScanNetwork, images: Images, labels: NDArray[Any], *, preprocess: Callable[[Any], Tensor], progress: Progress
 ) -> float:
     """The accuracy of the whole network on the images."""
     features = extract_features(model, images, preprocess=preprocess, progress=progress)
@@ -101,7 +101,7 @@ def score_head(
 
 
 def _run_epoch(
-    head: nn.Linear,
+    head: Callable[[Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
     features: Tensor,
     labels: Tensor,

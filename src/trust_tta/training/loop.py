@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
+from trust_tta.models.base import ScanNetwork
 from trust_tta.models.layers import StochasticDepth
-from trust_tta.models.vmamba import VMamba
 from trust_tta.progress import SILENT, Progress
 from trust_tta.recording import Recorder
 from trust_tta.training.augment import channel_constants
@@ -32,7 +32,8 @@ from trust_tta.training.tasks import Samples, Task
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_UNDECAYED = {"A_logs", "Ds", "dt_projs_bias"}  # they set time scales: pulling them to zero changes the memory
+# The first set time scales: pulling them to zero changes the memory. The others are what a token starts from.
+_UNDECAYED = ("A_", "D", "dt_projs_bias", "cls_token", "pos_embed")
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             leaf = name.rpartition(".")[2]
-            (free if parameter.dim() <= 1 or leaf in _UNDECAYED else decayed).append(parameter)
+            (free if parameter.dim() <= 1 or leaf.startswith(_UNDECAYED) else decayed).append(parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
 
 
@@ -176,7 +177,7 @@ def _start(model: Model, recipe: TrainRecipe) -> _Run[Model]:
 
 def _recorded(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """On a CUDA device the host takes longer to launch a small network's kernels than the device to run them."""
-    if not isinstance(model, VMamba):
+    if not isinstance(model, ScanNetwork):
         return model
     call = Recorder(model, list(model.parameters()))
     return lambda inputs: call(inputs, model.slots(None, len(inputs)))

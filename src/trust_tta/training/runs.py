@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from trust_tta.data.files import hash_pixels
 from trust_tta.errors import ConfigError
+from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.factory import create_model
-from trust_tta.models.networks import require_vmamba
-from trust_tta.models.vmamba import VMamba
+from trust_tta.models.networks import require_ours
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training import files
@@ -36,7 +36,7 @@ Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
 class Trained:
     """A trained network on its device in evaluation mode, where its files are, and what they record."""
 
-    model: VMamba
+    model: ScanNetwork
     folder: Path
     record: Mapping[str, Any]  # of train.json
 
@@ -75,13 +75,13 @@ def train(
     classes = len(data.dataset.class_names)
     torch.manual_seed(recipe.seed)
     made = create_model(model, num_classes=classes, **dict(overrides or {}))
-    network = require_vmamba(made, by="training").to(device)
+    network = require_ours(made, by="training").to(device)
     fed = Preprocessing(size=size, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
     network.preprocessing, network.classes = fed, data.dataset.class_names
     images, held_out = _read(data, fed, progress)
     task = classification(classes)
 
-    def score(candidate: VMamba) -> float:
+    def score(candidate: ScanNetwork) -> float:
         return evaluate(candidate, *held_out, mean=fed.mean, std=fed.std, metric=task.metric)
 
     fitted = fit(
@@ -133,7 +133,7 @@ def finetune(
     _announce(data, progress)
     torch.manual_seed(recipe.seed)
     loaded = checkpoint.load(device=device, num_classes=len(data.dataset.class_names), head=False)
-    model = require_vmamba(loaded, by="fine-tuning")
+    model = require_ours(loaded, by="fine-tuning")
     model.preprocessing, model.classes = fed, data.dataset.class_names
     result = fit_head(model, chosen, chosen.labels, recipe, preprocess=fed, progress=progress)
     accuracy = {
