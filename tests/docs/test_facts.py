@@ -36,6 +36,13 @@ def test_known_checkpoints() -> None:
     assert written == {known.name: (known.variant, known.accuracy) for known in PRETRAINED.values()}
 
 
+def test_the_page_of_the_networks_lists_their_checkpoints() -> None:
+    rows = table_rows(sections(DOCS / "networks.md")["Published files"])
+    written = {row[0].strip("`"): (float(row[1]), row[2]) for row in rows}
+    others = [known for known in PRETRAINED.values() if "_vmamba" not in f"_{known.variant}"]
+    assert written == {known.name: (known.accuracy, known.license) for known in others}
+
+
 def test_what_a_network_must_have_is_said_of_every_method() -> None:
     rows = table_rows(sections(DOCS / "checkpoints.md")["Your own network"])
     named = re.findall(r"`(\w+)`", " ".join(row[0] for row in rows))
