@@ -34,7 +34,7 @@ def test_a_check_that_finds_errors_ends_in_exit_code_one(tmp_path: Path, capsys:
     out, err = capsys.readouterr()
     assert "error: " in out
     assert "fog.npy" in out
-    assert "1 errors, listed above" in err
+    assert "1 error, listed above" in err
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import trust_tta as tt
 from tests.docs.pages import DOCS, ROOT
 from tests.report.browser import CHROMIUM, FLAGS
 
@@ -64,3 +65,11 @@ def test_the_search_works_from_a_folder(site: Path, tmp_path: Path) -> None:
 
 def test_the_tools_of_the_site_are_not_part_of_it(site: Path) -> None:
     assert not list(site.rglob("*.py"))
+
+
+def test_the_reference_has_every_public_name_and_shows_examples_as_code(site: Path) -> None:
+    reference = (site / "reference.html").read_text(encoding="utf-8")
+    for name in tt.__all__:
+        assert re.search(rf'id="trust_tta[\w.]*\.{name}"', reference) or name.startswith("__"), name
+    assert "<blockquote>" not in reference
+    assert '<span class="gp">&gt;&gt;&gt;' in reference

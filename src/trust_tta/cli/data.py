@@ -85,7 +85,8 @@ def check(arguments: Namespace) -> None:
     counts = Counter(finding.status for finding in findings)
     say(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
     if counts["error"]:
-        raise TrustError(f"{root} has {counts['error']} errors, listed above; mend or fetch these files again")
+        errors = "1 error" if counts["error"] == 1 else f"{counts['error']} errors"
+        raise TrustError(f"{root} has {errors}, listed above; mend or fetch these files again")
 
 
 def _classes(source: str) -> tuple[str, ...]:
