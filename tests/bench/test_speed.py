@@ -159,8 +159,10 @@ def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
     before = {name: t.clone() for name, t in model.state_dict().items()}
     cases = network_cases(model, backend="reference", dtype="float32", batch=7, size=16, limits=ONCE)
     rows = [measure(case, CPU) for case in cases]
-    assert [row.failed for row in rows] == [""] * 8
-    assert [row.work for row in rows][-1] == "TRUST K=6 parallel split"
+    assert [row.failed for row in rows] == [""] * 10
+    last = ["TRUST K=6 parallel split", "averaging the weights of 6 orders", "offline ranking of all orders"]
+    assert [row.work for row in rows][-3:] == last
+    assert rows[-1].k == 24
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())
 
@@ -170,7 +172,7 @@ def test_a_batch_of_one_runs_in_every_mode_but_split(model: VMamba) -> None:
     rows = [
         measure(case, CPU) for case in network_cases(model, backend="cpu", dtype="bf16", batch=1, size=16, limits=ONCE)
     ]
-    assert [row.failed for row in rows] == [""] * 7
+    assert [row.failed for row in rows] == [""] * 9
     assert not [row for row in rows if "split" in row.work]
 
 

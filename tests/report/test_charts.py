@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from itertools import pairwise
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trust_tta.report import charts, looks, svg
+from trust_tta.methods.registry import METHODS as REGISTERED
+from trust_tta.report import charts, figures, looks, svg
 from trust_tta.report.charts import Spot
 from trust_tta.report.model import Variant
 from trust_tta.report.series import Curve, Dots
@@ -170,12 +172,38 @@ def test_every_method_has_its_own_colour_marker_pair_and_both_grounds_have_contr
         return (high + 0.05) / (low + 0.05)
 
     styles = [looks.style_of(method) for method in METHODS]
-    assert set(METHODS) <= set(looks.STYLES)
+    assert set(METHODS) == set(looks.STYLES)
     assert len({s.light for s in styles}) == len({s.dark for s in styles}) == len(METHODS)
     assert len({(s.marker, s.hollow) for s in styles}) == len(METHODS)
     for s in [*styles, *looks.OTHERS]:
         assert contrast(s.light, "#ffffff") >= 3
         assert contrast(s.dark, "#1b1e24") >= 3
+
+
+def test_no_method_is_without_a_place_and_a_look() -> None:
+    assert sorted(METHODS) == sorted(REGISTERED)
+
+
+def test_every_marker_can_be_drawn_everywhere() -> None:
+    assert set(figures.MARKS) == set(looks.MARKERS)
+
+
+def test_methods_of_one_outline_differ_in_color_also_without_red_or_green_cones() -> None:
+    """Filled and hollow markers may be small: color-blind readers must see two colors as well."""
+
+    def seen(color: str) -> tuple[float, float, float]:
+        """As by deuteranopes (Viénot, Brettel and Mollon, 1999), in linear light."""
+        r, g, b = (((int(color[i : i + 2], 16) / 255 + 0.055) / 1.055) ** 2.4 for i in (1, 3, 5))
+        yellow = 0.29275 * r + 0.70725 * g
+        return yellow, yellow, -0.02234 * r + 0.02234 * g + b
+
+    for ground in ("light", "dark"):
+        by_marker: dict[str, list[str]] = {}
+        for style in looks.STYLES.values():
+            by_marker.setdefault(style.marker, []).append(getattr(style, ground))
+        for colors in by_marker.values():
+            for one, other in itertools.combinations(colors, 2):
+                assert max(abs(a - b) for a, b in zip(seen(one), seen(other), strict=True)) > 0.03, (one, other)
 
 
 def test_class_names_are_safe() -> None:

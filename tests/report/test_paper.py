@@ -177,6 +177,16 @@ def test_other_orders_do_not_stand_beside_table_6(experiment: str, options: tupl
     assert all("high" not in row.label for comparison in found for row in comparison.rows)
 
 
+def test_a_figure_of_single_values_stands_beside_the_mean_of_all_corruptions() -> None:
+    options = ['{"kind": "rotation"}', '{"kind": "jitter"}']
+    cells = [make_cell("augmentation", domain, options=o) for o in options for domain in CORRUPTIONS]
+    found = compare(group_of(*cells), PUBLISHED)
+    (figure,) = [comparison for comparison in found if comparison.item.place == "Figure 4"]
+    published = {row.label: row.mean.published for row in figure.rows}
+    assert published == pytest.approx({"Rotation": 0.668, "Jitter": 0.683})
+    assert not [c for c in compare(group_of(*cells[:3]), PUBLISHED) if c.item.place == "Figure 4"]
+
+
 def test_eight_orders_stand_beside_figure_5() -> None:
     eight = ["abcd", "abdc", "adcb", "bacd", "badc", "dbca", "acbd", "dcba"]
     options = [json.dumps({"k": k, "orders": o}) for k, o in ((2, None), (6, None), (8, eight))]

@@ -51,7 +51,7 @@ def test_all_places_are_there_under_our_names() -> None:
     assert {f"Figure {i}" for i in (3, 4, 5, 6, 7, 8, 9, 11)} <= places
     for item in PUBLISHED.items:
         assert item.dataset in {None, *DATASETS, *SEGMENTATION}
-        assert {r.method for r in item.rows} <= {*METHODS, "dpcore"}
+        assert {r.method for r in item.rows} <= set(METHODS)
         if item.columns == "domain":
             assert set(item.names) == set(CORRUPTIONS)
         if item.columns == "dataset":
@@ -85,12 +85,18 @@ def test_tables_that_repeat_rows_of_table_1_agree_with_it(place: str, dataset: s
 
 
 def test_figures_agree_with_the_tables_where_they_meet() -> None:
-    assert dict(zip((2, 6, 8), row(PUBLISHED.find("Figure 5", "cifar10-c"), "TRUST"), strict=True))[6] == 77.5
+    assert dict(zip((2, 4, 6, 8), row(PUBLISHED.find("Figure 5", "cifar10-c"), "TRUST"), strict=True))[6] == 77.5
     assert row(PUBLISHED.find("Figure 6"), "TRUST naive")[0] == 74.2
     assert row(PUBLISHED.find("Table 9"), "TRUST (K=2)") == (75.6, 51.7, 54.4)
+    assert row(PUBLISHED.find("Figure 6"), "Tent")[0] == row(PUBLISHED.find("Figure 3"), "Tent")[-1]
+    for dataset in ("cifar10-c", "cifar100-c"):
+        figure, table = PUBLISHED.find("Figure 4", dataset), PUBLISHED.find("Table 1", dataset)
+        for first, second in ((figure.rows[0], table.rows[0]), (figure.rows[-1], table.rows[-1])):
+            assert (first.method, first.values[0]) == (second.method, second.mean)
     entropy = PUBLISHED.find("Figure 11")
     lowest = sorted(zip(row(entropy, "VMamba"), entropy.names, strict=True))[:6]
     assert {name for _, name in lowest} == {"abcd", "abdc", "dbca", "adcb", "badc", "acbd"}
+    assert {item.dataset for item in PUBLISHED.items if item.place == "Figure 11"} == set(DATASETS)
 
 
 def test_percentages_are_percentages_and_nothing_is_empty() -> None:

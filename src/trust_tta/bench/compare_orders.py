@@ -159,28 +159,33 @@ def weight_norms(experiment: Experiment, domain: Domain) -> dict[str, WeightNorm
     }
 
 
-def memory_by_k(experiment: Experiment, domain: Domain, *, counts: Sequence[int] = MEMORY_COUNTS) -> MemoryByK:
-    """Peak memory of one batch with K orders in the parallel mode, beside one forward pass of the network."""
+def memory_by_k(
+    experiment: Experiment, domain: Domain, *, images: int | None = None, counts: Sequence[int] = MEMORY_COUNTS
+) -> MemoryByK:
+    """Peak memory of one batch with K orders in the parallel mode, beside one forward pass of the network.
+
+    `images`: of the batch, at most; the paper takes one.
+    """
     device = experiment.device
     if device.type != "cuda":
         raise BackendError(
             f"peak memory needs a CUDA device and this run is on '{device}'; run it where there is a GPU"
         )
-    model, images = _network(experiment, domain), experiment.images(domain)[0][0]
+    model, batch = _network(experiment, domain), experiment.images(domain)[0][0][:images]
     options = {**trust_options(experiment.config), "mode": "replicate"}
     counts = [k for k in counts if k <= len(model.traversals)]
 
     def forward() -> None:
         with torch.no_grad():
-            model(images)
+            model(batch)
 
     def adapt(k: int) -> None:
         method = create_method("trust", model, **{**options, "orders": take_orders(k, model.traversals)})
-        method(images)
+        method(batch)
         method.reset()
 
     return MemoryByK(
-        title=_title(domain, f"batch {len(images)}", "parallel mode"),
+        title=_title(domain, f"batch {len(batch)}", "parallel mode"),
         k=tuple(counts),
         peak=tuple(_peak(lambda k=k: adapt(k), device) for k in counts),  # type: ignore[misc]
         baseline=_peak(forward, device),

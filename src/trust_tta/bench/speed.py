@@ -26,7 +26,9 @@ from trust_tta.bench.timing import (
     refuse,
 )
 from trust_tta.errors import ConfigError
+from trust_tta.methods import merging
 from trust_tta.methods.parameters import ParameterSet, select
+from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.models.networks import require_vmamba
@@ -267,6 +269,8 @@ def network_cases(model: VMamba, *, backend: str, dtype: str, batch: int, size: 
         ("Tent", None, _method("tent")),
         ("TRUST naive", 1, _method("trust_naive")),
         *trust_modes(split=batch > 1),
+        (f"averaging the weights of {ORDERS} orders", ORDERS, _averaging),
+        ("offline ranking of all orders", len(model.traversals), _ranking),
     ]
     return [
         _case(model, "network", work, maker, k=k, backend=backend, dtype=dtype, batch=batch, size=size, limits=limits)
@@ -381,6 +385,18 @@ def _forward_and_backward(model: VMamba, images: Tensor) -> Iterator[Work]:
     model.eval()
     labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
     yield lambda: torch.autograd.grad(F.cross_entropy(model(images), labels), list(model.parameters()))
+
+
+def _averaging(model: VMamba, images: Tensor) -> Iterator[Work]:
+    """What TRUST does between its last update and its prediction."""
+    del images
+    method = create_method("trust", model, orders=take_orders(ORDERS))
+    thetas = [method.weights.read() for _ in range(ORDERS)]
+    yield lambda: method.weights.write(merging.mean(thetas))
+
+
+def _ranking(model: VMamba, images: Tensor) -> Iterator[Work]:
+    yield lambda: rank_orders(model, [images])
 
 
 def _method(name: str, **options: Any) -> Maker:

@@ -24,7 +24,7 @@ Draw: TypeAlias = Callable[[Axes], None]
 
 MARKS = {
     "circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v",
-    "left": "<", "plus": "P", "cross": "X", "star": "*",
+    "left": "<", "plus": "P", "cross": "X", "star": "*", "right": ">", "pentagon": "p", "hexagon": "H", "thin": "d",
 }  # fmt: skip
 STYLE = {
     "font.size": 9,

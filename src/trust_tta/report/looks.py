@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-Marker: TypeAlias = Literal["circle", "square", "diamond", "up", "down", "plus", "cross", "star", "left"]
+Marker: TypeAlias = Literal[
+    "circle", "square", "diamond", "up", "down", "plus", "cross", "star", "left", "right", "pentagon", "hexagon", "thin"
+]  # fmt: skip
 
 # The outline of each marker about the origin, y downward, for a size of 1, in the order in which variants take them.
 OUTLINES: Mapping[Marker, str] = MappingProxyType(
@@ -24,6 +26,10 @@ OUTLINES: Mapping[Marker, str] = MappingProxyType(
         "plus": "M-.36 -1.1H.36V-.36H1.1V.36H.36V1.1H-.36V.36H-1.1V-.36H-.36Z",
         "cross": "M-1 -.5L-.5 -1L0 -.5L.5 -1L1 -.5L.5 0L1 .5L.5 1L0 .5L-.5 1L-1 .5L-.5 0Z",
         "star": "M0 -1.45L.36 -.5L1.38 -.45L.59 .19L.85 1.17L0 .62L-.85 1.17L-.59 .19L-1.38 -.45L-.36 -.5Z",
+        "right": "M1.15 0L-.85 -1.05V1.05Z",
+        "pentagon": "M0 -1.1L1.05 -.34L.65 .89H-.65L-1.05 -.34Z",
+        "hexagon": "M-1.1 0L-.55 -.95H.55L1.1 0L.55 .95H-.55Z",
+        "thin": "M0 -1.4L.65 0L0 1.4L-.65 0Z",
     }
 )
 MARKERS = tuple(OUTLINES)
@@ -59,6 +65,18 @@ STYLES: Mapping[str, Style] = MappingProxyType(
         "ensemble": Style("#b0478c", "#ee9bcf", "square", hollow=True),
         "repetition": Style("#85224f", "#d87aa5", "up", hollow=True),
         "augmentation": Style("#00798a", "#4cc9d6", "left", hollow=True),
+        "bn_alpha": Style("#4f6f9c", "#9ab4e0", "thin"),
+        "bn_ema": Style("#7d6a5a", "#c9b5a3", "thin", hollow=True),
+        "eata": Style("#1b5e9b", "#6fb1ee", "pentagon"),
+        "rdumb": Style("#4277c9", "#9cc3ff", "pentagon", hollow=True),
+        "deyo": Style("#137a7a", "#5fd0c8", "right"),
+        "roid": Style("#9440b5", "#dc9df5", "hexagon"),
+        "cmf": Style("#6a4fd0", "#a99bff", "hexagon", hollow=True),
+        "cotta": Style("#2c6e8f", "#86c8e8", "plus", hollow=True),
+        "rotta": Style("#7a7300", "#d6cc3f", "cross", hollow=True),
+        "neo": Style("#a35a00", "#f2a65a", "down", hollow=True),
+        "t3a": Style("#96303b", "#f0929c", "left"),
+        "dpcore": Style("#6e4a2f", "#c9a489", "right", hollow=True),
     }
 )
 OTHERS = (

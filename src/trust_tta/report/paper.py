@@ -126,7 +126,7 @@ def _identity(row: ComparedRow) -> str:
 
 
 def _fits(group: Group, item: Item) -> bool:
-    if item.columns == "domain":
+    if item.columns in ("domain", "value"):
         return _same_data(group, item)
     about = item.columns == "dataset" and published_name(group.dataset) in item.names
     return about and _same_conditions(group, item)
@@ -182,14 +182,15 @@ def _pairs(
     if item.columns == "domain":
         return tuple(Pair(n, v / 100, ours[n]) for n, v in printed.items() if n in ours)
     name = published_name(group.dataset)
+    number = printed["accuracy" if item.columns == "value" else name] / 100
     target = published.targets.get(name)
     if target is not None:
-        return (Pair(target, printed[name] / 100, ours[target]),) if target in ours else ()
+        return (Pair(target, number, ours[target]),) if target in ours else ()
     # What is printed for a data set of corruptions is the mean over all fifteen: fewer are no counterpart.
     whole = CORRUPTIONS if name.endswith("-c") else group.domains
     if not set(whole) <= set(ours):
         return ()
-    return (Pair(name, printed[name] / 100, _average(ours[domain] for domain in whole)),)
+    return (Pair(name, number, _average(ours[domain] for domain in whole)),)
 
 
 def _mean(item: Item, wanted: PublishedRow, pairs: Sequence[Pair]) -> Pair:

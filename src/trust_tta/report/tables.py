@@ -226,6 +226,7 @@ def paper_table(group: Group, comparison: Comparison) -> DataTable:
     heads += [f"{PUBLISHED} gain", f"{OURS} gain"] if base is not None else []
     about = f"{item.place}, {item.dataset or 'data sets'}: {item.about}, in percent; this run: {group.title}."
     about += f" Means are over the {widest} domains that both have." if comparison.left_out else ""
+    about += f" {item.note[0].upper()}{item.note[1:]}." if item.note else ""
     return DataTable(f"paper {item.place}", about, _columns("method", *heads, words=(1,)), tuple(lines))
 
 
@@ -252,7 +253,9 @@ def paper_sweep_table(pair: SweepPair) -> DataTable:
     option = pair.option.replace("_", " ")
     domains = "one domain" if pair.domains == 1 else f"mean of {pair.domains} domains"
     who = f"{pair.method} by {option}, in percent; this run: {safe_line(pair.dataset)}, {domains}"
-    caption, columns = f"{pair.item.place}, {pair.item.about}: {who}", _columns(option, PUBLISHED, OURS, "difference")
+    note = f"; {pair.item.note}" if pair.item.note else ""
+    caption = f"{pair.item.place}, {pair.item.about}: {who}{note}"
+    columns = _columns(option, PUBLISHED, OURS, "difference")
     return DataTable(f"paper {pair.item.place} {safe_line(pair.dataset)}", caption, columns, tuple(lines))
 
 

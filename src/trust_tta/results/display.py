@@ -13,8 +13,9 @@ from trust_tta.results.codec import canonical_json
 from trust_tta.results.record import CellKey
 
 METHODS = (
-    "source", "bn", "tent", "eta", "sar", "shot", "lame", "foa",
-    "trust_naive", "trust", "ensemble", "repetition", "augmentation",
+    "source", "bn", "bn_alpha", "bn_ema", "tent", "eta", "eata", "rdumb", "sar", "deyo", "shot", "roid", "cmf", "cotta",
+    "rotta", "lame", "neo", "t3a", "foa", "dpcore",
+    "trust_naive", "trust", "ensemble", "repetition", "augmentation", "tide",
 )  # fmt: skip
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur",
