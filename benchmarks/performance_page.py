@@ -51,17 +51,18 @@ class Speeds:
 
 
 def main() -> None:
-    text = page(
-        final=Speeds("speed_h200.json"),
-        fused=Speeds("speed_h200_fused.json"),
-        recorded=Speeds("speed_h200_recorded.json"),
-        waitless=Speeds("speed_h200_waitless.json"),
-        cpu=Speeds("speed_cpu.json"),
-        plain=profile("profile_h200_plain.txt"),
-        authors=json.loads((RESULTS / "authors_h200.json").read_text(encoding="utf-8")),
-    )
-    with replacing(DOCS / "performance.md") as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    final, cpu = Speeds("speed_h200.json"), Speeds("speed_cpu.json")
+    authors = json.loads((RESULTS / "authors_h200.json").read_text(encoding="utf-8"))
+    fused, recorded, waitless = (Speeds(f"speed_h200_{name}.json") for name in ("fused", "recorded", "waitless"))
+    steps = steps_table(final, fused, recorded, waitless, profile("profile_h200_plain.txt"))
+    tables = (network_table(final, authors), memory_line(final), scan_table(final))
+    write(DOCS / "performance.md", HEAD, "## On one H200", *tables, "## On a CPU", cpu_lines(cpu))
+    write(RESULTS / "speed_history.md", HISTORY, steps, FAILED)
+
+
+def write(path: Path, *sections: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 
 
 def profile(name: str) -> dict[str, dict[str, str]]:
@@ -74,31 +75,6 @@ def profile(name: str) -> dict[str, dict[str, str]]:
     }
 
 
-def page(
-    *,
-    final: Speeds,
-    fused: Speeds,
-    recorded: Speeds,
-    waitless: Speeds,
-    cpu: Speeds,
-    plain: dict[str, dict[str, str]],
-    authors: dict[str, Any],
-) -> str:
-    sections = (
-        HEAD,
-        "## On one H200",
-        network_table(final, authors),
-        memory_line(final),
-        scan_table(final),
-        "## What each step bought",
-        steps_table(final, fused, recorded, waitless, plain),
-        FAILED,
-        "## On a CPU",
-        cpu_lines(cpu),
-    )
-    return "\n\n".join(sections) + "\n"
-
-
 HEAD = """# Performance
 
 *Written by `python benchmarks/performance_page.py` from the records in [results](results/README.md), which
@@ -108,7 +84,13 @@ A step is: adapt on the batch, merge, predict the batch again. The network is VM
 with random weights; float32 is float32, without TF32; bf16 is autocast. Times are medians in milliseconds of the whole
 step as a caller sees it; memory is the peak of allocated tensors, the memory of recorded passes included. The rows of
 batch 1 in these records were made with the running statistics of training; `trust-tta speed` now takes those of the
-batch there too, as methods do by default."""
+batch there too, as methods do by default. How the times fell, change by change, and what did not help, is in
+[the history](results/speed_history.md)."""
+
+HISTORY = """# How the times fell
+
+*Written by `python benchmarks/performance_page.py`; times in milliseconds on one H200, as on [the page of today's
+figures](../performance.md).*"""
 
 
 def network_table(final: Speeds, authors: dict[str, Any]) -> str:
@@ -172,7 +154,7 @@ def first_steps(fused: Speeds, recorded: Speeds, plain: dict[str, dict[str, str]
             "TRUST K=6, float32, GiB",
             "–",
             fused.gib(SEQUENTIAL),
-            "six of seventeen kept maps a block less: a third",
+            "six of seventeen kept maps fewer per block: a third",
         ),
         (
             "passes recorded as CUDA graphs, from the second of a shape on",
@@ -258,7 +240,7 @@ def last_steps(waitless: Speeds, final: Speeds) -> list[Step]:
             "TRUST K=6, float32, batch 1",
             waitless.ms(SEQUENTIAL, batch=1),
             final.ms(SEQUENTIAL, batch=1),
-            "a third of 1,100 kernels a pass less",
+            "a third of 1,100 kernels per pass fewer",
         ),
         (
             "strided float32 convolutions as one product over patches",

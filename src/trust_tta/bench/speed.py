@@ -221,7 +221,7 @@ def _place(row: Timing) -> tuple[object, ...]:
 # the network
 
 ORDERS = 6  # of TRUST where no number is asked for, as in the paper
-SCAN_FLOPS = 9  # for each state, position and direction, as VMamba's authors count; D u adds one a channel
+SCAN_FLOPS = 9  # for each state, position and direction, as VMamba's authors count; D u adds one per channel
 
 Maker: TypeAlias = Callable[[VMamba, Tensor], Iterator[Work]]
 

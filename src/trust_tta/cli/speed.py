@@ -117,7 +117,7 @@ def show(record: dict[str, Any], *, gpu: bool) -> None:
 
 
 def network_table(rows: Sequence[Record], network: Record) -> str:
-    """Times, images a second, memory; for the forward pass also the arithmetic it reaches."""
+    """Times, images per second, memory; for the forward pass also the arithmetic it reaches."""
     flops = network["flops_products"] + network["flops_scan"]
     header = ("", "scan", "dtype", "batch", "ms", "p20", "p80", "n", "images/s", "GiB", "GFLOP/s")
     lines = []
