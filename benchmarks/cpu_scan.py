@@ -30,7 +30,7 @@ from torch import Tensor
 import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.scan import grouped_scan, reference
-from trust_tta.scan.reference import scan_reference
+from trust_tta.scan.reference import scan_grouped
 
 LONG = 2.0  # seconds after which a call is not repeated
 
@@ -144,7 +144,7 @@ def compiled_scan(*inputs: Any) -> Tensor:
 
 CANDIDATES: dict[str, Scan] = {
     "numba (backend 'cpu')": compiled_scan,
-    "loop over time (backend 'reference')": scan_reference,
+    "loop over time (backend 'reference')": scan_grouped,
     "loop over time, slicing": scan_with(loop_over_slices),
     "loop over time, as Mamba's reference": four_copies,
     "loop over time, time-major": scan_with(loop_time_major),
@@ -181,7 +181,7 @@ def forward_and_backward(scan: Scan, inputs: list[Tensor]) -> list[Tensor]:
 
 def largest_error(scan: Scan, inputs: list[Tensor]) -> float:
     actual = forward_and_backward(scan, inputs)
-    expected = forward_and_backward(scan_reference, [t.double() for t in inputs])
+    expected = forward_and_backward(scan_grouped, [t.double() for t in inputs])
     return max(((a - e).abs().max() / e.abs().max()).item() for a, e in zip(actual, expected, strict=True))
 
 
@@ -217,7 +217,7 @@ def time_networks(batch: int, size: int, repeats: int) -> list[Row]:
     rows = [time_network("numba (backend 'auto')", model, images, "auto", repeats)]
     rows.append(time_network("loop over time (backend 'reference')", model, images, "reference", repeats))
     for name in ("loop over time, slicing", "loop over time, as Mamba's reference"):
-        with mock.patch.object(reference, "scan_reference", CANDIDATES[name]):
+        with mock.patch.object(reference, "scan_grouped", CANDIDATES[name]):
             rows.append(time_network(name, model, images, "reference", repeats))
     return rows
 

@@ -24,12 +24,13 @@ ROOMS: dict[str, set[str]] = {
     "data": set(),
     "methods": set(),
     "live": {"methods", "models"},
+    "export": {"live", "methods", "models", "data"},
     "serve": {"live", "methods", "models", "data"},
     "results": set(),
     "bench": {"scan", "data", "models", "methods", "results"},
     "report": {"results"},
     "training": {"data", "models"},
-    "cli": {"scan", "models", "data", "methods", "live", "serve", "results", "bench", "report", "training"},
+    "cli": {"scan", "models", "data", "methods", "live", "export", "serve", "results", "bench", "report", "training"},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trust_tta.scan.reference import scan_reference
+from trust_tta.scan.reference import scan_grouped
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
 
@@ -43,7 +43,7 @@ def reference_in_float64(
     inputs: Sequence[Tensor | None], *, softplus: bool = True, dy: Tensor | None = None
 ) -> dict[str, Tensor]:
     exact = [None if t is None else t.double() for t in inputs]
-    return run_scan(scan_reference, exact, softplus=softplus, dy=dy)
+    return run_scan(scan_grouped, exact, softplus=softplus, dy=dy)
 
 
 def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

@@ -34,6 +34,7 @@ COMMANDS = {
     "report": "make tables, figures and one self-contained HTML page from a results store",
     "speed": "time forward, Tent, each mode of TRUST and the scan against the reference, in one run",
     "serve": "serve a network that adapts on what it sees, over HTTP, with a guard and a live page",
+    "export": "write a network, adapted or not, as ONNX, a PyTorch export or safetensors, and compare it with PyTorch",
     "doctor": "say what this machine can run, and check every usable scan backend",
 }
 

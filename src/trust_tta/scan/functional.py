@@ -7,10 +7,11 @@ from torch import Tensor
 
 from trust_tta import optional
 from trust_tta.errors import BackendError, ConfigError, ShapeError
-from trust_tta.scan import operators, reference
+from trust_tta.scan import operators, portable, reference
 from trust_tta.scan.tensors import Parameters
 
-BACKENDS = ("auto", "reference", "cpu", "triton")
+BACKENDS = ("auto", "reference", "cpu", "triton", "portable")
+PLAIN = {"reference": reference, "portable": portable}  # in PyTorch's operators, differentiated by autograd
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HAS_TRITON = optional.available("triton")  # looked up once: torch.compile cannot trace an import
 
@@ -62,8 +63,9 @@ def grouped_scan(
     """Scan u (b, g, c, l) in one or two directions and sum them; shapes as in `ScanInputs`."""
     chosen = choose_backend(u, backend)
     inputs = (u, delta, A, B, C, D, delta_bias, delta_softplus)
-    if chosen == "reference":
-        return reference.scan_reference(*inputs)
+    if chosen in PLAIN:
+        plain: Tensor = PLAIN[chosen].scan_grouped(*inputs)
+        return plain
     call = operators.run_scan if _is_bare(u) else operators.scan
     y: Tensor = call(*inputs, chosen == "triton")[0]
     return y
@@ -76,8 +78,9 @@ def scan_map(x: Tensor, slots: Tensor, parameters: Parameters, *, backend: str =
     and the columns backward: an order permutes parameters, never pixels.
     """
     chosen = choose_backend(x, backend)
-    if chosen == "reference":
-        return reference.scan_map(x, slots, parameters)
+    if chosen in PLAIN:
+        plain: Tensor = PLAIN[chosen].scan_map(x, slots, parameters)
+        return plain
     call = operators.run_scan_map if _is_bare(x) else operators.scan_map
     y: Tensor = call(x, slots, *parameters, chosen == "triton")[0]
     return y
@@ -88,8 +91,9 @@ def merge_norm(
 ) -> Tensor:
     """Merge the sequences y (b, 2, c, h*w) into a map and normalize it over the channels: (b, c, height, width)."""
     chosen = choose_backend(y, backend)
-    if chosen == "reference":
-        return reference.merge_norm(y, height, width, weight, bias, eps)
+    if chosen in PLAIN:
+        plain: Tensor = PLAIN[chosen].merge_norm(y, height, width, weight, bias, eps)
+        return plain
     call = operators.run_merge_norm if _is_bare(y) else operators.merge_norm
     norm: Tensor = call(y, height, width, weight, bias, eps, chosen == "triton")[0]
     return norm.permute(0, 3, 1, 2)

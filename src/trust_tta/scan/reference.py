@@ -9,7 +9,7 @@ from torch import Tensor
 from trust_tta.scan.tensors import Gathered, Parameters
 
 
-def scan_reference(
+def scan_grouped(
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -83,7 +83,7 @@ def scan_map(x: Tensor, slots: Tensor, parameters: Parameters) -> Tensor:
     u = cross_scan(F.silu(x))
     projected = (gathered.x_proj @ u).unflatten(2, (2, -1))
     delta = gathered.dt_proj @ gathered.low_rank(projected)
-    return scan_reference(*gathered.scan_inputs(u, delta, projected)).view_as(u)
+    return scan_grouped(*gathered.scan_inputs(u, delta, projected)).view_as(u)
 
 
 def merge_norm(y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,66 @@
+"""`trust-tta export`: a network as a file that runs without this package."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.output import say, try_file
+from trust_tta.cli.progress import Drawer
+
+EXAMPLES = """\
+  trust-tta export vmamba_nano_cifar10 --to onnx          writes vmamba_nano_cifar10.onnx
+  trust-tta export net.safetensors --to pt2 --out net.pt2
+  trust-tta export state/streams/default --checkpoint net.safetensors --to onnx --out adapted.onnx
+  trust-tta export method.pt --checkpoint vmamba_nano_cifar10 --to safetensors --out adapted.safetensors"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="CHECKPOINT|STATE",
+        help="a known name or a file of weights; or what a method adapted: a snapshot, a folder of snapshots, or its "
+        "saved state_dict(), with --checkpoint",
+    )
+    parser.add_argument("--to", default="onnx", metavar="FORMAT", help="onnx, pt2, aoti or safetensors (default onnx)")
+    parser.add_argument("--out", metavar="FILE", help="the file to write (default: named after the network, here)")
+    parser.add_argument("--checkpoint", metavar="FILE", help="the network that a state was adapted from")
+    parser.add_argument("--variant", metavar="NAME", help="the network of a checkpoint that does not say it")
+    parser.add_argument(
+        "--pixels",
+        default="float",
+        metavar="KIND",
+        help="what the file takes: float, (n, 3, h, w) from 0 to 1, or uint8, (n, h, w, 3) (default float)",
+    )
+    parser.add_argument(
+        "--images", metavar="FOLDER", help="real images to compare with PyTorch on (default: some of CIFAR-10)"
+    )
+
+
+def run(arguments: Namespace) -> None:
+    wait_politely()
+    if arguments.out:
+        try_file("--out", arguments.out)
+    from trust_tta.export import export_network
+
+    with Drawer() as progress:
+        exported = export_network(
+            arguments.source,
+            arguments.to,
+            arguments.out,
+            checkpoint=arguments.checkpoint,
+            variant=arguments.variant,
+            pixels=arguments.pixels,
+            images=arguments.images,
+            progress=progress,
+        )
+    found, details = exported.agreement, exported.details
+    say(f"{exported.path}: {details['bytes'] / 1e6:.1f} MB" + _shape(details))
+    say(
+        f"compared with PyTorch on {found.images} images: largest error {found.largest_error:.2g} of logits up to "
+        f"{found.largest_logit:.3g}, the same class for {found.equal_classes}"
+    )
+
+
+def _shape(details: dict[str, int]) -> str:
+    return f", opset {details['opset']}, {details['nodes']} nodes" if "nodes" in details else ""

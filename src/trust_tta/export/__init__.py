@@ -1,0 +1,9 @@
+"""Networks, adapted or not, as files that run without this package: ONNX, PyTorch's export formats, safetensors.
+
+`origin` finds the network and what is to be said of it, `formats` and `onnx` write it, `check` runs what was written
+beside PyTorch. `export_network` does all of it.
+"""
+
+from trust_tta.export.run import FORMATS, Exported, export_network
+
+__all__ = ["FORMATS", "Exported", "export_network"]

@@ -1,0 +1,49 @@
+"""The formats of PyTorch itself: an exported program, a compiled library, a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.export.network import quiet
+
+METADATA_FILE = "metadata.json"
+
+
+def write_program(program: torch.export.ExportedProgram, path: Path, about: Mapping[str, str]) -> None:
+    """A .pt2 of ATen's operators alone, with `about` as the file `metadata.json` in it."""
+    with quiet(), torch.no_grad():
+        plain = program.run_decompositions()  # which takes our operator apart
+        torch.export.save(plain, path, extra_files={METADATA_FILE: json.dumps(dict(about))})
+
+
+def open_program(path: Path) -> Callable[[Tensor], Tensor]:
+    with quiet():
+        module = torch.export.load(path).module()
+    return lambda images: module(images)
+
+
+def write_compiled(program: torch.export.ExportedProgram, path: Path, about: Mapping[str, str]) -> None:
+    """A library for this kind of processor, compiled by AOTInductor; needs a C++ compiler."""
+    with quiet(), torch.no_grad():
+        plain = program.run_decompositions()
+        torch._inductor.aoti_compile_and_package(
+            plain, package_path=str(path), inductor_configs={"aot_inductor.metadata": dict(about)}
+        )
+
+
+def open_compiled(path: Path) -> Callable[[Tensor], Tensor]:
+    runner = torch._inductor.aoti_load_package(str(path))
+    return lambda images: runner(images)
+
+
+def write_checkpoint(network: nn.Module, path: Path, about: Mapping[str, str]) -> None:
+    """The weights alone, as safetensors that `create_model` and every command take as a checkpoint."""
+    from safetensors.torch import save_file
+
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    save_file(state, path, {"format": "pt", **about})

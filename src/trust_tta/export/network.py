@@ -1,0 +1,100 @@
+"""The network as it leaves: pixels in, logits out, the scan in operators that every runtime has."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trust_tta.models.base import ScanNetwork
+from trust_tta.preprocessing import Preprocessing
+
+Pixels: TypeAlias = Literal["float", "uint8"]
+
+MOST_IMAGES = 1 << 16  # in a batch of an exported network
+
+
+@dataclass(frozen=True)
+class Input:
+    """What the exported network takes under the name `images`.
+
+    "float": float32 (n, 3, height, width) from 0 to 1. "uint8": bytes (n, height, width, 3) as pictures are decoded.
+    `size` None: any height and width.
+    """
+
+    pixels: Pixels
+    size: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        side = self.size or "any"
+        shape = ["n", 3, side, side] if self.pixels == "float" else ["n", side, side, 3]
+        values = [0, 1] if self.pixels == "float" else [0, 255]
+        return {
+            "name": "images",
+            "dtype": "float32" if self.pixels == "float" else "uint8",
+            "shape": shape,
+            "range": values,
+        }
+
+    def from_pictures(self, pictures: NDArray[np.uint8]) -> Tensor:
+        """Pictures (n, h, w, 3), fitted already, as this input."""
+        images = torch.from_numpy(np.require(pictures, requirements=["C", "W"]))
+        return images if self.pixels == "uint8" else images.permute(0, 3, 1, 2).contiguous() / 255
+
+
+class PixelNetwork(nn.Module):
+    """A network after the normalization of its input; nothing of the given network is changed."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, preprocessing: Preprocessing, pixels: Pixels, *, backend: str) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(network).eval().requires_grad_(False).to("cpu", torch.float32)
+        self.bytes = pixels == "uint8"
+        scale = 255.0 if self.bytes else 1.0
+        for name in ("mean", "std"):
+            value = torch.tensor(getattr(preprocessing, name)).view(1, 3, 1, 1) * scale
+            self.register_buffer(name, value, persistent=False)
+        for module in self.network.modules():
+            if isinstance(module, ScanNetwork):
+                module.set_scan_backend(backend)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.bytes:
+            images = images.permute(0, 3, 1, 2).to(torch.float32)
+        logits: Tensor = self.network((images - self.mean) / self.std)
+        return logits
+
+
+def trace(network: PixelNetwork, given: Input) -> torch.export.ExportedProgram:
+    """The network as PyTorch's graph, for any number of images."""
+    side = given.size or 224
+    images = given.from_pictures(np.zeros((2, side, side, 3), dtype=np.uint8))
+    with quiet(), torch.no_grad():
+        return torch.export.export(
+            network, (images,), dynamic_shapes=({0: torch.export.Dim("n", min=1, max=MOST_IMAGES)},)
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what PyTorch's exporters say about packages they would like to have, and about themselves."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,70 @@
+"""ONNX files: what PyTorch's exporter writes, with operators of our own for the scan and for softplus.
+
+The recurrence is one `Scan` of two operators. Unrolled in chunks it has twice as many nodes, and takes longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trust_tta.errors import TrustError
+from trust_tta.export.network import quiet
+from trust_tta.optional import require
+
+OPSET = 20
+FOLDED = 1 << 26  # elements of a constant that is computed while exporting
+
+
+def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping[str, str]) -> None:
+    """Write one file with all weights inside, `about` as its metadata, `images` and `logits` as its names."""
+    onnx, optimizer = require("onnx", extra="export"), require("onnxscript.optimizer", extra="export")
+    with quiet(), torch.no_grad():
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["images"],
+            output_names=["logits"],
+            custom_translation_table=_translations(),
+            optimize=False,
+            verbose=False,
+        )
+        if made is None:
+            raise TrustError("PyTorch's exporter gave nothing; please report it")
+        optimizer.optimize_ir(made.model, input_size_limit=FOLDED, output_size_limit=FOLDED)
+        model = made.model_proto
+    model.producer_name, model.producer_version = "trust-tta", about.get("trust_tta", "")
+    onnx.helper.set_model_props(model, dict(about))
+    onnx.save(model, path)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """The opset, the number of nodes (of all graphs), the operators and the bytes of a file."""
+    onnx = require("onnx", extra="export")
+    model = onnx.load(path, load_external_data=False)
+    operators: dict[str, int] = {}
+    for node in _nodes(model.graph):
+        operators[node.op_type] = operators.get(node.op_type, 0) + 1
+    opset = next(imported.version for imported in model.opset_import if imported.domain in ("", "ai.onnx"))
+    return {"opset": opset, "nodes": sum(operators.values()), "operators": operators, "bytes": path.stat().st_size}
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    from trust_tta.export import onnx_operators
+
+    return {
+        torch.ops.trust_tta.scan_linear.default: onnx_operators.scan_linear,
+        torch.ops.aten.softplus.default: onnx_operators.softplus,
+    }

@@ -1,0 +1,184 @@
+"""What is exported: a network, and all that is known of it, from a checkpoint, a saved state or an object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trust_tta._version import __version__
+from trust_tta.errors import CheckpointError, ConfigError, StateError
+from trust_tta.live.snapshots import Folder, read_state
+from trust_tta.methods.base import Method
+from trust_tta.models.base import ScanNetwork
+from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.models.networks import outputs_of
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.schema import show
+
+Origin: TypeAlias = str | PathLike[str] | nn.Module
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A network in evaluation mode, its name, and what a file can say of it as texts."""
+
+    network: nn.Module
+    name: str
+    preprocessing: Preprocessing
+    about: dict[str, str] = field(repr=False)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return cast(ScanNetwork, self.network).classes
+
+
+def find_subject(
+    origin: Origin, *, checkpoint: str | PathLike[str] | None = None, variant: str | None = None
+) -> Subject:
+    """The network that `origin` is or names.
+
+    `origin`: a network, a method with its adapted weights, a known checkpoint, a file of weights, or a saved state. A
+    state is what `method.state_dict()` gave, saved by PyTorch, a snapshot, or a folder of snapshots, whose newest is
+    taken; it holds no network, and `checkpoint` names the one it was adapted from. `variant` is for files that do not
+    say what they are of.
+    """
+    if isinstance(origin, Method):
+        return _of_state(_of_network(origin.detach()), origin.state_dict(), {})
+    if isinstance(origin, nn.Module):
+        return _of_network(origin)
+    state = _read_state(Path(origin))
+    if state is None:
+        if checkpoint is not None:
+            raise ConfigError(
+                f"'{origin}' is a checkpoint itself, and the checkpoint '{checkpoint}' is given; omit one"
+            )
+        return _of_checkpoint(Checkpoint.open(origin, variant=variant))
+    if checkpoint is None:
+        raise ConfigError(
+            f"'{origin}' holds what a method adapted and not the whole network; give the checkpoint it was adapted from"
+        )
+    return _of_state(_of_checkpoint(Checkpoint.open(checkpoint, variant=variant)), *state)
+
+
+def _of_network(network: nn.Module) -> Subject:
+    preprocessing = getattr(network, "preprocessing", None)
+    if not isinstance(preprocessing, Preprocessing):
+        raise ConfigError("the network does not say how its images are preprocessed; set model.preprocessing")
+    name = type(network).__name__
+    about = {"network": name, **_described(preprocessing, getattr(network, "classes", None), outputs_of(network))}
+    return Subject(network, name.lower(), preprocessing, about)
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> Subject:
+    name = checkpoint.file.stem if checkpoint.file else checkpoint.variant.replace(":", "_")
+    about = {
+        "variant": checkpoint.variant,
+        "overrides": json.dumps(dict(checkpoint.fields)),
+        **_described(checkpoint.preprocessing, checkpoint.classes, checkpoint.num_classes),
+        "sha256": checkpoint.sha256,
+    }
+    about |= {"license": checkpoint.license} if checkpoint.license else {}
+    known = ("adapted_by", "adapted_from", "adapted_on")
+    about |= {key: checkpoint.metadata[key] for key in known if key in checkpoint.metadata}
+    return Subject(checkpoint.load(), name, checkpoint.preprocessing, about)
+
+
+def _described(
+    preprocessing: Preprocessing, classes: tuple[str, ...] | None, num_classes: int | None
+) -> dict[str, str]:
+    about = {"trust_tta": __version__, "preprocessing": preprocessing.to_json()}
+    about |= {"num_classes": str(num_classes)} if num_classes else {}
+    return about | ({"classes": json.dumps(classes)} if classes else {})
+
+
+def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The state of a method in a file or folder, and what a stream counted; None for what is no state."""
+    if path.is_dir():
+        folder = Folder(path)
+        try:
+            snapshot, problems = folder.newest()
+        finally:
+            folder.close()
+        if snapshot is None:
+            raise StateError(
+                f"there is no snapshot in '{path}' that can be read: {'; '.join(problems) or 'it is empty'}"
+            )
+        return snapshot.state["method"], snapshot.state.get("books", {})
+    if path.suffix == ".safetensors" and _is_snapshot(path):
+        state, _ = read_state(path)
+        return _method_state(state, path), state.get("books", {})
+    if path.suffix in (".pt", ".pth", ".bin") and path.is_file():
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception:  # whatever it is, the reader of checkpoints says what is wrong with it
+            return None
+        return (state, {}) if isinstance(state, dict) and {"method", "adapted", "statistics"} <= state.keys() else None
+    return None
+
+
+def _is_snapshot(path: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return "tree" in json.loads((file.metadata() or {}).get("trust_tta", "null") or "null")
+    except (OSError, SafetensorError, ValueError, TypeError):
+        return False
+
+
+def _method_state(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    if not isinstance(state.get("method"), Mapping):
+        raise StateError(f"'{path}' is no snapshot of a stream; give one, or what state_dict() of a method gave")
+    return cast(Mapping[str, Any], state["method"])
+
+
+@torch.no_grad()
+def _of_state(subject: Subject, state: Mapping[str, Any], books: Mapping[str, Any]) -> Subject:
+    """The subject with the weights and the statistics of a state; everything must fit."""
+    parameters = dict(subject.network.named_parameters())
+    moved = _load(parameters, state["adapted"], "weights")
+    statistics = state["statistics"]
+    norms = {name: m for name, m in subject.network.named_modules() if isinstance(m, _BatchNorm)}
+    for ours, theirs in (("running_mean", "mean"), ("running_var", "variance")):
+        if statistics.get(theirs):
+            buffers = {name: getattr(norm, ours) for name, norm in norms.items()}
+            moved += _load(buffers, statistics[theirs], "statistics")
+    if not moved and state["method"] != "source":
+        raise StateError(
+            f"this state of '{state['method']}' changes no weights or statistics of the network; export its checkpoint"
+        )
+    counted = {**state.get("counters", {}), **{key: books[key] for key in ("images", "batches") if key in books}}
+    about = {
+        **{key: value for key, value in subject.about.items() if key != "sha256"},
+        "adapted_by": str(state["method"]),
+        "adapted_from": subject.about.get("sha256", ""),
+        "adapted_on": json.dumps({key: counted[key] for key in ("images", "batches", "updates") if counted.get(key)}),
+    }
+    return Subject(subject.network, subject.name, subject.preprocessing, about)
+
+
+def _load(targets: Mapping[str, Tensor | None], values: Mapping[str, Any], what: str) -> int:
+    """Copy named values into the network's tensors; how many of them changed."""
+    changed = 0
+    for name, value in values.items():
+        target = targets.get(name)
+        if target is None or not isinstance(value, Tensor) or target.shape != value.shape:
+            given = tuple(value.shape) if isinstance(value, Tensor) else show(value)
+            expected = "does not exist" if target is None else f"{tuple(target.shape)}"
+            raise CheckpointError(
+                f"the {what} of this state do not fit the network: '{name}' is {given}, the network's {expected}; "
+                "give the checkpoint it was adapted from"
+            )
+        if not bool(value.isfinite().all()):
+            raise StateError(f"the {what} '{name}' of this state are not finite; take an earlier one")
+        changed += not torch.equal(target, value.to(target))
+        target.copy_(value)
+    return changed

@@ -1,0 +1,102 @@
+"""From a network to a file that was seen to work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trust_tta.atomic import replacing
+from trust_tta.errors import ConfigError
+from trust_tta.export import check, formats, onnx
+from trust_tta.export.network import Input, PixelNetwork, Pixels, trace
+from trust_tta.export.origin import Origin, Subject, find_subject
+from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.optional import require
+from trust_tta.progress import SILENT, Progress
+from trust_tta.schema import did_you_mean, show
+
+FORMATS = {"onnx": ".onnx", "pt2": ".pt2", "aoti": ".aoti.pt2", "safetensors": ".safetensors"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written and compared. `details`: of an ONNX file its opset and number of nodes."""
+
+    path: Path
+    to: str
+    about: dict[str, str]
+    agreement: check.Agreement
+    details: dict[str, Any]
+
+
+def export_network(
+    origin: Origin,
+    to: str = "onnx",
+    out: str | PathLike[str] | None = None,
+    *,
+    checkpoint: str | PathLike[str] | None = None,
+    variant: str | None = None,
+    pixels: Pixels = "float",
+    images: str | PathLike[str] | None = None,
+    progress: Progress = SILENT,
+) -> Exported:
+    """Write a network as a file that runs elsewhere, run it beside PyTorch on real images, and only then name it.
+
+    `origin`, `checkpoint`, `variant`: see `origin.find_subject`. `out`: the file; its name follows from the network
+    where it is omitted. `pixels`: what the file takes, "float" (n, 3, h, w) from 0 to 1, or "uint8" (n, h, w, 3).
+    `images`: a folder of real images to compare on, else some that ship with the package.
+    """
+    if to not in FORMATS:
+        raise ConfigError(f"unknown format {show(to)}; {did_you_mean(to, FORMATS)}")
+    if pixels not in ("float", "uint8"):
+        raise ConfigError(f"pixels is {show(pixels)}; give 'float' or 'uint8'")
+    if to == "onnx":
+        for package in ("onnx", "onnxruntime", "onnxscript"):
+            require(package, extra="export")
+    subject = find_subject(origin, checkpoint=checkpoint, variant=variant)
+    path = Path(out).expanduser() if out is not None else Path(subject.name + FORMATS[to])
+    pictures = check.find_pictures(Path(images) if images is not None else None, subject.preprocessing)
+    given = Input(pixels, subject.preprocessing.size)
+    about = dict(subject.about)
+    if to != "safetensors":
+        about |= {"input": json.dumps(given.as_dict()), "output": json.dumps({"name": "logits", "dtype": "float32"})}
+    progress.start(3, f"export to {to}")
+    with tempfile.TemporaryDirectory(prefix="trust-tta-") as folder:
+        file = Path(folder, f"network{FORMATS[to]}")
+        run = _write(subject, to, file, given, about)
+        progress.advance()
+        ours = PixelNetwork(subject.network, subject.preprocessing, pixels, backend="auto")
+        agreement = check.compare(run, ours, given.from_pictures(pictures))
+        agreement.require(path)
+        progress.advance()
+        with replacing(path) as temporary:
+            shutil.copyfile(file, temporary)
+        details = onnx.describe(file) if to == "onnx" else {"bytes": file.stat().st_size}
+    progress.advance()
+    progress.finish()
+    return Exported(path, to, about, agreement, details)
+
+
+def _write(subject: Subject, to: str, file: Path, given: Input, about: dict[str, str]) -> Callable[[Tensor], Tensor]:
+    """Write the network, and open what was written."""
+    if to == "safetensors":
+        formats.write_checkpoint(subject.network, file, about)
+        written = Checkpoint.open(file)
+        return PixelNetwork(written.load(), written.preprocessing, given.pixels, backend="auto")
+    program = trace(PixelNetwork(subject.network, subject.preprocessing, given.pixels, backend="portable"), given)
+    if to == "onnx":
+        onnx.write_onnx(program, file, about)
+        return check.open_onnx(file)
+    if to == "pt2":
+        formats.write_program(program, file, about)
+        return formats.open_program(file)
+    formats.write_compiled(program, file, about)
+    return formats.open_compiled(file)
