@@ -6,6 +6,9 @@ import json
 import os
 import stat
 import tomllib
+from collections.abc import Callable
+from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,24 +47,30 @@ def read_toml(path: Path | str, *, error: type[TrustError] = ConfigError) -> dic
     return parse_toml(read_text(path, error=error), where=f"'{path}'", error=error)
 
 
+def read_asset(name: str) -> str:
+    """The text of a file that ships with the package."""
+    return resources.files("trust_tta").joinpath("assets", name).read_text(encoding="utf-8")
+
+
 def parse_json(text: str, *, where: str, error: type[TrustError] = ConfigError) -> Any:
     """What JSON text stands for; NaN and Infinity are refused, as JSON has neither."""
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as problem:
-        raise error(f"{where} is not JSON: {_one_line(problem)}") from problem
-    _check_depth(value, where=where, error=error)
-    return value
+    return _parse(partial(json.loads, parse_constant=_refuse_constant), text, "JSON", where=where, error=error)
 
 
 def parse_toml(text: str, *, where: str, error: type[TrustError] = ConfigError) -> dict[str, Any]:
     """What TOML text stands for."""
-    try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise error(f"{where} is not TOML: {_one_line(problem)}") from problem
-    _check_depth(table, where=where, error=error)
+    table: dict[str, Any] = _parse(tomllib.loads, text, "TOML", where=where, error=error)
     return table
+
+
+def _parse(loads: Callable[[str], Any], text: str, kind: str, *, where: str, error: type[TrustError]) -> Any:
+    try:
+        value = loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{where} is not {kind}: {_one_line(problem)}") from problem
+    if is_too_deep(value):
+        raise error(f"{where} is nested deeper than {DEEPEST} levels; make it flatter")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -76,11 +85,6 @@ def is_too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
-
-
-def _check_depth(value: Any, *, where: str, error: type[TrustError]) -> None:
-    if is_too_deep(value):
-        raise error(f"{where} is nested deeper than {DEEPEST} levels; make it flatter")
 
 
 def _children(item: Any) -> list[Any]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.errors import ConfigError, DataError
+from trust_tta.textfiles import read_asset
+
+
+def _rows(name: str) -> list[list[str]]:
+    """The rows of a table that ships with the package, without comments."""
+    return [line.split("\t") for line in read_asset(name).splitlines() if not line.startswith("#")]
+
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR100_CLASSES = tuple(
-    resources.files("trust_tta").joinpath("assets/cifar100_classes.txt").read_text(encoding="utf-8").split()
-)
+CIFAR100_CLASSES = tuple(read_asset("cifar100_classes.txt").split())
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 MOST_CLASSES = 100_000  # more than any data set has; a label above it is a mistake
 
@@ -34,9 +38,7 @@ class ImageNetClass:
 @cache
 def imagenet_classes() -> tuple[ImageNetClass, ...]:
     """The 1000 classes, in label order (the sorted WordNet ids)."""
-    text = resources.files("trust_tta").joinpath("assets/imagenet_classes.tsv").read_text(encoding="utf-8")
-    rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
-    return tuple(ImageNetClass(wnid, name, flag == "1") for wnid, name, flag in rows)
+    return tuple(ImageNetClass(wnid, name, flag == "1") for wnid, name, flag in _rows("imagenet_classes.tsv"))
 
 
 @cache
@@ -45,21 +47,12 @@ def label_of_wnid() -> dict[str, int]:
     return {c.wnid: label for label, c in enumerate(imagenet_classes())}
 
 
-@dataclass(frozen=True)
-class PixelClasses:
-    """Classes of labeled pixels in label order, and a color for each, as RRGGBB."""
+def pixel_classes(dataset: str) -> dict[str, str]:
+    """The classes of voc and context (with the background first), ade20k, cityscapes or camvid, and their colors.
 
-    names: tuple[str, ...]
-    colors: tuple[str, ...]
-
-
-@cache
-def pixel_classes(dataset: str) -> PixelClasses:
-    """Those of voc and context (with the background first), ade20k, cityscapes and camvid."""
-    text = resources.files("trust_tta").joinpath("assets/pixel_classes.tsv").read_text(encoding="utf-8")
-    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
-    found = [(name, color) for owner, color, name in rows if owner == dataset]
-    return PixelClasses(tuple(name for name, _ in found), tuple(color for _, color in found))
+    Names are in label order; colors are written RRGGBB.
+    """
+    return {name: color for owner, color, name in _rows("pixel_classes.tsv") if owner == dataset}
 
 
 def rendition_mask() -> NDArray[np.int64]:

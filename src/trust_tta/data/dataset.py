@@ -179,6 +179,13 @@ def python_dataset(content: Any, indices: NDArray[np.int64], *, name: str, domai
     return Dataset(name, domain, PythonImages(content.images, indices), chosen, names)
 
 
+def spread(count: int, limit: int | None) -> NDArray[np.int64]:
+    """`limit` of `count` indices at even distances, or all of them."""
+    if limit is None or limit >= count:
+        return np.arange(count, dtype=np.int64)
+    return np.arange(limit, dtype=np.int64) * count // limit
+
+
 def join_datasets(datasets: Sequence[Dataset], *, domain: str) -> Dataset:
     """Several domains as one, in the order given."""
     first = datasets[0]

@@ -5,21 +5,20 @@ Pascal VOC 2012, Pascal Context, ADE20K, Cityscapes, CamVid, and folders of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.classes import pixel_classes
-from trust_tta.data.dataset import Dataset, FileImages, Images
-from trust_tta.data.files import hash_listing, hash_pixels, hash_texts
-from trust_tta.data.images import is_image
+from trust_tta.data.dataset import Dataset, FileImages, Images, spread
+from trust_tta.data.files import hash_pixels, hash_texts
+from trust_tta.data.images import list_images
 from trust_tta.data.masks import Mask, PixelProtocol, find_protocol, lookup_table, read_mask
-from trust_tta.data.specs import DatasetSpec, DomainSpec
+from trust_tta.data.specs import DatasetSpec, DomainSpec, PixelRules
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.overlap import IGNORED
 from trust_tta.schema import did_you_mean
@@ -30,11 +29,6 @@ OWN_MASKS = "masks"  # the data set that is a folder of the user's own
 ONLY_SPLIT = "all"
 MOST_CLASSES = 255  # the last label means that a pixel does not count
 
-# Cityscapes: the 19 classes that are scored, among the 34 of its files.
-_TRAIN_IDS = dict(
-    zip((7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33), range(19), strict=True)
-)
-
 
 class Pair(NamedTuple):
     """A picture and its label file, relative to the data set's folder."""
@@ -44,34 +38,17 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules:
-    """How a data set is read: its files, what its stored labels become, and its scales (width and height)."""
-
-    list_pairs: Callable[[Path, DomainSpec], list[Pair]]
-    table: Mask
-    native: tuple[int, int]
-    squash: tuple[int, int] = (224, 224)
-    palette: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class FileMasks:
+class FileMasks(FileImages):
     """Label files below `folder`; `table` (256,) says what each stored label becomes."""
 
-    folder: Path
-    names: tuple[str, ...]
     table: Mask
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def read(self, index: int) -> Mask:
         labels: Mask = self.table[read_mask(self.folder / self.names[index])]
         return labels
 
     def digest(self) -> str:
-        listing = hash_listing((name, (self.folder / name).stat().st_size) for name in self.names)
-        return hash_texts((listing, hash_pixels(self.table)))
+        return hash_texts((super().digest(), hash_pixels(self.table)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,25 +105,24 @@ def open_pixels(
     """One split of a data set in `folder`; `options`: the `protocol`, and the `scale` (width and height) of it."""
     rules = rules_of(spec)
     domain = _split_of(spec, folder, split)
-    pairs = rules.list_pairs(folder, domain)
+    pairs = list_pairs(spec, folder, domain)
     if not pairs:
         raise DataError(f"{folder} has no pictures of {spec.name}/{domain.name}; it wants {spec.wanted}")
-    chosen = np.arange(len(pairs)) if limit is None else np.arange(min(limit, len(pairs))) * len(pairs) // limit
     names, colors = classes_of(spec, folder)
-    kept = [pairs[i] for i in chosen]
+    kept = [pairs[i] for i in spread(len(pairs), limit)]
     return PixelDataset(
         name=spec.name,
         domain=domain.name,
         images=FileImages(folder, tuple(pair.image for pair in kept)),
         labels=np.zeros(len(kept), dtype=np.int64),
         class_names=names,
-        masks=FileMasks(folder, tuple(pair.mask for pair in kept), rules.table),
+        masks=FileMasks(folder, tuple(pair.mask for pair in kept), label_table(rules)),
         protocol=_protocol(rules, options or {}),
         palette=colors,
     )
 
 
-def _protocol(rules: Rules, options: Mapping[str, Any]) -> PixelProtocol:
+def _protocol(rules: PixelRules, options: Mapping[str, Any]) -> PixelProtocol:
     if unknown := [name for name in options if name not in ("protocol", "scale")]:
         raise ConfigError(f"there is no option {unknown[0]}; {did_you_mean(unknown[0], ('protocol', 'scale'))}")
     found = find_protocol(options.get("protocol", "squash"), native=rules.native, squash=rules.squash)
@@ -189,9 +165,8 @@ def distinct_colors(count: int) -> tuple[str, ...]:
 
 def splits_of(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
     """The splits of which `folder` has pictures."""
-    rules = rules_of(spec)
-    known = spec.domains or tuple(DomainSpec(name, 0) for name in _own_splits(folder))
-    return tuple(split for split in known if rules.list_pairs(folder, split))
+    known = spec.domains or tuple(DomainSpec(name=name, images=0) for name in _own_splits(folder))
+    return tuple(split for split in known if list_pairs(spec, folder, split))
 
 
 def holds_pixels(spec: DatasetSpec, folder: Path) -> bool:
@@ -214,73 +189,35 @@ def _own_splits(folder: Path) -> list[str]:
     return [name for name in inner if (folder / "masks" / name).is_dir()] or [ONLY_SPLIT]
 
 
-def _listed(images: str, masks: str, lists: str) -> Callable[[Path, DomainSpec], list[Pair]]:
-    """Files named in a list, as Pascal VOC has them."""
-
-    def list_pairs(folder: Path, split: DomainSpec) -> list[Pair]:
-        path = folder / lists / f"{split.name}.txt"
-        if not path.is_file() or not (folder / masks).is_dir():
-            return []
-        ids = read_text(path, error=DataError).split()
-        return [Pair(f"{images}/{name}.jpg", f"{masks}/{name}.png") for name in ids]
-
-    return list_pairs
-
-
-def _beside(images: str, masks: str) -> Callable[[Path, DomainSpec], list[Pair]]:
-    """A folder of pictures and a folder of label files with the same names but for the suffix."""
-
-    def list_pairs(folder: Path, split: DomainSpec) -> list[Pair]:
-        for name in (split.name, *split.folders):
-            part = "" if name == ONLY_SPLIT else name
-            places = [text.format(split=part).rstrip("/") for text in (images, masks)]
-            if all((folder / place).is_dir() for place in places):
-                found = sorted(p.name for p in (folder / places[0]).iterdir() if is_image(p.name))
-                return [Pair(f"{places[0]}/{f}", f"{places[1]}/{Path(f).stem}.png") for f in found]
-        return []
-
-    return list_pairs
+def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[Pair]:
+    """The pictures of a split and their label files; none where the split, or all of its label files, are missing."""
+    rules = rules_of(spec)
+    if spec.name == "cityscapes":
+        return _list_cityscapes(folder, split)
+    if rules.lists:  # as Pascal VOC names its files
+        path = folder / rules.lists / f"{split.name}.txt"
+        ids = read_text(path, error=DataError).split() if path.is_file() and (folder / rules.masks).is_dir() else []
+        return [Pair(f"{rules.images}/{name}.jpg", f"{rules.masks}/{name}.png") for name in ids]
+    for name in (split.name, *split.folders):
+        part = "" if name == ONLY_SPLIT else name
+        images, masks = (text.format(split=part).rstrip("/") for text in (rules.images, rules.masks))
+        if (folder / images).is_dir() and (folder / masks).is_dir():
+            return [Pair(f"{images}/{f}", f"{masks}/{Path(f).stem}.png") for f in list_images(folder / images)]
+    return []
 
 
 def _list_cityscapes(folder: Path, split: DomainSpec) -> list[Pair]:
     found = sorted((folder / "leftImg8bit" / split.name).glob("*/*_leftImg8bit.png"))
-    return [
-        Pair(
-            path.relative_to(folder).as_posix(),
-            f"gtFine/{split.name}/{path.parent.name}/{path.name.replace('_leftImg8bit', '_gtFine_labelIds')}",
-        )
-        for path in found
-    ]
+    names = [f"{split.name}/{path.parent.name}/{path.name.removesuffix('_leftImg8bit.png')}" for path in found]
+    return [Pair(f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png") for name in names]
 
 
-_VOC = _listed("JPEGImages", "SegmentationClass", "ImageSets/Segmentation")
-_CONTEXT = _listed("JPEGImages", "SegmentationClassContext", "ImageSets/SegmentationContext")
-_STORED, _REDUCED = lookup_table(), lookup_table(reduce_zero=True)
-
-_RULES: Mapping[str, Rules] = {
-    "voc21": Rules(_VOC, _STORED, (2048, 512), palette=pixel_classes("voc").colors),
-    "voc20": Rules(_VOC, _REDUCED, (2048, 512), palette=pixel_classes("voc").colors[1:]),
-    "context59": Rules(_CONTEXT, _REDUCED, (520, 520), palette=pixel_classes("context").colors[1:]),
-    "context60": Rules(_CONTEXT, _STORED, (520, 520), palette=pixel_classes("context").colors),
-    "ade20k": Rules(
-        _beside("images/{split}", "annotations/{split}"), _REDUCED, (2048, 512), palette=pixel_classes("ade20k").colors
-    ),
-    "cityscapes": Rules(
-        _list_cityscapes,
-        lookup_table(_TRAIN_IDS, only=True),
-        (2048, 1024),
-        squash=(1120, 560),
-        palette=pixel_classes("cityscapes").colors,
-    ),
-    "camvid": Rules(
-        _beside("{split}", "{split}annot"),
-        lookup_table({11: IGNORED}),
-        (240, 180),
-        palette=pixel_classes("camvid").colors,
-    ),
-    OWN_MASKS: Rules(_beside("images/{split}", "masks/{split}"), _STORED, (2048, 512)),
-}
+def rules_of(spec: DatasetSpec) -> PixelRules:
+    return cast(PixelRules, spec.pixels)
 
 
-def rules_of(spec: DatasetSpec) -> Rules:
-    return _RULES[spec.name]
+def label_table(rules: PixelRules) -> Mask:
+    """What each stored label 0..255 becomes, (256,)."""
+    if rules.scored:
+        return lookup_table({old: new for new, old in enumerate(rules.scored)}, only=True)
+    return lookup_table(dict.fromkeys(rules.ignored, IGNORED), reduce_zero=rules.reduce_zero)

@@ -15,7 +15,7 @@ from trust_tta import plugins
 from trust_tta.data.arrays import CIFAR_ARRAYS, OFFICIAL_BATCHES, open_cifar, open_corrupted
 from trust_tta.data.classes import fold_name, imagenet_classes, label_of_wnid, near_misses, rendition_mask
 from trust_tta.data.corruptions.table import SEVERITIES
-from trust_tta.data.dataset import Dataset, FileImages, python_dataset
+from trust_tta.data.dataset import Dataset, FileImages, python_dataset, spread
 from trust_tta.data.images import is_image, list_images
 from trust_tta.data.pixels import holds_pixels, open_pixels, splits_of
 from trust_tta.data.specs import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
@@ -166,13 +166,6 @@ def _siblings(spec: DatasetSpec, folder: Path, domain: str) -> tuple[Path, ...]:
     corruptions = subfolders(folder.parent.parent)  # <corruption>/<severity>/<class>
     levels = [level for corruption in corruptions for level in subfolders(corruption) if level.name.isdecimal()]
     return tuple(level for level in levels if level != folder)
-
-
-def spread(count: int, limit: int | None) -> NDArray[np.int64]:
-    """`limit` of `count` indices at even distances, or all of them."""
-    if limit is None or limit >= count:
-        return np.arange(count, dtype=np.int64)
-    return np.arange(limit, dtype=np.int64) * count // limit
 
 
 def subfolders(folder: Path) -> list[Path]:
