@@ -203,6 +203,23 @@ def test_evaluate_order_decides_the_prediction_only() -> None:
     assert same(default.state_dict()["adapted"], other.state_dict()["adapted"])
 
 
+@pytest.mark.parametrize("predict", ["before", "after"])
+def test_mirrored_views_change_the_prediction_alone(predict: str) -> None:
+    first, second = batches(2)
+    plain, mirror = (make("trust", vmamba(), predict=predict, views=views) for views in ("none", "mirror"))
+    source = make("bn", vmamba())
+    outputs = [(plain(first), mirror(first)), (plain(second), mirror(second))]
+    assert same(plain.state_dict()["adapted"], mirror.state_dict()["adapted"])
+    assert mirror.counters.forwards - plain.counters.forwards == 2 * (1 if predict == "after" else 2)
+    for images, (one, both) in zip((first, second), outputs, strict=True):
+        assert torch.allclose(both.exp().sum(1), torch.ones(len(images)))
+        assert not torch.allclose(one.log_softmax(1), both, atol=1e-4)
+    if predict == "before":
+        views = source(torch.cat([first, first.flip(-1)])).softmax(1).chunk(2)
+        assert torch.allclose(outputs[0][1].exp(), sum(views) / 2, atol=1e-5)
+    assert torch.allclose(mirror.evaluate(second), mirror.evaluate(second.flip(-1)), atol=1e-5)
+
+
 def test_stochastic_depth_changes_the_run_repeats_it_and_spares_the_global_generator() -> None:
     stream = batches(2)
     with_depth = [make("trust", vmamba(drop_path=0.5), k=2, stochastic_depth=True) for _ in range(2)]

@@ -8,7 +8,7 @@ they are given.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -20,6 +20,7 @@ from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Spec, clone
 from trust_tta.methods.trust import Averaging, OrderOptions, Orders, require_orders, traversals_of
+from trust_tta.methods.views import log_mean_probability
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
 from trust_tta.schema import Count, Natural, Rate
 
@@ -73,8 +74,8 @@ class Ensemble(Learner):
                 done = self.options.predict == "before"
                 after.append(logits.detach() if done else self.predict(images, order=order))
         self.weights.restore_source()
-        self.logits_before = log_mean_probability(before)
-        return log_mean_probability(after)
+        self.logits_before = log_mean_probability(torch.stack(before))
+        return log_mean_probability(torch.stack(after))
 
     def infer(self, images: Tensor) -> Tensor:
         logits = []
@@ -82,7 +83,7 @@ class Ensemble(Learner):
             self.weights.write(member["weights"])
             logits.append(self.model(images, order=order))
         self.weights.restore_source()
-        return log_mean_probability(logits)
+        return log_mean_probability(torch.stack(logits))
 
 
 class RepetitionOptions(LearningOptions):
@@ -171,11 +172,6 @@ KINDS: dict[str, Callable[[Tensor, torch.Generator, float], Tensor]] = {
     "crop": crop,
     "jitter": jitter,
 }
-
-
-def log_mean_probability(logits: Sequence[Tensor]) -> Tensor:
-    """log of the mean of K softmaxes of (n, classes)."""
-    return torch.stack([z.log_softmax(1) for z in logits]).logsumexp(0) - math.log(len(logits))
 
 
 def _uniform(images: Tensor, generator: torch.Generator) -> Tensor:

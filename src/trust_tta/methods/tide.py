@@ -26,6 +26,7 @@ from trust_tta.methods.losses import by_class, class_confusion, entropy, mean_en
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
+from trust_tta.methods.views import log_mean_probability, mirrored
 from trust_tta.schema import Fraction, Positive, Rate
 
 BATCH = 128  # images for which `lr` and `pull` are stated
@@ -92,10 +93,8 @@ class Tide(Learner):
         """Log-probabilities (views, n, classes, ...) of the images and of their mirror images, in one pass."""
         if self.options.views == "none":
             return self.adapting_pass(images).log_softmax(1)[None]
-        log_p = self.adapting_pass(torch.cat([images, images.flip(-1)])).log_softmax(1)
         self.counters.forwards += 1  # counted in passes over the batch
-        plain, mirrored = log_p.chunk(2)
-        return torch.stack([plain, mirrored.flip(-1) if log_p.dim() == 4 else mirrored])
+        return mirrored(self.adapting_pass, images)
 
     def adapting_pass(self, images: Tensor) -> Tensor:
         return self.predict(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
@@ -161,13 +160,7 @@ class Tide(Learner):
         excess = (ratio - 2 * freedom).clamp_min(0) / max(freedom, 1)
         return excess / (excess + DOUBT)
 
-    @torch.no_grad()
-    def evaluate(self, images: Tensor) -> Tensor:
-        """Logits (n, classes, ...) of the state as it is, for even classes: nothing is adapted or counted."""
-        with self._lock, self.statistics.frozen():
-            log_p: Tensor = self.model(images).log_softmax(1)
-            if self.options.views == "none":
-                return log_p
-            mirrored: Tensor = self.model(images.flip(-1)).log_softmax(1)
-            mirrored = mirrored.flip(-1) if log_p.dim() == 4 else mirrored
-            return torch.stack([log_p, mirrored]).exp().mean(0).clamp_min(1e-12).log()
+    def infer(self, images: Tensor) -> Tensor:
+        """Logits (n, classes, ...) for even classes."""
+        views = self.model(images)[None] if self.options.views == "none" else mirrored(self.model, images)
+        return log_mean_probability(views).clamp_min(math.log(1e-12))

@@ -19,6 +19,7 @@ from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, pseudo_label_loss
 from trust_tta.methods.parallel import Step, adapt_apart, adapt_side_by_side
 from trust_tta.methods.parameters import ParameterSet
+from trust_tta.methods.views import log_mean_probability, mirrored
 from trust_tta.orders import (
     DEFAULT_ORDER,
     VMAMBA_TRAVERSALS,
@@ -169,12 +170,13 @@ class TrustOptions(OrderOptions):
     """`mode`: "sequential", each order goes on from the one before; "replicate", all start from the same weights and
     see the whole batch; "split", the same with a share of the batch each, normalized by the statistics of that share
     or of the whole "batch". `merge`: the mean, means weighted by 1 / entropy, the same along the sphere, and how the
-    authors' code takes the last."""
+    authors' code takes the last. `views`: predict the mean probability of the images and of their mirror images."""
 
     mode: Literal["sequential", "replicate", "split"] = "sequential"
     split_statistics: Literal["part", "batch"] = "part"
     merge: Literal["mean", "entropy", "slerp", "slerp_released"] = "mean"
     evaluate_order: Letters = "abcd"
+    views: Literal["none", "mirror"] = "none"
 
 
 class Trust(Averaging):
@@ -212,9 +214,20 @@ class Trust(Averaging):
         return self.weights.flatten(merging.slerp(layer, weights) for layer in layers)  # each has a sphere of its own
 
     def sees_before(self) -> bool:
-        if self.options.mode == "replicate":
-            return self.evaluate_order in self.orders
-        return self.options.mode == "sequential" and super().sees_before()
+        if self.options.mode == "split" or self.options.views == "mirror":
+            return False
+        return self.evaluate_order in self.orders if self.options.mode == "replicate" else super().sees_before()
+
+    def evaluate_now(self, images: Tensor) -> Tensor:
+        if self.options.views == "none":
+            return super().evaluate_now(images)
+        self.counters.forwards += 1  # counted in passes over the batch
+        return log_mean_probability(mirrored(super().evaluate_now, images))
+
+    def infer(self, images: Tensor) -> Tensor:
+        if self.options.views == "none":
+            return super().infer(images)
+        return log_mean_probability(mirrored(super().infer, images))
 
 
 def traversals_of(model: nn.Module) -> tuple[str, ...]:

@@ -94,6 +94,7 @@ class _TrustKeywords(_OrderKeywords, total=False):
     split_statistics: Literal["part", "batch"]
     merge: Literal["mean", "entropy", "slerp", "slerp_released"]
     evaluate_order: OrderLike
+    views: Literal["none", "mirror"]
 
 class _RepetitionKeywords(_LearningKeywords, total=False):
     k: int

@@ -1,7 +1,7 @@
-"""The random views of a batch that ROID, CoTTA and RoTTA learn from.
+"""Views of a batch: mirror images, and the random views that ROID, CoTTA and RoTTA learn from.
 
-As in the official code, a view is one draw for the whole batch: colors in random order, a turn, shift and scale, and
-a mirror half of the time. Pixels are drawn upon between 0 and 1, and go back to what the network takes afterwards.
+As in the official code, a random view is one draw for the whole batch: colors in random order, a turn, shift and scale,
+and a mirror half of the time. Pixels are drawn upon between 0 and 1, and go back to what the network takes afterwards.
 """
 
 from __future__ import annotations
@@ -17,6 +17,17 @@ from torch import Tensor, nn
 ANGLE, SHIFT, SCALE = 15.0, 1 / 16, 0.1  # at most: degrees, part of the side, part of the size
 BLUR, NOISE = (0.001, 0.5), 0.005  # deviation of the Gaussian, in pixels, and of the noise
 _GRAY = (0.299, 0.587, 0.114)
+
+
+def mirrored(predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Log-probabilities (2, n, classes, ...) of images and of their mirror images, in one pass over both."""
+    plain, other = predict(torch.cat([images, images.flip(-1)])).log_softmax(1).chunk(2)
+    return torch.stack([plain, other.flip(-1) if other.dim() == 4 else other])
+
+
+def log_mean_probability(logits: Tensor) -> Tensor:
+    """log of the mean of K softmaxes of (K, n, classes, ...)."""
+    return logits.log_softmax(2).logsumexp(0) - math.log(len(logits))
 
 
 def random_view(images: Tensor, model: nn.Module, *, seed: int, soft: bool) -> Tensor:
