@@ -203,6 +203,24 @@ def test_evaluate_order_decides_the_prediction_only() -> None:
     assert same(default.state_dict()["adapted"], other.state_dict()["adapted"])
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "replicate"}, {"mode": "split", "split_statistics": "batch"}])
+def test_class_confusion_takes_the_place_of_labels(options: dict[str, Any]) -> None:
+    """By hand for one order: the loss is (sum of M - trace of M) / classes of the normalized confusion M."""
+    images = batches(1)[0]
+    method = make("trust", vmamba(), k=1, loss="confusion", optimizer="sgd", momentum=0, lr=0.1, **options)
+    model = copy.deepcopy(vmamba()).train()
+    p = (model(images) / 2.5).softmax(1)
+    sure = 1 + torch.exp((p * (p + 1e-5).log()).sum(1)).detach()
+    confusion = torch.einsum("n,nc,nd->cd", sure * len(p) / sure.sum(), p, p)
+    confusion = confusion / confusion.sum(1, keepdim=True)
+    ((confusion.sum() - confusion.trace()) / CLASSES).backward()
+    method(images)
+    for name, weight in method.adapted.items():
+        start = model.get_parameter(name)
+        assert start.grad is not None
+        torch.testing.assert_close(weight, start - 0.1 * start.grad, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize("predict", ["before", "after"])
 def test_mirrored_views_change_the_prediction_alone(predict: str) -> None:
     first, second = batches(2)

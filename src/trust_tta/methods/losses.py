@@ -96,6 +96,12 @@ def class_confusion(logits: Tensor, *, temperature: float) -> Tensor:
     return (p * sureness).T @ p
 
 
+def confusion_loss(confusion: Tensor) -> Tensor:
+    """The share of confusions (classes, classes) that are with another class, as a mean over rows; a scalar."""
+    rows = confusion / confusion.sum(1, keepdim=True).clamp_min(1e-12)
+    return 1 - rows.diagonal().mean()
+
+
 def by_class(values: Tensor, chosen: Tensor | None = None) -> Tensor:
     """(n, classes, ...) as one row for each prediction, (m, classes); with `chosen` (n, ...), of those alone."""
     rows = values.movedim(1, -1)

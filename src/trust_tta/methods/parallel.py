@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from trust_tta.errors import ShapeError
-from trust_tta.methods.losses import entropy, pseudo_label_loss
+from trust_tta.methods.losses import entropy
 from trust_tta.methods.parameters import parameter_roles
 from trust_tta.methods.state import clone
 
@@ -105,7 +105,7 @@ def side_by_side_pass(
         if method.options.stochastic_depth:
             with torch.no_grad():
                 labels = method.predict(images, recorded=False)
-    loss = pseudo_label_loss(logits, labels.detach().argmax(1))
+    loss = method.loss(logits, labels.detach().argmax(1))
     method.counters.backwards += 1
     owners = [{**weights.named, **each} for each in leaves]
     flat = list({id(t): t for owner in owners for t in owner.values()}.values())
@@ -167,7 +167,7 @@ class Average:
 
     def value(self) -> dict[str, Tensor]:
         """The mean; not a number where all weights are zero."""
-        if self.weight is not None:
+        if self.total and self.weight is not None:  # SGD without momentum has no moments
             torch._foreach_div_(list(self.total.values()), self.weight)
         return self.total
 

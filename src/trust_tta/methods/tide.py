@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from trust_tta.methods.base import Learner, LearningOptions
-from trust_tta.methods.losses import by_class, class_confusion, entropy, mean_entropy
+from trust_tta.methods.losses import by_class, class_confusion, confusion_loss, entropy, mean_entropy
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
@@ -120,8 +120,7 @@ class Tide(Learner):
         confusion = class_confusion(by_class(logits), temperature=self.options.temperature)
         total = confusion if self.confusion is None else confusion + self.confusion
         self.confusion = self._remember(confusion.detach())
-        rows = total / total.sum(1, keepdim=True).clamp_min(1e-12)
-        return 1 - rows.diagonal().mean()
+        return confusion_loss(total)
 
     def _remember(self, confusion: Tensor) -> Tensor:
         """The memory with the confusion (classes, classes) of a batch: the rows of classes that come forget."""

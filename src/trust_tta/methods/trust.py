@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError
 from trust_tta.methods import merging
 from trust_tta.methods.base import Learner, LearningOptions
-from trust_tta.methods.losses import entropy, pseudo_label_loss
+from trust_tta.methods.losses import by_class, class_confusion, confusion_loss, entropy, pseudo_label_loss
 from trust_tta.methods.parallel import Step, adapt_apart, adapt_side_by_side
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.views import log_mean_probability, mirrored
@@ -31,6 +31,8 @@ from trust_tta.orders import (
     paper_orders,
 )
 from trust_tta.schema import Count, show
+
+TEMPERATURE = 2.5  # of the class confusion, where it is the loss
 
 
 def _letters(orders: Any) -> Any:
@@ -81,8 +83,14 @@ class Averaging(Learner):
         """The body of Algorithm 2: one step under one order."""
         logits = self.adapting_forward(images, order)
         labels = self.pseudo_labels(images, order, logits)
-        finite = self.descend(pseudo_label_loss(logits, labels))
+        finite = self.descend(self.loss(logits, labels))
         return Step(self.weights.read(), entropy(logits.detach()).mean(), finite)
+
+    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+        """Of the labels `chosen`, or, where the option `loss` says so, minimum class confusion without labels."""
+        if getattr(self.options, "loss", "labels") == "labels":
+            return pseudo_label_loss(logits, chosen)
+        return confusion_loss(class_confusion(by_class(logits), temperature=TEMPERATURE))
 
     def adapting_forward(self, images: Tensor, order: OrderLike) -> Tensor:
         return self.predict(images, order=order, stochastic_depth=self.options.stochastic_depth)
@@ -122,7 +130,10 @@ class Averaging(Learner):
 
 
 class NaiveOptions(LearningOptions):
+    """`loss`: the paper's hard pseudo-labels, or minimum class confusion, as in `tide`."""
+
     parameters: ParameterSet = "ss2d"
+    loss: Literal["labels", "confusion"] = "labels"
 
 
 class TrustNaive(Averaging):
@@ -170,12 +181,14 @@ class TrustOptions(OrderOptions):
     """`mode`: "sequential", each order goes on from the one before; "replicate", all start from the same weights and
     see the whole batch; "split", the same with a share of the batch each, normalized by the statistics of that share
     or of the whole "batch". `merge`: the mean, means weighted by 1 / entropy, the same along the sphere, and how the
-    authors' code takes the last. `views`: predict the mean probability of the images and of their mirror images."""
+    authors' code takes the last. `loss`: the paper's hard pseudo-labels, or minimum class confusion. `views`: predict
+    the mean probability of the images and of their mirror images."""
 
     mode: Literal["sequential", "replicate", "split"] = "sequential"
     split_statistics: Literal["part", "batch"] = "part"
     merge: Literal["mean", "entropy", "slerp", "slerp_released"] = "mean"
     evaluate_order: Letters = "abcd"
+    loss: Literal["labels", "confusion"] = "labels"
     views: Literal["none", "mirror"] = "none"
 
 

@@ -83,7 +83,8 @@ class _FoaKeywords(_MethodKeywords, total=False):
     initial: Literal["random", "zero"]
     episodic: bool
 
-class _NaiveKeywords(_LearningKeywords, total=False): ...
+class _NaiveKeywords(_LearningKeywords, total=False):
+    loss: Literal["labels", "confusion"]
 
 class _OrderKeywords(_LearningKeywords, total=False):
     orders: Sequence[OrderLike | tuple[OrderLike, float]] | None
@@ -94,6 +95,7 @@ class _TrustKeywords(_OrderKeywords, total=False):
     split_statistics: Literal["part", "batch"]
     merge: Literal["mean", "entropy", "slerp", "slerp_released"]
     evaluate_order: OrderLike
+    loss: Literal["labels", "confusion"]
     views: Literal["none", "mirror"]
 
 class _RepetitionKeywords(_LearningKeywords, total=False):
