@@ -4,6 +4,8 @@ python benchmarks/results_tables.py configs/results/cifar10c.toml runs/cifar10c.
 writes docs/results/cifar10c_online.md, cifar10c_standard.md and cifar10c.csv. Where cifar10c_times.json is in the same
 folder, a list of {"step": ..., "seconds": ..., "processes": ...} noted by whoever ran the steps, with "meanwhile" for
 what else the device did, the pages show it; steps of one name, as of a run that was resumed, are added up.
+With --together there is one page of all settings, which begins with an overview; with --fair, one that chooses the best
+setting of each method on the corruptions that are not reported, from labels "METHOD: SETTING".
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,13 @@ from trust_tta.report.model import Group, Report, read_report
 from trust_tta.report.published import load_published
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import accuracy_table, calibration_table, cost_table, difference_table, duel_table, notes
-from trust_tta.results import format_gain
+from trust_tta.report.text import counted
+from trust_tta.results import format_gain, format_percent
+from trust_tta.results.display import HELD_OUT
 from trust_tta.results.export import flat_row
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+WIDE, END = 30, 20  # domains that are too many for a table, and those of its beginning and end
 TRUST, SIX_STEPS = "trust", "trust_naive, 6 steps"
 COLUMNS = (
     "dataset", "setting", "label", "method", "options", "domain", "severity", "seed", "batch_size", "samples",
@@ -51,15 +56,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("store", type=Path, metavar="STORE")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--together", action="store_true", help="one short page for all settings, CONFIG's name.md")
+    parser.add_argument("--fair", action="store_true", help="one page of each method's settings, CONFIG's name.md")
     arguments = parser.parse_args(argv)
     report, stem = read_report(arguments.store), arguments.config.stem
     noted = arguments.out / f"{stem}_times.json"
     times = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else []
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.together:
+    whole = fair if arguments.fair else together if arguments.together else None
+    if whole is not None:
         with replacing(arguments.out / f"{stem}.md") as temporary:
-            temporary.write_text(together(report, arguments.config), encoding="utf-8")
-    for group in () if arguments.together else report.groups:
+            temporary.write_text(whole(report, arguments.config), encoding="utf-8")
+    for group in () if whole is not None else report.groups:
         with replacing(arguments.out / f"{stem}_{group.setting}.md") as temporary:
             temporary.write_text(page(group, arguments.config, times), encoding="utf-8")
     write_cells(report, arguments.out / f"{stem}.csv")
@@ -91,12 +98,114 @@ def page(group: Group, config: Path, times: Sequence[Mapping[str, Any]]) -> str:
 
 
 def together(report: Report, config: Path) -> str:
-    """What each setting's accuracy table says, one after the other."""
-    sections = [f"# {config.stem}\n\n{commands(config, report.groups[0], (), flag=' --together')}"]
+    """An overview of all settings, then what each one's accuracy table says."""
+    sections = [f"# {config.stem}\n\n{commands(config, report.groups[0], (), flag=' --together')}", overview(report)]
     for group in report.groups:
         title = group.title[0].upper() + group.title[1:]
-        sections.append(f"## {title}\n{circumstances(group)}\n\n{to_markdown(accuracy_table(group))}")
+        table = first_and_last(group) if len(group.domains) > WIDE else to_markdown(accuracy_table(group))
+        sections.append(f"## {title}\n{circumstances(group)}\n\n{table}")
     return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def overview(report: Report) -> str:
+    """A table for each measure: methods by settings."""
+    tables = [
+        f"## Overview\n{len(report.groups)} settings, each the mean over its domains and seeds; worst: of its domains."
+    ]
+    for title, measure in MEASURES.items():
+        columns = [{v.label: text for v in g.variants if (text := measure(g, v.label))} for g in report.groups]
+        kept = [(short_title(g), column) for g, column in zip(report.groups, columns, strict=True) if column]
+        labels = dict.fromkeys(label for g in report.groups for label in (v.label for v in g.variants))
+        lines = [[label, *(column.get(label, "–") for _, column in kept)] for label in labels]
+        if kept:
+            tables.append(f"### {title}\n{to_markdown(plain_table(['', *(title for title, _ in kept)], lines))}")
+    return "\n\n".join(table.strip() for table in tables)
+
+
+def short_title(group: Group) -> str:
+    parts = [group.setting, f"batch {group.batch_size}", *([f"{group.limit} images"] if group.limit else [])]
+    return ", ".join([*parts, *([] if group.dataset == "cifar10-c" else [group.dataset]), *filter(None, [group.apart])])
+
+
+def _accuracy(group: Group, label: str) -> str:
+    found = group.mean(label)
+    spread = f" ± {100 * found.std:.1f}" if found.std is not None else ""
+    return format_percent(found.mean) + spread if found.mean is not None else ""
+
+
+def _worst(group: Group, label: str) -> str:
+    found = [group.entry(label, domain).mean for domain in group.domains]
+    known = [mean for mean in found if mean is not None]
+    return format_percent(min(known)) if len(known) == len(found) > 1 else ""
+
+
+def _mean_of(name: str) -> Callable[[Group, str], str]:
+    def measure(group: Group, label: str) -> str:
+        values = [getattr(cell.result, name) for cell in group.cells_of(label)]
+        return format_percent(mean(values)) if values and None not in values else ""
+
+    return measure
+
+
+def _cost(group: Group, label: str) -> str:
+    cost = next((c for c in group.costs if c.variant.label == label), None)
+    if cost is None:
+        return ""
+    ms = f", {cost.milliseconds:.3g} ms" if cost.milliseconds is not None else ""
+    return f"{cost.forwards + 2 * cost.backwards:.3g}{ms}"
+
+
+MEASURES: dict[str, Callable[[Group, str], str]] = {
+    "Accuracy in percent": _accuracy,
+    "Worst domain, accuracy in percent": _worst,
+    "Calibration: expected calibration error in percent": _mean_of("ece"),
+    "Accuracy in percent on clean images afterwards": _mean_of("clean_accuracy"),
+    "Cost: passes per batch, backward ones twice, and time per image": _cost,
+}
+
+
+def first_and_last(group: Group) -> str:
+    """Of a long row of domains: the mean, and whether its end is as good as its beginning.
+
+    The domains at both ends differ in kind, so that the source is what to compare with.
+    """
+    lines = []
+    for label in (variant.label for variant in group.variants):
+        first, last = over(group, label, group.domains[:END]), over(group, label, group.domains[-END:])
+        change = None if first is None or last is None else last - first
+        shown = _accuracy(group, label) or "–", format_percent(first), format_percent(last), format_gain(change)
+        lines.append([label, *shown])
+    return to_markdown(plain_table(["", "mean", f"first {END} domains", f"last {END}", "change"], lines))
+
+
+def fair(report: Report, config: Path) -> str:
+    """Each method as in the TRUST paper, as in its own paper, and at the best of the sweep on held-out corruptions."""
+    sections = [f"# {config.stem}\n\n{commands(config, report.groups[0], (), flag=' --fair')}"]
+    for group in report.groups:
+        reported, other = ([d for d in group.domains if (d in HELD_OUT) == held] for held in (False, True))
+        lines = []
+        for method in dict.fromkeys(variant.label.partition(":")[0] for variant in group.variants):
+            labels = {
+                v.label.partition(": ")[2]: v.label for v in group.variants if v.label.partition(":")[0] == method
+            }
+            chosen = max(labels.values(), key=lambda label: over(group, label, other) or 0.0)
+            shown = [labels.get("TRUST paper"), labels.get("own paper", labels.get("")), chosen]
+            numbers = [format_percent(over(group, label, reported) if label else None) for label in shown]
+            lines.append([method, *numbers, chosen.partition(": ")[2] or "–"])
+        heads = ["", "TRUST paper's setting", "its own paper's", "best of the sweep", "which is"]
+        parts = counted(len(reported), "corruption"), counted(len(group.seeds), "seed")
+        said = f"Accuracy in percent, mean over {' and '.join(parts)}"
+        table = to_markdown(plain_table(heads, lines))
+        sections.append(
+            f"## {group.title}\n{circumstances(group)}\n\n{said}; the best is chosen on {', '.join(other)}.\n\n{table}"
+        )
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def over(group: Group, label: str, domains: Sequence[str]) -> float | None:
+    """Mean accuracy over domains; None where one is missing."""
+    found = [group.entry(label, domain).mean for domain in domains]
+    return None if not found or None in found else mean([m for m in found if m is not None])
 
 
 def commands(config: Path, group: Group, times: Sequence[Mapping[str, Any]], flag: str = "") -> str:

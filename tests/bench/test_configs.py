@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trust_tta.bench.config import SAMPLE, RunConfig
+from trust_tta.bench.config import ARRAY, SAMPLE, RunConfig
 from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.parsing import read_config, read_parts
 from trust_tta.bench.plan import make_plan
@@ -26,7 +26,7 @@ def test_the_full_scale_is_read(path: Path) -> None:
     parts = read_parts(path)
     assert {part.experiment for part in parts} == {path.stem}
     for part in parts:
-        assert part.data.dataset == SAMPLE or find_spec(part.data.dataset).domains
+        assert part.data.dataset in (SAMPLE, ARRAY) or find_spec(part.data.dataset).domains
         for method in part.methods:
             options = method.all_options()
             if "orders" in options:

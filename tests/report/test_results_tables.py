@@ -50,7 +50,7 @@ def cells_of(setting: str, accuracy: Accuracy) -> list[Cell]:
     return cells
 
 
-def pages(folder: Path, cells: list[Cell], *, absent: int = 0) -> dict[str, str]:
+def pages(folder: Path, cells: list[Cell], *flags: str, absent: int = 0) -> dict[str, str]:
     """What the script writes for these cells, the last `absent` of them only planned."""
     with ResultStore(folder / "store.sqlite") as store:
         store.plan([cell.key for cell in cells], labels={cell.key: cell.label for cell in cells})
@@ -60,7 +60,7 @@ def pages(folder: Path, cells: list[Cell], *, absent: int = 0) -> dict[str, str]
     times[-1]["meanwhile"] = "training"
     (folder / "out").mkdir()
     (folder / "out" / "cifar10c_times.json").write_text(json.dumps(times), encoding="utf-8")
-    main([str(CONFIG), str(folder / "store.sqlite"), "--out", str(folder / "out")])
+    main([str(CONFIG), str(folder / "store.sqlite"), "--out", str(folder / "out"), *flags])
     return {path.name: path.read_text(encoding="utf-8") for path in (folder / "out").iterdir()}
 
 
@@ -105,3 +105,31 @@ def test_a_line_without_every_domain_has_no_place(tmp_path: Path) -> None:
     lame = [cell for cell in cells if cell.key.method == "lame" and cell.key.domain == "fog"]
     page = pages(tmp_path, [cell for cell in cells if cell not in lame])["cifar10c_online.md"]
     assert "without every domain, and so without a mean: lame" in page
+
+
+def test_one_page_begins_with_an_overview_of_all_settings(tmp_path: Path) -> None:
+    cells = [make_cell("tide", d, accuracy=0.8, seed=s, clean=0.9) for d in DOMAINS for s in (0, 1)]
+    cells += [make_cell("bn", d, accuracy=0.7 if d == "fog" else 0.6, seed=s) for d in DOMAINS for s in (0, 1)]
+    row = [f"{i:03d}-fog/{1 + i % 5}" for i in range(40)]
+    for i, domain in enumerate(row):
+        cells.append(make_cell("tide", domain, accuracy=0.5 + i / 100, setting="sequence", batch_size=64))
+    page = pages(tmp_path, cells, "--together")["cifar10c.md"]
+    accuracy, worst, *_ = page.split("### ")[1:]
+    assert "| tide | 80.0 ± 0.0 | 69.5 |" in accuracy
+    assert "| bn | 63.3 ± 0.0 | – |" in accuracy
+    assert "| bn | 60.0 | – |" in worst
+    assert "| tide | 90.0 |" in page.split("### Accuracy in percent on clean images afterwards")[1]
+    assert "| tide | 69.5 | 59.5 | 79.5 | +20.0 |" in page  # the first and the last twenty of the row
+
+
+def test_the_best_of_a_sweep_is_chosen_where_it_is_not_reported(tmp_path: Path) -> None:
+    reached = {"TRUST paper": (0.6, 0.5), "own paper": (0.7, 0.6), "lr 0.01": (0.4, 0.9), "lr 0.1": (0.9, 0.2)}
+    cells = [make_cell("bn", d, accuracy=0.5, label="bn") for d in ("fog", "spatter")]
+    for i, (setting, (fog, spatter)) in enumerate(reached.items()):
+        for domain, accuracy in (("fog", fog), ("spatter", spatter)):
+            options = json.dumps({"lr": i})
+            cells.append(make_cell("tent", domain, accuracy=accuracy, options=options, label=f"tent: {setting}"))
+    page = pages(tmp_path, cells, "--fair")["cifar10c.md"]
+    assert "| tent | 60.0 | 70.0 | 40.0 | lr 0.01 |" in page
+    assert "| bn | – | 50.0 | 50.0 | – |" in page
+    assert "the best is chosen on spatter" in page
