@@ -44,7 +44,8 @@ class Preprocessing(Schema):
     """How an image becomes (3, size, size).
 
     With `crop`: the short side is scaled to `resize` (None: not at all) and the middle is cut out.
-    Without: the whole image is squashed to size x size, whatever its shape.
+    Without: the whole image is squashed to size x size, whatever its shape, or scaled so that its short side is `size`
+    where it is to `keep_ratio`.
 
     >>> import numpy as np
     >>> Preprocessing(size=32, resize=None)(np.zeros((4, 32, 32, 3), np.uint8)).shape
@@ -57,11 +58,14 @@ class Preprocessing(Schema):
     mean: tuple[Finite, Finite, Finite] = IMAGENET_MEAN
     std: tuple[Deviation, Deviation, Deviation] = IMAGENET_STD
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    keep_ratio: bool = Field(False, repr=False)  # not part of the text by which stored results are found again
 
     @model_validator(mode="after")
     def _sizes_fit_together(self) -> Preprocessing:
         if self.crop and self.resize is not None and self.resize < self.size:
             raise ValueError(f"resize is {self.resize}; it must be at least the size {self.size} that is cropped")
+        if self.crop and self.keep_ratio:
+            raise ValueError("keep_ratio is true; it must be false where images are cropped")
         if not self.crop and self.resize not in (None, self.size):
             raise ValueError(f"resize is {self.resize}; without a crop it must be the size {self.size}, or None")
         return self
@@ -97,6 +101,10 @@ class Preprocessing(Schema):
         elif _is_picture(images) or not isinstance(images, Iterable):
             images = [images]  # type: ignore[list-item]
         fitted = [self.fit_image(image) for image in images]
+        if len({image.shape for image in fitted}) > 1:
+            raise DataError(
+                "images of several ratios make no batch where the ratio is kept; give those of one at a time"
+            )
         return np.stack(fitted) if fitted else np.empty((0, self.size, self.size, 3), dtype=np.uint8)
 
     def fit_image(self, image: Picture) -> Pixels:
@@ -106,7 +114,9 @@ class Preprocessing(Schema):
         if self._fits((height, width)):
             return pixels
         if not self.crop:
-            return self._resize(pixels, self.size, self.size)
+            ratio = max(height, width) / min(height, width) if self.keep_ratio else 1.0
+            long = int(self.size * ratio + 0.5)
+            return self._resize(pixels, *((self.size, long) if width > height else (long, self.size)))
         if self.resize is not None:
             short = min(height, width)
             pixels = self._resize(pixels, int(self.resize * height / short), int(self.resize * width / short))
@@ -165,7 +175,7 @@ class Preprocessing(Schema):
 
     def to_json(self) -> str:
         """The text that stands in a file of weights."""
-        return json.dumps(self.model_dump(mode="json"))
+        return json.dumps(self.model_dump(mode="json", exclude=None if self.keep_ratio else {"keep_ratio"}))
 
     @classmethod
     def from_mapping(cls, stated: Mapping[str, Any], *, where: str = "preprocessing") -> Preprocessing:
@@ -174,7 +184,8 @@ class Preprocessing(Schema):
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         """Whether images of this height and width need neither resizing nor cropping."""
-        return shape == (self.size, self.size) and self.resize in (None, self.size)
+        fits = min(shape) == self.size if self.keep_ratio else shape == (self.size, self.size)
+        return fits and self.resize in (None, self.size)
 
     def _resize(self, pixels: Pixels, height: int, width: int) -> Pixels:
         import numpy as np

@@ -59,7 +59,7 @@ def test_protocols_decide_on_the_sizes(name: str, tmp_path: Path) -> None:
     native = open_pixels(name, root, protocol="native", scale=(64, 48))
     assert native.image(0).shape == (48, 64, 3)
     assert native.mask(0).shape == (HEIGHT, WIDTH)
-    squash = open_pixels(name, root)
+    squash = open_pixels(name, root, protocol="squash")
     size = (560, 1120) if name == "cityscapes" else (224, 224)
     assert squash.image(0).shape == (*size, 3)
     assert squash.mask(0).shape == size
@@ -128,7 +128,7 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
 
 
 def test_batches_hold_pictures_and_labels(tmp_path: Path) -> None:
-    dataset = open_pixels("camvid", make_tree("camvid", tmp_path), scale=(40, 40))
+    dataset = open_pixels("camvid", make_tree("camvid", tmp_path), scale=(40, 40), protocol="squash")
     (domain,) = stream_datasets([dataset], StreamConfig(batch_size=2), preprocessing=Preprocessing(), workers=2)
     batches = list(domain.batches)
     assert [tuple(b.images.shape) for b in batches] == [(2, 3, 40, 40), (1, 3, 40, 40)]

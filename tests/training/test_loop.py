@@ -194,7 +194,7 @@ def test_a_task_brings_its_own_loss_metric_and_augmentation() -> None:
 
     images, labels = colored_images(24)
     maps = np.broadcast_to(labels[:, None, None], (24, 8, 8))
-    dense = Task(lambda images, labels: None, sample, loss, accuracy)
+    dense = Task(lambda images, labels, recipe: None, sample, loss, accuracy)
     recipe = SHORT.changed(epochs=40, lr=0.1, ema_decay=0.0)
     torch.manual_seed(0)
     result = fit(PerPixel(), images, maps, recipe, task=dense)

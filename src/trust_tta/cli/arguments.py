@@ -113,9 +113,10 @@ def _add_flag(parser: ArgumentParser, key: str, default: object, text: str) -> N
     parser.add_argument(flag, type=read, metavar=metavar, help=text)
 
 
-def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema]) -> None:
-    """A flag for every field of a schema; values are checked by the schema, all at once."""
-    for name, field in schema.model_fields.items():
+def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, but: type[Schema] | None = None) -> None:
+    """A flag for every field of a schema `but` those of another; values are checked by the schema, all at once."""
+    for name in [name for name in schema.model_fields if but is None or name not in but.model_fields]:
+        field = schema.model_fields[name]
         flag, default = f"--{name.replace('_', '-')}", field.get_default()
         text = f"{field.description} (default {_written(default)})"
         if isinstance(default, bool):

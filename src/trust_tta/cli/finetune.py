@@ -9,7 +9,7 @@ from trust_tta.cli import names
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, wait_politely
 from trust_tta.cli.output import try_folder
 from trust_tta.cli.progress import Drawer
-from trust_tta.cli.train import add_data_arguments, conclude, open_data
+from trust_tta.cli.train import add_data_arguments, conclude
 from trust_tta.errors import ConfigError
 
 EXAMPLES = """\
@@ -50,7 +50,7 @@ def run(arguments: Namespace) -> None:
         raise ConfigError(f"'{out / 'model.safetensors'}' exists and would be lost; give another --out, or delete it")
     from trust_tta.bench.environment import choose_device
     from trust_tta.models.checkpoint import Checkpoint
-    from trust_tta.training import finetune
+    from trust_tta.training import finetune, open_training_data
 
     checkpoint = Checkpoint.open(
         arguments.checkpoint.replace("{domain}", arguments.target or "all"),
@@ -61,7 +61,9 @@ def run(arguments: Namespace) -> None:
     with Drawer() as progress:
         trained = finetune(
             checkpoint,
-            open_data(arguments, seed=recipe.seed),
+            open_training_data(
+                arguments.data, arguments.root, target=arguments.target, share=arguments.share, seed=recipe.seed
+            ),
             recipe=recipe,
             out=Path(arguments.out),
             device=choose_device(arguments.device),

@@ -72,8 +72,10 @@ def domains(dataset: str) -> list[str]:
 
     if dataset in CORRUPTED:
         return ["clean", *corruptions()]
-    found = [domain for spec in DATASETS if fold_name(spec.name) == fold_name(dataset) for domain in spec.domains]
-    return [name for domain in found for name in (domain.name, *domain.folders)]
+    specs = [spec for spec in DATASETS if fold_name(spec.name) == fold_name(dataset) and spec.domains]
+    found = [name for spec in specs for domain in spec.domains for name in (domain.name, *domain.folders)]
+    corrupted = ["clean", *corruptions()] if any(spec.layout == "pixels" for spec in specs) else []
+    return [*found, *corrupted]
 
 
 def corruptions() -> list[str]:

@@ -14,33 +14,43 @@ from trust_tta.errors import ConfigError
 from trust_tta.textfiles import read_toml
 
 if TYPE_CHECKING:
-    from trust_tta.training import Trained, TrainingData, TrainRecipe
+    from trust_tta.training import PixelRecipe, PixelTrainingData, Trained, TrainingData, TrainRecipe
 
 EXAMPLES = """\
   trust-tta train --data cifar10 --root data --out runs/nano --device cuda --precision bf16
   trust-tta train --data pacs --root data --target photo --size 96 --out runs/pacs_photo    leaves one domain out
   trust-tta train --data folder --root my_images --size 64 --epochs 50 --out runs/mine      my_images/<class>/*.jpg
+  trust-tta train --data camvid --model upernet_vmamba_nano --recipe recipes/camvid.toml --out runs/camvid
   trust-tta train --data cifar10 --recipe recipe.toml --set depths=[1,1] --set dims=[32,64] --out runs/small"""
 KEPT = "the epochs before this one are kept"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    from trust_tta.training.recipe import TrainRecipe
+    from trust_tta.training.recipe import PixelRecipe, Recipe, TrainRecipe
 
     add_data_arguments(parser)
     parser.add_argument("--model", default="vmamba_nano", metavar="NAME", help="variant (default: vmamba_nano)")
     parser.add_argument(
         "--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable"
     )
-    parser.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: 32 for CIFAR, else 96)")
+    parser.add_argument(
+        "--size",
+        type=int,
+        metavar="N",
+        help="pixels of a side (default: 32 for CIFAR, else 96; pictures with labels of pixels stay as they are)",
+    )
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument("--recipe", metavar="FILE", help="TOML file with any of the following; flags override it")
     add_schema_arguments(recipe, TrainRecipe)
+    pixels = parser.add_argument_group("recipe for labels of pixels (its defaults for the others differ; see the docs)")
+    add_schema_arguments(pixels, PixelRecipe, but=Recipe)
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:
     """The flags that `train` and `finetune` share."""
-    parser.add_argument("--data", required=True, metavar="NAME", help="cifar10, cifar100, pacs or folder")
+    parser.add_argument(
+        "--data", required=True, metavar="NAME", help="cifar10, cifar100, pacs, folder, or one with labels of pixels"
+    )
     parser.add_argument("--root", default="data", metavar="FOLDER", help="folder of the data set (default: data)")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="for model.safetensors, train.json and card.md")
     parser.add_argument("--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out")
@@ -76,13 +86,14 @@ def run(arguments: Namespace) -> None:
     conclude(trained, arguments)
 
 
-def read_recipe(arguments: Namespace) -> TrainRecipe:
+def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
     """The file, then the flags, over defaults that fit the data and the size; every mistake in one line."""
     from trust_tta.models.variants import VARIANTS
-    from trust_tta.training.recipe import TrainRecipe, recipe_for
+    from trust_tta.training.recipe import PixelRecipe, TrainRecipe, labels_pixels, pixel_recipe, recipe_for
 
+    recipe: TrainRecipe | PixelRecipe
     mistakes, given = [], read_toml(arguments.recipe) if arguments.recipe else {}
-    given |= schema_values(arguments, TrainRecipe)
+    given |= schema_values(arguments, TrainRecipe) | schema_values(arguments, PixelRecipe)
     if "drop_path" in dict(arguments.set):
         mistakes.append("--set drop_path has no effect in training; use --drop-path")
     try:
@@ -90,7 +101,11 @@ def read_recipe(arguments: Namespace) -> TrainRecipe:
     except ConfigError as error:
         mistakes.append(f"--set: {error}")
     try:
-        recipe = recipe_for(arguments.data, given, size=arguments.size, where="the recipe")
+        recipe = (
+            pixel_recipe(given, where="the recipe")
+            if labels_pixels(arguments.data)
+            else recipe_for(arguments.data, given, size=arguments.size, where="the recipe")
+        )
     except ConfigError as error:
         mistakes.append(str(error))
     if mistakes:
@@ -98,15 +113,28 @@ def read_recipe(arguments: Namespace) -> TrainRecipe:
     return recipe
 
 
-def open_data(arguments: Namespace, *, seed: int) -> TrainingData:
-    from trust_tta.training import open_training_data
+def open_data(arguments: Namespace, *, seed: int) -> TrainingData | PixelTrainingData:
+    from trust_tta.training import open_pixel_data, open_training_data
+    from trust_tta.training.recipe import labels_pixels
 
+    if labels_pixels(arguments.data):
+        if arguments.target is not None:
+            raise ConfigError(f"--target {arguments.target}: {arguments.data} has no domains to leave out; omit it")
+        return open_pixel_data(arguments.data, arguments.root, share=arguments.share, seed=seed)
     return open_training_data(arguments.data, arguments.root, target=arguments.target, share=arguments.share, seed=seed)
 
 
 def conclude(trained: Trained, arguments: Namespace) -> None:
     """The last lines: how good it is, where it is, and a command that tries it."""
-    say(f"{100 * trained.accuracy:.2f} % of the {trained.record['measured_on']} images are right")
+    from trust_tta.training.recipe import labels_pixels
+
+    images = f"{trained.record['measured_on']} images"
+    score = f"{100 * trained.accuracy:.2f} %"
+    say(
+        f"the mean IoU on {images} is {score}"
+        if labels_pixels(arguments.data)
+        else f"{score} of the {images} are right"
+    )
     say(f"the network is in {trained.weights}; next: {next_command(trained, arguments)}")
 
 

@@ -125,7 +125,7 @@ def open_pixels(
 def _protocol(rules: PixelRules, options: Mapping[str, Any]) -> PixelProtocol:
     if unknown := [name for name in options if name not in ("protocol", "scale")]:
         raise ConfigError(f"there is no option {unknown[0]}; {did_you_mean(unknown[0], ('protocol', 'scale'))}")
-    found = find_protocol(options.get("protocol", "squash"), native=rules.native, squash=rules.squash)
+    found = find_protocol(options.get("protocol", rules.protocol), native=rules.native, squash=rules.squash)
     scale = options.get("scale")
     if scale is None:
         return found

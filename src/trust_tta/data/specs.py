@@ -64,6 +64,7 @@ class PixelRules(Schema):
     ignored: tuple[int, ...] = ()  # labels that do not count
     native: tuple[int, int]  # width and height, as of `squash`
     squash: tuple[int, int] = (224, 224)
+    protocol: Literal["squash", "native"] = "squash"  # unless another is asked for
     palette: tuple[str, ...] = ()
 
 

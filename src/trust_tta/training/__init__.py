@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trust_tta.training.data import TrainingData, open_training_data
-    from trust_tta.training.recipe import FinetuneRecipe, TrainRecipe, recipe_for
+    from trust_tta.training.pixels import PixelTrainingData, open_pixel_data
+    from trust_tta.training.recipe import FinetuneRecipe, PixelRecipe, TrainRecipe, recipe_for
     from trust_tta.training.runs import Trained, finetune, train
 
 __all__ = [
     "FinetuneRecipe",
+    "PixelRecipe",
+    "PixelTrainingData",
     "TrainRecipe",
     "Trained",
     "TrainingData",
     "finetune",
+    "open_pixel_data",
     "open_training_data",
     "recipe_for",
     "train",
@@ -26,10 +30,13 @@ __all__ = [
 
 _HOMES = {
     "FinetuneRecipe": "recipe",
+    "PixelRecipe": "recipe",
+    "PixelTrainingData": "pixels",
     "TrainRecipe": "recipe",
     "Trained": "runs",
     "TrainingData": "data",
     "finetune": "runs",
+    "open_pixel_data": "pixels",
     "open_training_data": "data",
     "recipe_for": "recipe",
     "train": "runs",

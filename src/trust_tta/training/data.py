@@ -48,7 +48,8 @@ def open_training_data(
     """CIFAR with its test part held out; elsewhere every domain but `target`, a share held out by the seed."""
     spec = find_spec(name)
     if spec.name not in TRAINABLE:
-        raise ConfigError(f"data set {name!r} is not one to train on; choose one of {', '.join(TRAINABLE)}")
+        other = "; for labels of pixels use open_pixel_data" if spec.layout == "pixels" else ""
+        raise ConfigError(f"data set {name!r} is not one to train on; choose one of {', '.join(TRAINABLE)}{other}")
     if not 0 < share < 1:
         raise ConfigError(f"the share held out is {share}; it must lie between 0 and 1")
     if spec.layout == "cifar":

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trust_tta.training.augment import channel_constants, normalize
 from trust_tta.training.recipe import Channels
+from trust_tta.training.state import label_type
 from trust_tta.training.tasks import accuracy
 
 
@@ -30,15 +31,23 @@ def evaluate(
     model.eval()
     device = _device(model)
     batches = _batches(images, mean, std, device, batch_size or evaluation_batch(images))
-    predictions = torch.cat([model(inputs).argmax(1) for inputs in batches])
-    return metric(predictions, torch.from_numpy(np.array(labels, dtype=np.int64)).to(device))
+    truth = torch.from_numpy(np.array(labels, dtype=label_type(labels))).to(device)
+    return metric(torch.cat([model(inputs).argmax(1).to(truth.dtype) for inputs in batches]), truth)
 
 
 @torch.no_grad()
 def recalibrate(
-    model: nn.Module, images: NDArray[np.uint8], *, mean: Channels, std: Channels, batch_size: int | None = None
+    model: nn.Module,
+    images: NDArray[np.uint8],
+    *,
+    mean: Channels,
+    std: Channels,
+    forward: Callable[[nn.Module, Tensor], Any] | None = None,
+    batch_size: int | None = None,
 ) -> None:
     """Replace the running statistics of every BatchNorm by their mean over whole batches of `images` (n, h, w, 3).
+
+    `forward(model, inputs)` passes through all of them where a prediction does not.
 
     The batches are drawn: files come sorted by class, and a layer that normalizes a batch of one class by that batch's
     own statistics hides from the next layer what sets the class apart.
@@ -54,7 +63,7 @@ def recalibrate(
     whole = len(images) // size * size  # a smaller last batch would weigh too much
     drawn = np.random.default_rng(0).permutation(len(images))[:whole]
     for inputs in _batches(images, mean, std, _device(model), size, drawn):
-        model(inputs)
+        forward(model, inputs) if forward else model(inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()

@@ -17,6 +17,7 @@ from trust_tta.atomic import replacing
 from trust_tta.errors import CheckpointError
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.data import TrainingData
+from trust_tta.training.pixels import PixelTrainingData
 
 WEIGHTS, RECORD, CARD, STATE = "model.safetensors", "train.json", "card.md", "checkpoint.pt"
 
@@ -34,7 +35,7 @@ class Origin:
 
     variant: str
     overrides: Mapping[str, Any]
-    data: TrainingData
+    data: TrainingData | PixelTrainingData
     hashes: Mapping[str, str]  # sha256 by part; the first is what was learned from
     preprocessing: Preprocessing
     recipe: Mapping[str, Any]
@@ -91,6 +92,7 @@ def write_network(
         data=origin.data.description,
         license=f"yours to choose; that of the data: {origin.data.spec.license}",
         measured_on=origin.data.measured_on,
+        metric="mean IoU" if isinstance(origin.data, PixelTrainingData) else "top-1",
         how=how,
     )
     for name, text in ((RECORD, json.dumps(record, indent=1) + "\n"), (CARD, card)):
@@ -123,7 +125,14 @@ def export_model(
 
 
 def model_card(
-    record: Mapping[str, Any], *, name: str, data: str, license: str, measured_on: str = "test", how: str = TRAINED
+    record: Mapping[str, Any],
+    *,
+    name: str,
+    data: str,
+    license: str,
+    measured_on: str = "test",
+    metric: str = "top-1",
+    how: str = TRAINED,
 ) -> str:
     """Markdown that says what the network is, how it was made, how well it does and how to check it.
 
@@ -142,7 +151,7 @@ sha256 of the file: `{record["sha256"]}`
 
 ## Clean {measured_on} accuracy
 
-| weights | top-1 |
+| weights | {metric} |
 | --- | --- |
 {scores}
 

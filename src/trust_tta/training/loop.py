@@ -1,11 +1,12 @@
 """The training loop: the whole data set on the device, one seed per epoch, one saved state after each.
 
-AdamW with a linear warm-up and a cosine decay, and an exponential moving average of the weights.
+AdamW with a linear warm-up and the decay of the recipe, and an exponential moving average of the weights.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +27,9 @@ from trust_tta.models.layers import StochasticDepth
 from trust_tta.progress import SILENT, Progress
 from trust_tta.recording import Recorder
 from trust_tta.training.augment import channel_constants
-from trust_tta.training.recipe import TrainRecipe
-from trust_tta.training.state import identify, load_state, save_state
-from trust_tta.training.tasks import Samples, Task
+from trust_tta.training.recipe import Recipe
+from trust_tta.training.state import identify, label_type, load_state, save_state
+from trust_tta.training.tasks import R, Samples, Task
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -62,7 +63,7 @@ class _Run(Generic[Model]):
 
     model: Model
     average: Model
-    network: Callable[[Tensor], Tensor]
+    network: Callable[[Tensor], Any]
     optimizer: torch.optim.Optimizer
     history: list[EpochRecord] = field(default_factory=list)
 
@@ -71,9 +72,9 @@ def fit(
     model: Model,
     images: NDArray[np.uint8],
     labels: NDArray[Any],
-    recipe: TrainRecipe,
+    recipe: R,
     *,
-    task: Task,
+    task: Task[R],
     state_path: str | PathLike[str] | None = None,
     evaluate: Callable[[Model], float] | None = None,
     progress: Progress = SILENT,
@@ -84,7 +85,7 @@ def fit(
     averaged network after each epoch; its score goes into the history.
     """
     samples = _load(images, labels, recipe, task, next(model.parameters()).device)
-    run = _start(model, recipe)
+    run = _start(model, recipe, task)
     path = Path(state_path) if state_path is not None else None
     identity = identify(model, images, labels, recipe) if path else {}
     if path and path.is_file():
@@ -102,7 +103,7 @@ def fit(
             run.history.append(EpochRecord(epoch, loss, lr, score, time.perf_counter() - begun))
             if path:
                 save_state(path, _snapshot(run), identity)
-            progress.note(_line(run.history[-1], recipe))
+            progress.note(_line(run.history[-1], recipe, task.score))
     progress.finish()
     return FitResult(run.average.eval(), tuple(run.history), first)
 
@@ -125,13 +126,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
 
 
-def learning_rate(step: int, steps_per_epoch: int, recipe: TrainRecipe) -> float:
-    """Linear from lr/warmup to lr over the warm-up steps, then half a cosine down to zero after the last step."""
+def learning_rate(step: int, steps_per_epoch: int, recipe: Recipe) -> float:
+    """Linear from lr/warmup to lr over the warm-up steps, then down to zero after the last step."""
     warmup = round(recipe.warmup_epochs * steps_per_epoch)
     if step < warmup:
         return recipe.lr * (step + 1) / warmup
-    total = recipe.epochs * steps_per_epoch
-    return recipe.lr / 2 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+    return recipe.lr * recipe.decay_lr(step - warmup, recipe.epochs * steps_per_epoch - warmup)
 
 
 def decay_at(step: int, decay: float) -> float:
@@ -152,24 +152,20 @@ def copy_buffers(average: nn.Module, model: nn.Module) -> None:
         own.copy_(other)
 
 
-def _load(
-    images: NDArray[np.uint8], labels: NDArray[Any], recipe: TrainRecipe, task: Task, device: torch.device
-) -> Samples:
-    task.check(images, labels)
-    if len(images) < 2 or recipe.crop_padding >= min(images.shape[1:3]):
-        raise ConfigError(
-            f"{len(images)} images of {images.shape[1]}x{images.shape[2]} pixels with crop_padding "
-            f"{recipe.crop_padding}; give at least 2 images, larger than the padding"
-        )
+def _load(images: NDArray[np.uint8], labels: NDArray[Any], recipe: R, task: Task[R], device: torch.device) -> Samples:
+    task.check(images, labels, recipe)
+    if len(images) < 2:
+        raise ConfigError("there is 1 image to train on; give at least 2")
     pixels = torch.from_numpy(np.array(images)).to(device)
-    truth = torch.from_numpy(np.array(labels, dtype=np.int64)).to(device)
+    truth = torch.from_numpy(np.array(labels, dtype=label_type(labels))).to(device)
     return Samples(pixels, truth, *channel_constants(recipe.mean, recipe.std, device))
 
 
-def _start(model: Model, recipe: TrainRecipe) -> _Run[Model]:
+def _start(model: Model, recipe: R, task: Task[R]) -> _Run[Model]:
     set_drop_path(model, recipe.drop_path)
     device = next(model.parameters()).device
-    network = torch.compile(model) if recipe.compile else _recorded(model)
+    forward = functools.partial(task.forward, model) if task.forward else None
+    network = torch.compile(forward or model) if recipe.compile else forward or _recorded(model)
     average = copy.deepcopy(model).requires_grad_(False)
     groups = parameter_groups(model, recipe.weight_decay)
     return _Run(model, average, network, torch.optim.AdamW(groups, lr=recipe.lr, fused=device.type == "cuda"))
@@ -219,17 +215,17 @@ def _seed_epoch(seed: int, epoch: int, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(int(words[1]))
 
 
-def _batch_size(samples: Samples, recipe: TrainRecipe) -> int:
+def _batch_size(samples: Samples, recipe: Recipe) -> int:
     return min(recipe.batch_size, len(samples.images))
 
 
-def _steps(samples: Samples, recipe: TrainRecipe) -> int:
+def _steps(samples: Samples, recipe: Recipe) -> int:
     """Whole batches in an epoch; the rest waits for the next epoch's shuffle."""
     return len(samples.images) // _batch_size(samples, recipe)
 
 
 def _run_epoch(
-    run: _Run[Model], samples: Samples, recipe: TrainRecipe, epoch: int, *, task: Task, progress: Progress
+    run: _Run[Model], samples: Samples, recipe: R, epoch: int, *, task: Task[R], progress: Progress
 ) -> tuple[float, float]:
     """One pass over the shuffled data: mean loss and last learning rate."""
     device, size, steps = samples.images.device, _batch_size(samples, recipe), _steps(samples, recipe)
@@ -253,10 +249,10 @@ def _run_epoch(
     return sum(values) / steps, lr
 
 
-def _step(run: _Run[Model], inputs: Tensor, targets: Tensor, recipe: TrainRecipe, task: Task) -> Tensor:
+def _step(run: _Run[Model], inputs: Tensor, targets: Tensor, recipe: R, task: Task[R]) -> Tensor:
     with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16"):
-        logits = run.network(inputs)
-    loss = task.loss(logits, targets, recipe)
+        outputs = run.network(inputs)
+    loss = task.loss(outputs, targets, recipe)
     run.optimizer.zero_grad()
     loss.backward()
     if recipe.grad_clip:
@@ -265,7 +261,7 @@ def _step(run: _Run[Model], inputs: Tensor, targets: Tensor, recipe: TrainRecipe
     return loss.detach()
 
 
-def _check_finite(losses: list[float], epoch: int, recipe: TrainRecipe) -> None:
+def _check_finite(losses: list[float], epoch: int, recipe: Recipe) -> None:
     """Stop before a broken state replaces the last good one."""
     for i, loss in enumerate(losses):
         if not math.isfinite(loss):
@@ -275,8 +271,8 @@ def _check_finite(losses: list[float], epoch: int, recipe: TrainRecipe) -> None:
             )
 
 
-def _line(record: EpochRecord, recipe: TrainRecipe) -> str:
-    score = "" if record.accuracy is None else f"accuracy {100 * record.accuracy:.2f} %  "
+def _line(record: EpochRecord, recipe: Recipe, name: str) -> str:
+    score = "" if record.accuracy is None else f"{name} {100 * record.accuracy:.2f} %  "
     width = len(str(recipe.epochs))
     return (
         f"epoch {record.epoch + 1:{width}d}/{recipe.epochs}  loss {record.loss:.4f}  lr {record.lr:.2e}  "

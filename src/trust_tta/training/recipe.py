@@ -1,12 +1,14 @@
-"""How a network is trained, declared once: files, flags, defaults and records derive from these two schemas."""
+"""How a network is trained, declared once: files, flags, defaults and records derive from these schemas."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from trust_tta.data.specs import find_spec
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD
 from trust_tta.schema import Count, Fraction, Natural, Positive, Rate, Schema, parse
 
@@ -15,8 +17,8 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Channels = tuple[float, float, float]
 
 
-class TrainRecipe(Schema):
-    """Everything but the data and the network that decides a training run; the defaults fit CIFAR at 32 pixels."""
+class Recipe(Schema):
+    """What decides a training run of any kind, beside the data and the network."""
 
     epochs: Count = Field(100, description="passes over the training images")
     batch_size: Annotated[int, Field(ge=2)] = Field(512, description="images per step; BatchNorm needs at least 2")
@@ -24,28 +26,17 @@ class TrainRecipe(Schema):
     weight_decay: Rate = Field(0.05, description="on weights only: not on norms, biases and the scan's A and D")
     warmup_epochs: Rate = Field(5.0, description="epochs of linear warm-up, at most all of them")
     grad_clip: Rate = Field(1.0, description="largest norm of the gradient; 0 to disable")
-    label_smoothing: BelowOne = Field(0.1, description="share of the target spread over all classes")
     drop_path: BelowOne = Field(0.1, description="stochastic depth of the last block, rising linearly from 0")
-    crop_padding: Natural = Field(4, description="pixels reflected at each border before a random crop")
     flip: bool = Field(True, description="mirror half of the images")
-    cutout: Natural = Field(8, description="side of the square set to the mean; 0 to disable")
-    mixup: Fraction = Field(0.0, description="share of the images blended with another")
-    cutmix: Fraction = Field(0.5, description="share of the images that get a rectangle of another")
-    plain_share: Fraction = Field(0.1, description="share of the epochs, the last, without cutout, mixup and cutmix")
+    plain_share: Fraction = Field(
+        0.1, description="share of the epochs, the last, without cutout, mixup and cutmix, or without random scales"
+    )
     ema_decay: BelowOne = Field(0.999, description="decay of the averaged weights; 0 keeps the last step")
     precision: Literal["float32", "bf16"] = Field("float32", description="number format of the forward pass")
     compile: bool = Field(False, description="use torch.compile")
     seed: Seed = Field(0, description="of weights, shuffling and augmentation")
     mean: Channels = Field(CIFAR10_MEAN, description="channel means subtracted from pixels in 0..1")
     std: Channels = Field(CIFAR10_STD, description="channel deviations divided by")
-
-    @field_validator("cutmix")
-    @classmethod
-    def _beside_mixup(cls, value: float, info: ValidationInfo) -> float:
-        mixup = info.data.get("mixup", 0.0)
-        if value > 1 - mixup:
-            raise ValueError(f"{value:g} and mixup {mixup:g} are shares of the same images; their sum must be <= 1")
-        return value
 
     @field_validator("warmup_epochs")
     @classmethod
@@ -63,8 +54,59 @@ class TrainRecipe(Schema):
 
     @property
     def plain_from(self) -> int:
-        """The first epoch without cutout, mixup and cutmix."""
+        """The first of the epochs at the end that go easy on the images."""
         return self.epochs - round(self.plain_share * self.epochs)
+
+    def decay_lr(self, step: int, steps: int) -> float:
+        """What is left of the learning rate, `step` of `steps` after the warm-up: half a cosine from 1 to 0."""
+        return (1 + math.cos(math.pi * step / steps)) / 2
+
+
+class TrainRecipe(Recipe):
+    """How a classifier is trained from scratch; the defaults fit CIFAR at 32 pixels."""
+
+    label_smoothing: BelowOne = Field(0.1, description="share of the target spread over all classes")
+    crop_padding: Natural = Field(4, description="pixels reflected at each border before a random crop")
+    cutout: Natural = Field(8, description="side of the square set to the mean; 0 to disable")
+    mixup: Fraction = Field(0.0, description="share of the images blended with another")
+    cutmix: Fraction = Field(0.5, description="share of the images that get a rectangle of another")
+
+    @field_validator("cutmix")
+    @classmethod
+    def _beside_mixup(cls, value: float, info: ValidationInfo) -> float:
+        mixup = info.data.get("mixup", 0.0)
+        if value > 1 - mixup:
+            raise ValueError(f"{value:g} and mixup {mixup:g} are shares of the same images; their sum must be <= 1")
+        return value
+
+
+class PixelRecipe(Recipe):
+    """How a network that labels pixels is trained from scratch; the defaults fit CamVid at 240 x 180 pixels."""
+
+    batch_size: Annotated[int, Field(ge=2)] = 16
+    lr: Positive = 1e-3
+    weight_decay: Rate = 0.01
+    plain_share: Fraction = 0.0
+    mean: Channels = IMAGENET_MEAN
+    std: Channels = IMAGENET_STD
+    power: Positive = Field(1.0, description="of the polynomial by which the learning rate falls to 0")
+    auxiliary_weight: Rate = Field(0.4, description="weight of the auxiliary head's loss")
+    scales: tuple[Positive, Positive] = Field((0.5, 2.0), description="smallest and largest scale of an image")
+    crop: Natural = Field(0, description="side of the square cut from a scaled image; 0 for the size of the images")
+    balance: Fraction = Field(
+        0.0, description="exponent of the classes' inverse frequencies in their weights; 0 weighs all alike"
+    )
+
+    @field_validator("scales")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not value[0] <= value[1] <= 16:
+            raise ValueError(f"{value} must be two numbers, the second at least the first and at most 16")
+        return value
+
+    def decay_lr(self, step: int, steps: int) -> float:
+        """What is left of the learning rate, `step` of `steps` after the warm-up: a polynomial from 1 to 0."""
+        return float((1 - step / steps) ** self.power)
 
 
 class FinetuneRecipe(Schema):
@@ -89,14 +131,29 @@ def recipe_for(
 
     Every mistake in `given` is reported at once, with `where` it was written.
     """
-    pixels, given = size or default_size(dataset), given or {}
+    pixels = size or default_size(dataset)
     values: dict[str, Any] = {"crop_padding": pixels // 8, "cutout": pixels // 4}
     if not _is_cifar(dataset):
         values |= {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    return parse(TrainRecipe, values | _short_warmup(given or {}), where=where)
+
+
+def pixel_recipe(given: Mapping[str, Any] | None = None, *, where: str = "") -> PixelRecipe:
+    """The recipe for labels of pixels; every mistake in `given` is reported at once."""
+    return parse(PixelRecipe, _short_warmup(given or {}), where=where)
+
+
+def _short_warmup(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, with a warm-up that fits into few epochs where none is said."""
     epochs = given.get("epochs")
-    if isinstance(epochs, int) and 0 <= epochs < 4 * TrainRecipe.defaults()["warmup_epochs"]:
-        values["warmup_epochs"] = epochs / 4
-    return parse(TrainRecipe, values | dict(given), where=where)
+    if isinstance(epochs, int) and 0 <= epochs < 4 * Recipe.defaults()["warmup_epochs"]:
+        return {"warmup_epochs": epochs / 4, **given}
+    return dict(given)
+
+
+def labels_pixels(dataset: str) -> bool:
+    """Whether a data set has a label for every pixel."""
+    return find_spec(dataset).layout == "pixels"
 
 
 def _is_cifar(dataset: str) -> bool:

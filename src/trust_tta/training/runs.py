@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from trust_tta.data.files import hash_pixels
 from trust_tta.errors import ConfigError
@@ -19,6 +20,7 @@ from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.factory import create_model
 from trust_tta.models.networks import require_ours
+from trust_tta.models.upernet import UPerNet
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training import files
@@ -26,17 +28,18 @@ from trust_tta.training.data import TrainingData, read_arrays
 from trust_tta.training.evaluation import evaluate, recalibrate
 from trust_tta.training.head import fit_head, score_head
 from trust_tta.training.loop import fit
-from trust_tta.training.recipe import FinetuneRecipe, TrainRecipe, default_size, recipe_for
-from trust_tta.training.tasks import classification
+from trust_tta.training.pixels import PixelTrainingData, pixel_preprocessing, read_pixels, segmentation
+from trust_tta.training.recipe import FinetuneRecipe, PixelRecipe, TrainRecipe, default_size, recipe_for
+from trust_tta.training.tasks import Task, classification
 
-Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
+Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """A trained network on its device in evaluation mode, where its files are, and what they record."""
 
-    model: ScanNetwork
+    model: ScanNetwork | UPerNet
     folder: Path
     record: Mapping[str, Any]  # of train.json
 
@@ -51,8 +54,8 @@ class Trained:
 
 
 def train(
-    data: TrainingData,
-    recipe: TrainRecipe | None = None,
+    data: TrainingData | PixelTrainingData,
+    recipe: TrainRecipe | PixelRecipe | None = None,
     *,
     out: str | PathLike[str],
     model: str = "vmamba_nano",
@@ -63,6 +66,8 @@ def train(
 ) -> Trained:
     """Train the variant `model`, with `overrides` of its fields, from scratch on images of `size` pixels.
 
+    Pictures with labels of pixels keep the size they have where none is given.
+
     Writes model.safetensors, train.json and card.md into the folder `out`; a run that was stopped is continued from
     the state kept there. Without a recipe, the default one for the data and the size is taken.
 
@@ -70,26 +75,25 @@ def train(
     >>> train(data, TrainRecipe(epochs=50), out="runs/nano", device="cuda").accuracy
     """
     begun = time.perf_counter()
-    folder, size = Path(out), size or default_size(data.spec.name)
-    recipe = recipe or recipe_for(data.spec.name, size=size)
-    classes = len(data.dataset.class_names)
+    folder = Path(out)
+    dense = isinstance(data, PixelTrainingData)
+    recipe = recipe or (PixelRecipe() if dense else recipe_for(data.spec.name, size=size))
     torch.manual_seed(recipe.seed)
-    made = create_model(model, num_classes=classes, **dict(overrides or {}))
-    network = require_ours(made, by="training").to(device)
-    fed = Preprocessing(size=size, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
+    made = create_model(model, num_classes=len(data.dataset.class_names), **dict(overrides or {}))
+    network = _require_fit(made, data).to(device)
+    fed, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
     network.preprocessing, network.classes = fed, data.dataset.class_names
-    images, held_out = _read(data, fed, progress)
-    task = classification(classes)
+    batch_size = recipe.batch_size if dense else None
 
-    def score(candidate: ScanNetwork) -> float:
-        return evaluate(candidate, *held_out, mean=fed.mean, std=fed.std, metric=task.metric)
+    def score(candidate: nn.Module) -> float:
+        return evaluate(candidate, *held_out, mean=fed.mean, std=fed.std, metric=task.metric, batch_size=batch_size)
 
     fitted = fit(
         network, *images, recipe, task=task, state_path=folder / files.STATE, evaluate=score, progress=progress
     )
     average = fitted.average
     accuracy = {"averaged weights": score(average)}
-    recalibrate(average, images[0], mean=fed.mean, std=fed.std)
+    recalibrate(average, images[0], mean=fed.mean, std=fed.std, forward=task.forward, batch_size=batch_size)
     accuracy["averaged weights, new statistics"] = score(average)
     origin = files.Origin(
         variant=model,
@@ -130,7 +134,7 @@ def finetune(
         raise ConfigError(f"'{folder / files.WEIGHTS}' exists and would be lost; give another folder, or delete it")
     fed = checkpoint.preprocessing.for_layout(data.spec.layout)
     chosen, held_out = data.split()
-    _announce(data, progress)
+    _announce(data, len(chosen), len(held_out), progress)
     torch.manual_seed(recipe.seed)
     loaded = checkpoint.load(device=device, num_classes=len(data.dataset.class_names), head=False)
     model = require_ours(loaded, by="fine-tuning")
@@ -161,17 +165,47 @@ def finetune(
     return Trained(model=model, folder=folder, record=record)
 
 
-def _read(data: TrainingData, fed: Preprocessing, progress: Progress) -> tuple[Arrays, Arrays]:
-    """Images and labels to train on, and those held out, at the size of the network's input."""
-    _announce(data, progress)
-    chosen, held_out = data.split()
-    progress.start(len(chosen) + len(held_out), "reading images")
-    arrays = [(read_arrays(part, fed, progress), part.labels) for part in (chosen, held_out)]
+def _require_fit(network: nn.Module, data: TrainingData | PixelTrainingData) -> ScanNetwork | UPerNet:
+    """The network where it gives what the data have labels of."""
+    if isinstance(data, PixelTrainingData):
+        if not isinstance(network, UPerNet):
+            raise ConfigError(
+                f"{data.spec.name} has labels of pixels, and the network is a {type(network).__name__}; "
+                "give one whose name starts with upernet_"
+            )
+        return network
+    return require_ours(network, by=f"training on {data.spec.name}")
+
+
+def _prepare(
+    data: TrainingData | PixelTrainingData,
+    recipe: TrainRecipe | PixelRecipe,
+    *,
+    size: int | None,
+    progress: Progress,
+) -> tuple[Preprocessing, Arrays, Arrays, Task[Any]]:
+    """What makes images the network's input; images and labels to train on, and those held out; what is learned."""
+    classes = len(data.dataset.class_names)
+    if isinstance(data, PixelTrainingData):
+        if not isinstance(recipe, PixelRecipe):
+            raise ConfigError(f"{data.spec.name} has labels of pixels; give a PixelRecipe")
+        fed = pixel_preprocessing(data, recipe, size)
+        _announce(data, len(data.dataset), len(data.held_out), progress)
+        progress.start(len(data.dataset) + len(data.held_out), "reading images")
+        images, held_out = (read_pixels(part, fed, progress) for part in (data.dataset, data.held_out))
+        progress.finish()
+        return fed, images, held_out, segmentation(classes, images[1], recipe)
+    if not isinstance(recipe, TrainRecipe):
+        raise ConfigError(f"{data.spec.name} has labels of images; give a TrainRecipe")
+    side = size or default_size(data.spec.name)
+    fed = Preprocessing(size=side, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
+    chosen, others = data.split()
+    _announce(data, len(chosen), len(others), progress)
+    progress.start(len(chosen) + len(others), "reading images")
+    arrays = [(read_arrays(part, fed, progress), part.labels) for part in (chosen, others)]
     progress.finish()
-    return arrays[0], arrays[1]
+    return fed, arrays[0], arrays[1], classification(classes)
 
 
-def _announce(data: TrainingData, progress: Progress) -> None:
-    chosen, held_out = data.split()
-    counts = f"{len(chosen)} images of {data.description} to train on, {len(held_out)} {data.measured_on} images"
-    progress.note(counts)
+def _announce(data: TrainingData | PixelTrainingData, images: int, others: int, progress: Progress) -> None:
+    progress.note(f"{images} images of {data.description} to train on, {others} {data.measured_on} images")

@@ -16,20 +16,25 @@ from torch import nn
 from trust_tta.atomic import replacing
 from trust_tta.data.files import hash_pixels
 from trust_tta.errors import CheckpointError, StateError
-from trust_tta.training.recipe import TrainRecipe
+from trust_tta.training.recipe import Recipe
 
 _FORMAT = 1
 
 
-def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: TrainRecipe) -> dict[str, str]:
+def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: Recipe) -> dict[str, str]:
     """What must be the same for a run to continue: the recipe field by field, the data, the network's shapes."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     return {
         **{name: json.dumps(value) for name, value in recipe.model_dump().items()},
         "images": hash_pixels(images),
-        "labels": hash_pixels(labels.astype(np.int64)),
+        "labels": hash_pixels(labels.astype(label_type(labels))),
         "network": hash_pixels(np.frombuffer(repr(shapes).encode(), np.uint8)),
     }
+
+
+def label_type(labels: NDArray[Any]) -> type[np.integer[Any]]:
+    """How labels are kept: those of pixels are many, and small."""
+    return np.uint8 if labels.ndim > 1 else np.int64
 
 
 def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]) -> None:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
-from trust_tta.errors import DataError
+from trust_tta.errors import ConfigError, DataError
 from trust_tta.training import augment
-from trust_tta.training.recipe import TrainRecipe
+from trust_tta.training.recipe import Recipe, TrainRecipe
+
+R = TypeVar("R", bound=Recipe)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Training images uint8 (N, h, w, 3) and labels int64 (N, ...) on the device, with the constants that normalize."""
+    """Training images uint8 (N, h, w, 3) and labels (N, ...) on the device, with the constants that normalize."""
 
     images: Tensor
     labels: Tensor
@@ -27,25 +29,34 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[R]):
     """The functions in which tasks differ.
 
-    `check(images, labels)` refuses arrays that do not fit. `augment(samples, chosen, recipe, generator, plain)` draws
-    inputs (n, 3, h, w) and targets for the images at `chosen` (n,); the last epochs are `plain`. `loss(logits, targets,
-    recipe)` is a scalar. `metric(predictions, labels)` scores class indices (n, ...) between 0 and 1.
+    `check(images, labels, recipe)` refuses arrays that do not fit. `augment(samples, chosen, recipe, generator, plain)`
+    draws inputs (n, 3, h, w) and targets for the images at `chosen` (n,); the last epochs are `plain`. `loss(outputs,
+    targets, recipe)` is a scalar. `metric(predictions, labels)` scores class indices (n, ...) between 0 and 1.
+    `forward(model, inputs)` gives the outputs where they are not what the network predicts.
     """
 
-    check: Callable[[NDArray[Any], NDArray[Any]], None]
-    augment: Callable[[Samples, Tensor, TrainRecipe, Generator, bool], tuple[Tensor, Tensor]]
-    loss: Callable[[Tensor, Tensor, TrainRecipe], Tensor]
+    check: Callable[[NDArray[Any], NDArray[Any], R], None]
+    augment: Callable[[Samples, Tensor, R, Generator, bool], tuple[Tensor, Tensor]]
+    loss: Callable[[Any, Tensor, R], Tensor]
     metric: Callable[[Tensor, Tensor], float]
+    forward: Callable[[nn.Module, Tensor], Any] | None = None
+    score: str = "accuracy"  # what the metric is called
 
 
-def classification(classes: int) -> Task:
+def classification(classes: int) -> Task[TrainRecipe]:
     """One label per image; targets (n, classes) are distributions, since mixed images belong to two classes."""
 
-    def check(images: NDArray[Any], labels: NDArray[Any]) -> None:
-        check_images(images, labels, classes=classes)
+    def check(images: NDArray[Any], labels: NDArray[Any], recipe: TrainRecipe) -> None:
+        check_images(images)
+        check_labels(labels, len(images), classes=classes)
+        if recipe.crop_padding >= min(images.shape[1:3]):
+            raise ConfigError(
+                f"images have {images.shape[1]}x{images.shape[2]} pixels, and crop_padding is {recipe.crop_padding}; "
+                "give a padding smaller than the images"
+            )
 
     def sample(
         samples: Samples, chosen: Tensor, recipe: TrainRecipe, generator: Generator, plain: bool
@@ -70,11 +81,10 @@ def accuracy(predictions: Tensor, labels: Tensor) -> float:
     return float((predictions == labels).double().mean())
 
 
-def check_images(images: NDArray[Any], labels: NDArray[Any], *, classes: int | None = None) -> None:
-    """Refuse arrays that are not uint8 (n, h, w, 3) with n labels, each below `classes`."""
+def check_images(images: NDArray[Any]) -> None:
+    """Refuse arrays that are not uint8 (n, h, w, 3)."""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or len(images) == 0:
         raise DataError(f"images are {images.dtype} {images.shape}; give uint8 (n, height, width, 3), n at least 1")
-    check_labels(labels, len(images), classes=classes)
 
 
 def check_labels(labels: NDArray[Any], images: int, *, classes: int | None = None) -> None:
