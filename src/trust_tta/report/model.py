@@ -316,21 +316,16 @@ def _label_rank(key: CellKey, label: str) -> tuple[object, ...]:
 
 
 def _cost(variant: Variant, accuracy: float, cells: Sequence[Cell]) -> Cost:
-    batches = sum(batch_count(cell) for cell in cells)
+    batches = sum(cell.batches for cell in cells)
     updates, forwards, backwards = (
         sum(getattr(cell.result, name) for cell in cells) / batches for name in ("updates", "forwards", "backwards")
     )
     return Cost(variant, accuracy, updates, forwards, backwards, _milliseconds(cells))
 
 
-def batch_count(cell: Cell) -> int:
-    """The number of batches that the cell's stream had."""
-    return len(cell.result.course.samples) or max(1, math.ceil(cell.result.samples / cell.key.batch_size))
-
-
 def _milliseconds(cells: Sequence[Cell]) -> float | None:
     """Median time of a batch spread over its images: a slow first batch does not count."""
     timed = [c for c in cells if math.isfinite(c.result.seconds_median) and c.result.samples]
     images = sum(c.result.samples for c in timed)
-    seconds = sum(c.result.seconds_median * batch_count(c) for c in timed)
+    seconds = sum(c.result.seconds_median * c.batches for c in timed)
     return 1000 * seconds / images if images and seconds > 0 else None

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
@@ -19,24 +19,17 @@ from trust_tta.results.select import VALUES
 def columns() -> dict[str, type]:
     """The names of the flat columns with their types, without regard to whether they may be empty."""
     key, result, facts = (get_type_hints(kind) for kind in (CellKey, CellResult, Facts))
-    return {
-        "digest": str,
-        "label": str,
-        **{f.name: _plain(key[f.name]) for f in fields(CellKey)},
-        **{name: _plain(result[name]) for name in VALUES},
-        **{_fact_column(f.name): _plain(facts[f.name]) for f in fields(Facts)},
-    }
+    kinds = {"digest": str, "label": str, **key, **{name: result[name] for name in VALUES}}
+    kinds |= {f"run_{name}": kind for name, kind in facts.items()}
+    return {name: (get_args(kind) or (kind,))[0] for name, kind in kinds.items()}  # `int` of `int | None`
 
 
 def flat_row(cell: Cell) -> dict[str, Any]:
     """One cell as flat columns; what is not text in a name becomes a question mark."""
-    row = {
-        "digest": cell.key.digest,
-        "label": cell.label,
-        **{f.name: getattr(cell.key, f.name) for f in fields(CellKey)},
-        **{name: getattr(cell.result, name) for name in VALUES},
-        **{_fact_column(f.name): getattr(cell.facts, f.name) for f in fields(Facts)},
-    }
+    row = {"digest": cell.key.digest, "label": cell.label}
+    row |= {f.name: getattr(cell.key, f.name) for f in fields(CellKey)}
+    row |= {name: getattr(cell.result, name) for name in VALUES}
+    row |= {f"run_{f.name}": getattr(cell.facts, f.name) for f in fields(Facts)}
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
     return row | {name: text.encode("utf-8", "replace").decode("utf-8") for name, text in texts.items()}
 
@@ -61,14 +54,3 @@ def write_parquet(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:
 
 def _sorted(cells: Iterable[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: key_rank(cell.key))
-
-
-def _fact_column(name: str) -> str:
-    return f"run_{name}"
-
-
-def _plain(hint: Any) -> type:
-    """`int` of `int | None`."""
-    options = [kind for kind in getattr(hint, "__args__", (hint,)) if kind is not type(None)]
-    plain: type = options[0]
-    return plain

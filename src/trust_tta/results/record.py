@@ -142,9 +142,8 @@ class CellResult:
 
     def __post_init__(self) -> None:
         if self.correct and len(self.correct) != -(-self.samples // 8):
-            raise DataError(
-                f"{len(self.correct)} bytes say which of {self.samples} images were right; give one bit each"
-            )
+            n = len(self.correct)
+            raise DataError(f"{n} bytes say which of {self.samples} images were right; give one bit each")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,14 +180,8 @@ class Cell:
 
     @property
     def batches(self) -> int:
-        """How many batches the cell was run in."""
-        return -(-self.result.samples // self.key.batch_size)
-
-    @property
-    def passes_per_batch(self) -> tuple[float, float, float]:
-        """Forward passes, backward passes and updates per batch."""
-        result, n = self.result, max(1, self.batches)
-        return result.forwards / n, result.backwards / n, result.updates / n
+        """How many batches the cell's stream had."""
+        return len(self.result.course.samples) or max(1, -(-self.result.samples // self.key.batch_size))
 
 
 def discordant(one: Cell, other: Cell) -> tuple[int, int] | None:

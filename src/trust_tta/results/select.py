@@ -79,7 +79,7 @@ def table(
     for (_, column), found in groups.items():
         expected[column].update(_part(cell.key, over) for cell in found)
     lines = [[_by_seed(groups.get((r, c), []), value, over, expected[c]) for c in column_labels] for r in row_labels]
-    entries = tuple(tuple(_aggregate(seeds, missing=missing) for seeds, missing in line) for line in lines)
+    entries = tuple(tuple(aggregate([*seeds.values()], missing=missing) for seeds, missing in line) for line in lines)
     means = (_row_mean([seeds for seeds, _ in line], shown) for line, shown in zip(lines, entries, strict=True))
     return Table(value, row_labels, column_labels, entries, tuple(means))
 
@@ -154,9 +154,8 @@ def _refuse_mixture(cells: list[Cell], over: Collection[str]) -> None:
     for same_run in twins.values():
         _agree(same_run, ["fingerprint"])
         if len(same_run) > 1:
-            raise ConfigError(
-                f"the cell {same_run[0].digest[:12]} was given {len(same_run)} times; give each cell once"
-            )
+            digest = same_run[0].digest[:12]
+            raise ConfigError(f"the cell {digest} was given {len(same_run)} times; give each cell once")
 
 
 def _agree(keys: list[CellKey], names: Sequence[str]) -> None:
@@ -169,16 +168,18 @@ def _agree(keys: list[CellKey], names: Sequence[str]) -> None:
             )
 
 
-def _aggregate(seeds: dict[int, float], *, missing: int = 0) -> Aggregate:
-    values = list(seeds.values())
+def aggregate(values: Sequence[float], *, missing: int = 0) -> Aggregate:
+    """The mean of values of different seeds, with its spread and interval."""
     n = len(values)
     if n == 0:
         return Aggregate(missing=missing)
     mean = math.fsum(values) / n
     if n == 1:
         return Aggregate(mean, n=1, missing=missing)
+    from scipy import special
+
     std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    return Aggregate(mean, std, _t_quantile(n - 1) * std / math.sqrt(n), n, missing)
+    return Aggregate(mean, std, float(special.stdtrit(n - 1, 0.975)) * std / math.sqrt(n), n, missing)
 
 
 def _row_mean(by_column: list[dict[int, float]], entries: Sequence[Aggregate]) -> Aggregate:
@@ -187,13 +188,6 @@ def _row_mean(by_column: list[dict[int, float]], entries: Sequence[Aggregate]) -
     if absent:
         return Aggregate(missing=absent)
     if all(column.keys() == by_column[0].keys() for column in by_column):
-        seeds = {s: math.fsum(column[s] for column in by_column) / len(by_column) for s in by_column[0]}
-        return _aggregate(seeds)
+        return aggregate([math.fsum(column[s] for column in by_column) / len(by_column) for s in by_column[0]])
     mean = math.fsum(entry.mean for entry in entries if entry.mean is not None) / len(entries)
     return Aggregate(mean, n=min(entry.n for entry in entries))
-
-
-def _t_quantile(freedom: int) -> float:
-    from scipy import special
-
-    return float(special.stdtrit(freedom, 0.975))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from trust_tta.errors import DataError, StateError
@@ -22,6 +21,8 @@ from trust_tta.results.codec import from_json, to_json
 from trust_tta.results.display import key_rank, old_labels, plain_text
 from trust_tta.results.record import Cell, CellKey, CellResult, Course, Facts
 from trust_tta.results.store_file import (
+    NO_CLAIM,
+    RELEASE,
     create_file,
     damaged,
     explained,
@@ -114,9 +115,7 @@ class ResultStore:
     def __enter__(self) -> ResultStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -126,9 +125,7 @@ class ResultStore:
         try:
             if self._writes:
                 with self._transaction() as connection:
-                    connection.execute(
-                        f"UPDATE cells SET status = 'pending', {_NO_CLAIM} WHERE token = ?", [self._me.token]
-                    )
+                    connection.execute(f"{RELEASE} WHERE token = ?", [self._me.token])
                 self.check_file()
         finally:
             self._connection.close()
@@ -330,7 +327,6 @@ class ResultStore:
                     connection.execute("ROLLBACK")
 
 
-_NO_CLAIM = "token = NULL, claimant = NULL, expires = NULL"
 _PLAN = """
 INSERT INTO cells (digest, key, status, label) VALUES (?, ?, 'pending', ?)
 ON CONFLICT (digest) DO UPDATE SET label = excluded.label WHERE excluded.label IS NOT NULL
@@ -342,14 +338,14 @@ ON CONFLICT (digest) DO UPDATE SET status = 'running', message = NULL,
 """
 _FINISH = f"""
 INSERT INTO cells (digest, key, status, result, course, facts, label) VALUES (?, ?, 'done', ?, ?, ?, ?)
-ON CONFLICT (digest) DO UPDATE SET status = 'done', message = NULL, {_NO_CLAIM},
+ON CONFLICT (digest) DO UPDATE SET status = 'done', message = NULL, {NO_CLAIM},
     result = excluded.result, course = excluded.course, facts = excluded.facts,
     label = coalesce(excluded.label, label)
 WHERE status != 'done'
 """
 _FAIL = f"""
 INSERT INTO cells (digest, key, status, message) VALUES (?, ?, 'failed', ?)
-ON CONFLICT (digest) DO UPDATE SET status = 'failed', message = excluded.message, {_NO_CLAIM}
+ON CONFLICT (digest) DO UPDATE SET status = 'failed', message = excluded.message, {NO_CLAIM}
 WHERE status = 'running' AND token = ?
 """
 
@@ -392,11 +388,5 @@ def _unpack(blob: bytes) -> Course:
     samples = struct.unpack_from(f"<{n}q", data, 9)
     offsets = range(9 + 8 * n, len(data), 8 * n) if n else range(0)
     columns = [struct.unpack_from(f"<{n}d", data, offset) for offset in offsets] or [()] * (3 + has_before)
-    accuracy, entropy, seconds, *before = columns
-    return Course(
-        samples=samples,
-        accuracy=accuracy,
-        accuracy_before=before[0] if has_before else None,
-        entropy=entropy,
-        seconds=seconds,
-    )
+    names = ("accuracy", "entropy", "seconds", *(("accuracy_before",) if has_before else ()))
+    return Course(samples=samples, **dict(zip(names, columns, strict=True)))

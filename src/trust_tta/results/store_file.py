@@ -27,9 +27,8 @@ CREATE TABLE pictures (
 ) WITHOUT ROWID;
 CREATE TABLE classes (dataset TEXT PRIMARY KEY, names TEXT NOT NULL) WITHOUT ROWID;
 """
-_RELEASE = """
-UPDATE cells SET status = 'pending', token = NULL, claimant = NULL, expires = NULL WHERE status = 'running'
-"""
+NO_CLAIM = "token = NULL, claimant = NULL, expires = NULL"
+RELEASE = f"UPDATE cells SET status = 'pending', {NO_CLAIM}"
 _LABELS = "ALTER TABLE cells ADD COLUMN label TEXT"
 _TABLES = f"""
 PRAGMA application_id = {APPLICATION_ID};
@@ -59,16 +58,10 @@ _FOREIGN = "SELECT type, name FROM sqlite_schema WHERE type NOT IN ('table', 'in
 
 def create_file(path: Path) -> None:
     """Make an empty store at `path`, unless another process makes it first."""
-    temporary = temporary_name(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _new_file(path) as temporary:
         with explained(path), closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.executescript(f"BEGIN; {_TABLES} COMMIT; PRAGMA journal_mode = WAL;")
         _publish(temporary, path)
-    except OSError as error:
-        raise _unwritable(path, error.strerror) from error
-    finally:
-        _remove(temporary)
 
 
 def open_file(path: Path, *, reading: bool = False) -> sqlite3.Connection:
@@ -105,20 +98,13 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 def save_elsewhere(connection: sqlite3.Connection, path: Path) -> Path:
     """Copy an open store whose file is gone from `path` to a new file beside it, and say which."""
-    temporary = temporary_name(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _new_file(path) as temporary:
         with explained(path), closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
             connection.backup(copy)
-            copy.execute(_RELEASE)  # whoever holds a cell holds it in the file that is gone
+            copy.execute(f"{RELEASE} WHERE status = 'running'")  # they are held in the file that is gone
             copy.execute("PRAGMA journal_mode = WAL")
         names = (path.with_name(f"{path.stem}.saved{'' if n == 1 else f'-{n}'}{path.suffix}") for n in count(1))
-        target = next(name for name in names if _publish(temporary, name))
-    except OSError as error:
-        raise _unwritable(path, error.strerror) from error
-    finally:
-        _remove(temporary)
-    return target
+        return next(name for name in names if _publish(temporary, name))
 
 
 @contextmanager
@@ -213,7 +199,16 @@ def _publish(temporary: Path, path: Path) -> bool:
     return True
 
 
-def _remove(temporary: Path) -> None:
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        with suppress(OSError):  # what cannot be removed was never made
-            os.unlink(f"{temporary}{suffix}")
+@contextmanager
+def _new_file(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`; what is left of the file at the end is removed."""
+    temporary = temporary_name(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            with suppress(OSError):  # what cannot be removed was never made
+                os.unlink(f"{temporary}{suffix}")
