@@ -143,10 +143,10 @@ def test_curves_relative_to_the_first_baseline() -> None:
         for d, a in zip(("snow", "fog"), both, strict=True)
     ]
     (group,) = make_groups(cells)
-    curves = series.sequence(group)
-    base = series.baseline_of(curves)
+    base = series.baseline(group)
     assert base is not None
     (trust,) = series.sequence(group, over=base)
     assert (base.label, trust.variant.label) == ("bn", "trust")
     assert [y for _, y in trust.points] == pytest.approx([0.05, -0.1])
-    assert series.baseline_of([c for c in curves if c.variant.method == "trust"]) is None
+    (alone,) = make_groups([c for c in cells if c.key.method == "trust"])
+    assert series.baseline(alone) is None

@@ -8,22 +8,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trust_tta.report.model import Cost, Group, Variant
-from trust_tta.results import Cell, discordant, format_percent
+from trust_tta.results import Aggregate, Cell, discordant, format_percent
+from trust_tta.results.select import aggregate
 
 LEVEL = 0.05  # below this probability a difference over images is taken as told
 FEWEST = 6  # images ahead: with fewer, no test over images can tell at this level, however the seeds agree
 SAME_COST = 0.02  # numbers of updates, or times, within two percent count as equal
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Paired:
-    """The mean of differences over shared seeds, and the half-width of its 95 % t-interval (None below two seeds)."""
-
-    mean: float
-    half_width: float | None
-    seeds: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class Difference:
     first: Variant
     second: Variant
     gain: float
-    seeds: Paired
+    seeds: Aggregate  # of the differences of shared seeds
     ahead: float  # images by which the first is ahead, per seed
     images: ImageTest | None
 
@@ -59,8 +51,8 @@ class Difference:
         """Whether the runs tell the two apart: by images where they were kept, else by seeds; None: nobody knows."""
         if self.images is not None:
             return self.images.p < LEVEL
-        half = self.seeds.half_width
-        return None if half is None else abs(self.seeds.mean) > half and abs(self.ahead) >= FEWEST - 0.5
+        mean, half = self.seeds.mean, self.seeds.half_width
+        return None if mean is None or half is None else abs(mean) > half and abs(self.ahead) >= FEWEST - 0.5
 
     @property
     def tie(self) -> bool:
@@ -80,7 +72,8 @@ def difference(group: Group, first: Variant, second: Variant) -> Difference:
     """Two complete lines of a group; `gain` is the first's mean less the second's."""
     reached = group.means()
     gain = reached[first.label] - reached[second.label]
-    seeds, cells = _over_seeds(group, first, second, gain), group.cells_of(first.label)
+    seeds = paired(seed_means(group, first.label), seed_means(group, second.label))
+    cells = group.cells_of(first.label)
     ahead = gain * sum(cell.result.samples for cell in cells) / len({cell.key.seed for cell in cells})
     return Difference(first, second, gain, seeds, ahead, _over_images(group, first, second))
 
@@ -97,26 +90,16 @@ def leaders(group: Group) -> list[Variant]:
     return [best, *(other for other in others if difference(group, best, other).tie)]
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired:
-    """Values by seed: the mean of `first` less `second` over the seeds that both have."""
-    differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
-    n = len(differences)
-    mean = math.fsum(differences) / n if n else math.nan
-    if n < 2:
-        return Paired(mean, None, n)
-    from scipy import special
-
-    deviation = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
-    return Paired(mean, float(special.stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n), n)
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Aggregate:
+    """Values by seed: `first` less `second` over the seeds that both have."""
+    return aggregate([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
 
 
-def seed_means(group: Group, label: str) -> dict[int, float]:
+def seed_means(group: Group, label: str, value: str = "accuracy") -> dict[int, float]:
     """The mean over domains of each seed that has them all."""
-    seeds: dict[int, dict[str, float]] = {}
-    for cell in group.cells_of(label):
-        if math.isfinite(cell.result.accuracy):
-            seeds.setdefault(cell.key.seed, {})[cell.key.domain] = cell.result.accuracy
-    return {s: math.fsum(v.values()) / len(v) for s, v in sorted(seeds.items()) if len(v) == len(group.domains)}
+    found = [domain_seeds(group, label, domain, value) for domain in group.domains]
+    shared = sorted(set.intersection(*map(set, found)))
+    return {seed: math.fsum(numbers[seed] for numbers in found) / len(found) for seed in shared}
 
 
 def domain_seeds(group: Group, label: str, domain: str, value: str = "accuracy") -> dict[int, float]:
@@ -172,11 +155,6 @@ def _duel(group: Group, trust: Cost, others: Sequence[Cost]) -> Duel:
 
 def _is_trust(cost: Cost) -> bool:
     return cost.variant.method == "trust"
-
-
-def _over_seeds(group: Group, first: Variant, second: Variant, gain: float) -> Paired:
-    found = paired(seed_means(group, first.label), seed_means(group, second.label))
-    return found if found.seeds > 1 else Paired(gain, None, found.seeds)
 
 
 def _over_images(group: Group, first: Variant, second: Variant) -> ImageTest | None:

@@ -90,10 +90,10 @@ def _figures(groups: Sequence[Group]) -> Iterator[tuple[str, tuple[float, float]
         where = _slug(f"{group.experiment} {group.dataset} {group.setting} {group.batch_size}")
         width = max(4.0, 0.5 * len(group.domains) * max(1.0, len(group.variants) / 6) + 1.5)
         yield f"bars_{where}", (min(width, 12), 3.2), _bars(group, series.domain_dots(group), "accuracy in %")
-        found = series.gains(group)
-        if found is not None:
-            against = f"gain over {found[0].name} in points"
-            yield f"gain_{where}", (min(width, 12), 3.2), _bars(group, found[1], against)
+        base = series.baseline(group)
+        gains = series.domain_dots(group, over=base) if base is not None else []
+        if base is not None and gains:
+            yield f"gain_{where}", (min(width, 12), 3.2), _bars(group, gains, f"gain over {base.name} in points")
         if group.costs:
             yield f"cost_{where}", (5.2, 3.2), _cost(group)
         curves = series.running_accuracy(group)

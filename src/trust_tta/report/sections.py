@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from trust_tta.report import charts, order_charts, series
-from trust_tta.report.evidence import domain_seeds, paired
+from trust_tta.report.evidence import paired, seed_means
 from trust_tta.report.model import Group, Report, Variant
 from trust_tta.report.paper import compare, compare_sweeps
 from trust_tta.report.published import load_published
@@ -202,9 +202,9 @@ def by_domain(group: Group) -> Panel | None:
     chart = charts.dot_plot(f"Accuracy by domain: {group.title}", names, dots)
     caption = f"Accuracy of each method on each domain.{_bars(dots)}"
     titles, drawn = ["accuracy"], [Drawing("by domain", caption, chart)]
-    found = series.gains(group)
-    if found is not None:
-        base, gains = found
+    base = series.baseline(group)
+    gains = series.domain_dots(group, over=base) if base is not None else []
+    if base is not None and gains:
         chart = charts.dot_plot(f"Gain over {base.name}: {group.title}", names, gains, axis="points")
         caption = f"Gain of each method over {base.name} on each domain, in points; the plain source is left out."
         titles.append(f"gain over {base.name}")
@@ -257,11 +257,12 @@ def before_after(group: Group) -> Panel | None:
     """The prediction before the update and the one after it."""
     before, after = group.means("accuracy_before"), group.means()
     learns = {c.variant.label for c in group.costs if c.updates > 0}
-    pairs = [
-        (v, before[v.label], after[v.label], _update_interval(group, v.label))
-        for v in group.variants
-        if v.label in before and v.label in learns
-    ]
+    pairs = []
+    for variant in group.variants:
+        label = variant.label
+        if label in before and label in learns:
+            gain = paired(seed_means(group, label), seed_means(group, label, "accuracy_before"))
+            pairs.append((variant, before[label], after[label], gain.half_width))
     if not pairs:
         return None
     chart = charts.dumbbells(f"Before and after the update: {group.title}", pairs)
@@ -299,7 +300,7 @@ def stability(group: Group, _: Report) -> Section | None:
         curves = series.sequence(group)
         chart = charts.line_chart(f"Stability: {group.title}", curves, axis="", names=names)
         drawn.append(Drawing("stability", "Accuracy on one domain after another, without a reset.", chart))
-        base = series.baseline_of(curves)
+        base = series.baseline(group)
         relative = series.sequence(group, over=base) if base is not None else []
         if base is not None and relative:
             title = f"Gain over {base.name} without a reset: {group.title}"
@@ -448,14 +449,6 @@ def _defaults(group: Group) -> str:
             varied = [n for n in sorted(values) if any(json.loads(o.options).get(n) != values[n] for o in others)]
             said.append(f"{variant.name} alone: {', '.join(f'{n}={values[n]}' for n in varied)}.")
     return " ".join(said)
-
-
-def _update_interval(group: Group, label: str) -> float | None:
-    """The half-width of the interval of what the update gains, paired by seed, over all domains."""
-    both = [[domain_seeds(group, label, d, value) for d in group.domains] for value in ("accuracy", "accuracy_before")]
-    seeds = set.intersection(*(set(found) for side in both for found in side))
-    after, before = ({s: math.fsum(found[s] for found in side) / len(side) for s in seeds} for side in both)
-    return paired(after, before).half_width
 
 
 def _kept(group: Group, domain: str) -> dict[Variant, Cell]:

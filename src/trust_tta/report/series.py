@@ -13,7 +13,9 @@ from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.evidence import domain_seeds, paired
 from trust_tta.report.model import Group, Variant
 from trust_tta.results import Cell, Reliability
+from trust_tta.results.display import BASELINES
 from trust_tta.results.record import BINS
+from trust_tta.results.select import aggregate
 
 MOST_POINTS = 60
 Point: TypeAlias = tuple[float, float]
@@ -61,27 +63,19 @@ class BatchSizes:
     curves: tuple[Curve, ...]
 
 
-def domain_dots(group: Group) -> list[Dots]:
-    """Accuracy of each line on each domain, with its interval over seeds."""
-    found = []
-    for variant in group.variants:
-        entries = [group.entry(variant.label, domain) for domain in group.domains]
-        values = tuple(None if entry.mean is None else (entry.mean, entry.half_width) for entry in entries)
-        found.append(Dots(variant, values))
-    return found
+def domain_dots(group: Group, value: str = "accuracy", *, over: Variant | None = None) -> list[Dots]:
+    """A value of each line on each domain, with its interval over seeds; with `over` its gain over that line.
 
-
-def gains(group: Group) -> tuple[Variant, list[Dots]] | None:
-    """Differences to the first baseline there is, paired by seed, and that baseline.
-
-    Next to batch statistics the source is left out: it would squeeze the rest together.
+    Among gains the source is left out: it would squeeze the rest together.
     """
-    base = _base(group)
-    kept = [v for v in group.variants if base is not None and v.label != base.label and v.method != "source"]
-    if base is None or not kept:
-        return None
-    found = [Dots(v, tuple(_gain(group, v.label, base.label, domain) for domain in group.domains)) for v in kept]
-    return base, found
+    kept = [v for v in group.variants if over is None or (v.label != over.label and v.method != "source")]
+    return [Dots(v, tuple(_value(group, v.label, domain, value, over) for domain in group.domains)) for v in kept]
+
+
+def baseline(group: Group) -> Variant | None:
+    """The line that gains are shown over: the first baseline that has finished anything, batch statistics first."""
+    finished = [d.variant for d in domain_dots(group) if any(d.values)]
+    return next((v for method in reversed(BASELINES) for v in finished if v.method == method), None)
 
 
 def running_accuracy(group: Group, domain: str | None = None) -> list[Curve]:
@@ -120,21 +114,14 @@ def stream_order(group: Group) -> list[str]:
 
 def sequence(group: Group, value: str = "accuracy", *, over: Variant | None = None) -> list[Curve]:
     """A value along the domains in stream order, less that of the line `over`; lines without any are left out."""
-    order, curves = stream_order(group), []
-    for variant in group.variants:
-        if over is not None and (variant.label == over.label or variant.method == "source"):
-            continue
-        found = [_value(group, variant.label, domain, value, over) for domain in order]
-        points = tuple((float(i), math.nan if v is None else v[0]) for i, v in enumerate(found))
-        if any(v is not None for v in found):
-            curves.append(Curve(variant, points, tuple(None if v is None else v[1] for v in found)))
+    order, curves = [group.domains.index(domain) for domain in stream_order(group)], []
+    for dots in domain_dots(group, value, over=over):
+        found = [dots.values[i] or (math.nan, None) for i in order]
+        if any(dots.values):
+            curves.append(
+                Curve(dots.variant, tuple((float(i), v[0]) for i, v in enumerate(found)), tuple(v[1] for v in found))
+            )
     return curves
-
-
-def baseline_of(curves: Sequence[Curve]) -> Variant | None:
-    """The first baseline among curves."""
-    found = [curve.variant for curve in curves]
-    return next((v for method in ("bn", "source") for v in found if v.method == method), None)
 
 
 def sweeps(group: Group) -> list[Sweep]:
@@ -196,29 +183,15 @@ def effective_options(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, "k": len(orders), "orders": None if continues else [str(order) for order in orders]}
 
 
-def _base(group: Group) -> Variant | None:
-    finished = group.table().rows
-    return next((v for m in ("bn", "source") if (v := group.variant(m)) is not None and v.label in finished), None)
-
-
-def _gain(group: Group, label: str, base: str, domain: str) -> Value | None:
-    mine, theirs = group.entry(label, domain).mean, group.entry(base, domain).mean
-    if mine is None or theirs is None:
-        return None
-    return mine - theirs, paired(domain_seeds(group, label, domain), domain_seeds(group, base, domain)).half_width
-
-
 def _value(group: Group, label: str, domain: str, value: str, over: Variant | None) -> Value | None:
-    """A value on a domain, or its gain over a line."""
-    mine = domain_seeds(group, label, domain, value)
-    if over is None:
-        found = paired(mine, dict.fromkeys(mine, 0.0))
-        return (found.mean, found.half_width) if mine else None
-    theirs = domain_seeds(group, over.label, domain, value)
-    if not mine or not theirs:
-        return None
-    difference = math.fsum(mine.values()) / len(mine) - math.fsum(theirs.values()) / len(theirs)
-    return difference, paired(mine, theirs).half_width
+    """A value on a domain, or its gain over a line, whose interval is paired by seed."""
+    seeds = domain_seeds(group, label, domain, value)
+    mine = aggregate([*seeds.values()])
+    if mine.mean is None or over is None:
+        return None if mine.mean is None else (mine.mean, mine.half_width)
+    others = domain_seeds(group, over.label, domain, value)
+    theirs = aggregate([*others.values()]).mean
+    return None if theirs is None else (mine.mean - theirs, paired(seeds, others).half_width)
 
 
 def _mean_value(group: Group, variant: Variant) -> Value:

@@ -48,7 +48,7 @@ def _lead(group: Group, first: Sequence[Variant]) -> str:
 
 
 def _evidence(untold: Sequence[Difference]) -> str:
-    seeds = max(d.seeds.seeds for d in untold)
+    seeds = max(d.seeds.n for d in untold)
     if all(d.images is not None for d in untold):
         return f"{counted(seeds, 'seed')} and a paired test over images do"
     return "one seed does" if seeds == 1 else f"{seeds} seeds do"

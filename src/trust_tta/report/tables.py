@@ -299,7 +299,7 @@ def _number(value: float | None, pattern: str, role: str = "num") -> Entry:
 
 def _evidence(d: Difference, tested: bool) -> list[Entry]:
     half, images = d.seeds.half_width, d.images
-    entries = [_gain(d.gain), _GAP if half is None else _percent(half), Entry(str(d.seeds.seeds), d.seeds.seeds)]
+    entries = [_gain(d.gain), _GAP if half is None else _percent(half), Entry(str(d.seeds.n), d.seeds.n)]
     if tested:
         counts = [images.first_only, images.second_only] if images else []
         entries += [Entry(str(n), n) for n in counts] or [_GAP, _GAP]
