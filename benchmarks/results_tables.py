@@ -25,7 +25,7 @@ from trust_tta.report.published import load_published
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import accuracy_table, calibration_table, cost_table, difference_table, duel_table, notes
 from trust_tta.report.text import counted
-from trust_tta.results import format_gain, format_percent
+from trust_tta.results import Cell, format_gain, format_percent
 from trust_tta.results.display import HELD_OUT
 from trust_tta.results.export import flat_row
 
@@ -232,9 +232,9 @@ def circumstances(group: Group) -> str:
         f"{len(group.variants)} methods, {len(cells)} cells.",
         f"Network (sha256): {', '.join(networks)}. Device: {device}, {dtype}; PyTorch {torch}; commit {commit}.",
     ]
-    missing = [*(failure.key for failure in group.failures), *group.absent]
+    missing = [item for item in group.items if not isinstance(item, Cell)]
     if missing:
-        places = "; ".join(f"{group.label(key)} on {key.domain}, seed {key.seed}" for key in missing)
+        places = "; ".join(f"{item.label} on {item.key.domain}, seed {item.key.seed}" for item in missing)
         lines.append(f"**Not finished: {len(missing)} cells** ({places}).")
     return "\n".join(lines)
 

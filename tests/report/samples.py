@@ -153,7 +153,8 @@ def make_groups(cells: Sequence[Cell], failures: Sequence[Failure] = (), absent:
     ]
     labels = old_labels(keys)
     named = [replace(cell, label=labels[cell.key.digest]) for cell in cells]
-    return model.make_groups(named, [replace(f, label=labels[f.key.digest]) for f in failures], absent, labels)
+    failed = [replace(f, label=labels[f.key.digest]) for f in failures]
+    return model.make_groups([*named, *failed, *(model.Planned(key, labels[key.digest]) for key in absent)])
 
 
 def fill_store(path: Path, cells: Iterable[Cell]) -> Path:

@@ -27,7 +27,6 @@ class Spot:
     variant: Variant
     x: float
     y: float
-    tip: str = ""
     half: float | None = None
 
 
@@ -79,7 +78,7 @@ def scatter(title: str, spots: Sequence[Spot], *, axis: str, trails: Sequence[Se
     places = _side_by_side({s.variant.label: (x(s.x), y(100 * s.y)) for s in spots})
     steps = [places[s.variant.label] for s in frontier(spots, key=lambda s: (s.x, s.y))]
     marks = [
-        _of(s.variant, _whisker(s.variant, place[0], (s.y, s.half), y) + _mark(s.variant, place, s.tip))
+        _of(s.variant, _whisker(s.variant, place[0], (s.y, s.half), y) + _mark(s.variant, place, _tip(s, axis)))
         for s, place in zip(spots, places.values(), strict=True)
     ]
     taken = [Box(u - 7, u + 7, v + 4) for u, v in places.values()]  # no name covers a marker
@@ -231,6 +230,11 @@ def slanted(x: float, y: float, text: str, *, down: bool = False) -> str:
     place: dict[str, object] = {"x": x, "y": y, "transform": turn, "class": "tick"}
     place |= {"text-anchor": "end" if down else "start"}
     return svg.element("text", place, escape(safe(shortened(text, 16))))
+
+
+def _tip(spot: Spot, axis: str) -> str:
+    around = f" ± {format_percent(spot.half)}" if spot.half is not None else ""
+    return f"{spot.variant.name}: {format_percent(spot.y)}{around} at {spot.x:.4g} {axis}"
 
 
 def _side_by_side(places: Mapping[str, Point]) -> dict[str, Point]:

@@ -181,8 +181,7 @@ def _leave_out_far(axes: Axes, lines: Sequence[Sequence[float]]) -> None:
 def _sweep(sweep: series.Sweep) -> Draw:
     if not sweep.numeric:
         return _columns([(Variant(0, str(x), sweep.method), y) for x, (y, _) in sweep.points])
-    points, halves = tuple((float(x), y) for x, (y, _) in sweep.points), tuple(half for _, (_, half) in sweep.points)
-    return _lines([Curve(Variant(0, sweep.method, sweep.method), points, halves)], sweep.option, marked=True)
+    return _lines([sweep.curve], sweep.option, marked=True)
 
 
 def _aggregation(group: Group) -> list[tuple[Variant, float]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias
 
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.report.looks import Style, style_of
@@ -22,7 +22,6 @@ from trust_tta.results.display import BASELINES, rank
 from trust_tta.results.order_records import OrderRecord
 
 Place: TypeAlias = tuple[str, str]  # the label of a line and a domain
-Item: TypeAlias = Cell | Failure | CellKey
 
 _TITLE_FIELDS = ("experiment", "dataset", "setting", "severity", "batch_size", "limit")
 # What sets apart cells that agree in all of the above and yet cannot share an entry.
@@ -70,6 +69,17 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A cell that is still to be run, or being run."""
+
+    key: CellKey
+    label: str
+
+
+Item: TypeAlias = Cell | Failure | Planned
+
+
+@dataclass(frozen=True)
 class Group:
     """Cells that differ only in method, options, domain and seed; `apart` names what else sets the group apart."""
 
@@ -79,11 +89,20 @@ class Group:
     severity: int | None
     batch_size: int
     limit: int | None
-    cells: tuple[Cell, ...]
-    failures: tuple[Failure, ...] = ()
-    absent: tuple[CellKey, ...] = ()  # planned, or being run
-    labels: Mapping[CellKey, str] = field(default_factory=dict)
+    items: tuple[Item, ...]
     apart: str = ""
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(item for item in self.items if isinstance(item, Cell))
+
+    @cached_property
+    def failures(self) -> tuple[Failure, ...]:
+        return tuple(item for item in self.items if isinstance(item, Failure))
+
+    @cached_property
+    def absent(self) -> tuple[Planned, ...]:
+        return tuple(item for item in self.items if isinstance(item, Planned))
 
     @property
     def title(self) -> str:
@@ -107,18 +126,10 @@ class Group:
     def seeds(self) -> list[int]:
         return sorted({cell.key.seed for cell in self.cells})
 
-    def label(self, key: CellKey) -> str:
-        return self.labels[key]
-
-    @cached_property
-    def keys(self) -> tuple[CellKey, ...]:
-        """Every key: finished, failed and absent."""
-        return (*(c.key for c in self.cells), *(f.key for f in self.failures), *self.absent)
-
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The lines in display order, also those without a finished cell."""
-        first = {self.label(key): key for key in reversed(self.keys)}
+        first = {item.label: item.key for item in reversed(self.items)}
         found: list[Variant] = []
         for label in sorted(first, key=lambda name: (_label_rank(first[name], name), name)):
             method = first[label].method
@@ -129,14 +140,14 @@ class Group:
     @cached_property
     def domains(self) -> tuple[str, ...]:
         """The columns in display order, also those without a finished cell."""
-        return tuple(sorted({key.domain for key in self.keys}, key=lambda name: (rank("domain", name), name)))
+        return tuple(sorted({item.key.domain for item in self.items}, key=lambda name: (rank("domain", name), name)))
 
     @cached_property
     def at(self) -> dict[Place, list[Cell]]:
         """The finished cells of each (label, domain)."""
         found: dict[Place, list[Cell]] = defaultdict(list)
         for cell in self.cells:
-            found[self.label(cell.key), cell.key.domain].append(cell)
+            found[cell.label, cell.key.domain].append(cell)
         return dict(found)
 
     def cells_of(self, label: str) -> list[Cell]:
@@ -146,7 +157,7 @@ class Group:
     def table(self, value: str = "accuracy") -> Table:
         """Lines by domains, seeds gathered; has only what is finished."""
         if value not in self._tables:
-            self._tables[value] = table(self.cells, rows=self.label, value=value)
+            self._tables[value] = table(self.cells, rows="label", value=value)
         return self._tables[value]
 
     @cached_property
@@ -224,53 +235,28 @@ def read_report(path: str | os.PathLike[str], *, order_records: Iterable[OrderRe
     if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for a writer
         raise DataError(f"'{path}' is not a file; give the results store that a benchmark wrote")
     with ResultStore(path, create=False) as store:
-        cells, failures = store.results(), store.failures()
-        absent = [*store.keys("pending"), *store.keys("running")]
+        items: list[Item] = [*store.results(), *store.failures()]
+        absent, labels = [*store.keys("pending"), *store.keys("running")], store.labels()
         counts, pictures, class_names = store.counts(), store.pictures(), store.class_names()
-        labels = store.labels()
-    groups = make_groups(cells, failures, absent, labels)
+    groups = make_groups([*items, *(Planned(key, labels[key.digest]) for key in absent)])
     return Report(tuple(groups), counts, pictures, class_names, tuple(order_records))
 
 
-def make_groups(
-    cells: Sequence[Cell],
-    failures: Sequence[Failure] = (),
-    absent: Sequence[CellKey] = (),
-    labels: Mapping[str, str] | None = None,
-) -> list[Group]:
-    """Cut cells into groups whose tables mix nothing, in display order; `labels`, by digest, name absent cells."""
-    found = {key: (labels or {}).get(key.digest, key.method) for key in absent}
-    found |= {cell.key: cell.label for cell in cells} | {failure.key: failure.label for failure in failures}
-    items: list[tuple[CellKey, Item]] = [(cell.key, cell) for cell in cells]
-    items += [*((failure.key, failure) for failure in failures), *((key, key) for key in absent)]
-    corrupted: dict[tuple[object, ...], set[tuple[object, ...]]] = defaultdict(set)
-    for key, _ in items:
-        if key.severity is not None:
-            corrupted[_without_severity(key)].add(_group_values(key))
-    bins: dict[tuple[object, ...], list[Item]] = defaultdict(list)
-    for key, item in items:
+def make_groups(items: Sequence[Item]) -> list[Group]:
+    """Cut cells into groups whose tables mix nothing, in display order."""
+    corrupted: dict[tuple[Any, ...], set[tuple[Any, ...]]] = defaultdict(set)
+    for item in items:
+        if item.key.severity is not None:
+            corrupted[_without_severity(item.key)].add(_group_values(item.key))
+    bins: dict[tuple[Any, ...], list[Item]] = defaultdict(list)
+    for item in items:
         # Clean images have no severity: they belong to the stream of each severity that was run.
-        streams = corrupted.get(_without_severity(key)) if key.severity is None else None
-        for values in streams or {_group_values(key)}:
+        streams = corrupted.get(_without_severity(item.key)) if item.key.severity is None else None
+        for values in streams or {_group_values(item.key)}:
             bins[values].append(item)
     order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
-    return [group for values in order for group in _separate(_group(values, bins[values], found), _LAST_RESORTS)]
-
-
-def _group(values: tuple[object, ...], items: Sequence[Item], labels: Mapping[CellKey, str]) -> Group:
-    experiment, dataset, setting, severity, batch_size, limit = values
-    return Group(
-        experiment=str(experiment),
-        dataset=str(dataset),
-        setting=str(setting),
-        severity=cast("int | None", severity),
-        batch_size=cast(int, batch_size),
-        limit=cast("int | None", limit),
-        cells=tuple(item for item in items if isinstance(item, Cell)),
-        failures=tuple(item for item in items if isinstance(item, Failure)),
-        absent=tuple(item for item in items if isinstance(item, CellKey)),
-        labels=labels,
-    )
+    groups = [Group(**dict(zip(_TITLE_FIELDS, values, strict=True)), items=tuple(bins[values])) for values in order]
+    return [part for group in groups for part in _separate(group, _LAST_RESORTS)]
 
 
 def _separate(group: Group, fields: Sequence[str]) -> list[Group]:
@@ -283,29 +269,24 @@ def _separate(group: Group, fields: Sequence[str]) -> list[Group]:
     else:
         return [group]
     name, *rest = fields
-    values = sorted({str(getattr(key, name)) for key in group.keys})
-    if len(values) == 1:
+    parts: dict[str, list[Item]] = defaultdict(list)
+    for item in group.items:
+        parts[str(getattr(item.key, name))].append(item)
+    if len(parts) == 1:
         return _separate(group, rest)
-    return [smaller for value in values for smaller in _separate(_with_value(group, name, value), rest)]
+    found = []
+    for value in sorted(parts):
+        apart = f"{group.apart}, {name} {value[:12]}".removeprefix(", ")
+        found += _separate(replace(group, apart=apart, items=tuple(parts[value])), rest)
+    return found
 
 
-def _with_value(group: Group, name: str, value: str) -> Group:
-    """The cells of a group whose field `name` has a value."""
-    return replace(
-        group,
-        apart=f"{group.apart}, {name} {value[:12]}".removeprefix(", "),
-        cells=tuple(c for c in group.cells if str(getattr(c.key, name)) == value),
-        failures=tuple(f for f in group.failures if str(getattr(f.key, name)) == value),
-        absent=tuple(k for k in group.absent if str(getattr(k, name)) == value),
-    )
-
-
-def _group_values(key: CellKey) -> tuple[object, ...]:
+def _group_values(key: CellKey) -> tuple[Any, ...]:
     gradual = "gradual" in key.setting.split("+")  # there the severity is part of the stream
     return tuple(None if name == "severity" and gradual else getattr(key, name) for name in _TITLE_FIELDS)
 
 
-def _without_severity(key: CellKey) -> tuple[object, ...]:
+def _without_severity(key: CellKey) -> tuple[Any, ...]:
     return tuple(getattr(key, name) for name in _TITLE_FIELDS if name != "severity")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from trust_tta._version import __version__
 from trust_tta.atomic import replacing
-from trust_tta.report import svg
+from trust_tta.report import sections, svg
 from trust_tta.report.looks import palette_css
 from trust_tta.report.model import Report
-from trust_tta.report.sections import across_sections, group_sections, order_sections
-from trust_tta.report.text import duration, safe
+from trust_tta.report.published import load_published
+from trust_tta.report.summary import summarize
+from trust_tta.report.tables import accuracy_table
+from trust_tta.report.text import domain_name, duration, safe
 from trust_tta.results import Cell, CellKey, Facts
 from trust_tta.results.select import VALUES
 
@@ -39,7 +42,7 @@ def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str |
 
 def render_page(report: Report, *, title: str | None = None) -> str:
     """The page as text."""
-    facts = _distinct_facts(report.cells)
+    facts = Counter(_circumstances(cell) for cell in report.cells)
     runs = {cell.key: i for i, cell in enumerate(report.cells)}
     album: dict[bytes, int] = {}  # each picture once, with its place: groups often show the same ones
     html = (
@@ -49,15 +52,14 @@ def render_page(report: Report, *, title: str | None = None) -> str:
             title=title or "Test-time adaptation: results",
             style=_asset("page.css") + palette_css(),
             script=_asset("page.js"),
-            status=_status(report),
-            groups=[(group, group_sections(group, report)) for group in report.groups],
+            version=__version__,
+            report=report,
+            published=load_published(),
             fullest=max(range(len(report.groups)), key=lambda i: len(report.groups[i].cells), default=0),
-            across=across_sections(report.groups),
-            orders=order_sections(report.order_records),
-            facts=[(found, sum(_circumstances(cell) == found for cell in report.cells)) for found in facts],
+            facts=facts,
             runs=lambda cells: ",".join(str(runs[cell.key]) for cell in cells),
             place=lambda picture: album.setdefault(picture, len(album)),
-            data=lambda: {**_payload(report.cells, facts), "pictures": _addresses(album)},
+            data=lambda: {**_payload(report.cells, list(facts)), "pictures": _addresses(album)},
         )
     )
     return safe(html)
@@ -83,6 +85,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    shown = {"sections": sections, "summarize": summarize, "accuracy_table": accuracy_table, "duration": duration}
+    environment.globals |= shown
+    environment.filters["domain"] = domain_name
     environment.filters["key"] = lambda variant: Markup(svg.key(variant))
     environment.filters["drawn"] = Markup  # the charts escape what they are given themselves
     environment.filters["json"] = embedded_json
@@ -92,35 +97,11 @@ def _environment() -> Environment:
     return environment
 
 
-def _status(report: Report) -> str:
-    counts = report.counts
-    parts = [f"{counts.done} cells finished"]
-    parts += [f"{n} {word}" for n, word in ((counts.failed, "failed"), (counts.running, "running")) if n]
-    parts += [f"{counts.pending} still to be run"] if counts.pending else []
-    dates = ""
-    if report.dates is not None:
-        first, last = (date[:16].replace("T", " ") for date in report.dates)
-        dates = f" Run {first} to {last} UTC, {duration(report.seconds)} in methods."
-        if first[:10] == last[:10]:
-            dates = f" Run on {first[:10]}, {first[11:]} to {last[11:]} UTC, {duration(report.seconds)} in methods."
-    return f"{', '.join(parts)}.{dates} Written by trust-tta {__version__}."
+def _circumstances(cell: Cell) -> tuple[tuple[str, object], ...]:
+    return tuple((name, getattr(cell.facts, name)) for name in _FACTS)
 
 
-def _distinct_facts(cells: Iterable[Cell]) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
-    for cell in cells:
-        facts = _circumstances(cell)
-        if facts not in found:
-            found.append(facts)
-    return found
-
-
-def _circumstances(cell: Cell) -> dict[str, object]:
-    values = asdict(cell.facts)
-    return {name: values[name] for name in _FACTS}
-
-
-def _payload(cells: Sequence[Cell], facts: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def _payload(cells: Sequence[Cell], facts: Sequence[tuple[tuple[str, object], ...]]) -> dict[str, object]:
     """What a click on a number shows: one row per run, long texts once."""
     options = sorted({cell.key.options for cell in cells})
     places = {text: i for i, text in enumerate(options)}
@@ -137,7 +118,7 @@ def _payload(cells: Sequence[Cell], facts: Sequence[Mapping[str, object]]) -> di
         for cell in cells
     ]
     header = ["digest", *_KEY, "options", *VALUES, "facts", "started", "finished"]
-    return {"header": header, "runs": rows, "options": options, "facts": list(facts)}
+    return {"header": header, "runs": rows, "options": options, "facts": [dict(found) for found in facts]}
 
 
 def _addresses(album: Iterable[bytes]) -> list[str]:

@@ -52,6 +52,13 @@ class Sweep:
     def numeric(self) -> bool:
         return all(isinstance(x, int | float) and not isinstance(x, bool) for x, _ in self.points)
 
+    @property
+    def curve(self) -> Curve:
+        """The sweep as a curve over its points, or over their places where they are not numbers."""
+        xs = [float(x) if self.numeric else float(i) for i, (x, _) in enumerate(self.points)]
+        points = tuple((x, y) for x, (_, (y, _)) in zip(xs, self.points, strict=True))
+        return Curve(Variant(0, self.method, self.method), points, tuple(half for _, (_, half) in self.points))
+
 
 @dataclass(frozen=True)
 class BatchSizes:

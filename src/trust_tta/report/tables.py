@@ -323,11 +323,10 @@ def _gaps(group: Group) -> Mapping[Place, list[str]]:
     """Why cells are missing, by place: the messages of those that failed, and those still to be run."""
     found: dict[Place, list[str]] = defaultdict(list)
     for failure in group.failures:
-        found[group.label(failure.key), failure.key.domain].append(
-            f"seed {failure.key.seed} failed: {safe_line(failure.message)}"
-        )
-    for key in group.absent:
-        found[group.label(key), key.domain].append(f"seed {key.seed} is still to be run")
+        said = f"seed {failure.key.seed} failed: {safe_line(failure.message)}"
+        found[failure.label, failure.key.domain].append(said)
+    for planned in group.absent:
+        found[planned.label, planned.key.domain].append(f"seed {planned.key.seed} is still to be run")
     return found
 
 
