@@ -105,9 +105,10 @@ def main() -> None:
         reference = calibrate(
             make(name, arguments), [as_input(b, arguments) for b in split(material.reference, arguments.batch_size)]
         )
+        source = serve(make(name, arguments).evaluate, material, arguments)
         for stream in arguments.streams.split(","):
             for guard in arguments.guards.split(","):
-                runs.append(run(name, stream, guard, reference, material, arguments))
+                runs.append(run(name, stream, guard, reference, material, arguments, source=source))
                 print(row(runs[-1]), flush=True)
                 write(arguments.out, runs, vars(arguments))
 
@@ -130,12 +131,17 @@ def make(name: str, arguments: argparse.Namespace) -> Method:
 
 
 def run(
-    name: str, stream: str, guard: str, reference: Reference, material: Material, arguments: argparse.Namespace
+    name: str,
+    stream: str,
+    guard: str,
+    reference: Reference,
+    material: Material,
+    arguments: argparse.Namespace,
+    *,
+    source: float,
 ) -> Run:
-    method = make(name, arguments)
-    source = serve(lambda images: method.evaluate(images), material, arguments)
     live = tt.Stream(
-        method,
+        make(name, arguments),
         guard=None if guard == "none" else tt.Guard(),
         reference=reference if guard == "calibrated" else None,
     )

@@ -202,3 +202,14 @@ def test_the_pace_slows_down_and_recovers() -> None:
         pace = pace.faster()
         assert pace.slow == slow
     assert pace.wait == 0
+
+
+def test_what_collapsed_once_learns_only_from_images_that_differ_until_it_is_reset() -> None:
+    stream = Stream(make("shot", lr=LEARNERS["shot"]), reference=reference("shot"))
+    events = [event for i in range(RUIN) for event in stream(ruin("noise", i)).events]
+    assert "collapse" in {event.kind for event in events}
+    after = [stream(images) for images in clean(40, seed=5)]
+    over = next(i for i, result in enumerate(after) if any(e.kind == "drift_over" for e in result.events))
+    assert not any(result.adapted for result in after[over:])
+    stream.reset()
+    assert stream(clean(1, seed=6)[0]).adapted

@@ -68,7 +68,7 @@ def run(arguments: Namespace) -> None:
         raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")
     folder = try_folder("--state", arguments.state) if arguments.state else None
     token = arguments.token or os.environ.get(TOKEN_VARIABLE)
-    from trust_tta.serve.demo import Replay
+    from trust_tta.serve.demo import NOTE, Replay
     from trust_tta.serve.server import address_of, bind, log_as_json, make_server, run_server
 
     listener = bind(arguments.host, arguments.port)
@@ -89,12 +89,13 @@ def run(arguments: Namespace) -> None:
                 replay.start()
 
         log_as_json()
-        run_server(make_server(service, token=used, on_ready=ready), listener)
+        note = NOTE if arguments.demo else ""
+        run_server(make_server(service, token=used, note=note, on_ready=ready), listener)
 
 
 def _make_service(arguments: Namespace, folder: Path) -> Service:
     from trust_tta.bench.environment import choose_device
-    from trust_tta.serve.demo import GUARD
+    from trust_tta.serve.demo import GUARD, OPTIONS
     from trust_tta.serve.images import read_folder
     from trust_tta.serve.service import Service, open_network
     from trust_tta.serve.settings import Settings
@@ -102,7 +103,10 @@ def _make_service(arguments: Namespace, folder: Path) -> Service:
     changes = {} if arguments.batch_size is None else {"batch_size": arguments.batch_size}
     settings = Settings(**changes)
     device = choose_device(arguments.device)
-    network = open_network(arguments.checkpoint, arguments.method, device=device, variant=arguments.variant)
+    options = OPTIONS.get(arguments.method) if arguments.demo else None
+    network = open_network(
+        arguments.checkpoint, arguments.method, options=options, device=device, variant=arguments.variant
+    )
     service = Service(network, folder, guard=GUARD if arguments.demo else None, settings=settings)
     if arguments.reference and not service.calibrated:
         say(f"calibrating the alarms on {arguments.reference}")

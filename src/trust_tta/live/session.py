@@ -51,6 +51,7 @@ class Books:
     candidate: int = 0  # of the one that becomes good if nothing happens; 0: none
     snapshot: int = 0  # of the last one written
     paused: bool = False
+    collapsed: bool = False  # ever
     farthest: float = 0.0  # input distance in the drift that lasts
     slow: int = 1  # the pace
     wait: int = 0
@@ -153,7 +154,7 @@ class Session:
     def _may_update(self) -> bool:
         if self.books.paused or "skip" in self._lasting.values():
             return False
-        if self.books.slow > 1 and "drift" not in self._lasting and self.watch and self.watch.knows_inputs:
+        if self.books.collapsed and "drift" not in self._lasting and self.watch and self.watch.knows_inputs:
             return False  # what has failed is not tried again where there is nothing to adapt to
         turn = self.books.wait == 0
         self._set_pace(self._pace.step())
@@ -199,6 +200,7 @@ class Session:
         """Undo; a second time before a snapshot proved good, go back to the source. Updates become fewer."""
         if self.books.at_source:
             return False  # there is nothing to undo
+        self.books.collapsed = True
         action: Action = self.policy.on_collapse
         if before is not None and action in ("rollback", "source"):
             self.method.load_state_dict(before)
@@ -286,6 +288,12 @@ class Session:
         self._forget()
         self.books.at_source = True
         return "source"
+
+    def start_over(self) -> Action:
+        """As at the start: what failed may be tried again."""
+        self.books.collapsed = False
+        self._set_pace(Pace())
+        return self.restore_source()
 
     def _forget(self) -> None:
         self.books.updates = self.books.since_check = self.books.candidate = 0

@@ -96,7 +96,7 @@ class Stream:
 
     def reset(self) -> Event:
         """Back to the source network, as at the start."""
-        return self._request("source", self._session.restore_source)
+        return self._request("source", self._session.start_over)
 
     def pause(self) -> Event:
         """Predict without adapting until `resume`."""

@@ -51,8 +51,8 @@ log = logging.getLogger("trust_tta.serve")
 class Api:
     """The handlers, over one service."""
 
-    def __init__(self, service: Service, *, token: str) -> None:
-        self.service, self.settings, self._token = service, service.settings, token
+    def __init__(self, service: Service, *, token: str, note: str = "") -> None:
+        self.service, self.settings, self._token, self._note = service, service.settings, token, note
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
         self._requests = self._bytes = 0  # that are being answered
 
@@ -230,7 +230,11 @@ class Api:
     async def page(self, request: Request) -> Response:
         network = self.service.network
         html = _template().render(
-            model=network.name, method=network.method.name, version=__version__, calibrated=self.service.calibrated
+            model=network.name,
+            method=network.method.name,
+            version=__version__,
+            calibrated=self.service.calibrated,
+            note=self._note,
         )
         return Response(html, media_type="text/html", headers={"content-security-policy": POLICY})
 
@@ -357,9 +361,9 @@ class Api:
             raise RequestError(403, "this is not the token")
 
 
-def make_app(service: Service, *, token: str) -> Starlette:
-    """The application: the engine starts and ends with it."""
-    api = Api(service, token=token)
+def make_app(service: Service, *, token: str, note: str = "") -> Starlette:
+    """The application: the engine starts and ends with it. `note`: what the page says at its top."""
+    api = Api(service, token=token, note=note)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -33,6 +33,7 @@ BACKLOG = 16  # messages that a slow listener may be behind
 
 # One point of a curve: seconds since 1970, then means over a tick (None: not known).
 CURVES = ("time", "entropy", "confidence", "input_distance", "weight_distance", "agreement", "accuracy")
+EVIDENCE = ("score", "least", "agreement", "input_distance", "source_shift", "effective_classes", "snapshot")
 
 
 @dataclass
@@ -56,6 +57,7 @@ class View:
     """One stream on the page."""
 
     name: str
+    number: int  # in the order in which they came
     batches: int = 0
     images: int = 0
     adapted: bool = False
@@ -76,6 +78,7 @@ class View:
         reading = {name: _finite(value) for name, value in self.reading.items()}
         return {
             "name": self.name,
+            "number": self.number,
             "batches": self.batches,
             "images": self.images,
             "adapted": self.adapted,
@@ -94,7 +97,8 @@ class Board:
 
     def __init__(self, preprocessing: Preprocessing, *, classes: tuple[str, ...] | None) -> None:
         self.preprocessing, self.classes = preprocessing, classes
-        self._views: OrderedDict[str, View] = OrderedDict()
+        self._views: OrderedDict[str, View] = OrderedDict()  # the one that was heard of last comes last
+        self._made = 0
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._news: list[dict[str, Any]] = []  # events since the last tick
         self._gone: list[str] = []
@@ -123,6 +127,7 @@ class Board:
     def add_event(self, stream: str, number: int, event: Event) -> None:
         told = {"id": number, "stream": stream, "time": event.time, "batch": event.batch}
         told |= {"kind": event.kind, "action": event.action, "reason": event.reason}
+        told |= {"evidence": _shown(event.evidence)}
         with self._lock:
             view = self._view(stream)
             view.changed = True
@@ -147,7 +152,7 @@ class Board:
         """What the journal knows from before."""
         with self._lock:
             for event in events:
-                self._events.append({name: value for name, value in event.items() if name != "evidence"})
+                self._events.append(event | {"evidence": _shown(event["evidence"])})
             for name, (labels, right) in accuracy.items():
                 view = self._view(name)
                 view.labels, view.right = labels, right
@@ -165,7 +170,10 @@ class Board:
             return {name: view.summary() for name, view in self._views.items()}
 
     def _view(self, name: str) -> View:
-        view = self._views.setdefault(name, View(name))
+        if name not in self._views:
+            self._made += 1
+            self._views[name] = View(name, self._made)
+        view = self._views[name]
         self._views.move_to_end(name)
         while len(self._views) > MOST_STREAMS:
             self._views.popitem(last=False)
@@ -256,6 +264,11 @@ def _point(now: float, view: View) -> list[float | None]:
         means.append(_finite(sum(values) / len(values)) if values else None)
     accuracy = sum(view.recent) / len(view.recent) if view.recent else None
     return [round(now, 2), *means, accuracy]
+
+
+def _shown(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers that the page tells of."""
+    return {name: _finite(evidence[name]) for name in EVIDENCE if evidence.get(name) is not None}
 
 
 def _finite(value: Any) -> Any:

@@ -85,10 +85,10 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{shown}:{port}"
 
 
-def make_server(service: Service, *, token: str, on_ready: Callable[[], None] = lambda: None) -> Server:
-    """The server of a service; `run(sockets=[...])` serves until `stop`."""
+def make_server(service: Service, *, token: str, note: str = "", on_ready: Callable[[], None] = lambda: None) -> Server:
+    """The server of a service; `run(sockets=[...])` serves until `stop`. `note`: what the page says at its top."""
     config = uvicorn.Config(
-        make_app(service, token=token),
+        make_app(service, token=token, note=note),
         http=_bounded(service.settings),
         ws="none",
         loop="asyncio",

@@ -7,7 +7,7 @@ import logging
 import os
 import sqlite3
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +64,16 @@ class Network:
 
 
 def open_network(
-    checkpoint: str, method: str, *, device: str | torch.device = "cpu", variant: str | None = None
+    checkpoint: str,
+    method: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    device: str | torch.device = "cpu",
+    variant: str | None = None,
 ) -> Network:
     """Load a checkpoint, wrap it in a method, and run both once, so that no client waits for the compiler."""
     opened = Checkpoint.open(checkpoint, variant=variant)
-    made = create_method(method, opened.load(device=device))
+    made = create_method(method, opened.load(device=device), **(options or {}))
     size = opened.preprocessing.size
     noise = torch.randn(WARM_UP, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
     made.fork()(noise)

@@ -2,17 +2,22 @@
 
 const CURVES = ["time", "entropy", "confidence", "input_distance", "weight_distance", "agreement", "accuracy"];
 const CHARTS = [
-  { key: "accuracy", title: "accuracy, last 100 labels", top: 1, percent: true },
-  { key: "entropy", title: "entropy of predictions" },
-  { key: "input_distance", title: "drift of the images", limit: true },
-  { key: "weight_distance", title: "distance of the weights" },
+  { key: "accuracy", title: "accuracy", about: "of the last 100 predictions whose labels came back", top: 1, percent: true },
+  { key: "entropy", title: "entropy", about: "of the predictions, in nats: how unsure the network is" },
+  { key: "input_distance", title: "drift", about: "distance of the images from the reference; the dashed line is the alarm", limit: true },
+  { key: "weight_distance", title: "weights", about: "relative distance of the adapted weights from the source" },
 ];
+const EVIDENCE = {
+  score: "canary", least: "at least", agreement: "agreement", input_distance: "drift", source_shift: "class shift",
+  effective_classes: "classes", snapshot: "snapshot",
+};
 const MOST_CARDS = 12, MOST_POINTS = 480, SPAN = 240, MOST_EVENTS = 60;
-const WIDTH = 300, HEIGHT = 72;
+const HEIGHT = 78, LEFT = 34, RIGHT = 4, BASE = 16; // pixels of a chart, beside and below it
+const DONE = { none: "", source: "back to the source", rollback: "rolled back", skip: "update undone", pause: "paused", resume: "resumed" };
 const SERIOUS = new Set(["rollback", "source", "pause", "skip"]);
 
 const streams = new Map();
-let events = [], token = sessionStorage.getItem("token") || "", fresh = true;
+let events = [], token = sessionStorage.getItem("token") || "", fresh = true, scale = null;
 const $ = (id) => document.getElementById(id);
 
 // What arrives
@@ -52,11 +57,13 @@ function take(news) {
 
 function draw() {
   $("empty").hidden = streams.size > 0;
-  const all = [...streams.values()], shown = all.slice(0, MOST_CARDS);
-  const now = Math.max(...all.map((s) => s.points.at(-1)?.[0] || 0));
-  const start = Math.max(now - SPAN, Math.min(...all.map((s) => s.points[0]?.[0] || now)));
+  const all = [...streams.values()].sort((a, b) => a.number - b.number), shown = all.slice(0, MOST_CARDS);
+  const now = Math.max(0, ...all.map((s) => s.points.at(-1)?.[0] || 0));
+  const start = Math.max(now - SPAN, Math.min(now - 10, ...all.map((s) => s.points[0]?.[0] || now)));
   const tops = Object.fromEntries(CHARTS.map((chart) => [chart.key, chart.top || highest(shown, chart, start)]));
-  for (const stream of shown) drawCard(stream, start, now, tops);
+  scale = { start, now, tops };
+  for (const stream of shown) drawCard(stream);
+  for (const stream of all.slice(MOST_CARDS)) stream.card = stream.card?.remove();
   $("more").hidden = all.length <= MOST_CARDS;
   $("more").textContent = `and ${all.length - MOST_CARDS} more; all of them are listed under streams, below`;
   drawEvents();
@@ -69,31 +76,34 @@ function highest(shown, chart, start) {
     for (const point of stream.points) if (point[0] >= start) top = Math.max(top, point[column] || 0);
     if (chart.limit && stream.limit) top = Math.max(top, 1.2 * stream.limit);
   }
-  return top ? 1.08 * top : 1;
+  return top ? 1.06 * top : 1;
 }
 
-function drawCard(stream, start, now, tops) {
-  if (!stream.card) {
-    stream.card = $("card").content.firstElementChild.cloneNode(true);
-    stream.card.dataset.stream = stream.name;
-    stream.card.querySelector("h2").textContent = stream.name;
-    for (const button of stream.card.querySelectorAll("[data-action]")) {
-      button.onclick = () => act(stream.name, button.dataset.action);
-    }
-    $("streams").append(stream.card);
-  }
+function drawCard(stream) {
+  if (!stream.card) makeCard(stream);
   const find = (query) => stream.card.querySelector(query);
   find(".counts").textContent = `${count(stream.images, "image")}, ${count(stream.batches, "batch", "batches")}`;
   find(".badges").replaceChildren(...badges(stream));
   find(".numbers").replaceChildren(...numbers(stream));
-  find(".charts").replaceChildren(...CHARTS.map((chart) => drawChart(chart, stream, start, now, tops[chart.key])));
-  find(".shown").replaceChildren(...stream.shown.map(drawShown));
+  for (const chart of CHARTS) drawChart(chart, stream, find(`[data-chart=${chart.key}]`));
+  drawThumbnails(find(".shown"), stream.shown);
   const pause = find("[data-action=pause], [data-action=resume]");
   pause.dataset.action = pause.textContent = stream.paused ? "resume" : "pause";
 }
 
+function makeCard(stream) {
+  const card = stream.card = $("card").content.firstElementChild.cloneNode(true);
+  card.dataset.stream = stream.name;
+  card.querySelector("h2").textContent = stream.name;
+  for (const button of card.querySelectorAll("[data-action]")) {
+    button.onclick = () => act(stream.name, button.dataset.action);
+  }
+  card.querySelector(".charts").replaceChildren(...CHARTS.map((chart) => makeChart(chart, stream.name)));
+  $("streams").append(card);
+}
+
 function badges(stream) {
-  const found = [stream.paused ? ["paused", "bad"] : stream.adapted ? ["adapting", "fine"] : ["not adapting", ""]];
+  const found = [stream.paused ? ["paused", ""] : stream.adapted ? ["adapting", "fine"] : ["not adapting", ""]];
   for (const alarm of stream.alarms) found.push([alarm.replace("_", " "), "warn"]);
   return found.map(([text, tone]) => element("span", { class: `badge ${tone}` }, text));
 }
@@ -101,10 +111,10 @@ function badges(stream) {
 function numbers(stream) {
   const reading = stream.reading;
   const found = [
-    [stream.accuracy === null ? "–" : percent(stream.accuracy), `accuracy, ${count(stream.labels, "label")}`],
-    [percent(reading.confidence), "confidence"],
-    [percent(reading.agreement), "agree with source"],
-    [number(reading.input_distance), "drift"],
+    [percent(stream.accuracy), stream.labels ? `right, of ${count(Math.min(stream.labels, 100), "label")}` : "no labels yet"],
+    [percent(reading.confidence), "confident"],
+    [percent(reading.agreement), "like the source"],
+    [number(reading.effective_classes), "classes in use"],
   ];
   return found.map(([value, text]) => {
     const box = element("div", { class: "number" });
@@ -113,40 +123,76 @@ function numbers(stream) {
   });
 }
 
-function drawChart(chart, stream, start, now, top) {
-  const column = CURVES.indexOf(chart.key), span = Math.max(now - start, 10);
-  const x = (time) => WIDTH * (1 - (now - time) / span), y = (value) => HEIGHT * (1 - Math.min(value / top, 1));
-  const figure = element("figure", { class: "chart" });
-  const last = stream.points.findLast((point) => point[column] !== null)?.[column];
-  const shown = last === undefined ? "–" : chart.percent ? percent(last) : number(last);
-  const caption = element("figcaption", {});
-  caption.append(element("span", {}, chart.title), element("b", {}, shown));
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${chart.title}: ${shown}` });
-  picture.append(svg("line", { class: "frame", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }));
-  if (chart.limit && stream.limit) {
-    picture.append(svg("line", { class: "limit", x1: 0, x2: WIDTH, y1: y(stream.limit), y2: y(stream.limit) }));
-  }
-  for (const event of events) {
-    if (event.stream === stream.name && event.kind !== "request" && event.time >= start && event.time <= now) {
-      const tone = event.kind === "collapse" ? "mark bad" : "mark";
-      picture.append(svg("line", { class: tone, x1: x(event.time), x2: x(event.time), y1: 0, y2: HEIGHT }));
-    }
-  }
-  let path = "", pen = "M";
-  for (const point of stream.points) {
-    if (point[0] < start) continue;
-    if (point[column] === null) { pen = path ? pen : "M"; continue; }
-    path += `${pen}${x(point[0]).toFixed(1)} ${y(point[column]).toFixed(1)}`;
-    pen = "L";
-  }
-  if (path) picture.append(svg("path", { class: "curve", d: path }));
+function makeChart(chart, name) {
+  const figure = element("figure", { class: "chart", "data-chart": chart.key });
+  const caption = element("figcaption", { title: chart.about });
+  caption.append(element("span", {}, chart.title), element("b", {}));
+  const picture = svg("svg", { role: "img", height: HEIGHT + BASE });
+  picture.onpointermove = (event) => {
+    figure.dataset.at = (event.clientX - picture.getBoundingClientRect().left).toFixed(0);
+    drawChart(chart, streams.get(name), figure);
+  };
+  picture.onpointerleave = () => {
+    delete figure.dataset.at;
+    drawChart(chart, streams.get(name), figure);
+  };
   figure.append(caption, picture);
   return figure;
 }
 
-function drawShown(image) {
+function drawChart(chart, stream, figure) {
+  const column = CURVES.indexOf(chart.key), { start, now } = scale, top = scale.tops[chart.key];
+  const picture = figure.lastElementChild, width = Math.max(picture.clientWidth, 120), plot = width - LEFT - RIGHT;
+  const x = (time) => LEFT + plot * (time - start) / (now - start);
+  const y = (value) => 2 + (HEIGHT - 2) * (1 - Math.min(value / top, 1));
+  const format = chart.percent ? percent : number;
+  const points = stream.points.filter((point) => point[0] >= start && point[column] !== null);
+  const at = figure.dataset.at === undefined ? null : start + (now - start) * (figure.dataset.at - LEFT) / plot;
+  const chosen = at === null ? points.at(-1) : nearest(points, at);
+  const value = chosen ? format(chosen[column]) : "–";
+  const label = at === null || !chosen ? value : `${clock(chosen[0])}  ${value}`;
+  figure.querySelector("b").textContent = label;
+  const drawn = [...axes(top, format, x, y, width)];
+  if (chart.limit && stream.limit) drawn.push(line("limit", LEFT, width, y(stream.limit), y(stream.limit)));
+  for (const event of events) {
+    if (event.stream !== stream.name || event.kind === "request" || event.time < start || event.time > now) continue;
+    const mark = line(event.kind === "collapse" ? "mark bad" : "mark", x(event.time), x(event.time), 2, HEIGHT);
+    mark.append(svg("title", {}));
+    mark.firstChild.textContent = `${clock(event.time)} ${event.kind.replace("_", " ")}${DONE[event.action] ? `: ${DONE[event.action]}` : ""}`;
+    drawn.push(mark);
+  }
+  const path = points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[column]).toFixed(1)}`).join("");
+  if (path) drawn.push(svg("path", { class: "curve", d: path }));
+  if (chosen) drawn.push(svg("circle", { class: "last", cx: x(chosen[0]), cy: y(chosen[column]), r: 2.6 }));
+  picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT + BASE}`);
+  picture.setAttribute("aria-label", `${chart.title} ${chart.about}: ${value}`);
+  picture.replaceChildren(...drawn);
+}
+
+function* axes(top, format, x, y, width) {
+  for (const value of top === 1 ? [0, 0.5, 1] : [0, round(top / 2)]) {
+    yield line(value ? "grid" : "frame", LEFT, width, y(value), y(value));
+    yield text("tick end", LEFT - 5, y(value) + (value ? 3.5 : 0), value ? format(value) : "0");
+  }
+  const seconds = scale.now - scale.start;
+  yield text("tick", LEFT, HEIGHT + BASE - 3, seconds >= 90 ? `${Math.round(seconds / 60)} min ago` : `${Math.round(seconds)} s ago`);
+  yield text("tick end", width, HEIGHT + BASE - 3, "now");
+}
+
+function nearest(points, time) {
+  return points.reduce((best, point) => Math.abs(point[0] - time) < Math.abs((best || point)[0] - time) ? point : best || point, null);
+}
+
+// Kept where they are the same, so that titles and selections stay.
+function drawThumbnails(list, shown) {
+  const had = new Map([...list.children].map((item) => [item.dataset.key, item]));
+  list.replaceChildren(...shown.map((image) => had.get(`${image.id} ${image.right}`) || drawThumbnail(image)));
+}
+
+function drawThumbnail(image) {
   const tone = image.right === true ? "right" : image.right === false ? "wrong" : "";
-  const item = element("li", { class: tone, title: `${image.label}, ${percent(image.confidence)}` });
+  const verdict = { right: ", right", wrong: ", wrong" }[tone] || "";
+  const item = element("li", { class: tone, title: `${image.label}, ${percent(image.confidence)}${verdict}`, "data-key": `${image.id} ${image.right}` });
   item.append(element("img", { src: image.src, alt: "" }), element("b", {}, image.label), percent(image.confidence));
   return item;
 }
@@ -155,14 +201,16 @@ function drawEvents() {
   $("happened").hidden = events.length === 0;
   const rows = events.toReversed().map((event) => {
     const row = element("tr", {});
-    const serious = event.kind === "collapse" || event.kind === "storage" ? "bad" : event.kind === "request" ? "" : "warn";
-    const done = event.action === "none" ? "" : { source: "back to the source", rollback: "rolled back" }[event.action] || event.action;
+    const tone = { collapse: "bad", storage: "bad", request: "", start: "" }[event.kind] ?? "warn";
+    const why = element("td", {}, event.reason);
+    const proof = Object.entries(EVIDENCE).filter(([key]) => event.evidence[key] !== undefined && event.evidence[key] !== null);
+    if (proof.length) why.append(element("small", {}, proof.map(([key, name]) => `${name} ${number(event.evidence[key])}`).join(" · ")));
     row.append(
-      element("td", {}, new Date(1000 * event.time).toLocaleTimeString()),
+      element("td", {}, clock(event.time)),
       element("td", {}, event.stream),
-      element("td", { class: serious }, event.kind.replace("_", " ")),
-      element("td", { class: SERIOUS.has(event.action) && serious ? serious : "" }, done),
-      element("td", {}, event.reason),
+      element("td", { class: tone }, event.kind.replace("_", " ")),
+      element("td", { class: SERIOUS.has(event.action) ? tone : "" }, DONE[event.action] ?? event.action),
+      why,
     );
     return row;
   });
@@ -182,7 +230,7 @@ async function act(name, action) {
     const answer = await response.json();
     if (response.status === 401 || response.status === 403) keep("");
     told.className = response.ok ? "told" : "told bad";
-    told.textContent = response.ok ? { source: "back to the source" }[answer.action] || `done: ${answer.action}` : answer.error;
+    told.textContent = response.ok ? DONE[answer.action] || answer.action : answer.error;
   } catch (error) {
     told.className = "told bad";
     told.textContent = "the service does not answer";
@@ -222,8 +270,18 @@ function svg(name, attributes) {
   return made;
 }
 
+const line = (tone, x1, x2, y1, y2) => svg("line", { class: tone, x1, x2, y1, y2 });
+
+function text(tone, x, y, content) {
+  const made = svg("text", { class: tone, x, y });
+  made.textContent = content;
+  return made;
+}
+
+const clock = (time) => new Date(1000 * time).toLocaleTimeString([], { hour12: false });
+const round = (value) => Number(value.toPrecision(1)); // a scale has round numbers
 const percent = (value) => value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`;
-const number = (value) => value === null || value === undefined ? "–" : value >= 100 ? value.toFixed(0) : value.toPrecision(2);
+const number = (value) => value === null || value === undefined ? "–" : value === 0 ? "0" : value >= 100 || Number.isInteger(value) ? value.toFixed(0) : String(Number(value.toPrecision(2)));
 const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many || `${one}s`}`;
 
 const hash = new URLSearchParams(location.hash.slice(1)).get("token");
@@ -232,8 +290,11 @@ if (hash) {
   history.replaceState(null, "", location.pathname);
 }
 $("example").textContent = `curl -F image=@photo.jpg ${location.origin}/predict`;
+const theme = localStorage.getItem("theme");
+if (theme) document.documentElement.dataset.theme = theme;
 $("theme").onclick = () => {
   const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("theme", document.documentElement.dataset.theme = dark ? "light" : "dark");
 };
+addEventListener("resize", () => scale && draw());
 listen();
