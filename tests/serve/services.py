@@ -124,9 +124,10 @@ class Process:
 
 
 @contextmanager
-def process(folder: Path, *flags: str) -> Iterator[Process]:
+def process(folder: Path, *flags: str, checkpoint: str | None = None) -> Iterator[Process]:
     """The command on a free port, over the folder's state, until the end of the block at the latest."""
-    command = ["serve", "--checkpoint", str(write_checkpoint(folder)), "--method", "tide", "--port", "0"]
+    served = checkpoint or str(write_checkpoint(folder))
+    command = ["serve", "--checkpoint", served, "--method", "tide", "--port", "0"]
     command += ["--token", TOKEN, "--state", str(folder / "state"), *flags]
     # Forked from a process that has the imports behind it, and nothing else.
     context = get_context("forkserver")

@@ -175,11 +175,8 @@ def malformed(chance: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
     """A request in which something is wrong: method, path, body, headers."""
     garbage = chance.randbytes(chance.choice([0, 1, 7, 100, 3000]))
     tensor = {"name": "images", "datatype": "FP32", "shape": [1, 3, SIZE, SIZE], "data": [0.5] * (3 * SIZE * SIZE)}
-    broken: dict[str, Any] = {
-        chance.choice(["name", "datatype", "shape", "data", "parameters"]): chance.choice(
-            [None, 1, -1, "x", [], {}, [[]], [1e999], True, {"binary_data_size": -1}, ["a"], [2**70], [1, 3, 2**62, 9]]
-        )
-    }
+    values = [1, -1, "x", [], [[]], [1e999], True, {"binary_data_size": -1}, ["a"], [2**70], [1, 3, 2**62, 9]]
+    broken: dict[str, Any] = {chance.choice(["name", "datatype", "shape", "data", "parameters"]): chance.choice(values)}
     text = json.dumps({"inputs": [{**tensor, **broken}]}).encode()
     form = {"Content-Type": "multipart/form-data; boundary=x"}
     field = b"--x\r\nContent-Disposition: form-data; name=image\r\n\r\n"

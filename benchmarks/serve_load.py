@@ -1,0 +1,360 @@
+"""What the service withstands: load, kill -9, many requests, many streams, malformed requests.
+
+    python -m benchmarks.serve_load OUT.json --load 300 --kills 100 --requests 100000 --streams 1000 --malformed 5000
+
+Parts that are not named are not run, and stay in OUT.json as they were. `--load` serves the network that ships with the
+package, its throughput beside that of the bare network; the others a tiny one, since the network is not what they try.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sqlite3
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import torch
+
+from tests.live.toys import states_equal
+from tests.serve.services import CLASSES, PRIVATE, Process, picture, pixels, process
+from tests.serve.test_limits import malformed
+from trust_tta.atomic import replacing
+from trust_tta.live.snapshots import Folder, Snapshot
+from trust_tta.serve.service import open_network
+
+EMBEDDED = "vmamba_nano_cifar10"
+BATCH = 32
+
+
+@dataclass
+class Tally:
+    """What clients saw: answers by status, and seconds of those with 200."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        cuts = statistics.quantiles(self.seconds, n=100, method="inclusive")
+        times = {"p50_ms": round(1000 * cuts[49], 1), "p99_ms": round(1000 * cuts[98], 1)}
+        return {"statuses": {str(k): v for k, v in sorted(self.statuses.items())}, **times}
+
+
+# Many clients in one thread, with as little work as can be: they share the machine with what they try.
+
+
+async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, float]:
+    """The status of one request on an open connection, and after how many seconds to try again."""
+    writer.write(request)
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    lines = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
+    await reader.readexactly(int(lines[b"content-length"]))
+    return int(head.split(b" ", 2)[1]), float(lines.get(b"retry-after", b"0"))
+
+
+async def keep_asking(address: str, request: bytes, tally: Tally, more: Any) -> None:
+    """Send the request again and again, as long as `more()` says; wait where the service asks for it."""
+    where = urlsplit(address)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    with closing(writer):
+        while more():
+            start = time.perf_counter()
+            status, wait = await call(reader, writer, request)
+            tally.statuses[status] += 1
+            if status == 200:
+                tally.seconds.append(time.perf_counter() - start)
+            elif wait:
+                await asyncio.sleep(min(wait, 1.0))
+
+
+async def crowd(address: str, requests: list[bytes], more: Any) -> Tally:
+    """One client for each request, at the same time."""
+    tally = Tally()
+    await asyncio.gather(*(keep_asking(address, request, tally, more) for request in requests))
+    return tally
+
+
+def as_request(path: str, body: bytes) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+# The parts
+
+
+def try_load(seconds: float, clients: int) -> dict[str, Any]:
+    """So many clients, each with one picture at a time; first without adapting, then with."""
+    pictures = [picture("JPEG", size=32, seed=i) for i in range(clients)]
+    found: dict[str, Any] = {"clients": clients, "seconds": seconds, "threads": torch.get_num_threads()}
+    bare = Bare()
+    with tempfile.TemporaryDirectory() as folder, process(Path(folder), checkpoint=EMBEDDED) as running:
+        for adapt in ("false", "true"):
+            before = bare.images_per_second(adapt == "true")
+            requests = [as_request(f"/predict?adapt={adapt}", data) for data in pictures]
+            start = time.monotonic()
+            tally = asyncio.run(crowd(running.address, requests, lambda end=start + seconds: time.monotonic() < end))
+            served = tally.statuses[200] / (time.monotonic() - start)
+            alone = (before + bare.images_per_second(adapt == "true")) / 2
+            found["adapting" if adapt == "true" else "predicting"] = tally.summary() | {
+                "images_per_second": round(served, 1),
+                "bare_images_per_second": round(alone, 1),
+                "share_of_bare": round(served / alone, 3),
+            }
+        found["resident_mib"] = round(resident(running), 1)
+    return found
+
+
+class Bare:
+    """The network, and the method, called in a loop on full batches."""
+
+    def __init__(self) -> None:
+        network = open_network(EMBEDDED, "tide")
+        self.method = network.method
+        self.images = network.preprocessing(pixels(BATCH, size=32))
+
+    def images_per_second(self, adapt: bool, seconds: float = 5.0) -> float:
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            if adapt:
+                self.method(self.images)
+            else:
+                with torch.no_grad():
+                    self.method.model(self.images)
+            count += BATCH
+        self.method.reset()
+        return count / (time.perf_counter() - start)
+
+
+def try_kills(count: int) -> dict[str, Any]:
+    """Killed again and again under load: what was acknowledged is there, and it goes on from a snapshot."""
+    chance, told, restarts = random.Random(0), Acknowledged(), list[float]()
+    with tempfile.TemporaryDirectory() as name:
+        folder, left = Path(name), None
+        for number in range(count):
+            begin = time.monotonic()
+            with process(folder) as running:
+                restarts.append(time.monotonic() - begin)
+                if left is not None:
+                    check_restart(running, left)
+                clients = [threading.Thread(target=use, args=(running.address, told)) for _ in range(4)]
+                for client in clients:
+                    client.start()
+                goal, deadline = told.answers + chance.randint(1, 12), time.monotonic() + 120
+                while told.answers < goal and time.monotonic() < deadline:
+                    time.sleep(0.005)
+                time.sleep(0.1 * chance.random())
+                running.kill()
+                for client in clients:
+                    client.join(60)
+            left = check_kept(folder, told)
+            say(f"kill {number + 1}: {len(told.labels)} labels, {told.events} events, snapshot {left.number}")
+        return {
+            "kills": count,
+            "acknowledged_labels": len(told.labels),
+            "acknowledged_events": told.events,
+            "acknowledged_snapshots": told.snapshots,
+            "lost": 0,  # each of them would have ended this
+            "restart_seconds_median": round(statistics.median(restarts), 2),
+        }
+
+
+@dataclass
+class Acknowledged:
+    """What clients were told is stored."""
+
+    labels: dict[str, int] = field(default_factory=dict)
+    events: int = 0
+    snapshots: int = 0
+    newest: int = 0  # number of the last snapshot that a client was given
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def answers(self) -> int:
+        return len(self.labels) + self.events + self.snapshots
+
+
+def use(address: str, told: Acknowledged) -> None:
+    """Predict, label, roll back and fetch the state, until the service is gone."""
+    chance = random.Random(threading.get_ident())
+    try:
+        with httpx.Client(base_url=address, timeout=60) as client:
+            while True:
+                answer = client.post("/predict", content=picture(seed=chance.randrange(1000)))
+                if answer.status_code == 200:
+                    name, label = answer.json()["id"], chance.randrange(len(CLASSES))
+                    if client.post("/feedback", json={"id": name, "label": label}).status_code == 200:
+                        told.labels[name] = label
+                if chance.random() < 0.3:
+                    done = client.post("/streams/default/rollback", headers=PRIVATE).status_code == 200
+                    with told.lock:
+                        told.events += done
+                if chance.random() < 0.2:
+                    state = client.get("/streams/default/state", headers=PRIVATE)
+                    if state.status_code == 200:
+                        with told.lock:
+                            told.newest = max(told.newest, number_of(state.content))
+                            told.snapshots += 1
+    except httpx.HTTPError:
+        return
+
+
+def number_of(snapshot: bytes) -> int:
+    """Which one it is: the header of a safetensors file says so."""
+    length = int.from_bytes(snapshot[:8], "little")
+    about = json.loads(json.loads(snapshot[8 : 8 + length])["__metadata__"]["trust_tta"])["about"]
+    return int(about["number"])
+
+
+def check_kept(folder: Path, told: Acknowledged) -> Snapshot:
+    """What the disk holds after a kill; the snapshot from which the next process goes on."""
+    with closing(sqlite3.connect(folder / "state" / "journal.sqlite")) as journal:
+        labels = dict(journal.execute("SELECT prediction, label FROM feedback").fetchall())
+        (events,) = journal.execute("SELECT count(*) FROM events WHERE kind = 'request'").fetchone()
+    require(told.labels.items() <= labels.items(), "feedback was lost")
+    require(events >= told.events, f"of {told.events} events {events} are there")
+    snapshots = Folder(folder / "state" / "streams" / "default")
+    newest, problems = snapshots.newest()
+    snapshots.close()
+    require(newest is not None and not problems, f"a snapshot is damaged: {problems}")
+    assert newest is not None
+    require(newest.number >= told.newest, f"snapshot {told.newest} was lost; the newest is {newest.number}")
+    return newest
+
+
+def check_restart(running: Process, left: Snapshot) -> None:
+    state = httpx.get(f"{running.address}/streams/default/state", headers=PRIVATE, timeout=60)
+    with tempfile.TemporaryDirectory() as name:
+        snapshots, number = Folder(name), number_of(state.content)
+        snapshots.file(number).write_bytes(state.content)
+        now = snapshots.read(number)
+        snapshots.close()
+    require(states_equal(now.state["method"], left.state["method"]), "it did not go on from the snapshot")
+    require(now.state["books"]["batches"] == left.state["books"]["batches"], "it counts otherwise than the snapshot")
+
+
+def try_requests(count: int, clients: int) -> dict[str, Any]:
+    """So many requests; the memory of the process in between."""
+    left, sizes = iter(range(count)), list[float]()
+    with tempfile.TemporaryDirectory() as folder, process(Path(folder)) as running:
+
+        def more() -> bool:
+            number = next(left, None)
+            if number is not None and number % max(1, count // 100) == 0:
+                sizes.append(resident(running))
+            return number is not None
+
+        requests = [as_request(f"/predict?stream=s{i % 4}", picture(seed=i)) for i in range(clients)]
+        start = time.monotonic()
+        tally = asyncio.run(crowd(running.address, requests, more))
+        seconds = time.monotonic() - start
+    fifth = max(1, len(sizes) // 5)
+    early, late = statistics.mean(sizes[fifth : 2 * fifth]), statistics.mean(sizes[-fifth:])
+    return tally.summary() | {
+        "requests": count,
+        "seconds": round(seconds, 1),
+        "resident_mib": [round(size, 1) for size in sizes[:: max(1, len(sizes) // 20)]],
+        "second_fifth_mib": round(early, 1),
+        "last_fifth_mib": round(late, 1),
+        "growth_mib": round(late - early, 1),
+    }
+
+
+def try_streams(count: int) -> dict[str, Any]:
+    """A request to each of so many streams, and another when all but a few have gone to disk."""
+    rounds = list[dict[str, Any]]()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        process(Path(folder)) as running,
+        httpx.Client(base_url=running.address, timeout=60) as client,
+    ):
+        for _ in range(2):
+            tally, sizes = Tally(), list[float]()
+            for i in range(count):
+                start = time.perf_counter()
+                status = client.post(f"/predict?stream=stream-{i}", content=picture(seed=i)).status_code
+                tally.statuses[status] += 1
+                tally.seconds.append(time.perf_counter() - start)
+                sizes.append(resident(running))
+            rounds.append(tally.summary() | {"largest_mib": round(max(sizes), 1), "last_mib": round(sizes[-1], 1)})
+        listed = client.get("/streams").json()["streams"]
+        require(len(listed) == count, f"{len(listed)} streams are listed")
+        disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    loaded = sum(stream["loaded"] for stream in listed)
+    return {"streams": count, "loaded": loaded, "disk_mib": round(disk / 2**20, 1), "rounds": rounds}
+
+
+def try_malformed(count: int) -> dict[str, Any]:
+    """Requests in which something is wrong: a 4xx and one line for each, and no traceback."""
+    chance, statuses = random.Random(1), Counter[int]()
+    with tempfile.TemporaryDirectory() as folder, process(Path(folder)) as running:
+        with httpx.Client(base_url=running.address, timeout=60) as client:
+            client.post("/predict", content=picture())
+            for _ in range(count):
+                method, path, body, headers = malformed(chance)
+                response = client.request(method, path, content=body, headers=headers)
+                error = response.json()["error"]
+                require(400 <= response.status_code < 500, f"{method} {path}: {response.status_code}")
+                require(bool(error) and "\n" not in error, f"{method} {path}: {error!r}")
+                statuses[response.status_code] += 1
+            alive = client.post("/predict", content=picture()).status_code == 200 and running.child.is_alive()
+        require(running.stop() == 0, "it did not end well")
+        tracebacks = sum("Traceback" in line for line in running.log)
+        errors = sum(json.loads(line)["level"] == "error" for line in running.log)
+    require(alive and not tracebacks and not errors, f"alive: {alive}; {tracebacks} tracebacks, {errors} errors")
+    told = {str(k): v for k, v in sorted(statuses.items())}
+    return {"requests": count, "statuses": told, "tracebacks": tracebacks, "alive": alive}
+
+
+def resident(running: Process) -> float:
+    """MiB of memory that the process holds."""
+    pages = int(Path(f"/proc/{running.child.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise SystemExit(otherwise)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--load", type=float, default=0, metavar="SECONDS")
+    parser.add_argument("--clients", type=int, default=200)
+    for part in ("kills", "requests", "streams", "malformed"):
+        parser.add_argument(f"--{part}", type=int, default=0, metavar="N")
+    arguments = parser.parse_args(given)
+    parts = {
+        "load": lambda: try_load(arguments.load, arguments.clients),
+        "kills": lambda: try_kills(arguments.kills),
+        "requests": lambda: try_requests(arguments.requests, min(arguments.clients, 64)),
+        "streams": lambda: try_streams(arguments.streams),
+        "malformed": lambda: try_malformed(arguments.malformed),
+    }
+    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for part, run in parts.items():
+        if getattr(arguments, part):
+            busy = os.getloadavg()[0]
+            record[part] = run() | {"load_average_before": round(busy, 2), "cores": os.cpu_count()}
+            say(f"{part}: {json.dumps(record[part])}")
+            with replacing(arguments.out) as file:
+                file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
