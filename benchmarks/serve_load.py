@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +65,7 @@ async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reque
     return int(head.split(b" ", 2)[1]), float(lines.get(b"retry-after", b"0"))
 
 
-async def keep_asking(address: str, request: bytes, tally: Tally, more: Any) -> None:
+async def keep_asking(address: str, request: bytes, tally: Tally, more: Callable[[], bool]) -> None:
     """Send the request again and again, as long as `more()` says; wait where the service asks for it."""
     where = urlsplit(address)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
@@ -79,11 +80,15 @@ async def keep_asking(address: str, request: bytes, tally: Tally, more: Any) -> 
                 await asyncio.sleep(min(wait, 1.0))
 
 
-async def crowd(address: str, requests: list[bytes], more: Any) -> Tally:
+async def crowd(address: str, requests: list[bytes], more: Callable[[], bool]) -> Tally:
     """One client for each request, at the same time."""
     tally = Tally()
     await asyncio.gather(*(keep_asking(address, request, tally, more) for request in requests))
     return tally
+
+
+def until(end: float) -> Callable[[], bool]:
+    return lambda: time.monotonic() < end
 
 
 def as_request(path: str, body: bytes) -> bytes:
@@ -103,7 +108,7 @@ def try_load(seconds: float, clients: int) -> dict[str, Any]:
             before = bare.images_per_second(adapt == "true")
             requests = [as_request(f"/predict?adapt={adapt}", data) for data in pictures]
             start = time.monotonic()
-            tally = asyncio.run(crowd(running.address, requests, lambda end=start + seconds: time.monotonic() < end))
+            tally = asyncio.run(crowd(running.address, requests, until(start + seconds)))
             served = tally.statuses[200] / (time.monotonic() - start)
             alone = (before + bare.images_per_second(adapt == "true")) / 2
             found["adapting" if adapt == "true" else "predicting"] = tally.summary() | {
@@ -339,7 +344,7 @@ def main(given: list[str] | None = None) -> None:
     for part in ("kills", "requests", "streams", "malformed"):
         parser.add_argument(f"--{part}", type=int, default=0, metavar="N")
     arguments = parser.parse_args(given)
-    parts = {
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
         "load": lambda: try_load(arguments.load, arguments.clients),
         "kills": lambda: try_kills(arguments.kills),
         "requests": lambda: try_requests(arguments.requests, min(arguments.clients, 64)),
