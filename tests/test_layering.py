@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "data": set(),
     "methods": set(),
     "live": {"methods", "models"},
-    "export": {"live", "methods", "models", "data"},
+    "export": {"live", "methods", "models", "data", "scan"},
     "serve": {"live", "methods", "models", "data"},
     "results": set(),
     "bench": {"scan", "data", "models", "methods", "results"},

@@ -10,11 +10,16 @@ from torch import nn
 import trust_tta as tt
 from trust_tta.preprocessing import Preprocessing
 
+WINDOWS = (("h", "v_flip", "w2", "w7_flip"), ("w2", "h_flip", "v", "h"))
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "vmamba": ("vmamba_nano", {"dims": (8, 16), "depths": (1, 1)}),
     "vanilla": ("vanilla_vmamba_tiny", {"dims": (8, 16), "depths": (1, 1), "d_state": 2}),
     "vim": ("vim_tiny", {"dim": 16, "depth": 1, "d_state": 3, "image_size": (32, 32)}),
-    "localvmamba": ("localvmamba_tiny", {"dims": (8, 16), "depths": (1, 1)}),
+    "localvmamba": ("localvmamba_tiny", {"dims": (8, 16), "depths": (1, 1), "directions": WINDOWS}),
+    "localvim": (
+        "localvim_tiny",
+        {"dim": 16, "depth": 1, "d_state": 1, "image_size": (32, 32), "directions": WINDOWS[:1]},
+    ),
     "groupmamba": ("groupmamba_tiny", {"dims": (64, 64), "depths": (1, 1), "mlp_ratios": (2.0, 2.0), "stem_dim": 8}),
 }
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trust_tta as tt
-from tests.export.networks import small
+from tests.export.networks import SMALL, small
 from trust_tta.export import Exported, export_network
 
 onnx = pytest.importorskip("onnx")
@@ -59,3 +59,14 @@ def test_it_needs_no_operators_but_those_of_onnx(exported: tuple[Exported, Any])
     assert {node.domain for node in model.graph.node} == {""}
     assert not model.functions
     assert exported[0].details["operators"]["Scan"] == 2  # one for each block
+
+
+@pytest.mark.parametrize(
+    "family", ["vim", *(pytest.param(name, marks=pytest.mark.slow) for name in SMALL if name not in ("vim", "vmamba"))]
+)
+def test_every_family(family: str, tmp_path: Path) -> None:
+    """`export_network` itself compares: what it returns was run."""
+    exported = export_network(small(family), "onnx", tmp_path / "a.onnx")
+    assert exported.agreement.largest_error < 1e-5
+    assert exported.agreement.equal_classes == exported.agreement.images
+    assert b"site-packages" not in exported.path.read_bytes()  # no traces of the machine

@@ -19,9 +19,8 @@ from trust_tta.optional import require
 from trust_tta.preprocessing import Preprocessing
 
 TOLERANCE = 1e-3  # of the largest logit
-PIXELS = 1 << 20  # of all images that are compared, about
 ALIKE = 0.98  # of the images, or of an image's pixels, must have the same class
-MOST_IMAGES, FEWEST_IMAGES = 256, 8
+SMALL, LARGE = 64, 16  # images to compare on: of up to 64 pixels, and above
 BATCHES = (1, 3, 16)  # repeated, so that every number of images is seen to work
 
 
@@ -51,7 +50,7 @@ class Agreement:
 
 def find_pictures(folder: Path | None, preprocessing: Preprocessing) -> NDArray[np.uint8]:
     """Real images (n, size, size, 3): those of a folder, or of the sample that ships with the package."""
-    count = min(MOST_IMAGES, max(FEWEST_IMAGES, PIXELS // preprocessing.size**2))
+    count = SMALL if preprocessing.size <= 64 else LARGE
     if folder is None:
         images, _ = load_sample()
         picked = images[:: len(images) // count][:count]
@@ -84,5 +83,6 @@ def open_onnx(path: Path, *, threads: int = 0) -> Callable[[Tensor], Tensor]:
     runtime = require("onnxruntime", extra="export")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # on a busy machine it takes all cores
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])

@@ -37,7 +37,11 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
             raise TrustError("PyTorch's exporter gave nothing; please report it")
         optimizer.optimize_ir(made.model, input_size_limit=FOLDED, output_size_limit=FOLDED)
         model = made.model_proto
+    for part in (model.graph, *_nodes(model.graph)):
+        part.ClearField("metadata_props")  # traces of the exporting machine
+    del model.graph.value_info[:]  # shapes from before constants were folded
     model.producer_name, model.producer_version = "trust-tta", about.get("trust_tta", "")
+    del model.metadata_props[:]
     onnx.helper.set_model_props(model, dict(about))
     onnx.save(model, path)
 

@@ -19,7 +19,9 @@ from trust_tta.live.snapshots import Folder, read_state
 from trust_tta.methods.base import Method
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.models.config import NetworkConfig
 from trust_tta.models.networks import outputs_of
+from trust_tta.models.variants import VARIANTS
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import show
 
@@ -73,8 +75,22 @@ def _of_network(network: nn.Module) -> Subject:
     if not isinstance(preprocessing, Preprocessing):
         raise ConfigError("the network does not say how its images are preprocessed; set model.preprocessing")
     name = type(network).__name__
-    about = {"network": name, **_described(preprocessing, getattr(network, "classes", None), outputs_of(network))}
+    about = _described(preprocessing, getattr(network, "classes", None), outputs_of(network))
+    config = getattr(network, "config", None)
+    about |= _variant_of(config) if isinstance(config, NetworkConfig) else {"network": name}
     return Subject(network, name.lower(), preprocessing, about)
+
+
+def _variant_of(config: NetworkConfig) -> dict[str, str]:
+    """The variant that a configuration is nearest to, and the fields in which it differs."""
+    fields = config.model_dump(mode="json")
+    changes = {
+        name: {key: value for key, value in fields.items() if known[key] != value}
+        for name, variant in VARIANTS.items()
+        if type(variant) is type(config) and (known := variant.model_dump(mode="json"))
+    }
+    nearest = min(changes, key=lambda name: len(changes[name]))
+    return {"variant": nearest, "overrides": json.dumps(changes[nearest])}
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Subject:

@@ -192,7 +192,7 @@ class GroupMamba(ScanNetwork):
         """The mean over the last map's tokens, mixed and normalized, (n, dims[-1])."""
         x = self.check_images(images)
         if slots is None:
-            slots = self.slots(order, len(images))
+            slots = self.slots(order, images.shape[0])
         for i in range(1, len(self.config.dims) + 1):
             x, height = self.get_submodule(f"patch_embed{i}")(x)
             route = Route.along(visit(DIRECTIONS, height, x.shape[1] // height, x.device)[slots], x.shape[1])

@@ -77,7 +77,7 @@ class LocalVim(Vim):
         """The class token (n, dim) after the last norm, or where there is none the mean of all tokens."""
         residual = self.embed(images)
         if slots is None:
-            slots = self.slots(order, len(images))
+            slots = self.slots(order, images.shape[0])
         routes = {names: self.route(names, slots) for names in dict.fromkeys(self.config.directions)}
         for layer, directions in zip(self.layers, self.config.directions, strict=True):
             residual = layer(residual if self.rope is None else self.rope(residual), routes[directions])

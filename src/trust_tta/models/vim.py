@@ -157,7 +157,7 @@ class Vim(ScanNetwork):
         """The class token (n, dim) after the last norm."""
         residual = self.embed(images)
         if slots is None:
-            slots = self.slots(order, len(images))
+            slots = self.slots(order, images.shape[0])
         route = Route.along(self.visits(residual.device)[slots], residual.shape[1])
         for layer in self.layers:
             residual = layer(residual, route)
@@ -178,7 +178,7 @@ class Vim(ScanNetwork):
             )
         tokens: Tensor = self.patch_embed(images)
         if self.cls_token is not None:
-            token = self.cls_token.expand(len(images), -1, -1)
+            token = self.cls_token.expand(images.shape[0], -1, -1)
             tokens = torch.cat((tokens[:, : self.middle], token, tokens[:, self.middle :]), dim=1)
         tokens = tokens + self.pos_embed
         return tokens.to(torch.promote_types(tokens.dtype, torch.float32))

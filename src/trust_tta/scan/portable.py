@@ -1,9 +1,8 @@
 """The scans in operators that every runtime has, for networks that leave PyTorch: no custom kernel.
 
-The recurrence itself is the operator `trust_tta::scan_linear`. What exports a network either has an operator for it, as
-ONNX has, or takes it apart: a sequence is cut into chunks, which are scanned side by side, one step of all chunks after
-the other; the states at their ends are a shorter sequence, and scanned likewise. Decays are multiplied, never divided
-and never summed as logarithms, so that nothing overflows. Tokens are rows (.., l, c): a step is made of whole rows.
+A sequence is cut into chunks, which are scanned side by side, one step of all chunks after the other; the states at
+their ends are a shorter sequence, and scanned likewise. Decays are multiplied, never divided and never summed as
+logarithms, so that nothing overflows. Tokens are rows (.., l, c): a step is made of whole rows.
 """
 
 from __future__ import annotations
@@ -39,10 +38,23 @@ def _chunks(x: Tensor, size: int) -> Tensor:
     return chunks
 
 
-_library = torch.library.Library("trust_tta", "FRAGMENT")
-_library.define("scan_linear(Tensor decay, Tensor x) -> Tensor")
-_library.impl("scan_linear", scan_in_chunks, "CompositeImplicitAutograd")
-scan_linear = torch.ops.trust_tta.scan_linear
+def _scan_as_operator(decay: Tensor, x: Tensor) -> Tensor:
+    return scan_in_chunks(decay, x).contiguous()
+
+
+scan_operator = torch.library.custom_op(
+    "trust_tta::scan_linear", _scan_as_operator, mutates_args=(), schema="(Tensor decay, Tensor x) -> Tensor"
+)
+
+
+@scan_operator.register_fake
+def _(decay: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def scan_linear(decay: Tensor, x: Tensor) -> Tensor:
+    """As `scan_in_chunks`; one operator where a network is exported, for exporters to translate or to take apart."""
+    return scan_operator(decay, x) if torch.compiler.is_exporting() else scan_in_chunks(decay, x)
 
 
 def scan_grouped(
@@ -97,9 +109,9 @@ def scan_map(x: Tensor, slots: Tensor, parameters: Parameters) -> Tensor:
     u = torch.stack((rows.flatten(1, 2), rows.transpose(1, 2).flatten(1, 2)), dim=1)  # (b, 2, l, c)
     projected = _turn((u @ x_proj.mT).unflatten(-1, (2, -1)).transpose(2, 3))
     low, B, C = projected.split((rank, n, n), dim=-1)
-    wide = A.dtype
-    y = scan_rows(u.to(wide), (low @ dt_proj.mT).to(wide), A, B.to(wide), C.to(wide), bias=bias)
-    return (y + D.sum(-2).unsqueeze(-2) * u).mT.to(x.dtype)
+    u, delta, B, C = (t if t.dtype == A.dtype else t.to(A.dtype) for t in (u, low @ dt_proj.mT, B, C))
+    y = scan_rows(u, delta, A, B, C, bias=bias) + D.sum(-2).unsqueeze(-2) * u
+    return (y if y.dtype == x.dtype else y.to(x.dtype)).mT
 
 
 def merge_norm(y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
