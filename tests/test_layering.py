@@ -30,7 +30,21 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"scan", "data", "models", "methods", "results"},
     "report": {"results"},
     "training": {"data", "models"},
-    "cli": {"scan", "models", "data", "methods", "live", "export", "serve", "results", "bench", "report", "training"},
+    "fleet": {"data", "models", "methods", "live", "serve", "results", "bench", "training"},
+    "cli": {
+        "scan",
+        "models",
+        "data",
+        "methods",
+        "live",
+        "export",
+        "serve",
+        "results",
+        "bench",
+        "report",
+        "training",
+        "fleet",
+    },
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (

@@ -93,7 +93,7 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Plan:
             domains = [prepare(d, preprocessing[d.dataset.domain], checkpoints[d.dataset.domain]) for d in domains]
             for places in stretches(domains):
                 cells = [domains[place] for place in places]
-                prints = list(_fingerprints(config, cells, preprocessing))
+                prints = list(fingerprints(config, cells, preprocessing))
                 chains += [
                     _chain(config, method, cells, prints, places, seed=seed, checkpoints=checkpoints)
                     for method in config.methods
@@ -156,7 +156,7 @@ def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
     return found.release() if model.per_domain else found  # not all networks at once
 
 
-def _fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str, Preprocessing]) -> Iterator[str]:
+def fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str, Preprocessing]) -> Iterator[str]:
     """Of what the network has met by the end of each cell: pixels, order, preprocessing, and all that came before."""
     before = ""
     for domain in cells:

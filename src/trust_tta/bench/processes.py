@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -41,10 +41,18 @@ class Assignment:
     prefix: str
 
 
+class Engine(Protocol):
+    """Whatever runs assignments; it gives what kept one from being run, by its number."""
+
+    def __call__(
+        self, assigned: Mapping[int, Assignment], *, chains: int, progress: Progress
+    ) -> dict[int, TrustError]: ...
+
+
 def sweep_together(
-    configs: Sequence[RunConfig], *, processes: int, retry: bool = False, progress: Progress = SILENT
+    configs: Sequence[RunConfig], engine: Engine, *, retry: bool = False, progress: Progress = SILENT
 ) -> list[Outcome | TrustError]:
-    """Run experiments in so many processes; for each, how it ended or what kept it from being run.
+    """Run experiments with an engine; for each, how it ended or what kept it from being run.
 
     No experiment waits for the one before. However this ends, no worker is left behind.
     """
@@ -54,7 +62,7 @@ def sweep_together(
     left = [chain for each in assigned.values() for chain in _left(each)]
     if left:
         progress.start(sum(chain.passes for chain in left), "passes")
-        refused |= share(assigned, processes=min(processes, len(left)), progress=progress)
+        refused |= engine(assigned, chains=len(left), progress=progress)
         progress.finish()
     ended: list[Outcome | TrustError] = []
     for number in range(len(configs)):
@@ -90,13 +98,15 @@ def _left(assignment: Assignment) -> list[Chain]:
         return unsettled(assignment.plan.chains, store)
 
 
-def share(assigned: Mapping[int, Assignment], *, processes: int, progress: Progress = SILENT) -> dict[int, TrustError]:
-    """Run assignments in so many processes; gives what kept one from being run, by its number.
+def share(
+    assigned: Mapping[int, Assignment], *, processes: int, chains: int, progress: Progress = SILENT
+) -> dict[int, TrustError]:
+    """Run assignments of so many chains in at most `processes`; gives what kept one from being run, by its number.
 
     When a worker dies, the others take over its cells.
     """
     refused: dict[int, TrustError] = {}
-    with _workers(assigned, processes) as workers:
+    with _workers(assigned, min(processes, chains)) as workers:
         while workers:
             for ready in wait(list(workers)):
                 connection = next(c for c in workers if c is ready)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trust_tta.bench.config import FROM_CLEAN, RunConfig
@@ -77,7 +77,7 @@ def standing(plan: Plan, store: ResultStore) -> Outcome:
 
 
 @dataclass(frozen=True)
-class _Finished:
+class Finished:
     """A cell that was run, with what the store keeps of it."""
 
     key: CellKey
@@ -95,16 +95,15 @@ class _OutsideError(Exception):
         self.error = error
 
 
-class CellRunner:
-    """Runs the chains of an experiment that are free in a store; `prefix` stands before the line of each cell."""
+class ChainRunner:
+    """Runs chains of an experiment, wherever their results go; `recorded` is the configuration that they name."""
 
-    def __init__(
-        self, experiment: Experiment, store: ResultStore, progress: Progress = SILENT, *, prefix: str = ""
-    ) -> None:
-        self.experiment, self.store, self.progress, self.prefix = experiment, store, progress, prefix
+    def __init__(self, experiment: Experiment, *, recorded: str | None = None) -> None:
+        self.experiment = experiment
         config = experiment.config
-        self.facts = collect_facts(device=experiment.device, dtype=config.dtype, config=config.to_json())
-        self.width = max(len(method.shown) for method in config.methods)
+        self.facts = collect_facts(
+            device=experiment.device, dtype=config.dtype, config=config.to_json() if recorded is None else recorded
+        )
 
     def check(self, chain: Chain) -> None:
         """Open what the cells need, so that an error comes before the first of them."""
@@ -113,6 +112,92 @@ class CellRunner:
         if config.clean_after or gathers:
             self.experiment.data.clean(first.dataset.domain)
         self.experiment.network(first)
+
+    def results(self, chain: Chain, progress: Progress = SILENT) -> Iterator[Finished]:
+        """The cells of the chain, in turn; a step of progress is a batch."""
+        experiment, config = self.experiment, self.experiment.config
+        domains = experiment.domains_of(chain)
+        method = self._create(chain)
+        conditions = Conditions(
+            device=experiment.device,
+            dtype=config.dtype,
+            class_mask=config.data.class_mask,
+            clean=experiment.clean(chain, limit=config.data.limit) if config.clean_after else None,
+            keep_samples=config.keep_samples,
+            confusion=config.confusion,
+        )
+        started = now()
+        results = run_stream(method, domains, conditions, progress=progress)
+        for key, domain, result in zip(chain.keys, domains, results, strict=True):
+            finished = now()
+            names = domain.dataset.class_names
+            yield Finished(
+                key,
+                result,
+                replace(self.facts, started=started, finished=finished),
+                kept_pictures(domain.dataset, result.predictions),
+                () if all(name.isdigit() for name in names) else names,
+            )
+            started = finished
+
+    def _create(self, chain: Chain) -> Method:
+        experiment = self.experiment
+        model = experiment.network(experiment.domains_of(chain)[0])
+        options = dict(chain.method.options)
+        defaults = method_options(chain.method.name)
+        for name in FROM_CLEAN & defaults.keys():
+            clean = experiment.clean(chain, limit=CLEAN_IMAGES)
+            batches = (batch.images.to(experiment.device) for batch in clean.batches)
+            options[name] = gather_from_clean(name, model, batches, {**defaults, **options})
+        return create_method(chain.method.name, model, **options)
+
+
+class Writer:
+    """Records cells of a plan in a store and says so; `prefix` stands before the line of each cell."""
+
+    def __init__(
+        self, config: RunConfig, plan: Plan, store: ResultStore, progress: Progress = SILENT, *, prefix: str = ""
+    ) -> None:
+        self.config, self.plan, self.store, self.progress, self.prefix = config, plan, store, progress, prefix
+        self.width = max(len(method.shown) for method in config.methods)
+
+    def finish(self, chain: Chain, found: Finished) -> None:
+        if found.pictures:
+            self.store.keep_pictures(found.key, found.pictures, class_names=found.class_names)
+        self.store.finish(found.key, found.result, found.facts, label=chain.method.shown)
+        self.progress.note(f"{self._name(chain, found.key)}  {self._numbers(found)}")
+
+    def fail(self, chain: Chain, keys: Iterable[CellKey], message: str) -> None:
+        for key in keys:
+            self.store.fail(key, message)
+            self.progress.note(f"{self._name(chain, key)}  failed")
+
+    def _name(self, chain: Chain, key: CellKey) -> str:
+        """Label, domain, batch size where there are several, and seed."""
+        batch = f"  batch {key.batch_size}" if len(self.config.stream.batch_size) > 1 else ""
+        label = f"{self.prefix}{chain.method.shown:<{self.width}}"
+        return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
+
+    def _numbers(self, found: Finished) -> str:
+        """Accuracy, gain over the baseline where that is finished, and seconds."""
+        baseline = self.plan.baselines.get(found.key)
+        base = self.store.find(baseline) if baseline else None
+        gain = "" if base is None else format_gain(found.result.accuracy - base.accuracy)
+        return f"{format_percent(found.result.accuracy):>5} %  {gain:>6}  {found.result.seconds_total:7.1f} s"
+
+
+class CellRunner:
+    """Runs the chains of an experiment that are free in a store; `prefix` stands before the line of each cell."""
+
+    def __init__(
+        self, experiment: Experiment, store: ResultStore, progress: Progress = SILENT, *, prefix: str = ""
+    ) -> None:
+        self.chains, self.store, self.progress = ChainRunner(experiment), store, progress
+        self.writer = Writer(experiment.config, experiment.plan, store, progress, prefix=prefix)
+
+    def check(self, chain: Chain) -> None:
+        """Open what the cells need, so that an error comes before the first of them."""
+        self.chains.check(chain)
 
     def run_all(self, chains: Sequence[Chain], *, wait: bool, announce: bool = True) -> None:
         """Run each chain that is free; with `wait`, go on until those that others hold are settled as well."""
@@ -139,75 +224,20 @@ class CellRunner:
         if not wanted:
             return False
         unfinished = list(wanted)
-        results = self._results(chain)
+        results = self.chains.results(chain, _Pulse(self, chain.cost))
         while True:
             try:
                 found = next(results, None)
             except _OutsideError as outside:
                 raise outside.error from outside.error.__cause__
             except Exception as error:  # whatever it is, the other cells are still worth running
-                for key in unfinished:
-                    self.store.fail(key, _one_line(error))
-                    self.progress.note(f"{self._name(chain, key)}  failed")
+                self.writer.fail(chain, unfinished, failure_text(error))
                 return True
             if found is None:
                 return True
             if found.key in unfinished:  # the others were recorded before, and run again only to get here
-                if found.pictures:
-                    self.store.keep_pictures(found.key, found.pictures, class_names=found.class_names)
-                self.store.finish(found.key, found.result, found.facts, label=chain.method.shown)
+                self.writer.finish(chain, found)
                 unfinished.remove(found.key)
-                self.progress.note(f"{self._name(chain, found.key)}  {self._numbers(found)}")
-
-    def _results(self, chain: Chain) -> Iterator[_Finished]:
-        experiment, config = self.experiment, self.experiment.config
-        domains = experiment.domains_of(chain)
-        method = self._create(chain)
-        conditions = Conditions(
-            device=experiment.device,
-            dtype=config.dtype,
-            class_mask=config.data.class_mask,
-            clean=experiment.clean(chain, limit=config.data.limit) if config.clean_after else None,
-            keep_samples=config.keep_samples,
-            confusion=config.confusion,
-        )
-        started = now()
-        results = run_stream(method, domains, conditions, progress=_Pulse(self, chain.cost))
-        for key, domain, result in zip(chain.keys, domains, results, strict=True):
-            finished = now()
-            names = domain.dataset.class_names
-            yield _Finished(
-                key,
-                result,
-                replace(self.facts, started=started, finished=finished),
-                kept_pictures(domain.dataset, result.predictions),
-                () if all(name.isdigit() for name in names) else names,
-            )
-            started = finished
-
-    def _create(self, chain: Chain) -> Method:
-        experiment = self.experiment
-        model = experiment.network(experiment.domains_of(chain)[0])
-        options = dict(chain.method.options)
-        defaults = method_options(chain.method.name)
-        for name in FROM_CLEAN & defaults.keys():
-            clean = experiment.clean(chain, limit=CLEAN_IMAGES)
-            batches = (batch.images.to(experiment.device) for batch in clean.batches)
-            options[name] = gather_from_clean(name, model, batches, {**defaults, **options})
-        return create_method(chain.method.name, model, **options)
-
-    def _name(self, chain: Chain, key: CellKey) -> str:
-        """Label, domain, batch size where there are several, and seed."""
-        batch = f"  batch {key.batch_size}" if len(self.experiment.config.stream.batch_size) > 1 else ""
-        label = f"{self.prefix}{chain.method.shown:<{self.width}}"
-        return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
-
-    def _numbers(self, found: _Finished) -> str:
-        """Accuracy, gain over the baseline where that is finished, and seconds."""
-        baseline = self.experiment.plan.baselines.get(found.key)
-        base = self.store.find(baseline) if baseline else None
-        gain = "" if base is None else format_gain(found.result.accuracy - base.accuracy)
-        return f"{format_percent(found.result.accuracy):>5} %  {gain:>6}  {found.result.seconds_total:7.1f} s"
 
 
 class _Pulse(Silent):
@@ -252,6 +282,7 @@ def _is_settled(chain: Chain, done: set[str], failed: set[str]) -> bool:
     return all(digest in done for digest in digests) or any(digest in failed for digest in digests)
 
 
-def _one_line(error: Exception) -> str:
+def failure_text(error: Exception) -> str:
+    """What a store says of a cell that ended in this error."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, TrustError) else f"{type(error).__name__}: {text}"

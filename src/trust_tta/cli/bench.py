@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import add_run_arguments, changes, in_words_of_flags, names_list, option, wait_politely
+from trust_tta.cli.engines import add_engine_arguments, check_engine
 from trust_tta.cli.output import try_file
 from trust_tta.errors import ConfigError, TrustError
 
@@ -17,6 +18,7 @@ EXAMPLES = """\
   trust-tta bench configs/paper/table1.toml --small     the same experiment on the shipped network and images
   trust-tta bench configs/paper/table1.toml --dataset imagenet-c   one part of a configuration that has several
   trust-tta bench configs/cifar10c_online.toml --device cuda --processes 8   a small network does not fill a GPU
+  trust-tta bench configs/cifar10c_online.toml --engine ray --address 10.0.0.1:6379    on a Ray cluster
   trust-tta bench configs/demo.toml --list              what would be run, and what is done already
   trust-tta bench configs/demo.toml --export demo.csv   run what is missing, then write one row per cell"""
 KEPT = "finished cells are kept"
@@ -35,7 +37,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="METHOD.OPTION=VALUE",
         help="an option of a method; repeatable",
     )
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="worker processes (default 1)")
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)"
+    )
+    add_engine_arguments(parser)
     parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed before")
     parser.add_argument("--list", action="store_true", help="show the cells and their state; run nothing")
     parser.add_argument("--export", metavar="FILE", help="write the cells to a .csv or .parquet file at the end")
@@ -46,6 +51,7 @@ def run(arguments: Namespace) -> None:
     check(arguments)
     from trust_tta.bench.parsing import read_parts
     from trust_tta.cli.cells import export, list_cells, run_parts
+    from trust_tta.cli.engines import make_engine
 
     changed = changes(arguments) | {"method_options": arguments.option}
     if arguments.methods is not None:
@@ -58,7 +64,8 @@ def run(arguments: Namespace) -> None:
         return
     for config in parts:
         try_file("--store", config.store)
-    cells, problems = run_parts(parts, retry=arguments.retry_failed, processes=arguments.processes)
+    with make_engine(arguments, device=parts[0].device) as engine:
+        cells, problems = run_parts(parts, retry=arguments.retry_failed, engine=engine)
     if arguments.export:
         export(cells, Path(arguments.export))
     if problems:
@@ -70,8 +77,7 @@ def check(arguments: Namespace) -> None:
     names.check_run(arguments)
     names.check_each("--methods", arguments.methods, names.methods())
     names.check_options(arguments.option)
-    if arguments.processes < 1:
-        raise ConfigError(f"--processes {arguments.processes}: give 1 or more")
+    check_engine(arguments)
     if arguments.export:
         if Path(arguments.export).suffix not in (".csv", ".parquet"):
             raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")

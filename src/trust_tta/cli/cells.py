@@ -10,7 +10,7 @@ from types import FrameType
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.plan import make_plan
-from trust_tta.bench.processes import REFUSALS, sweep_together
+from trust_tta.bench.processes import REFUSALS, Engine, sweep_together
 from trust_tta.bench.sweep import Outcome, sweep
 from trust_tta.cli.output import say
 from trust_tta.cli.progress import Drawer
@@ -19,14 +19,16 @@ from trust_tta.report.terminal import results_text
 from trust_tta.results import Cell, ResultStore, write_csv, write_parquet
 
 
-def run_parts(parts: Sequence[RunConfig], *, retry: bool = False, processes: int = 1) -> tuple[list[Cell], list[str]]:
-    """Run experiments with their tables; all finished cells, and a line for each problem.
+def run_parts(
+    parts: Sequence[RunConfig], *, retry: bool = False, engine: Engine | None = None
+) -> tuple[list[Cell], list[str]]:
+    """Run experiments with their tables, in this process or by an engine; all finished cells, a line for each problem.
 
     Of several, one that cannot be run (its data or network is missing) does not keep the others from running.
     """
     cells: list[Cell] = []
     problems: list[str] = []
-    for config, ended in _run_at_once(parts, retry, processes) if processes > 1 else _run_in_turn(parts, retry):
+    for config, ended in _run_at_once(parts, retry, engine) if engine else _run_in_turn(parts, retry):
         if isinstance(ended, TrustError):
             if len(parts) == 1:
                 raise ended
@@ -53,11 +55,11 @@ def _run_in_turn(parts: Sequence[RunConfig], retry: bool) -> Iterator[tuple[RunC
 
 
 def _run_at_once(
-    parts: Sequence[RunConfig], retry: bool, processes: int
+    parts: Sequence[RunConfig], retry: bool, engine: Engine
 ) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
-    """The same in worker processes, shown as one run; no part waits for the one before."""
-    with _terminated_like_interrupted(), Drawer() as drawer:
-        ended = sweep_together(parts, processes=processes, retry=retry, progress=drawer)
+    """The same by several workers, shown as one run; no part waits for the one before."""
+    with terminated_like_interrupted(), Drawer() as drawer:
+        ended = sweep_together(parts, engine, retry=retry, progress=drawer)
     yield from zip(parts, ended, strict=True)
 
 
@@ -103,7 +105,7 @@ def _failures(outcome: Outcome) -> list[str]:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def terminated_like_interrupted() -> Iterator[None]:
     """SIGTERM ends the command as Ctrl-C does, so that its workers end with it."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:

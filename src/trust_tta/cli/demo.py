@@ -31,6 +31,7 @@ def run(arguments: Namespace) -> None:
     from trust_tta.bench.config import DEMO_IMAGES, demo_configs
     from trust_tta.bench.environment import choose_device
     from trust_tta.cli.cells import run_parts
+    from trust_tta.cli.engines import local_engine
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
     from trust_tta.report.terminal import verdict
@@ -45,7 +46,7 @@ def run(arguments: Namespace) -> None:
     say(f"{config.model.name} on CIFAR-10 test images: {names}; {counts}; trust, which costs most, with one seed")
     # So small a network leaves most of several cores idle, but not of one each.
     processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
-    cells, problems = run_parts(list(parts), processes=processes)
+    cells, problems = run_parts(list(parts), engine=local_engine(processes))
     page = out / "report.html"
     write_page(read_report(config.store), page)
     say(f"the report is {page.resolve()}")

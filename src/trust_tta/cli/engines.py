@@ -1,0 +1,71 @@
+"""What runs the cells of a benchmark: this process, several of this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from trust_tta.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trust_tta.bench.processes import Engine
+
+ENGINES = ("local", "ray")
+
+
+def add_engine_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--engine", default="local", metavar="NAME", help="local (default), or ray: a Ray cluster")
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="head of the Ray cluster, or auto for the one on this machine (default: start one here, on loopback)",
+    )
+    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs, and threads, of a cell on the cluster (default 1)")
+    parser.add_argument(
+        "--gpus",
+        type=float,
+        metavar="X",
+        help="GPUs of a cell on the cluster, such as 0.25 (default: 1 where it uses one)",
+    )
+
+
+def check_engine(arguments: Namespace) -> None:
+    """Everything that can be refused before PyTorch is loaded."""
+    if arguments.engine not in ENGINES:
+        raise ConfigError(f"--engine {arguments.engine} is unknown; give {' or '.join(ENGINES)}")
+    given = [flag for flag in ("address", "cpus", "gpus") if getattr(arguments, flag) is not None]
+    if arguments.engine == "local" and given:
+        raise ConfigError(f"--{given[0]} is for a cluster; add --engine ray, or omit it")
+    for flag in ("processes", "cpus"):
+        number = getattr(arguments, flag)
+        if number is not None and number < 1:
+            raise ConfigError(f"--{flag} {number}: give 1 or more")
+    if arguments.gpus is not None and not 0 <= arguments.gpus <= 1024:
+        raise ConfigError(f"--gpus {arguments.gpus:g}: give 0 or more")
+
+
+def local_engine(processes: int) -> Engine | None:
+    """So many processes of this machine; None: this one."""
+    from trust_tta.bench.processes import share
+
+    return partial(share, processes=processes) if processes > 1 else None
+
+
+@contextmanager
+def make_engine(arguments: Namespace, *, device: str) -> Iterator[Engine | None]:
+    """The engine that was asked for, as long as the context lasts; None: this process itself."""
+    if arguments.engine == "local":
+        yield local_engine(arguments.processes or 1)
+        return
+    from trust_tta.fleet.cluster import connected
+    from trust_tta.fleet.sweeps import choose_share, share_out
+
+    cpus, local = arguments.cpus or 1, arguments.address is None
+    with connected(
+        arguments.address, cpus=arguments.processes and arguments.processes * cpus if local else None
+    ) as ray:
+        share_of_cell = choose_share(device, ray.cluster_resources(), cpus=cpus, gpus=arguments.gpus)
+        yield partial(share_out, ray=ray, share=share_of_cell, at_once=arguments.processes)

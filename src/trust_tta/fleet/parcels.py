@@ -1,0 +1,107 @@
+"""Small files that travel to the workers of a cluster: once through its object store, where they are missing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trust_tta.atomic import replacing
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.plan import Plan
+
+SMALL = 64 << 20  # bytes of an experiment's files that travel; larger data must be on every node
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """Files by their absolute path where they come from."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def deliver(self, path: Path, folder: Path) -> Path:
+        """The path itself where it exists, else what the parcel holds of it, unpacked in `folder`; else the path."""
+        if path.exists():
+            return path
+        inside = {name: content for name, content in self.files.items() if _is_in(Path(name), path)}
+        for name, content in inside.items():
+            target = _below(folder, Path(name))
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(target) as temporary:
+                    temporary.write_bytes(content)
+        return _below(folder, path) if inside else path
+
+    def unpack(self, config: RunConfig, plan: Plan) -> tuple[RunConfig, Plan]:
+        """The experiment over this machine's files."""
+        names = hashlib.sha256("\n".join(sorted(self.files)).encode()).hexdigest()[:16]
+        folder = Path(tempfile.gettempdir()) / f"trust-tta-{os.getuid() if hasattr(os, 'getuid') else 0}-{names}"
+        data = config.data
+        changed = data.changed(
+            root=str(self.deliver(Path(data.root), folder)),
+            images=data.images and str(self.deliver(Path(data.images), folder)),
+            labels=data.labels and str(self.deliver(Path(data.labels), folder)),
+        )
+        checkpoints = {
+            domain: replace(found, file=found.file and self.deliver(found.file, folder))
+            for domain, found in plan.checkpoints.items()
+        }
+        return config.changed(data=changed), replace(plan, checkpoints=checkpoints)
+
+
+def with_absolute_paths(config: RunConfig, plan: Plan) -> tuple[RunConfig, Plan]:
+    """The experiment, so that it means the same files in a process that runs in another folder."""
+    data = config.data
+    changed = data.changed(
+        root=os.path.abspath(data.root),
+        images=data.images and os.path.abspath(data.images),
+        labels=data.labels and os.path.abspath(data.labels),
+    )
+    checkpoints = {d: replace(c, file=c.file and c.file.absolute()) for d, c in plan.checkpoints.items()}
+    return config.changed(data=changed), replace(plan, checkpoints=checkpoints)
+
+
+def pack(config: RunConfig, plan: Plan) -> Parcel:
+    """The files of an experiment with absolute paths: each source whole, as long as all of it is small."""
+    data, files, room = config.data, dict[str, bytes](), SMALL
+    given = (Path(path) for path in (data.images, data.labels) if path)
+    checkpoints = (checkpoint.file for checkpoint in plan.checkpoints.values() if checkpoint.file)
+    for source in dict.fromkeys([*checkpoints, *given, Path(data.root)]):
+        found = _files_of(source, room)
+        if found is not None:
+            files |= {str(path): path.read_bytes() for path in found}
+            room -= sum(len(files[str(path)]) for path in found)
+    return Parcel(files)
+
+
+def _files_of(source: Path, room: int) -> list[Path] | None:
+    """A file, or all files of a folder; None where they are more bytes than there is room for, or are not there."""
+    found: list[Path] = []
+    for path in _walk(source):
+        room -= path.stat().st_size
+        if room < 0:
+            return None
+        found.append(path)
+    return found or None
+
+
+def _walk(source: Path) -> Iterable[Path]:
+    if source.is_file():
+        return [source]
+    return _walk_folder(source) if source.is_dir() else []
+
+
+def _walk_folder(source: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(source):
+        yield from (path for path in (Path(folder) / name for name in sorted(names)) if path.is_file())
+
+
+def _is_in(file: Path, source: Path) -> bool:
+    return file == source or source in file.parents
+
+
+def _below(folder: Path, path: Path) -> Path:
+    return folder.joinpath(*path.parts[1:])
