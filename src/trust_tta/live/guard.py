@@ -12,7 +12,16 @@ from trust_tta.schema import Count, Fraction, Positive, Schema
 
 Action: TypeAlias = Literal["none", "skip", "slow", "rollback", "source", "pause"]
 EventKind: TypeAlias = Literal[
-    "drift", "drift_over", "class_shift", "class_shift_over", "collapse", "broken_input", "start", "request", "storage"
+    "drift",
+    "drift_over",
+    "class_shift",
+    "class_shift_over",
+    "collapse",
+    "broken_input",
+    "start",
+    "request",
+    "storage",
+    "merge",
 ]
 
 

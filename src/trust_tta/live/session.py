@@ -14,7 +14,7 @@ from trust_tta.errors import DataError, StateError
 from trust_tta.live.alarms import Kind, Reference
 from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
 from trust_tta.live.inputs import looks_broken, usable
-from trust_tta.live.monitors import CLASS_WINDOW, Reading
+from trust_tta.live.monitors import CLASS_WINDOW, Reading, rows_of
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
@@ -268,6 +268,36 @@ class Session:
 
     def _set_pace(self, pace: Pace) -> None:
         self.books.slow, self.books.wait = pace.slow, pace.wait
+
+    # What others learned
+
+    def adopt(self, change: Callable[[], None], images: Tensor) -> Event:
+        """Let `change` alter the method's state; where that is wrong for the images (n, c, h, w), undo it."""
+        self._events = []
+        before, served = self.method.state_dict(), self.evaluate(images)
+        change()
+        reason, evidence = self._judge_change(served, images)
+        if reason:
+            self.method.load_state_dict(before)
+            return self._event("merge", "return", reason, evidence)
+        self.books.at_source = False
+        return self._event("merge", "take", "what others learned does for these images", evidence)
+
+    def _judge_change(self, served: Tensor, images: Tensor) -> tuple[str, dict[str, Any]]:
+        """Why a change of state is wrong, or nothing; with the evidence. `served`: as it was predicted before."""
+        logits = self.evaluate(images)
+        if not bool(logits.isfinite().all()):
+            return "the predictions are not finite", {}
+        if self.watch is None:
+            return "", {}
+        old, new = (rows_of(output, probabilities=self.method.probabilities) for output in (served, logits))
+        weights = old.amax(1)
+        agreement = float((weights * (old.argmax(1) == new.argmax(1))).sum() / weights.sum())
+        check = self.watch.check(self.method, images)
+        evidence = {"agreement": agreement} | (check.evidence() if check else {})
+        if agreement < self.policy.agreement:
+            return "the images are predicted otherwise than before", evidence
+        return ("the canary is predicted otherwise" if check and not check.passed else ""), evidence
 
     # States
 

@@ -1,0 +1,206 @@
+"""Replicas that meet the same domain become one: by evidence, and without trusting any single one of them.
+
+What a replica learned since the last merge is the difference of its weights from that merge. Replicas in one domain are
+merged: the median of what they learned shows who is far off and is left out, a trimmed mean of the others is walked.
+The statistics of their norms are those of all images together. Others are left alone. No cluster is needed here: a
+merge is a function of offers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trust_tta.live.monitors import input_distance
+from trust_tta.schema import Count, Fraction, Positive, Schema
+
+FEWEST_TO_JUDGE = 3  # offers, of which one can be the odd one out
+MOST_EVIDENCE = 2.0  # times the median: a replica that boasts counts for no more
+
+
+class Averaging(Schema):
+    """When replicas are merged, who with whom, and how far."""
+
+    every: Count = Field(256, description="images that the replicas see, all together, between two merges")
+    domain: Positive = Field(0.2, description="distance of input statistics below which two replicas share a domain")
+    trim: Fraction = Field(0.125, description="share of the offers that is cut off at either end of every weight")
+    outlier: Positive = Field(
+        3.0, description="times the median distance from the median, from which on one is left out"
+    )
+    momentum: Fraction = Field(
+        0.5, description="0: the mean of what replicas learned, 1: its sum, as if one had learned it all in turn"
+    )
+    patience: Positive = Field(2.0, description="seconds that a merge waits for stragglers")
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What is averaged: weights (n,), mean and mean square (m,) of all norms, and the images these stand for."""
+
+    weights: Tensor
+    means: Tensor
+    squares: Tensor
+    remembered: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.weights, self.means, self.squares)) + 8
+
+    def is_finite(self) -> bool:
+        return all(bool(t.isfinite().all()) for t in (self.weights, self.means, self.squares))
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """What a replica brings: its state, the merge it comes from (0: the source), and its evidence.
+
+    `images`: learned from since that merge. `signature`: mean and mean square of each input channel (2, c), of them.
+    """
+
+    replica: str
+    base: int
+    images: int
+    state: State
+    signature: Tensor
+
+    @property
+    def bytes(self) -> int:
+        return self.state.bytes + self.signature.numel() * self.signature.element_size() + 16
+
+
+@dataclass(frozen=True, eq=False)
+class Merge:
+    """One domain's merge: `members` may take `state`; those `left_out` differ too much from them."""
+
+    number: int
+    members: tuple[str, ...]
+    left_out: tuple[str, ...]
+    images: int
+    state: State
+
+
+class Merger:
+    """Merges rounds of offers, and remembers the merges that replicas may come from. `source`: where all begin."""
+
+    def __init__(self, source: State, policy: Averaging | None = None) -> None:
+        self.policy = policy or Averaging()
+        self.bases: dict[int, State] = {0: source}
+        self.number = 0
+
+    def merge(self, offers: Sequence[Offer]) -> list[Merge]:
+        """The merges of a round, one for each domain in which there are several replicas."""
+        source = self.bases[0]
+        usable = [offer for offer in offers if offer.images > 0 and fits(offer.state, source)]
+        merges = []
+        for group in by_domain(usable, limit=self.policy.domain):
+            if len(group) > 1:
+                self.number += 1
+                merges.append(merge_offers(group, self.bases, self.policy, number=self.number))
+        self.bases |= {merge.number: merge.state for merge in merges}
+        for old in sorted(self.bases)[1 : -2 * max(1, len(merges))]:  # the source stays
+            del self.bases[old]
+        return merges
+
+
+def fits(state: State, source: State) -> bool:
+    """Whether a state can be merged with others of the same source."""
+    shapes = [(t.shape, t.dtype) for t in (state.weights, state.means, state.squares)]
+    return shapes == [(t.shape, t.dtype) for t in (source.weights, source.means, source.squares)] and state.is_finite()
+
+
+def by_domain(offers: Sequence[Offer], *, limit: float) -> list[list[Offer]]:
+    """Offers whose signatures are linked by distances below the limit, in the order in which they came."""
+    groups: list[list[Offer]] = []
+    for offer in offers:
+        near = [g for g in groups if any(distance(offer.signature, o.signature) < limit for o in g)]
+        joined = [o for group in near for o in group] + [offer]
+        groups = [g for g in groups if not any(g is other for other in near)] + [joined]
+    return groups
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Of two signatures; infinite where they are not finite or not of one kind."""
+    if a.shape != b.shape:
+        return math.inf
+    found = max(input_distance(a, b), input_distance(b, a))
+    return found if math.isfinite(found) else math.inf
+
+
+def merge_offers(offers: Sequence[Offer], bases: Mapping[int, State], policy: Averaging, *, number: int) -> Merge:
+    """One state of several: of their bases, and of what they learned since, trimmed and by evidence."""
+    start = [bases.get(offer.base, offer.state) for offer in offers]  # of an unknown base, nothing was learned
+    learned = torch.stack([o.state.weights - s.weights for o, s in zip(offers, start, strict=True)])
+    kept = keep_alike(learned, factor=policy.outlier)
+    chosen = [(offer, base) for offer, base, keep in zip(offers, start, kept, strict=True) if keep]
+    evidence = bounded([offer.images for offer, _ in chosen])
+    length = len(chosen) ** policy.momentum
+    weights = mean_of([base.weights for _, base in chosen], evidence)
+    walked = trimmed_mean(learned[torch.tensor(kept)], evidence, trim=policy.trim)
+    means, squares, remembered = merge_statistics(chosen, trim=policy.trim)
+    return Merge(
+        number=number,
+        members=tuple(offer.replica for offer, _ in chosen),
+        left_out=tuple(offer.replica for offer, keep in zip(offers, kept, strict=True) if not keep),
+        images=sum(offer.images for offer, _ in chosen),
+        state=State(weights + length * walked, means, squares, remembered),
+    )
+
+
+def keep_alike(learned: Tensor, *, factor: float) -> list[bool]:
+    """Which rows of (r, n) lie no farther from their median than `factor` times the median of those distances."""
+    if len(learned) < FEWEST_TO_JUDGE:
+        return [True] * len(learned)
+    far = torch.linalg.vector_norm(learned - learned.median(0).values, dim=1)
+    limit = factor * far.median().clamp_min(1e-12)
+    alike: list[bool] = (far <= limit).tolist()
+    return alike
+
+
+def bounded(images: Iterable[float]) -> Tensor:
+    """The evidence (r,) of offers, as shares of one; nobody counts for more than twice the median."""
+    counts = torch.tensor(list(images), dtype=torch.float64)
+    counts = counts.clamp(max=float(MOST_EVIDENCE * counts.median()))
+    return counts / counts.sum()
+
+
+def trimmed_mean(rows: Tensor, evidence: Tensor, *, trim: float) -> Tensor:
+    """The mean (n,) of rows (r, n) by evidence (r,), without the `trim` share of values at either end of a column."""
+    cut = min(int(trim * len(rows)), (len(rows) - 1) // 2)
+    if cut == 0:
+        return mean_of(list(rows), evidence)
+    order = rows.argsort(0)[cut : len(rows) - cut]
+    values, weights = rows.gather(0, order).double(), evidence[order]
+    return ((values * weights).sum(0) / weights.sum(0)).to(rows.dtype)
+
+
+def mean_of(rows: Sequence[Tensor], evidence: Tensor) -> Tensor:
+    """The mean of tensors of one shape by evidence."""
+    total = torch.zeros_like(rows[0], dtype=torch.float64)
+    for row, share in zip(rows, evidence.tolist(), strict=True):
+        total += share * row
+    return total.to(rows[0].dtype)
+
+
+def merge_statistics(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> tuple[Tensor, Tensor, float]:
+    """Means and mean squares (m,) as of one norm that saw all images, and how many images they stand for.
+
+    A replica's are those of its base (worth M images) and of its own k: S + k / (M + k) (s - S). Those of all r, with K
+    images together, are S and the sum of what each moved, by (M + k) / (M + K): so r M + K over M + K times its mean.
+    """
+    new = [offer.images for offer, _ in chosen]
+    kept = [max(0.0, offer.state.remembered - offer.images) for offer, _ in chosen]
+    memory, total = float(torch.tensor(kept, dtype=torch.float64).median()), float(sum(new))
+    length = (len(chosen) * memory + total) / (memory + total)
+    evidence = bounded([memory + images for images in new])
+    merged = []
+    for name in ("means", "squares"):
+        base = mean_of([getattr(base, name) for _, base in chosen], evidence)
+        moved = torch.stack([getattr(offer.state, name) - getattr(start, name) for offer, start in chosen])
+        merged.append(base + length * trimmed_mean(moved, evidence, trim=trim))
+    means, squares = merged
+    return means, torch.maximum(squares, means.square()), memory + total

@@ -1,0 +1,108 @@
+"""A replica: a live stream that can offer what it learned, and take what others did, as far as its guard lets it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trust_tta.errors import StateError
+from trust_tta.fleet.averaging import Merge, Offer, State
+from trust_tta.live.guard import Event
+from trust_tta.live.inputs import prepare
+from trust_tta.live.judge import Judge
+from trust_tta.live.monitors import Window
+from trust_tta.live.session import Result
+from trust_tta.live.stream import Stream
+from trust_tta.methods.base import Method
+from trust_tta.methods.statistics import SOURCE_WORTH
+
+SIGNATURE_IMAGES = 256  # of which the signature is taken, at most
+JUDGED_IMAGES = 64  # of the last ones, on which a merge is judged
+UNKNOWN = -1  # a base that no merger knows
+
+
+class Replica:
+    """One of several streams over the same network. Calls adapt it; `offer` and `take` are for the merger."""
+
+    def __init__(self, stream: Stream, name: str) -> None:
+        self.stream, self.name = stream, name
+        self.base = self.images = 0  # the merge it comes from, and the images it learned from since
+        self._judge = Judge(stream.method)
+        self._inputs = Window(SIGNATURE_IMAGES)
+        self._recent: Tensor | None = None
+        self._updates = 0
+
+    def __call__(self, images: Any) -> Result:
+        """As the stream."""
+        batch = prepare(images, self.stream.method.model)
+        result = self.stream(batch)
+        self._notice_return()
+        if result.adapted:
+            self.images += len(batch)
+        if bool(batch.isfinite().all()):
+            self._inputs.add(len(batch), self._judge.input_statistics(batch).double().cpu() * len(batch))
+            self._recent = batch if self._recent is None else torch.cat([self._recent, batch])[-JUDGED_IMAGES:]
+        return result
+
+    def offer(self) -> Offer:
+        """What it learned since the last merge; nothing has been seen: an offer without evidence."""
+        seen = self._inputs.images > 0
+        signature = self._inputs.mean.float() if seen else torch.full((2, 1), float("nan"))
+        return Offer(self.name, self.base, self.images if seen else 0, state_of(self.stream.method), signature)
+
+    def take(self, merge: Merge, offered: Offer) -> Event:
+        """Go on from a merge of what was `offered`, and keep what was learned meanwhile; the guard may refuse it."""
+        if self._recent is None:
+            raise StateError(f"the replica '{self.name}' has seen no image to judge a merge by; offer after the first")
+        now = state_of(self.stream.method)
+        since = self.images - offered.images
+        weights = merge.state.weights + (now.weights - offered.state.weights)
+        taken = State(weights, merge.state.means, merge.state.squares, merge.state.remembered + max(0, since))
+        event = self.stream.adopt(lambda method: load_into(method, taken), self._recent)
+        if event.action == "take":
+            self.base, self.images = merge.number, max(0, since)
+        return event
+
+    def _notice_return(self) -> None:
+        """A guard or a person may have put the state back: then it comes from no merge any more."""
+        updates = self.stream.method.counters.updates
+        if updates < self._updates:
+            self.base, self.images = (0 if updates <= 1 else UNKNOWN), 0
+        self._updates = updates
+
+
+def state_of(method: Method) -> State:
+    """What of a method's state is averaged, on the CPU."""
+    norms = list(method.statistics.norms.values())
+    means = _flat([norm.mean for norm in norms])
+    squares = _flat([norm.variance + norm.mean.square() for norm in norms])
+    remembered = float(norms[0].images) if norms else 0.0
+    return State(method.weights.read().cpu(), means, squares, remembered)
+
+
+def source_of(method: Method) -> State:
+    """The same of the source network, where every replica begins."""
+    twin = method.fork()
+    twin.reset()
+    state = state_of(twin)
+    return State(state.weights, state.means, state.squares, SOURCE_WORTH if len(state.means) else 0.0)
+
+
+@torch.no_grad()
+def load_into(method: Method, state: State) -> None:
+    """Let the method go on from an averaged state; the optimizer and what else it remembers stay its own."""
+    method.weights.write(state.weights.to(method.weights.vector))
+    start = 0
+    for norm in method.statistics.norms.values():
+        stop = start + norm.mean.numel()
+        mean, square = state.means[start:stop].to(norm.mean), state.squares[start:stop].to(norm.mean)
+        norm.mean.copy_(mean)
+        norm.variance.copy_((square - mean.square()).clamp_min(0))
+        norm.images.fill_(state.remembered)
+        start = stop
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.detach().float().cpu().reshape(-1) for t in tensors]) if tensors else torch.zeros(0)
