@@ -3,7 +3,7 @@
     PYTHONPATH=src python -m benchmarks.fleet --out docs/results/fleet.json
 
 The network and the images are the shipped ones unless --images and --labels name others (uint8 .npy (n, h, w, 3), and
-integers). The replicas are simulated in this process, in lockstep; `--actors` runs one condition with Ray actors.
+integers). The replicas are simulated in this process, in lockstep.
 """
 
 from __future__ import annotations
