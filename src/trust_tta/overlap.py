@@ -69,14 +69,14 @@ class Overlap:
         return float(self.recall.nanmean())
 
 
-def count_overlap(predictions: Tensor, labels: Tensor, *, classes: int, ignored: int = IGNORED) -> Overlap:
+def count_overlap(predictions: Tensor, labels: Tensor, *, classes: int) -> Overlap:
     """The counts of predicted classes and labels of one shape, integers (...), on their device."""
     if predictions.shape != labels.shape or predictions.is_floating_point() or labels.is_floating_point():
         raise ShapeError(
             f"predictions are {predictions.dtype} {tuple(predictions.shape)} and labels {labels.dtype} "
             f"{tuple(labels.shape)}; give integers of one shape"
         )
-    counted = labels != ignored
+    counted = labels != IGNORED
     predicted, labeled = predictions[counted].long(), labels[counted].long()
     return Overlap(
         _count(predicted[predicted == labeled], classes), _count(predicted, classes), _count(labeled, classes)

@@ -69,7 +69,7 @@ class Schema(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(explain(error, type(self), where="")) from None
+            raise ConfigError("; ".join(_mistakes(error, type(self)))) from None
 
     # As pydantic marks its own: inner models are then validated with their outer one, not made one by one.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -123,13 +123,8 @@ def outline(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", default, field.description or ""
 
 
-def explain(error: ValidationError, schema: type[BaseModel], *, where: str) -> str:
-    """All mistakes in one line: key, value, what is allowed."""
-    return (f"{where}: " if where else "") + "; ".join(_mistakes(error, schema))
-
-
 def _mistakes(error: ValidationError, schema: type[BaseModel]) -> list[str]:
-    """What is wrong with each key; what the branches of a union want is joined by "or"."""
+    """What is wrong with each key, and what is allowed; what the branches of a union want is joined by "or"."""
     mistakes: dict[str, list[str]] = {}
     for details in error.errors(include_url=False):
         problem, wanted = _mistake(details, schema)

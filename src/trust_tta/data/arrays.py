@@ -160,24 +160,20 @@ def open_cifar(spec: DatasetSpec, folder: Path, domain: str, *, limit: int | Non
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise DataError(f"{folder} lacks {arrays[0].name} and the official {', '.join(missing)}; fetch it again")
-        images, labels = read_batches(folder, names)
+        images, labels = join_labeled([_read_batch_file(folder / name) for name in names])
     if len(images) != len(labels):
         raise DataError(f"{folder} has {len(images)} {domain} images but {len(labels)} labels; fetch it again")
     return array_dataset(images[:limit], labels[:limit], spec.class_names, name=spec.name, domain=domain)
 
 
-def read_batches(folder: Path, names: tuple[str, ...]) -> LabeledImages:
-    """The official Python batches `names` of a folder, one after the other."""
-    found = []
-    for name in names:
-        with (folder / name).open("rb") as file:
-            found.append(read_batch(file, name=str(folder / name)))
-    return join_labeled(found)
-
-
 def join_labeled(batches: list[LabeledImages]) -> LabeledImages:
     """Several sets of images, one after the other."""
     return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+
+
+def _read_batch_file(path: Path) -> LabeledImages:
+    with path.open("rb") as file:
+        return read_batch(file, name=str(path))
 
 
 def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:

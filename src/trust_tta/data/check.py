@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +37,13 @@ from trust_tta.progress import SILENT, Progress
 
 Status: TypeAlias = Literal["ok", "warning", "error"]
 
-_UNNAMED = (
-    "cifar10",
-    "pacs",
-    "imagenet-c",
-    "imagenet",
-    "imagenet-v2",
-    "array-c",
-    "folder-c",
-    "camvid",
-    "masks",
-    "folder",
-)
+Note: TypeAlias = tuple[Status, Path, str]
+"""What a `Finding` says of a data set that is known."""
+
+_UNNAMED = "cifar10 pacs imagenet-c imagenet imagenet-v2 array-c folder-c camvid masks folder"
 """What a folder without a telling name may be, in the order in which it is tried."""
+
+Item = TypeVar("Item")
 
 _CIFAR_SHAPE = (32, 32, 3)
 _THREADS = 4
@@ -87,8 +82,9 @@ def check_root(
     findings: list[Finding] = []
     for spec, folder in present:
         try:
-            findings += _check_dataset(spec, folder, thorough=thorough, progress=progress)
-            findings += _check_classes(spec, folder, classes)
+            notes = _check_dataset(spec, folder, thorough=thorough, progress=progress)
+            for status, path, message in chain(notes, _check_classes(spec, folder, classes)):
+                findings.append(Finding(status, spec.name, path, message))
         except (OSError, DataError) as error:
             findings.append(Finding("error", spec.name, folder, str(error)))
     if not present:
@@ -103,15 +99,14 @@ def check_outside(
     name: str,
     root: Path | str,
     *,
-    options: Mapping[str, Any] | None = None,
     classes: Sequence[str] | None = None,
     thorough: bool = False,
 ) -> list[Finding]:
     """Look at a data set from outside the package: every domain, and its first and last image (`thorough`: all)."""
     findings = []
-    for domain in available_domains(name, root, options=options):
+    for domain in available_domains(name, root):
         try:
-            dataset = open_dataset(name, root, domain=domain, options=options)
+            dataset = open_dataset(name, root, domain=domain)
             for index in range(len(dataset)) if thorough else (0, len(dataset) - 1):
                 dataset.image(index)
             if classes is not None:
@@ -134,7 +129,7 @@ def find_present(root: Path) -> list[tuple[DatasetSpec, Path]]:
             named.append((spec, folder))
     if named:
         return named
-    found = ((spec, find_dataset(spec, root)) for spec in map(find_spec, _UNNAMED))
+    found = ((spec, find_dataset(spec, root)) for spec in map(find_spec, _UNNAMED.split()))
     return [(spec, folder) for spec, folder in found if folder is not None and _is_beyond_doubt(spec, folder)][:1]
 
 
@@ -143,11 +138,8 @@ def _is_beyond_doubt(spec: DatasetSpec, folder: Path) -> bool:
     if spec.class_folders != "named" or spec.layout != "domains":
         return True
     places = [domain_folder(spec, folder, domain) for domain in spec.domains]
-    return all(place is not None and _has_all_classes(spec, place) for place in places)
-
-
-def _has_all_classes(spec: DatasetSpec, folder: Path) -> bool:
-    return {class_label(spec, child.name) for child in subfolders(folder)} == set(range(spec.classes))
+    classes = [{class_label(spec, child.name) for child in subfolders(place)} for place in places if place is not None]
+    return len(classes) == len(places) and all(found == set(range(spec.classes)) for found in classes)
 
 
 def _is_itself(root: Path, present: list[tuple[DatasetSpec, Path]]) -> bool:
@@ -168,12 +160,11 @@ def _check_leftovers(root: Path, present: list[tuple[DatasetSpec, Path]]) -> Ite
         else:
             yield Finding("error", spec.name, child, f"has none of its files; {spec.name} wants {spec.wanted}")
     known = {spec.name for spec, _ in present}
-    absent = [spec.name for spec in DATASETS if spec.folders and spec.name not in known]
-    if absent:
+    if absent := [spec.name for spec in DATASETS if spec.folders and spec.name not in known]:
         yield Finding("ok", "", root, f"not here: {', '.join(absent)}")
 
 
-def _check_dataset(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Finding]:
+def _check_dataset(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Note]:
     if spec.layout == "cifar":
         yield from _check_cifar(spec, folder)
     elif spec.layout == "array-c":
@@ -183,7 +174,7 @@ def _check_dataset(spec: DatasetSpec, folder: Path, *, thorough: bool, progress:
     else:
         for domain, place, images in _domains(spec, folder):
             if place is None:
-                yield Finding("warning", spec.name, folder / domain, "this domain is missing")
+                yield "warning", folder / domain, "this domain is missing"
             else:
                 yield from _check_domain(spec, place, domain, images, thorough=thorough, progress=progress)
 
@@ -206,68 +197,64 @@ def _domains(spec: DatasetSpec, folder: Path) -> Iterator[tuple[str, Path | None
 # the names of classes
 
 
-def _check_classes(spec: DatasetSpec, folder: Path, network: Sequence[str] | None) -> Iterator[Finding]:
+def _check_classes(spec: DatasetSpec, folder: Path, network: Sequence[str] | None) -> Iterator[Note]:
     """What the class folders are called, compared between domains, with known data sets, and with a network."""
     names = list(spec.class_names)
     if spec.class_folders == "sorted":
         places = [place for _, place, _ in _domains(spec, folder) if place is not None]
         listed = {place: [child.name for child in subfolders(place)] for place in places}
-        for place, found in listed.items():
-            yield from _compare_domains(spec, place, found, listed)
         names = sorted({name for found in listed.values() for name in found})
-        yield from _compare_known(spec, folder, names)
+        for place, found in listed.items():
+            yield from _compare_domain(place, found, names)
+        yield from _compare_known(folder, names)
     if network is not None and names and not are_numbers(names):
         try:
             match = match_classes(names, network, data=spec.name)
         except TrustError as error:
-            yield Finding("error", spec.name, folder, str(error))
+            yield "error", folder, str(error)
         else:
             order = "" if match.is_identity else ", in another order, and are matched by name"
-            yield Finding("ok", spec.name, folder, f"its {len(names)} classes are the network's{order}")
+            yield "ok", folder, f"its {len(names)} classes are the network's{order}"
 
 
-def _compare_domains(
-    spec: DatasetSpec, place: Path, found: list[str], listed: Mapping[Path, list[str]]
-) -> Iterator[Finding]:
-    every = {name for names in listed.values() for name in names}
-    if misses := near_misses(found, sorted(every - set(found))):
+def _compare_domain(place: Path, found: list[str], every: list[str]) -> Iterator[Note]:
+    lacking = [name for name in every if name not in found]
+    if misses := near_misses(found, lacking):
         pairs = ", ".join(f"'{name}' is '{other}' elsewhere" for name, other in misses)
-        yield Finding("error", spec.name, place, f"classes are spelled in two ways: {pairs}; rename one of each pair")
-    elif lacking := sorted(every - set(found)):
-        yield Finding("warning", spec.name, place, f"lacks classes that other domains have: {', '.join(lacking[:5])}")
+        yield "error", place, f"classes are spelled in two ways: {pairs}; rename one of each pair"
+    elif lacking:
+        yield "warning", place, f"lacks classes that other domains have: {', '.join(lacking[:5])}"
 
 
-def _compare_known(spec: DatasetSpec, folder: Path, names: list[str]) -> Iterator[Finding]:
+def _compare_known(folder: Path, names: list[str]) -> Iterator[Note]:
     for known in DATASETS:
         same = {fold_name(name) for name in names} == {fold_name(name) for name in known.class_names}
         if same and known.layout in ("cifar", "domains") and (misses := near_misses(names, known.class_names)):
             pairs = ", ".join(f"'{name}' for '{other}'" for name, other in misses[:5])
             message = f"its classes are those of {known.name} but for the spelling: {pairs}; its networks refuse them"
-            yield Finding("warning", spec.name, folder, message)
+            yield "warning", folder, message
 
 
 # arrays
 
 
-def _check_cifar(spec: DatasetSpec, folder: Path) -> Iterator[Finding]:
+def _check_cifar(spec: DatasetSpec, folder: Path) -> Iterator[Note]:
     """The clean test and training sets; CIFAR-10's pixels are compared with their known hash."""
     for domain in spec.domains:
         place = folder / domain.name
         try:
             dataset = open_cifar(spec, folder, domain.name, limit=None)
         except DataError as error:
-            yield Finding("error" if domain.target else "warning", spec.name, place, str(error))
+            yield "error" if domain.target else "warning", place, str(error)
             continue
-        problems = list(_cifar_problems(spec, domain, dataset))
-        yield from (Finding("error", spec.name, place, problem) for problem in problems)
+        problems = [*_cifar_problems(spec, domain, dataset), *_empty_classes(spec, dataset.labels)]
+        yield from (("error", place, problem) for problem in problems)
         if not problems:
-            yield Finding("ok", spec.name, place, _count(len(dataset), spec.class_names))
+            yield "ok", place, _count(len(dataset), spec.class_names)
 
 
 def _cifar_problems(spec: DatasetSpec, domain: DomainSpec, dataset: Dataset) -> Iterator[str]:
-    if not isinstance(dataset.images, ArrayImages):
-        return
-    images = dataset.images.array
+    images = cast(ArrayImages, dataset.images).array
     if images.shape[1:] != _CIFAR_SHAPE:
         yield f"images have the shape {images.shape[1:]}; they must have {_CIFAR_SHAPE}"
     elif len(images) != domain.images:
@@ -276,31 +263,30 @@ def _cifar_problems(spec: DatasetSpec, domain: DomainSpec, dataset: Dataset) -> 
         yield "the pixels are not CIFAR-10's (sha256 differs); fetch it again"
     elif spec.name == "cifar10" and hash_pixels(dataset.labels) != CIFAR10_PINS[f"{domain.name}_labels"]:
         yield "the labels are not CIFAR-10's (sha256 differs); fetch it again"
-    yield from _empty_classes(spec, dataset.labels)
 
 
-def _check_corrupted(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Finding]:
+def _check_corrupted(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Note]:
     """The labels and each `<corruption>.npy`."""
     labels: NDArray[np.int64] | None = None
     try:
         labels = open_labels(folder / LABELS)
-        yield from (Finding("error", spec.name, folder / LABELS, p) for p in _label_problems(spec, labels))
+        yield from (("error", folder / LABELS, problem) for problem in _label_problems(spec, labels))
     except DataError as error:
-        yield Finding("error", spec.name, folder / LABELS, str(error))
+        yield "error", folder / LABELS, str(error)
     progress.start(len(spec.domains), f"checking {spec.name}")
     for domain in spec.domains:
         path = folder / f"{domain.name}.npy"
         if path.exists():
             yield from _check_corruption(spec, domain, path, labels, thorough=thorough)
         elif domain.target and spec.folders:
-            yield Finding("warning", spec.name, path, "this corruption is missing")
+            yield "warning", path, "this corruption is missing"
         progress.advance()
     progress.finish()
 
 
 def _check_corruption(
     spec: DatasetSpec, domain: DomainSpec, path: Path, labels: NDArray[np.int64] | None, *, thorough: bool
-) -> Iterator[Finding]:
+) -> Iterator[Note]:
     problems: list[str] = []
     held = ""
     try:
@@ -311,14 +297,14 @@ def _check_corruption(
         if labels is not None:
             blocks = find_blocks(path, len(images), labels, one=domain.images)
             severities = ", ".join(map(str, blocks.severities))
-            held = f"{blocks.size} images for each severity ({severities})" if severities else (
-                f"{blocks.size} images of one severity, which nothing states; any that is asked for gives them"
-            )  # fmt: skip
+            held = f"{blocks.size} images for each severity ({severities})"
+            if not severities:
+                held = f"{blocks.size} images of one severity, which nothing states; any that is asked for gives them"
     except DataError as error:
         problems.append(str(error))
-    yield from (Finding("error", spec.name, path, problem) for problem in problems)
+    yield from (("error", path, problem) for problem in problems)
     if not problems and held:
-        yield Finding("ok", spec.name, path, held)
+        yield "ok", path, held
 
 
 def _corruption_problems(spec: DatasetSpec, domain: DomainSpec, path: Path, images: NDArray[np.uint8]) -> Iterator[str]:
@@ -345,40 +331,34 @@ def _empty_classes(spec: DatasetSpec, labels: NDArray[np.int64]) -> Iterator[str
         yield f"{len(empty)} classes have no images, as {', '.join(empty[:5])}"
 
 
-def _black_images(images: NDArray[np.uint8]) -> list[str]:
+def _black_images(images: NDArray[np.uint8]) -> Iterator[str]:
     """Read every pixel; images that are zero throughout are the mark of a file that was never written to its end."""
     try:
-        black = [i for i in range(len(images)) if not images[i].any()]
+        if black := [i for i in range(len(images)) if not images[i].any()]:
+            yield f"{len(black)} images are black throughout, the first is number {black[0]}"
     except OSError as error:
-        return [f"cannot be read to its end: {error}"]
-    return [f"{len(black)} images are black throughout, the first is number {black[0]}"] if black else []
+        yield f"cannot be read to its end: {error}"
 
 
-# labels of pixels
+# files of images
 
 
-def _check_pixels(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Finding]:
+def _check_pixels(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Note]:
     """The pictures and label files of each split: the headers of both, and with `thorough` every label."""
     names, _ = classes_of(spec, folder)
     splits = splits_of(spec, folder)
     for missing in (split for split in spec.domains if split not in splits and split.target):
-        yield Finding("warning", spec.name, folder / missing.name, "this split is missing")
+        yield "warning", folder / missing.name, "this split is missing"
     for split in splits:
         dataset = open_pixels(spec, folder, split.name)
-        progress.start(len(dataset), f"checking {spec.name}/{split.name}")
         inspect = partial(_pair_problem, dataset, thorough=thorough)
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="check") as executor:
-            problems = []
-            for problem in executor.map(inspect, range(len(dataset))):
-                problems += [problem] if problem is not None else []
-                progress.advance()
-        progress.finish()
-        yield from (Finding("error", spec.name, path, message) for path, message in problems)
+        what = f"checking {spec.name}/{split.name}"
+        problems = list(_inspect_all(range(len(dataset)), inspect, what=what, progress=progress))
+        yield from problems
         if split.images and len(dataset) != split.images:
-            message = f"{split.name} has {len(dataset)} pictures; the whole split has {split.images}"
-            yield Finding("warning", spec.name, folder, message)
+            yield "warning", folder, f"{split.name} has {len(dataset)} pictures; the whole split has {split.images}"
         if not problems:
-            yield Finding("ok", spec.name, folder, f"{split.name}: {_count(len(dataset), names)}")
+            yield "ok", folder, f"{split.name}: {_count(len(dataset), names)}"
 
 
 def _pair_problem(dataset: PixelDataset, index: int, *, thorough: bool) -> tuple[Path, str] | None:
@@ -400,80 +380,64 @@ def _pair_problem(dataset: PixelDataset, index: int, *, thorough: bool) -> tuple
     return None
 
 
-# image folders
-
-
 def _check_domain(
     spec: DatasetSpec, folder: Path, domain: str, images: int, *, thorough: bool, progress: Progress
-) -> Iterator[Finding]:
+) -> Iterator[Note]:
     """The class folders of one domain and every image in them; `images` is the number expected, 0 for any."""
-    problems = [Finding(status, spec.name, path, message) for status, path, message in _structure(spec, folder)]
-    files = []
-    for class_folder in _class_folders(spec, folder):
-        names = list_images(class_folder)
-        files += [class_folder / name for name in names]
-        if not names:
-            problems.append(Finding("error", spec.name, class_folder, "this class has no images"))
-    if images and len(files) != images:
-        message = f"holds {len(files)} images; the whole domain has {images}"
-        problems.append(Finding("error", spec.name, folder, message))
-    progress.start(len(files), f"checking {spec.name}" + ("" if domain == ONLY_DOMAIN else f"/{domain}"))
-    broken = _broken(files, read_image if thorough else check_image, progress)
-    problems += [Finding("error", spec.name, path, message) for path, message in broken]
-    progress.finish()
-    yield from problems
-    if not any(problem.status == "error" for problem in problems):
-        yield Finding("ok", spec.name, folder, _count(len(files), _class_folders(spec, folder)))
-
-
-def _class_folders(spec: DatasetSpec, folder: Path) -> list[Path]:
-    """The class folders that the data set knows."""
     generic = spec.class_folders == "sorted"
-    return [child for child in subfolders(folder) if generic or class_label(spec, child.name) is not None]
+    classes = [child for child in subfolders(folder) if generic or class_label(spec, child.name) is not None]
+    notes = list(_check_structure(spec, folder, classes))
+    files = [child / name for child in classes for name in list_images(child)]
+    if images and len(files) != images:
+        notes.append(("error", folder, f"holds {len(files)} images; the whole domain has {images}"))
+    inspect = partial(_image_problem, read_image if thorough else check_image)
+    what = f"checking {spec.name}" + ("" if domain == ONLY_DOMAIN else f"/{domain}")
+    notes += _inspect_all(files, inspect, what=what, progress=progress)
+    yield from notes
+    if not any(status == "error" for status, _, _ in notes):
+        yield "ok", folder, _count(len(files), classes)
 
 
-def _structure(spec: DatasetSpec, folder: Path) -> Iterator[tuple[Status, Path, str]]:
-    """Unknown and missing classes, images outside of classes, files that are no images."""
-    classes = _class_folders(spec, folder)
+def _check_structure(spec: DatasetSpec, folder: Path, classes: list[Path]) -> Iterator[Note]:
+    """Unknown, missing and empty classes, images outside of classes, files that are no images."""
     for child in subfolders(folder):
         if child not in classes:
             yield "error", child, f"is no class of {spec.name}"
-    loose = list_images(folder)
-    if loose:
+    if loose := list_images(folder):
         yield "error", folder, f"{len(loose)} images lie outside of class folders, as {loose[0]}"
     found = {class_label(spec, child.name) for child in classes}
-    expected = [] if spec.class_folders == "sorted" else _expected_classes(spec)
+    expected = rendition_mask().tolist() if spec.renditions else range(spec.classes)
     if missing := [label for label in expected if label not in found]:
         names = ", ".join(spec.class_names[label] for label in missing[:5])
         yield "warning", folder, f"{len(missing)} of {len(expected)} classes have no folder, as {names}"
     for child in classes:
-        with os.scandir(child) as files:
-            strange = sorted(f.name for f in files if not is_image(f.name) and not f.name.startswith("."))
-        if strange:
+        files = sorted(name for name in os.listdir(child) if not name.startswith("."))
+        if strange := [name for name in files if not is_image(name)]:
             yield "warning", child, f"{len(strange)} files are no images and are skipped, as {strange[0]}"
+    for child in classes:
+        if not list_images(child):
+            yield "error", child, "this class has no images"
 
 
-def _expected_classes(spec: DatasetSpec) -> list[int]:
-    return rendition_mask().tolist() if spec.renditions else list(range(spec.classes))
-
-
-def _broken(files: Sequence[Path], inspect: Callable[[Path], object], progress: Progress) -> Iterator[tuple[Path, str]]:
-    """The files that `inspect` refuses, and why."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="check") as executor:
-        for start in range(0, len(files), _CHUNK):
-            chunk = files[start : start + _CHUNK]
-            for path, problem in zip(chunk, executor.map(partial(_problem, inspect), chunk), strict=True):
-                if problem is not None:
-                    yield path, problem
-            progress.advance(len(chunk))
-
-
-def _problem(inspect: Callable[[Path], object], path: Path) -> str | None:
+def _image_problem(read: Callable[[Path], object], path: Path) -> tuple[Path, str] | None:
     try:
-        inspect(path)
+        read(path)
     except DataError as error:
-        return "cannot be read: " + " ".join(str(error.__cause__ or error).split())
+        return path, "cannot be read: " + " ".join(str(error.__cause__ or error).split())
     return None
+
+
+def _inspect_all(
+    items: Sequence[Item], inspect: Callable[[Item], tuple[Path, str] | None], *, what: str, progress: Progress
+) -> Iterator[Note]:
+    """The files that are not in order among `items`, and why, in several threads."""
+    progress.start(len(items), what)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="check") as executor:
+        for start in range(0, len(items), _CHUNK):
+            chunk = items[start : start + _CHUNK]
+            yield from (("error", *problem) for problem in executor.map(inspect, chunk) if problem is not None)
+            progress.advance(len(chunk))
+    progress.finish()
 
 
 def _count(images: int, classes: Sequence[object]) -> str:

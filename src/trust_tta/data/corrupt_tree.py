@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,8 +27,9 @@ from trust_tta.data.corruptions.apply import (
     run_task,
     worker_pool,
 )
-from trust_tta.data.corruptions.table import CORRUPTIONS, check_corruption, check_severity, choose_table
-from trust_tta.data.files import hash_listing, hash_pixels, write_bytes, write_npy, writing
+from trust_tta.data.corruptions.table import CORRUPTIONS, choose_table
+from trust_tta.data.dataset import FileImages
+from trust_tta.data.files import hash_pixels, write_bytes, write_npy, writing
 from trust_tta.data.images import SUFFIXES, check_size, list_images, read_image
 from trust_tta.data.reading import subfolders
 from trust_tta.errors import ConfigError, DataError
@@ -108,16 +110,13 @@ def corrupt_folder(
     if out.resolve().is_relative_to(root.resolve()):
         raise ConfigError(f"the output {out} lies inside the input {root}; give a folder outside it")
     folders = [out / corruption / str(severity) for corruption in corruptions for severity in severities]
-    listing = hash_listing((name, (root / name).stat().st_size) for name in names)
-    claim_folder(out, CorruptionRecord(listing, len(names), int(seed), table, size, ()), folders)
+    listing = FileImages(root, tuple(names)).digest()
+    record = CorruptionRecord(listing, len(names), int(seed), table, size, ())
+    claim_folder(out, record, folders)
     progress.start(len(names) * len(folders), "corrupting images")
-    tasks = (
-        _ImageTask(root, out, name, index, corruption, severities, seed, table, size)
-        for corruption in corruptions
-        for index, name in enumerate(names)
-    )
+    tasks = ((corruption, index, name) for corruption in corruptions for index, name in enumerate(names))
     with worker_pool(workers) as pool:
-        for done in map_in_order(pool, _corrupt_file, tasks):
+        for done in map_in_order(pool, partial(_corrupt_file, root, out, record, severities), tasks):
             progress.advance(done)
     progress.finish()
     return folders
@@ -208,10 +207,8 @@ def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: 
         )
     check_workers(workers)
     for corruption in corruptions:
-        check_corruption(corruption)
-    for severity in severities:
-        check_severity(severity)
-    check_request(corruptions[0], severities[0], seed)
+        for severity in severities:
+            check_request(corruption, severity, seed)
     return tuple(sorted({int(severity) for severity in severities}))
 
 
@@ -248,46 +245,25 @@ def _write_blocks(
     shape = (len(images) * len(record.severities), *images.shape[1:])
     with writing(path) as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        for result in _corrupted(images, corruption, record, pool):
-            file.write(result.data)
-            progress.advance(len(result))
+        for severity in record.severities:
+            tasks = make_tasks(images, corruption, severity, seed=record.seed, table=str(record.table))
+            for result in map_in_order(pool, run_task, tasks):
+                file.write(result.data)
+                progress.advance(len(result))
 
 
-def _corrupted(
-    images: NDArray[np.uint8], corruption: str, record: CorruptionRecord, pool: Executor | None
-) -> Iterator[NDArray[np.uint8]]:
-    """The corrupted images, severity by severity, in batches."""
-    table = str(record.table)
-    for severity in record.severities:
-        tasks = make_tasks(images, corruption, severity, seed=record.seed, table=table)
-        yield from map_in_order(pool, run_task, tasks)
-
-
-@dataclass(frozen=True)
-class _ImageTask:
-    """One image and one corruption, at every severity asked for."""
-
-    root: Path
-    out: Path
-    name: str
-    index: int
-    corruption: str
-    severities: tuple[int, ...]
-    seed: int
-    table: str | None
-    size: int | None
-
-
-def _corrupt_file(task: _ImageTask) -> int:
-    """Write what is missing of one image; returns how many versions of it are there now."""
-    place, name = task.out / task.corruption, output_name(task.name)
-    targets = {severity: place / str(severity) / name for severity in task.severities}
+def _corrupt_file(
+    root: Path, out: Path, record: CorruptionRecord, severities: tuple[int, ...], task: tuple[str, int, str]
+) -> int:
+    """Write what is missing of one image, given by corruption, index and name; returns how many versions there are."""
+    corruption, index, name = task
+    targets = {severity: out / corruption / str(severity) / output_name(name) for severity in severities}
     missing = {severity: path for severity, path in targets.items() if not path.exists()}
     if missing:
-        image = cut_image(read_image(task.root / task.name), task.size)[None]
-        table = choose_table(task.table, height=image.shape[1], width=image.shape[2])
+        image = cut_image(read_image(root / name), record.size)[None]
+        table = choose_table(record.table, height=image.shape[1], width=image.shape[2])
     for severity, path in missing.items():
-        (piece,) = make_tasks(image, task.corruption, severity, seed=task.seed, table=table, first_index=task.index)
+        (piece,) = make_tasks(image, corruption, severity, seed=record.seed, table=table, first_index=index)
         write_bytes(path, encode_image(run_task(piece)[0], path.suffix))
     return len(targets)
 
@@ -308,11 +284,7 @@ def cut_image(image: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
 def encode_image(image: NDArray[np.uint8], suffix: str) -> bytes:
     """The bytes of an image file: JPEG at quality 85, other formats without loss."""
     kind = Image.registered_extensions()[suffix.lower()]
-    options: dict[str, Any] = {}
-    if kind == "JPEG":
-        options = {"quality": _JPEG_QUALITY, "optimize": True}
-    elif kind == "WEBP":
-        options = {"lossless": True}
+    options: dict[str, Any] = {"JPEG": {"quality": _JPEG_QUALITY, "optimize": True}, "WEBP": {"lossless": True}}
     with io.BytesIO() as file:
-        Image.fromarray(image).save(file, kind, **options)
+        Image.fromarray(image).save(file, kind, **options.get(kind, {}))
         return file.getvalue()

