@@ -28,19 +28,13 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
-    "FinetuneRecipe": "recipe",
-    "PixelRecipe": "recipe",
-    "PixelTrainingData": "pixels",
-    "TrainRecipe": "recipe",
-    "Trained": "runs",
-    "TrainingData": "data",
-    "finetune": "runs",
-    "open_pixel_data": "pixels",
-    "open_training_data": "data",
-    "recipe_for": "recipe",
-    "train": "runs",
+_MODULES = {
+    "data": ("TrainingData", "open_training_data"),
+    "pixels": ("PixelTrainingData", "open_pixel_data"),
+    "recipe": ("FinetuneRecipe", "PixelRecipe", "TrainRecipe", "recipe_for"),
+    "runs": ("Trained", "finetune", "train"),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

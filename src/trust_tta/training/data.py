@@ -59,11 +59,16 @@ def open_training_data(
         chosen, held_out = np.split(np.arange(sum(map(len, parts)), dtype=np.int64), [len(parts[0])])
         return TrainingData(spec, join_datasets(parts, domain="train"), chosen, held_out, "test")
     dataset = _without(spec, Path(root), target)
-    order = np.random.default_rng(seed).permutation(len(dataset))
-    count = max(1, round(share * len(order)))
-    if len(order) - count < 2:
-        raise DataError(f"{root} has {len(order)} images to train on; give more, at least 2 beside those held out")
-    return TrainingData(spec, dataset, np.sort(order[count:]), np.sort(order[:count]), "validation")
+    return TrainingData(spec, dataset, *hold_out(len(dataset), share, seed=seed, root=root), "validation")
+
+
+def hold_out(images: int, share: float, *, seed: int, root: Path | str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The indices of images to learn from, and of a share of them held out, drawn by the seed; both sorted."""
+    order = np.random.default_rng(seed).permutation(images)
+    count = max(1, round(share * images))
+    if images - count < 2:
+        raise DataError(f"{root} has {images} images to train on; give more, at least 2 beside those held out")
+    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def _without(spec: DatasetSpec, root: Path, target: str | None) -> Dataset:

@@ -91,14 +91,14 @@ def fit(
     if path and path.is_file():
         _restore(run, load_state(path, identity, samples.images.device))
     first = len(run.history)
-    steps = _steps(samples, recipe)
+    steps = len(images) // min(recipe.batch_size, len(images))  # the rest waits for the next epoch's shuffle
     if first:
         progress.note(f"continued after epoch {first} of an earlier run")
     progress.start((recipe.epochs - first) * steps, "training")
     with _own_randomness(samples.images.device):
         for epoch in range(first, recipe.epochs):
             begun = time.perf_counter()
-            loss, lr = _run_epoch(run, samples, recipe, epoch, task=task, progress=progress)
+            loss, lr = _run_epoch(run, samples, recipe, epoch, steps=steps, task=task, progress=progress)
             score = evaluate(run.average.eval()) if evaluate else None
             run.history.append(EpochRecord(epoch, loss, lr, score, time.perf_counter() - begun))
             if path:
@@ -215,20 +215,11 @@ def _seed_epoch(seed: int, epoch: int, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(int(words[1]))
 
 
-def _batch_size(samples: Samples, recipe: Recipe) -> int:
-    return min(recipe.batch_size, len(samples.images))
-
-
-def _steps(samples: Samples, recipe: Recipe) -> int:
-    """Whole batches in an epoch; the rest waits for the next epoch's shuffle."""
-    return len(samples.images) // _batch_size(samples, recipe)
-
-
 def _run_epoch(
-    run: _Run[Model], samples: Samples, recipe: R, epoch: int, *, task: Task[R], progress: Progress
+    run: _Run[Model], samples: Samples, recipe: R, epoch: int, *, steps: int, task: Task[R], progress: Progress
 ) -> tuple[float, float]:
     """One pass over the shuffled data: mean loss and last learning rate."""
-    device, size, steps = samples.images.device, _batch_size(samples, recipe), _steps(samples, recipe)
+    device, size = samples.images.device, min(recipe.batch_size, len(samples.images))
     generator = _seed_epoch(recipe.seed, epoch, device)
     shuffled = torch.randperm(len(samples.images), generator=generator, device=device)
     losses = torch.empty(steps, device=device)

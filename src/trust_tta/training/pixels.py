@@ -30,6 +30,7 @@ from trust_tta.overlap import IGNORED, count_overlap
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.augment import normalize
+from trust_tta.training.data import hold_out
 from trust_tta.training.recipe import PixelRecipe
 from trust_tta.training.tasks import Samples, Task, check_images
 
@@ -70,11 +71,7 @@ def open_pixel_data(name: str, root: Path | str, *, share: float = 0.1, seed: in
     if spec.domains and "train" not in splits:
         raise DataError(f"{root} has no pictures of {spec.name}/train to learn from; it wants {spec.wanted}")
     dataset = _open(name, root, "train" if "train" in splits else splits[0])
-    order = np.random.default_rng(seed).permutation(len(dataset))
-    count = max(1, round(share * len(order)))
-    if len(order) - count < 2:
-        raise DataError(f"{root} has {len(order)} images to train on; give more, at least 2 beside those held out")
-    kept, others = (_choose(dataset, np.sort(part)) for part in (order[count:], order[:count]))
+    kept, others = (_choose(dataset, part) for part in hold_out(len(dataset), share, seed=seed, root=root))
     return PixelTrainingData(spec, kept, others, "validation")
 
 
