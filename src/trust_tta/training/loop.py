@@ -243,7 +243,7 @@ def _run_epoch(
 def _step(run: _Run[Model], inputs: Tensor, targets: Tensor, recipe: R, task: Task[R]) -> Tensor:
     with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16"):
         outputs = run.network(inputs)
-    loss = task.loss(outputs, targets, recipe)
+    loss = task.loss(outputs, targets if targets.is_floating_point() else targets.long(), recipe)
     run.optimizer.zero_grad()
     loss.backward()
     if recipe.grad_clip:
