@@ -54,7 +54,7 @@ def classification(classes: int) -> Task[TrainRecipe]:
         check_labels(labels, len(images), classes=classes)
         if recipe.crop_padding >= min(images.shape[1:3]):
             raise ConfigError(
-                f"images have {images.shape[1]}x{images.shape[2]} pixels, and crop_padding is {recipe.crop_padding}; "
+                f"images of {images.shape[1]}x{images.shape[2]} pixels with crop_padding {recipe.crop_padding}; "
                 "give a padding smaller than the images"
             )
 
