@@ -21,6 +21,7 @@ from trust_tta.methods.losses import (
     ENTROPIES,
     class_confusion,
     come_entropy,
+    confusion_loss,
     entropy,
     soft_likelihood_ratio,
     symmetric_cross_entropy,
@@ -337,12 +338,19 @@ def test_losses_and_their_gradients() -> None:
             assert error(gradient, golden[f"loss/{name}/{key}"]) < TOLERANCE, name
 
 
+def test_losses_serve_dense_predictions() -> None:
+    """The same value for each pixel as for as many images."""
+    logits = torch.from_numpy(load_golden("newer/losses.npz")["loss/logits"]).double()
+    dense = logits.view(2, 3, 4, 10).movedim(-1, 1)
+    for loss in (entropy, come_entropy):
+        torch.testing.assert_close(loss(dense), loss(logits).view(2, 3, 4))
+
+
 def test_minimum_class_confusion() -> None:
     golden = load_golden("newer/mcc.npz")
     for i, case in enumerate(json.loads(str(golden["hyper"]))["cases"]):
         logits = torch.from_numpy(golden[f"case/{i}/logits"]).requires_grad_()
-        confusion = class_confusion(logits, temperature=case["temperature"])
-        loss = 1 - (confusion / confusion.sum(1, keepdim=True)).diagonal().mean()
+        loss = confusion_loss(class_confusion(logits, temperature=case["temperature"]))
         (gradient,) = torch.autograd.grad(loss, logits)
         np.testing.assert_allclose(loss.item(), golden[f"case/{i}/value"], rtol=TOLERANCE)
         np.testing.assert_allclose(gradient, golden[f"case/{i}/grad"], rtol=TOLERANCE, atol=1e-14)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba, weights
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods.lame import energy, linear, nearest, propagate, rbf
+from trust_tta.methods.lame import linear, nearest, propagate, rbf
 from trust_tta.methods.registry import create_method
 
 
@@ -43,6 +43,12 @@ def test_the_result_is_marked_and_is_a_distribution(affinity: str) -> None:
         assert (probabilities >= 0).all()
         torch.testing.assert_close(probabilities.sum(1), torch.ones(9))
     assert same(weights(model), before)
+
+
+def energy(log_p: Tensor, assignments: Tensor, pairwise: Tensor) -> Tensor:
+    """KL divergence from the predictions less half the agreement of neighbors, a scalar."""
+    divergence = torch.xlogy(assignments, assignments) - assignments * log_p
+    return (divergence - assignments * pairwise / 2).sum()
 
 
 @pytest.mark.parametrize("kernel", [rbf, linear])

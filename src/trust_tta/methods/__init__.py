@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from trust_tta.methods.cotta import Cotta
     from trust_tta.methods.deyo import Deyo
     from trust_tta.methods.dpcore import Dpcore
-    from trust_tta.methods.eata import Eata, Rdumb
-    from trust_tta.methods.eta import Eta
+    from trust_tta.methods.eta import Eata, Eta, Rdumb
     from trust_tta.methods.foa import Foa
     from trust_tta.methods.heads import Neo, T3a
     from trust_tta.methods.lame import Lame
@@ -72,38 +71,32 @@ __all__ = [
     "rank_orders",
 ]
 
-# Modules that hold the names above; loaded on first use.
-_MODULES = {
-    "ablations": ("Augmentation", "Ensemble", "Repetition"),
-    "base": ("Learner", "LearningOptions", "Method", "MethodOptions"),
-    "clean": ("FisherWeights", "SourceStatistics", "gather_fisher", "gather_source_statistics"),
-    "cotta": ("Cotta",),
-    "deyo": ("Deyo",),
-    "dpcore": ("Dpcore",),
-    "eata": ("Eata", "Rdumb"),
-    "eta": ("Eta",),
-    "foa": ("Foa",),
-    "heads": ("Neo", "T3a"),
-    "lame": ("Lame",),
-    "norms": ("BnAlpha", "BnEma"),
-    "ranking": ("rank_orders",),
-    "registry": ("create_method", "find_method", "list_methods", "method_options"),
-    "roid": ("Cmf", "Roid"),
-    "rotta": ("Rotta",),
-    "sar": ("Sar",),
-    "shot": ("Shot",),
-    "source": ("BatchStatistics", "Source"),
-    "tent": ("Tent",),
-    "tide": ("Tide",),
-    "trust": ("Trust", "TrustNaive"),
+# Where the names above are that are no methods; loaded on first use, as the methods are.
+_HOMES = {
+    "FisherWeights": "clean",
+    "Learner": "base",
+    "LearningOptions": "base",
+    "Method": "base",
+    "MethodOptions": "base",
+    "SourceStatistics": "clean",
+    "create_method": "registry",
+    "find_method": "registry",
+    "gather_fisher": "clean",
+    "gather_source_statistics": "clean",
+    "list_methods": "registry",
+    "method_options": "registry",
+    "rank_orders": "ranking",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'trust_tta.methods' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"trust_tta.methods.{_HOMES[name]}"), name)
+    from trust_tta.methods.registry import METHODS
+
+    places = (place.partition(":") for place in METHODS.values())
+    found = {attribute: module for module, _, attribute in places}
+    return getattr(importlib.import_module(found.get(name) or f"trust_tta.methods.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -37,13 +37,12 @@ class Ensemble(Learner):
     single adapted network.
     """
 
-    name = "ensemble"
     Options = OrderOptions
     options: OrderOptions
 
     def start(self) -> None:
         self.orders = self.options.chosen(traversals_of(self.model))
-        source = {"weights": self.weights.flatten(self.weights.source.values())}
+        source = {"weights": self.weights.origin}
         zeros = {name: torch.zeros_like(moment) for name, moment in self.weights.moments.items()}
         self.members: dict[str, dict[str, Tensor]] = {
             f"{i} {order}": clone({**source, **zeros}) for i, order in enumerate(self.orders)
@@ -94,7 +93,6 @@ class RepetitionOptions(LearningOptions):
 class Repetition(Averaging):
     """Averaged weights without diversity: the default order `k` times, and the mean of the weights."""
 
-    name = "repetition"
     Options = RepetitionOptions
     options: RepetitionOptions
 
@@ -119,7 +117,6 @@ class Augmentation(Averaging):
     so a restored method draws what it would have drawn.
     """
 
-    name = "augmentation"
     Options = AugmentationOptions
     options: AugmentationOptions
 

@@ -41,13 +41,12 @@ class Cotta(Learner):
     The network holds the weights of the teacher: it is what predicts, and what `detach()` gives.
     """
 
-    name = "cotta"
     Options: ClassVar[type[LearningOptions]] = CottaOptions
     options: CottaOptions
     student: Tensor
 
     def start(self) -> None:
-        self.student = self.weights.flatten(self.weights.source.values())
+        self.student = self.weights.origin
 
     def moving(self) -> dict[str, Spec]:
         return {"student": self.weights.vector_spec()}
@@ -69,7 +68,7 @@ class Cotta(Learner):
 
     def learn_from_teacher(self, images: Tensor) -> Tensor:
         """One update of the student, and of the teacher; the logits (n, classes) that it learned from."""
-        teacher, origin = self.weights.read(), self.weights.flatten(self.weights.source.values())
+        teacher, origin = self.weights.read(), self.weights.origin
         target = self.target(images, teacher, origin)
         self.weights.write(self.student)
         logits = self.predict(images, stochastic_depth=self.options.stochastic_depth)

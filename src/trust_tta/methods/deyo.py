@@ -42,7 +42,6 @@ class DeyoOptions(LearningOptions):
 class Deyo(Learner):
     """The entropy of images that are sure, and less so without the object's shape, the more the more they are."""
 
-    name = "deyo"
     Options = DeyoOptions
     options: DeyoOptions
 

@@ -57,7 +57,6 @@ class Dpcore(Method):
     of the network stay as they are.
     """
 
-    name = "dpcore"
     Options = DpcoreOptions
     options: DpcoreOptions
     coreset: Tensor | None

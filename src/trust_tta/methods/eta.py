@@ -1,21 +1,26 @@
-"""ETA: Tent on the predictions that are sure and new, each weighted by how sure it is.
+"""ETA: Tent on the predictions that are sure and new; EATA: ETA with an anchor that holds the weights that matter for
+clean images; RDumb: ETA that starts anew.
 
-Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022; EATA without its Fisher term.
+Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022; Press et al., "RDumb: A Simple
+Approach that Questions Our Progress in Continual Test-Time Adaptation", NeurIPS 2023.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
-from trust_tta.errors import StateError
+from trust_tta.errors import ConfigError
 from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.clean import FisherOption, FisherWeights
 from trust_tta.methods.losses import ENTROPIES, EntropyKind, by_class
+from trust_tta.methods.safety import check_classes
 from trust_tta.methods.state import Array, Spec
+from trust_tta.schema import Count, Rate
 
 MOMENTUM = 0.9  # of the moving mean of the predictions
 
@@ -46,7 +51,6 @@ class Eta(Learner):
     nothing.
     """
 
-    name = "eta"
     Options = EtaOptions
     options: EtaOptions
 
@@ -62,8 +66,7 @@ class Eta(Learner):
         if self.mean_prediction is None:
             return reliable
         predictions = logits.softmax(1).movedim(1, -1)
-        if len(self.mean_prediction) != logits.shape[1]:
-            raise StateError(f"the state is of {len(self.mean_prediction)} classes and there are {logits.shape[1]}")
+        check_classes(self.mean_prediction, logits.shape[1])
         similarity = torch.cosine_similarity(self.mean_prediction.to(predictions), predictions, dim=-1)
         return reliable & (similarity.abs() < self.d_margin(logits.shape[1]))
 
@@ -89,3 +92,67 @@ class Eta(Learner):
         if self.options.d_margin is not None:
             return self.options.d_margin
         return 0.4 if classes <= 10 else 0.2 if classes <= 100 else 0.05
+
+
+class OfficialOptions(EtaOptions):
+    """With the rate and the optimizer of the authors."""
+
+    lr: Rate = 2.5e-4
+    optimizer: Literal["adam", "sgd"] = "sgd"
+
+
+class EataOptions(OfficialOptions):
+    """`fisher` weights of clean images are required: gather_fisher(model, clean_batches) gives them."""
+
+    fisher: FisherOption = None
+    fisher_alpha: Rate = 2000.0
+
+
+class Eata(Eta):
+    """ETA's loss + `fisher_alpha` * sum of F * (weight - source)^2; no step where no prediction counts."""
+
+    Options = EataOptions
+    options: EataOptions
+
+    def adapted_names(self, model: nn.Module) -> list[str]:
+        names = super().adapted_names(model)
+        if self.options.fisher is None:
+            raise ConfigError(
+                "eata needs the Fisher weights of clean images; give fisher="
+                "trust_tta.methods.gather_fisher(model, clean_batches), or use 'eta', which is EATA without them"
+            )
+        shapes = {name: model.get_parameter(name).shape for name in names}
+        if {name: value.shape for name, value in self.options.fisher.values.items()} != shapes:
+            raise ConfigError(
+                "the Fisher weights are those of other parameters; gather them on this network with "
+                f"parameters={self.options.parameters!r}"
+            )
+        return names
+
+    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+        fisher = cast(FisherWeights, self.options.fisher).values
+        now = torch.cat([tensor.reshape(-1) for tensor in self.weights.tensors])
+        then = torch.cat([self.weights.source[name].reshape(-1) for name in self.adapted])
+        matter = torch.cat([fisher[name].reshape(-1) for name in self.adapted]).to(now)
+        anchor = (matter * (now - then).square()).sum()
+        return super().loss(logits, chosen) + self.options.fisher_alpha * anchor
+
+
+class RdumbOptions(OfficialOptions):
+    """`reset_every`: batches after which everything learned is forgotten."""
+
+    reset_every: Count = 1000
+
+
+class Rdumb(Eta):
+    """ETA that returns to the source after every `reset_every` batches, also those without an update."""
+
+    Options = RdumbOptions
+    options: RdumbOptions
+
+    def adapt(self, images: Tensor) -> Tensor:
+        if self.counters.batches and self.counters.batches % self.options.reset_every == 0:
+            self.weights.restore_source()  # what the norms have seen of the stream is still right
+            self.start()
+            self.counters.recoveries += 1
+        return super().adapt(images)

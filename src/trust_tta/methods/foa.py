@@ -66,7 +66,6 @@ class Foa(Method):
     mean; with `predict="before"`, that of the best of the last batch.
     """
 
-    name = "foa"
     Options = FoaOptions
     options: FoaOptions
 

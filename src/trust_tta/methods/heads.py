@@ -7,7 +7,7 @@ Matsuo, "Test-Time Classifier Adjustment Module for Model-Agnostic Domain Genera
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError, StateError
 from trust_tta.methods.base import Method, MethodOptions
+from trust_tta.methods.features import require_features
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.safety import check_outputs
 from trust_tta.methods.state import Array, Number, Spec
@@ -22,50 +23,40 @@ from trust_tta.methods.statistics import StatisticsKind
 from trust_tta.schema import Fraction, Natural
 
 
-class HeadedNetwork(Protocol):
-    """Images to pooled features (n, d) to logits (n, classes)."""
-
-    def forward_features(self, images: Tensor) -> Tensor: ...
-    def forward_head(self, features: Tensor) -> Tensor: ...
-
-
 class HeadMethod(Method):
     """A method over the features of a network: subclasses give `classify`, and `follow`, which moves what they keep."""
 
     def adapted_names(self, model: nn.Module) -> list[str]:
-        if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
-            raise ConfigError(
-                f"{self.name} works on features and {type(model).__name__} has no forward_features and forward_head; "
-                "add both (images to pooled features to logits)"
-            )
+        require_features(model, self.name)
         return []
 
     def adapt(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             self.counters.forwards += 1
             features = self.features(images)
-            check_outputs(self.network.forward_head(features), images)  # prototypes would hide it
+            check_outputs(self.head(features), images)  # prototypes would hide it
             self.logits_before = self.classify(features)
             self.follow(features)
             return self.logits_before if self.options.predict == "before" else self.classify(features)
 
-    @torch.no_grad()
-    def evaluate(self, images: Tensor) -> Tensor:
-        with self._lock, self.statistics.frozen():
-            return self.classify(self.features(images))
+    def infer(self, images: Tensor) -> Tensor:
+        return self.classify(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
         """Pooled, (n, d)."""
-        features = self.network.forward_features(images)
+        network: Any = self.model
+        features: Tensor = network.forward_features(images)
         if features.dim() != 2:
             raise ShapeError(
                 f"forward_features gave shape {tuple(features.shape)}; {self.name} takes pooled features (n, d)"
             )
         return features
 
-    @property
-    def network(self) -> HeadedNetwork:
-        return cast(HeadedNetwork, self.model)
+    def head(self, features: Tensor) -> Tensor:
+        """What the trained classifier says of features (n, d)."""
+        network: Any = self.model
+        logits: Tensor = network.forward_head(features)
+        return logits
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of features (n, d), with what is kept now."""
@@ -100,7 +91,7 @@ class Neo(HeadMethod):
         return {"mean_features": Array((None,)), "images": Number(int, least=0, most=2.0**53)}
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.network.forward_head(features - self._mean(features))
+        return self.head(features - self._mean(features))
 
     def follow(self, features: Tensor) -> None:
         self.images += len(features)
@@ -125,7 +116,6 @@ class T3a(HeadMethod):
     """Each class is a prototype: the sum of the normalized features that were taken for it, with the row of the
     classifier as the first; `supports` of the least entropy are kept."""
 
-    name = "t3a"
     Options = T3aOptions
     options: T3aOptions
     kept: Tensor | None
@@ -164,7 +154,7 @@ class T3a(HeadMethod):
 
     def _judged(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features (n, d), the classes that the trained classifier takes them for, and how sure it is."""
-        logits = self.network.forward_head(features)
+        logits = self.head(features)
         return features, logits.argmax(1), entropy(logits)
 
     def _supports(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,7 +35,6 @@ class Lame(Method):
     mixed it tends to hurt. `predict="before"` gives the network's own probabilities.
     """
 
-    name = "lame"
     Options = LameOptions
     options: LameOptions
     probabilities = True
@@ -62,8 +61,8 @@ class Lame(Method):
 def propagate(log_p: Tensor, kernel: Tensor, *, iterations: int = 1000, tolerance: float = 1e-8) -> Tensor:
     """Assignments (n, classes) from log-predictions (n, classes) and affinities (n, n).
 
-    For a symmetric positive kernel each round lowers `energy`; the rounds end when no assignment moves by more than
-    `tolerance`. The energy is no measure of that: it is flat around the fixed point.
+    The rounds end when no assignment moves by more than `tolerance`. The energy that each round lowers, for a symmetric
+    positive kernel, is no measure of that: it is flat around the fixed point.
     """
     assignments = log_p.exp()
     for _ in range(iterations):
@@ -71,12 +70,6 @@ def propagate(log_p: Tensor, kernel: Tensor, *, iterations: int = 1000, toleranc
         if float((assignments - before).abs().max()) <= tolerance:
             break
     return assignments
-
-
-def energy(log_p: Tensor, assignments: Tensor, pairwise: Tensor) -> Tensor:
-    """KL divergence from the predictions less half the agreement of neighbors, a scalar."""
-    divergence = torch.xlogy(assignments, assignments) - assignments * log_p
-    return (divergence - assignments * pairwise / 2).sum()
 
 
 def rbf(features: Tensor, k: int) -> Tensor:

@@ -11,10 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from trust_tta.errors import StateError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from trust_tta.methods.safety import check_one_label
+from trust_tta.methods.safety import check_classes, check_one_label
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.views import random_view
 from trust_tta.schema import Count, Fraction, Natural, Positive, Rate
@@ -58,9 +57,8 @@ class Weighted(Learner):
             self.logits_before = self.correct(self.logits_before)
         return logits
 
-    @torch.no_grad()
-    def evaluate(self, images: Tensor) -> Tensor:
-        return self.correct(super().evaluate(images))
+    def infer(self, images: Tensor) -> Tensor:
+        return self.correct(super().infer(images))
 
     def learn(self, images: Tensor, logits: Tensor) -> None:
         check_one_label(logits, self.name)
@@ -79,9 +77,7 @@ class Weighted(Learner):
     def weigh(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (n,) of images that are certain and differ from the mean prediction, and which of them count."""
         p = logits.softmax(1)
-        mean = torch.full_like(p[0], 1 / p.shape[1]) if self.class_probs is None else self.class_probs.to(p)
-        if len(mean) != p.shape[1]:
-            raise StateError(f"the state is of {len(mean)} classes and there are {p.shape[1]}")
+        mean = self.mean_prediction(p)
         diversity = _scaled(1 - torch.cosine_similarity(mean[None], p, dim=1))
         certainty = _scaled(-entropy(logits))
         return torch.exp(diversity * certainty / self.options.temperature), ~(diversity < diversity.mean())
@@ -89,8 +85,14 @@ class Weighted(Learner):
     def follow(self, logits: Tensor) -> None:
         """Move the mean prediction (classes,) towards that of the whole batch."""
         p, momentum = logits.softmax(1), self.options.momentum_probs
-        mean = torch.full_like(p[0], 1 / p.shape[1]) if self.class_probs is None else self.class_probs.to(p)
-        self.class_probs = momentum * mean + (1 - momentum) * p.mean(0)
+        self.class_probs = momentum * self.mean_prediction(p) + (1 - momentum) * p.mean(0)
+
+    def mean_prediction(self, p: Tensor) -> Tensor:
+        """Of the stream so far, (classes,), for the present predictions (n, classes); even at the beginning."""
+        if self.class_probs is None:
+            return torch.full_like(p[0], 1 / p.shape[1])
+        check_classes(self.class_probs, p.shape[1])
+        return self.class_probs.to(p)
 
     def pull(self) -> None:
         """Bring the weights back towards the source; called after each update."""
@@ -111,7 +113,7 @@ class Roid(Weighted):
     options: RoidOptions
 
     def pull(self) -> None:
-        momentum, origin = self.options.momentum_src, self.weights.flatten(self.weights.source.values())
+        momentum, origin = self.options.momentum_src, self.weights.origin
         self.weights.write(momentum * self.weights.read() + (1 - momentum) * origin)
 
 
@@ -127,7 +129,6 @@ class CmfOptions(WeightedOptions):
 class Cmf(Weighted):
     """ROID, but the weights are pulled to hidden ones, which a Kalman filter follows from the source."""
 
-    name = "cmf"
     Options: ClassVar[type[LearningOptions]] = CmfOptions
     options: CmfOptions
 
@@ -141,7 +142,7 @@ class Cmf(Weighted):
 
     def pull(self) -> None:
         alpha, gamma = self.options.alpha, self.options.gamma
-        theta, origin = self.weights.read(), self.weights.flatten(self.weights.source.values())
+        theta, origin = self.weights.read(), self.weights.origin
         hidden = origin if self.hidden is None else self.hidden.to(theta)
         drift = self.options.q * len(theta) / WEIGHTS
         hidden = alpha * hidden + (1 - alpha) * origin

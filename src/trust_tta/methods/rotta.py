@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from trust_tta.errors import ShapeError, StateError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to
-from trust_tta.methods.norms import MovingStatistics, RobustNorm
+from trust_tta.methods.norms import RobustNorm
 from trust_tta.methods.safety import check_one_label
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
@@ -100,7 +100,6 @@ class Rotta(Learner):
     weights of. With `statistics="stream"` both have moving statistics of their own.
     """
 
-    name = "rotta"
     Options: ClassVar[type[LearningOptions]] = RottaOptions
     options: RottaOptions
     student: Tensor
@@ -112,11 +111,10 @@ class Rotta(Learner):
     def make_statistics(self) -> Statistics:
         if self.options.statistics != "stream":
             return super().make_statistics()
-        alpha = self.options.alpha
-        return MovingStatistics(self.model, lambda norm, like: RobustNorm(norm, like=like, share=alpha))
+        return Statistics(self.model, "stream", make=partial(RobustNorm, share=self.options.alpha))
 
     def start(self) -> None:
-        self.student = self.weights.flatten(self.weights.source.values())
+        self.student = self.weights.origin
         self.student_statistics = self.statistics.state()
         self.offered = 0
         self.images = self.labels = self.entropies = self.ages = None
@@ -178,13 +176,13 @@ class Rotta(Learner):
     def learn_from(self, images: Tensor, ages: list[int]) -> None:
         """One update of the student on views of the remembered images, and of the teacher; all or nothing of it."""
         teacher, before = self.weights.read(), self.statistics.state()
-        with torch.no_grad(), self.observing():
+        with torch.no_grad(), self.statistics.observing():
             self.counters.forwards += 1
             target = self.call.plain(images, self.slots_of(images, None))  # a recording would take it for a prediction
         followed = self.statistics.state()
         self.weights.write(self.student)
         self.statistics.load(self.student_statistics)
-        with self.observing():
+        with self.statistics.observing():
             logits = self.predict(self.augment(images), stochastic_depth=self.options.stochastic_depth)
         weights = torch.sigmoid(-torch.tensor(ages, dtype=torch.float64) / self.options.memory_size).to(logits)
         if self.update((weights * cross_entropy_to(target, logits)).mean()):
@@ -197,10 +195,6 @@ class Rotta(Learner):
         """A view of images (n, c, h, w)."""
         seed = self.options.seed * 1_000_003 + self.counters.backwards
         return random_view(images, self.model, seed=seed, soft=True)
-
-    def observing(self) -> AbstractContextManager[None]:
-        """Passes inside move the statistics, where they are the method's own."""
-        return self.statistics.observing() if isinstance(self.statistics, MovingStatistics) else nullcontext()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         sizes = {len(state["extra"].get(name, ())) for name in ("images", "labels", "entropies", "ages")}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, DataError, ShapeError, TrustError, TrustWarning
+from trust_tta.errors import ConfigError, DataError, ShapeError, StateError, TrustError, TrustWarning
 
 T = TypeVar("T")
 
@@ -81,6 +81,12 @@ def check_one_label(logits: Tensor, method: str) -> None:
             f"'{method}' takes one prediction for each image and the network gave {tuple(logits.shape)}; "
             "for dense predictions use 'tent', 'eta', 'sar', 'shot', 'trust' or 'tide'"
         )
+
+
+def check_classes(kept: Tensor, classes: int) -> None:
+    """Refuse a state that was saved with another number of classes, (classes,), which shows only now."""
+    if len(kept) != classes:
+        raise StateError(f"the state is of {len(kept)} classes and there are {classes}")
 
 
 @contextmanager

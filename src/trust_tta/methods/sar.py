@@ -38,7 +38,6 @@ class Sar(Learner):
     and the last norm stay as they are.
     """
 
-    name = "sar"
     Options = SarOptions
     options: SarOptions
 

@@ -29,7 +29,6 @@ class Shot(Learner):
     The last linear layer is always fixed. `beta=0` is information maximization alone.
     """
 
-    name = "shot"
     Options = ShotOptions
     options: ShotOptions
 

@@ -18,7 +18,6 @@ class SourceOptions(MethodOptions):
 class Source(Method):
     """No adaptation: what the network was trained to do."""
 
-    name = "source"
     Options: ClassVar[type[MethodOptions]] = SourceOptions
 
     def adapt(self, images: Tensor) -> Tensor:

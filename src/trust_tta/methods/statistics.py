@@ -12,9 +12,9 @@ renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, TypeGuard
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -31,83 +31,131 @@ SURPRISE = 3.0  # times the usual divergence: what exceeds it is a change
 CHANGE = 0.02  # divergence beyond the usual at which a batch counts for half
 PACE = 0.3  # by which the usual divergence follows its median, per batch, as a logarithm
 
-MEMORY = ("mean", "variance", "images", "usual")
+
+class OwnNorm(nn.Module):
+    """A BatchNorm, over the same weights, with statistics of its own that start at the source's.
+
+    `MEMORY` names what it remembers: `mean` and `variance` (channels,), and numbers (). `observing`: whether a pass
+    adapts.
+    """
+
+    MEMORY: ClassVar[tuple[str, ...]] = ("mean", "variance")
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, norm: _BatchNorm, *, like: Tensor, observing: bool = False) -> None:
+        super().__init__()
+        self.register_parameter("weight", norm.weight)
+        self.register_parameter("bias", norm.bias)
+        self.eps, self.observing = norm.eps, observing
+        self.source = norm.running_mean, norm.running_var
+        like = next((t for t in (norm.running_mean, norm.weight) if t is not None), like)
+        for name in self.MEMORY:
+            value = like.new_zeros(norm.num_features if name in ("mean", "variance") else ())
+            self.register_buffer(name, value, persistent=False)
+        self.train(False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After a copy or a pickle: a memory of its own, also where tensors came as shared memory."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name, buffer in self.named_buffers():
+            setattr(self, name, buffer.clone())
+
+    @torch.no_grad()
+    def restore_source(self) -> None:
+        mean, variance = self.source
+        self.mean.zero_() if mean is None else self.mean.copy_(mean)
+        self.variance.fill_(1) if variance is None else self.variance.copy_(variance)
 
 
 class Statistics:
     """What the norms of one network do, and what they remember.
 
-    `observing_without_grad`: also passes without gradients adapt, for methods that adapt no weights.
+    `observing_without_grad`: also passes without gradients adapt, for methods that adapt no weights. `make`: norms in
+    the place of those that `kind` asks for, from a BatchNorm and a tensor of the network's device and dtype.
     """
 
-    def __init__(self, model: nn.Module, kind: StatisticsKind, *, observing_without_grad: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        kind: StatisticsKind,
+        *,
+        observing_without_grad: bool = False,
+        make: Callable[[_BatchNorm, Tensor], OwnNorm] | None = None,
+    ) -> None:
         found = {name: module for name, module in model.named_modules() if has_statistics(module)}
-        self.kind = kind
-        self.of_batches = kind == "batch" and bool(found)  # whether a batch is normalized by itself alone
-        self.norms: dict[str, StreamNorm] = {}
-        if kind == "batch":
+        self.kind, self.norms = kind, dict[str, Any]()
+        self.of_batches = kind == "batch" and make is None and bool(found)  # a batch is normalized by itself alone
+        self.memory = OwnNorm.MEMORY if make is not None else StreamNorm.MEMORY if kind == "stream" else ()
+        if make is None and kind == "batch":
             use_batch_statistics(model)
-        elif kind == "stream":
-            like, judge = next(model.parameters(), torch.empty(0)), None
-            for name, module in found.items():
+        like, judge = next(model.parameters(), torch.empty(0)), None
+        for name, module in found.items() if self.memory else ():
+            if make is not None:
+                self.norms[name] = make(module, like)
+            else:
                 norm = StreamNorm(module, judge, like=like, observing_without_grad=observing_without_grad)
                 self.norms[name], judge = norm, judge or norm
-                parent, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(parent), leaf, self.norms[name])
+            self.norms[name].restore_source()
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, self.norms[name])
 
     def begin(self, images: int) -> None:
         """A batch of so many images comes; passes over it, however many, change the memory once."""
-        norms = self.norms.values()
+        norms = [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
         if norms:
-            for name in MEMORY:
+            for name in StreamNorm.MEMORY:
                 torch._foreach_copy_([getattr(n, f"memory_{name}") for n in norms], [getattr(n, name) for n in norms])
             counts = [n.count for n in norms]
             torch._foreach_zero_(counts)
             torch._foreach_add_(counts, float(images))
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def frozen(self) -> AbstractContextManager[None]:
         """Passes inside are predictions, whatever the mode of gradients: the memory stays."""
-        for module in self.norms.values():
-            module.observing = False
+        return self._observing(False)
+
+    def observing(self) -> AbstractContextManager[None]:
+        """Passes inside adapt the statistics."""
+        return self._observing(True)
+
+    @contextmanager
+    def _observing(self, flag: bool) -> Iterator[None]:
+        before = {module: module.observing for module in self.norms.values()}
+        for module in before:
+            module.observing = flag
         try:
             yield
         finally:
-            for module in self.norms.values():
-                module.observing = True
+            for module, was in before.items():
+                module.observing = was
 
     def restore_source(self) -> None:
         for module in self.norms.values():
             module.restore_source()
 
     def state(self) -> dict[str, Any]:
-        if self.kind != "stream":
-            return {}
-        return {name: clone({path: getattr(n, name) for path, n in self.norms.items()}) for name in MEMORY}
+        return {name: clone({path: getattr(n, name) for path, n in self.norms.items()}) for name in self.memory}
 
     def spec(self) -> dict[str, Spec]:
-        if self.kind != "stream":
-            return {}
-        return {name: {path: _spec(name, getattr(n, name)) for path, n in self.norms.items()} for name in MEMORY}
+        return {name: {path: _spec(name, getattr(n, name)) for path, n in self.norms.items()} for name in self.memory}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        for name in MEMORY if self.kind == "stream" else ():
+        for name in self.memory:
             for path, module in self.norms.items():
                 getattr(module, name).copy_(state[name][path])
 
 
-class StreamNorm(nn.Module):
-    """A BatchNorm, over the same weights, that normalizes with moving statistics (channels,).
+class StreamNorm(OwnNorm):
+    """A BatchNorm that normalizes with moving statistics.
 
     `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for;
     `usual`: the median divergence of batches from it. `memory_*`: the same as the present batch found them. `change`:
     the share of the memory, (), that a change of domain gives to the present batch; `judge`: the norm that finds it.
     """
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-    mean: Tensor
-    variance: Tensor
+    MEMORY = ("mean", "variance", "images", "usual")
     images: Tensor
     usual: Tensor
     memory_mean: Tensor
@@ -120,37 +168,22 @@ class StreamNorm(nn.Module):
     def __init__(
         self, norm: _BatchNorm, judge: StreamNorm | None = None, *, like: Tensor, observing_without_grad: bool = False
     ) -> None:
-        super().__init__()
-        self.register_parameter("weight", norm.weight)
-        self.register_parameter("bias", norm.bias)
-        self.eps, self.observing, self.observing_without_grad = norm.eps, True, observing_without_grad
+        super().__init__(norm, like=like, observing=True)
+        self.observing_without_grad = observing_without_grad
         self.judge = [self if judge is None else judge]  # in a list, so that it is not a submodule
-        self.source_mean, self.source_variance = norm.running_mean, norm.running_var
-        like = next((t for t in (norm.running_mean, norm.weight) if t is not None), like)
-        for name in MEMORY:
-            value = like.new_zeros(norm.num_features if name in ("mean", "variance") else ())
-            self.register_buffer(name, value, persistent=False)
-            self.register_buffer(f"memory_{name}", value.clone(), persistent=False)
+        for name in self.MEMORY:
+            self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
         self.register_buffer("count", torch.ones_like(self.images), persistent=False)
         self.register_buffer("change", torch.zeros_like(self.images), persistent=False)
-        self.train(False)
-        self.restore_source()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """After a copy or a pickle: a memory of its own, also where tensors came as shared memory."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        for name, buffer in self.named_buffers():
-            setattr(self, name, buffer.clone())
-
+    @torch.no_grad()
     def restore_source(self) -> None:
-        known = self.source_mean is not None and self.source_variance is not None
-        with torch.no_grad():
-            self.mean.copy_(self.source_mean) if self.source_mean is not None else self.mean.zero_()
-            self.variance.copy_(self.source_variance) if self.source_variance is not None else self.variance.fill_(1)
-            self.images.fill_(SOURCE_WORTH if known else 0)
-            self.usual.zero_()
-            for name in MEMORY:
-                getattr(self, f"memory_{name}").copy_(getattr(self, name))
+        super().restore_source()
+        known = all(value is not None for value in self.source)
+        self.images.fill_(SOURCE_WORTH if known else 0)
+        self.usual.zero_()
+        for name in self.MEMORY:
+            getattr(self, f"memory_{name}").copy_(getattr(self, name))
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, ...) in and out."""

@@ -18,7 +18,6 @@ class TentOptions(LearningOptions):
 class Tent(Learner):
     """The mean entropy of the batch."""
 
-    name = "tent"
     Options = TentOptions
     options: TentOptions
 

@@ -64,7 +64,6 @@ class Believed(NamedTuple):
 class Tide(Learner):
     """One pass over two views, one update, and the prediction of that pass."""
 
-    name = "tide"
     Options: ClassVar[type[LearningOptions]] = TideOptions
     options: TideOptions
     confusion: Tensor | None
@@ -105,7 +104,7 @@ class Tide(Learner):
         finite = self.descend(self.loss(views.mean(0), None))
         self.counters.backwards += len(views) - 1
         length = pace * math.sqrt(images / BATCH)
-        origin = self.weights.flatten(self.weights.source.values())
+        origin = self.weights.origin
         moved = start + (self.weights.read() - start) * length
         pulled = moved.lerp(origin, 1 - (1 - self.options.pull) ** (images / BATCH))
         self.weights.write(torch.where(finite, pulled, start))

@@ -195,7 +195,6 @@ class TrustOptions(OrderOptions):
 class Trust(Averaging):
     """TRUST: the paper's orders, and its two parallel modes."""
 
-    name = "trust"
     Options = TrustOptions
     options: TrustOptions
 

@@ -11,8 +11,7 @@ from trust_tta.methods.clean import FisherWeights, SourceStatistics
 from trust_tta.methods.cotta import Cotta
 from trust_tta.methods.deyo import Deyo
 from trust_tta.methods.dpcore import Dpcore
-from trust_tta.methods.eata import Eata, Rdumb
-from trust_tta.methods.eta import Eta
+from trust_tta.methods.eta import Eata, Eta, Rdumb
 from trust_tta.methods.foa import Foa
 from trust_tta.methods.heads import Neo, T3a
 from trust_tta.methods.lame import Lame
@@ -115,7 +114,9 @@ class _TideKeywords(_LearningKeywords, total=False):
     pull: float
     frequencies: bool
 
-class _EataKeywords(_EtaKeywords, total=False):
+class _OfficialKeywords(_EtaKeywords, total=False): ...
+
+class _EataKeywords(_OfficialKeywords, total=False):
     fisher: FisherWeights | None
     fisher_alpha: float
 
@@ -163,7 +164,7 @@ class _DeyoKeywords(_LearningKeywords, total=False):
     skip_last: bool
     seed: int
 
-class _RdumbKeywords(_EtaKeywords, total=False):
+class _RdumbKeywords(_OfficialKeywords, total=False):
     reset_every: int
 
 class _NeoKeywords(_MethodKeywords, total=False):

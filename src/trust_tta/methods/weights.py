@@ -51,6 +51,11 @@ class Weights:
         self.optimizer = _make_optimizer(self.vector, self.rule) if self.tensors else None
 
     @property
+    def origin(self) -> Tensor:
+        """The weights of the beginning, (n,)."""
+        return self.flatten(self.source.values())
+
+    @property
     def moments(self) -> dict[str, Tensor]:
         """The optimizer's own tensors, by name."""
         return {} if self.optimizer is None else dict(self.optimizer.state[self.vector])
