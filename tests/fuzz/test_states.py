@@ -15,9 +15,9 @@ from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import METHODS
 
-NEEDS_TRAVERSALS = ("foa", "trust_naive", "trust", "ensemble", "repetition", "augmentation")
+NEEDS_VMAMBA = ("foa", "dpcore", "trust_naive", "trust", "ensemble", "repetition", "augmentation")
 OPTIONS: dict[str, dict[str, Any]] = {
-    **{name: {} for name in METHODS if name not in NEEDS_TRAVERSALS},
+    **{name: {} for name in METHODS if name not in NEEDS_VMAMBA},
     "bn stream": {"statistics": "stream"},
     "tent sgd": {"optimizer": "sgd", "statistics": "stream"},
 }
