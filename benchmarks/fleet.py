@@ -3,7 +3,7 @@
     PYTHONPATH=src python -m benchmarks.fleet --out docs/results/fleet.json
 
 The network and the images are the shipped ones unless --images and --labels name others (uint8 .npy (n, h, w, 3), and
-integers). The replicas are simulated in this process, in lockstep.
+integers). The replicas are simulated in this process, in lockstep. Conditions are added to those that FILE holds.
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ def run(images: Images, checkpoint: Checkpoint, arguments: argparse.Namespace, *
         "bytes": sent,
         "bytes_per_offer": merger.bases[0].bytes if every else 0,
         "seconds": time.perf_counter() - began,
-        "right": [[round(float(x) * BATCH) for x in row] for row in right] if arguments.keep else None,
     }
 
 
@@ -133,7 +132,6 @@ def main() -> None:
     parser.add_argument(
         "--conditions", default="one sees all,no averaging,every 64,every 256,every 1024,noise 256,forged 256"
     )
-    parser.add_argument("--keep", action="store_true", help="keep what each batch got right")
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -143,12 +141,14 @@ def main() -> None:
     about = {name: getattr(facts, name) for name in ("trust_tta", "torch", "python", "platform", "threads", "commit")}
     about |= {"replicas": REPLICAS, "batch": BATCH, "images": len(images), "corruption": arguments.corruption}
     about |= {"method": arguments.method, "momentum": arguments.momentum, "seed": arguments.seed}
-    path, rows = Path(arguments.out), []
+    path = Path(arguments.out)
+    rows = {row["condition"]: row for row in json.loads(path.read_text())["conditions"]} if path.exists() else {}
     for condition in arguments.conditions.split(","):
-        rows.append(run(images, checkpoint, arguments, condition=condition))
-        shown = {k: v for k, v in rows[-1].items() if not k.startswith("curve") and k != "right"}
+        rows[condition] = run(images, checkpoint, arguments, condition=condition)
+        shown = {k: v for k, v in rows[condition].items() if not k.startswith("curve")}
         print(json.dumps(shown), flush=True)
-        path.write_text(json.dumps({"about": about, "conditions": rows}, indent=1) + "\n", encoding="utf-8")
+        record = {"about": about, "conditions": list(rows.values())}
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.statistics import SOURCE_WORTH
 
 SIGNATURE_IMAGES = 256  # of which the signature is taken, at most
-JUDGED_IMAGES = 64  # of the last ones, on which a merge is judged
+JUDGED_IMAGES = (16, 64)  # of the last ones, on which a merge is judged: as many as were learned from, within these
 UNKNOWN = -1  # a base that no merger knows
 
 
@@ -43,7 +43,7 @@ class Replica:
             self.images += len(batch)
         if bool(batch.isfinite().all()):
             self._inputs.add(len(batch), self._judge.input_statistics(batch).double().cpu() * len(batch))
-            self._recent = batch if self._recent is None else torch.cat([self._recent, batch])[-JUDGED_IMAGES:]
+            self._recent = batch if self._recent is None else torch.cat([self._recent, batch])[-JUDGED_IMAGES[1] :]
         return result
 
     def offer(self) -> Offer:
@@ -60,7 +60,8 @@ class Replica:
         since = self.images - offered.images
         weights = merge.state.weights + (now.weights - offered.state.weights)
         taken = State(weights, merge.state.means, merge.state.squares, merge.state.remembered + max(0, since))
-        event = self.stream.adopt(lambda method: load_into(method, taken), self._recent)
+        judged = min(max(self.images, JUDGED_IMAGES[0]), JUDGED_IMAGES[1])
+        event = self.stream.adopt(lambda method: load_into(method, taken), self._recent[-judged:])
         if event.action == "take":
             self.base, self.images = merge.number, max(0, since)
         return event
