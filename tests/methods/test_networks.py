@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.methods.networks import CLASSES, LEARNERS, batches, convnet, make, run, vmamba, weights
 from trust_tta.errors import ConfigError
+from trust_tta.methods.parameters import select
 from trust_tta.methods.registry import list_methods
 
 PLAIN = (
@@ -135,3 +138,33 @@ def test_a_network_that_lacks_what_is_needed_is_refused_with_the_reason(name: st
 def test_scan_parameters_are_not_silently_left_out() -> None:
     with pytest.raises(ConfigError, match="no scan or projection parameters"):
         make("tent", convnet(), parameters="ss2d")
+
+
+def resnet() -> nn.Module:
+    """The names of a ResNet: a first norm, then four layers of two blocks."""
+    layers = {
+        f"layer{i}": nn.Sequential(*(nn.ModuleDict({"bn1": nn.BatchNorm2d(4)}) for _ in "ab")) for i in range(1, 5)
+    }
+    return nn.ModuleDict({"conv1": nn.Conv2d(3, 4, 3), "bn1": nn.BatchNorm2d(4), **layers, "fc": nn.Linear(4, CLASSES)})
+
+
+def vit(blocks: int = 12) -> nn.Module:
+    """The names of a ViT: blocks of two norms, and a norm before the head."""
+    block = {"norm1": nn.LayerNorm(4), "attn": nn.Linear(4, 4), "norm2": nn.LayerNorm(4)}
+    found = nn.Sequential(*(nn.ModuleDict(copy.deepcopy(block)) for _ in range(blocks)))
+    return nn.ModuleDict({"blocks": found, "norm": nn.LayerNorm(4), "head": nn.Linear(4, CLASSES)})
+
+
+@pytest.mark.parametrize(
+    ("network", "left_out"),
+    [(resnet, ("layer4.",)), (vit, ("blocks.9.", "blocks.10.", "blocks.11.", "norm."))],
+    ids=["resnet", "vit"],
+)
+@pytest.mark.parametrize("name", ["sar", "deyo"])
+def test_the_last_stage_is_what_the_official_code_leaves_out_by_name(
+    name: str, network: Callable[[], nn.Module], left_out: tuple[str, ...]
+) -> None:
+    norms = set(select(network(), "bn"))
+    adapted = set(make(name, network()).adapted)
+    assert adapted == {parameter for parameter in norms if not parameter.startswith(left_out)}
+    assert norms - adapted

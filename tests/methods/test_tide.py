@@ -99,7 +99,7 @@ def test_chance_seldom_looks_like_skew() -> None:
     assert np.mean(skews) < 0.02
 
 
-@pytest.mark.parametrize("images", [1, 2, 7, 64])
+@pytest.mark.parametrize("images", [1, 2, 7, 64, 512])
 def test_every_batch_size_works_without_an_option(images: int) -> None:
     method = make("tide", vmamba())
     for logits in run(method, batches(3, images=images)):
@@ -203,3 +203,34 @@ def test_it_adapts_what_is_there(norm: str) -> None:
     assert set(make("tide", convnet()).adapted) == {f"body.{i}.{leaf}" for i in (1, 4) for leaf in ("weight", "bias")}
     plain = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     assert set(make("tide", plain).adapted) == {"1.weight", "1.bias"}
+
+
+class Transformer(nn.Module):
+    """Patches, a class token, two blocks of attention, as a ViT; no BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(3, 8, 4, stride=4), nn.Parameter(torch.zeros(1, 1, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = self.blocks(torch.cat([self.token.expand(len(x), 1, 8), x], 1))
+        logits: Tensor = self.head(self.norm(x[:, 0]))
+        return logits
+
+
+@pytest.mark.parametrize("images", [1, 6])
+def test_a_transformer_adapts_its_layer_norms(images: int) -> None:
+    torch.manual_seed(0)
+    method = make("tide", Transformer())
+    assert method.adapted
+    assert all("norm" in name for name in method.adapted)
+    stream = batches(3, images=images)
+    outputs = run(method, stream)
+    assert method.counters.updates == 3
+    assert all(logits.isfinite().all() for logits in outputs)
+    method.reset()
+    assert all(torch.equal(a, b) for a, b in zip(run(method, stream), outputs, strict=True))
