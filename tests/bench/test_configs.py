@@ -37,12 +37,14 @@ def test_the_full_scale_is_read(path: Path) -> None:
 def test_the_small_scale_is_the_same_experiment_on_shipped_images(path: Path) -> None:
     full, small = read_parts(path), read_config(path, small=True)
     assert (small.experiment, small.store) == (f"{path.stem}-small", f"runs/{path.stem}-small.sqlite")
-    assert small.data.dataset == SAMPLE
+    assert small.data.dataset == ("camvid" if path.stem == "table7" else SAMPLE)
     assert set(small.data.domains or ()) <= set(ALL_CORRUPTIONS)
-    assert small.model.checkpoint == "vmamba_nano_cifar10"
     assert {part.stream.setting for part in full} == {small.stream.setting}
     assert {method.name for method in small.methods} <= {method.name for method in full[0].methods}
     assert (small.clean_after, small.keep_samples) == (full[0].clean_after, full[0].keep_samples)
+    if path.stem == "table7":  # CamVid and a network for it do not ship
+        return
+    assert small.model.checkpoint == "vmamba_nano_cifar10"
     plan = make_plan(small, ExperimentData(small.data))
     assert min(min(chain.batches) for chain in plan.chains) >= 2
     assert len(plan.keys) == len({key.digest for key in plan.keys})

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import math
 import statistics
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from trust_tta.bench.metrics import add_bins, reliability
+from trust_tta.data.masks import resize_mask
 from trust_tta.errors import ShapeError
 from trust_tta.models.upernet import resize
 from trust_tta.overlap import IGNORED, Overlap, count_overlap, sum_overlaps
-from trust_tta.results.record import CellResult, Course, Reliability
+from trust_tta.results.record import CellResult, Course, MaskSample, Reliability
+
+PICTURE_SIDE = 160  # pixels of the longer side of a kept picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,9 @@ class PixelMeter:
 
     classes: int
     probabilities: bool = False
+    keep: frozenset[int] = frozenset()  # indices of the pictures whose labels are kept, true and predicted
+    palette: NDArray[np.uint8] | None = None  # (classes, 3)
+    masks: list[MaskSample] = field(default_factory=list, init=False)
     batches: list[PixelBatch] = field(default_factory=list, init=False)
 
     @property
@@ -62,12 +72,15 @@ class PixelMeter:
         seconds: float = 0.0,
     ) -> None:
         """Add a batch: outputs after the update and `before` it, labels (n, h', w')."""
-        del indices
         if outputs.dim() != 4 or outputs.shape[1] != self.classes or len(outputs) != len(labels):
             raise ShapeError(
                 f"outputs have shape {tuple(outputs.shape)} for labels {tuple(labels.shape)}; "
                 f"give (n, {self.classes}, h, w) for labels (n, h, w)"
             )
+        for i, index in enumerate([] if indices is None else indices.tolist()):
+            if index in self.keep:
+                earlier_one = None if before is None else before[i]
+                self.masks.append(self._kept(index, labels[i], earlier_one, outputs[i]))
         found = [self._measure(*pair) for pair in zip(outputs.detach(), labels.to(outputs.device), strict=True)]
         earlier = None
         if before is not None:
@@ -86,6 +99,16 @@ class PixelMeter:
                 bins=add_bins([one.bins for one in found]),
                 seconds=seconds,
             )
+        )
+
+    def _kept(self, index: int, labels: Tensor, before: Tensor | None, after: Tensor) -> MaskSample:
+        truth, *predicted = (
+            labels,
+            *(_full(x.detach(), labels).argmax(0) for x in (before, after) if x is not None),
+        )
+        pictures = [mask_picture(mask.to(torch.uint8).cpu().numpy(), self.palette) for mask in (truth, *predicted)]
+        return MaskSample(
+            index=index, truth=pictures[0], before=pictures[1] if before is not None else None, after=pictures[-1]
         )
 
     def _measure(self, output: Tensor, labels: Tensor) -> PixelBatch:
@@ -150,6 +173,7 @@ class PixelMeter:
             clean_accuracy=clean_accuracy,
             course=self._course(),
             reliability=bins,
+            masks=tuple(sorted(self.masks, key=lambda kept: kept.index)),
             pixels=tuple(zip(*(c.tolist() for c in (total.right, total.predicted, total.labeled)), strict=True)),
         )
 
@@ -162,6 +186,20 @@ class PixelMeter:
             entropy=tuple(_ratio(batch.entropy, batch.pixels) for batch in self.batches),
             seconds=tuple(batch.seconds for batch in self.batches),
         )
+
+
+def mask_picture(mask: NDArray[np.uint8], palette: NDArray[np.uint8] | None) -> bytes:
+    """Labels (h, w) as a PNG of palette indices, scaled down until the longer side has at most 160 pixels."""
+    scale = min(1.0, PICTURE_SIDE / max(mask.shape))
+    small = resize_mask(mask, *(max(1, round(side * scale)) for side in mask.shape))
+    colors = np.zeros((256, 3), dtype=np.uint8)
+    if palette is not None:
+        colors[: len(palette)] = palette
+    picture = Image.fromarray(small)
+    picture.putpalette(colors.tobytes())
+    with io.BytesIO() as file:
+        picture.save(file, "PNG", optimize=True)
+        return file.getvalue()
 
 
 def _full(output: Tensor, labels: Tensor) -> Tensor:

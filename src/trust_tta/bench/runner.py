@@ -15,13 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from trust_tta.bench.metrics import ClassificationMeter, Meter
-from trust_tta.bench.pixel_metrics import PixelMeter
+from trust_tta.bench.pixel_metrics import PICTURE_SIDE, PixelMeter
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.pixels import PixelDataset
 from trust_tta.data.streams import Domain
 from trust_tta.methods.base import Method
 from trust_tta.progress import SILENT, Progress
-from trust_tta.results.record import CellResult, SamplePrediction
+from trust_tta.results.record import CellResult
 
 LONGER_SIDE = 64  # pixels of a kept picture
 
@@ -85,7 +85,12 @@ def make_meter(
 ) -> Meter:
     """The metrics of the domain's task."""
     if isinstance(domain.dataset, PixelDataset):
-        return PixelMeter(classes=len(domain.dataset.class_names), probabilities=probabilities)
+        return PixelMeter(
+            classes=len(domain.dataset.class_names),
+            probabilities=probabilities,
+            keep=frozenset(keep),
+            palette=domain.dataset.palette,
+        )
     mask = domain.dataset.class_mask
     return ClassificationMeter(
         probabilities=probabilities,
@@ -108,18 +113,23 @@ def clean_accuracy(method: Method, conditions: Conditions, *, progress: Progress
     return meter.accuracy
 
 
-def small_picture(image: NDArray[np.uint8]) -> bytes:
-    """An image uint8 (h, w, 3) as lossless WebP, scaled down until its longer side has at most 64 pixels."""
+def small_picture(image: NDArray[np.uint8], *, side: int = LONGER_SIDE) -> bytes:
+    """An image uint8 (h, w, 3) as WebP, scaled down until its longer side has at most so many pixels.
+
+    Pictures of 64 pixels are stored without a loss; larger ones, of which pixels are labeled, need not be.
+    """
     picture = Image.fromarray(image)
-    picture.thumbnail((LONGER_SIDE, LONGER_SIDE), Image.Resampling.LANCZOS)
+    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     with io.BytesIO() as file:
-        picture.save(file, "WEBP", lossless=True, quality=100)
+        picture.save(file, "WEBP", lossless=side <= LONGER_SIDE, quality=100 if side <= LONGER_SIDE else 90)
         return file.getvalue()
 
 
-def kept_pictures(dataset: Dataset, predictions: Iterable[SamplePrediction]) -> dict[int, bytes]:
-    """The images of the predictions, as the data set has them before preprocessing, by index."""
-    return {kept.index: small_picture(dataset.image(kept.index)) for kept in predictions}
+def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
+    """The images of which predictions were kept, as the data set has them before preprocessing, by index."""
+    if isinstance(dataset, PixelDataset):
+        return {kept.index: small_picture(dataset.image(kept.index), side=PICTURE_SIDE) for kept in result.masks}
+    return {kept.index: small_picture(dataset.image(kept.index)) for kept in result.predictions}
 
 
 def _timed(method: Method, images: Tensor, conditions: Conditions) -> tuple[Tensor, float]:

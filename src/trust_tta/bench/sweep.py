@@ -135,7 +135,7 @@ class ChainRunner:
                 key,
                 result,
                 replace(self.facts, started=started, finished=finished),
-                kept_pictures(domain.dataset, result.predictions),
+                kept_pictures(domain.dataset, result),
                 () if all(name.isdigit() for name in names) else names,
             )
             started = finished
@@ -162,7 +162,7 @@ class Writer:
         self.width = max(len(method.shown) for method in config.methods)
 
     def finish(self, chain: Chain, found: Finished) -> None:
-        if found.pictures:
+        if found.pictures or found.result.pixels:
             self.store.keep_pictures(found.key, found.pictures, class_names=found.class_names)
         self.store.finish(found.key, found.result, found.facts, label=chain.method.shown)
         self.progress.note(f"{self._name(chain, found.key)}  {self._numbers(found)}")

@@ -123,6 +123,11 @@ class Group:
         return bool({"online", "standard"} & set(self.setting.split("+")))
 
     @property
+    def labels_pixels(self) -> bool:
+        """Whether pixels are labeled: accuracies are then means of the IoU over classes."""
+        return any(cell.result.pixels is not None for cell in self.cells)
+
+    @property
     def seeds(self) -> list[int]:
         return sorted({cell.key.seed for cell in self.cells})
 

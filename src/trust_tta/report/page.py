@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trust_tta._version import __version__
 from trust_tta.atomic import replacing
-from trust_tta.report import sections, svg
+from trust_tta.report import pixels, sections, svg
 from trust_tta.report.looks import palette_css
 from trust_tta.report.model import Report
 from trust_tta.report.published import load_published
@@ -50,8 +50,8 @@ def render_page(report: Report, *, title: str | None = None) -> str:
         .get_template("page.html")
         .render(
             title=title or "Test-time adaptation: results",
-            style=_asset("page.css") + palette_css(),
-            script=_asset("page.js"),
+            style=_asset("page.css") + _asset("pixels.css") + palette_css(),
+            script=_asset("page.js") + _asset("pixels.js"),
             version=__version__,
             report=report,
             published=load_published(),
@@ -85,7 +85,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = {"sections": sections, "summarize": summarize, "accuracy_table": accuracy_table, "duration": duration}
+    shown = {
+        "sections": sections,
+        "pixels": pixels,
+        "summarize": summarize,
+        "accuracy_table": accuracy_table,
+        "duration": duration,
+    }
     environment.globals |= shown
     environment.filters["domain"] = domain_name
     environment.filters["key"] = lambda variant: Markup(svg.key(variant))

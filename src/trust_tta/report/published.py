@@ -43,6 +43,12 @@ class Item:
     experiment: str | None = None  # the only one of ours that it is compared with; None: any
     note: str = ""
 
+    def below_source(self) -> frozenset[str]:
+        """The columns in which the paper's TRUST does worse than its source."""
+        rows = {row.method: row.values for row in self.rows if not row.options}
+        pairs = zip(self.names, rows.get("trust", ()), rows.get("bn", ()), strict=False)
+        return frozenset(str(name) for name, trust, source in pairs if trust < source)
+
 
 @dataclass(frozen=True)
 class Published:

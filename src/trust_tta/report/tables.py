@@ -98,7 +98,8 @@ def accuracy_table(group: Group) -> DataTable:
         cells = tuple(group.cells_of(variant.label))
         lines.append(Line(variant.name, tuple(whole if several else [*entries, *over]), variant, cells))
     best = [j for j, column in enumerate(columns) if column.role != "gain"]
-    said = f"Accuracy in percent{', gains in points' if gains else ''}; {counted(len(group.seeds), 'seed')}"
+    what = "Mean IoU" if group.labels_pixels else "Accuracy"
+    said = f"{what} in percent{', gains in points' if gains else ''}; {counted(len(group.seeds), 'seed')}"
     caption = f"{said}; the best as shown in bold"
     return DataTable(f"accuracy {group.title}", caption, (Column("method"), *columns), _mark_best(lines, best))
 
@@ -233,16 +234,22 @@ def paper_table(group: Group, comparison: Comparison) -> DataTable:
 def paper_domains_table(group: Group, comparison: Comparison) -> DataTable:
     """A published table and this run, domain by domain."""
     names = [pair.name for pair in max(comparison.rows, key=lambda row: len(row.pairs)).pairs]
+    below = comparison.item.below_source()
     lines = []
     for row in comparison.rows:
         pairs = [{pair.name: pair for pair in row.pairs}.get(name) for name in names]
         published = [_percent(p.published, "num theirs") if p else _GAP for p in pairs]
+        if row.variant.method == "trust":
+            published = [replace(e, mark=" ▼") if n in below else e for e, n in zip(published, names, strict=True)]
         ours = [_percent(p.ours) if p else _GAP for p in pairs]
         less = [_gain(p.difference) if p else _GAP for p in pairs]
         lines.append(Line(row.variant.name, (_words(PUBLISHED), *published), row.variant))
         lines += [_line(group, row.variant, (_words(w), *e)) for w, e in ((OURS, ours), ("difference", less))]
     columns = _columns("method", "", *(short_domain(name) for name in names), words=(1,))
-    return DataTable(f"paper {comparison.item.place} by domain", "Domain by domain, in percent", columns, tuple(lines))
+    caption = "Domain by domain, in percent"
+    if any(name in below for name in names):
+        caption += "; ▼: the paper's TRUST is below the paper's source"
+    return DataTable(f"paper {comparison.item.place} by domain", caption, columns, tuple(lines))
 
 
 def paper_sweep_table(pair: SweepPair) -> DataTable:

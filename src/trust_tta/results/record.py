@@ -101,6 +101,16 @@ class SamplePrediction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskSample:
+    """The labels of one picture's pixels, true and predicted, as PNGs in the colors of the classes."""
+
+    index: int  # in the data set
+    truth: bytes
+    before: bytes | None
+    after: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
 class CellResult:
     """What a cell gave. Entropy and NLL in nats, Brier summed over classes (0 to 2), means over samples."""
 
@@ -131,6 +141,7 @@ class CellResult:
     # Of predictions of pixels, for each class: pixels predicted where labeled, predicted, labeled. The accuracies are
     # then means of the IoU over classes, and the other means are over labeled pixels.
     pixels: tuple[tuple[int, ...], ...] | None = field(default=None, metadata=LATER)
+    masks: tuple[MaskSample, ...] = field(default=(), metadata=LATER)
 
     @property
     def class_ious(self) -> tuple[float, ...] | None:
@@ -139,6 +150,22 @@ class CellResult:
             return None
         unions = [(right, predicted + labeled - right) for right, predicted, labeled in self.pixels]
         return tuple(right / union if union else math.nan for right, union in unions)
+
+    @property
+    def mean_dice(self) -> float | None:
+        """The mean over classes of twice the intersection over the sum of both; None of images."""
+        if self.pixels is None:
+            return None
+        dices = [2 * right / (predicted + labeled) for right, predicted, labeled in self.pixels if predicted + labeled]
+        return math.fsum(dices) / len(dices) if dices else math.nan
+
+    @property
+    def pixel_accuracy(self) -> float | None:
+        """The share of labeled pixels that are right; None of images."""
+        if self.pixels is None:
+            return None
+        labeled = sum(row[2] for row in self.pixels)
+        return sum(row[0] for row in self.pixels) / labeled if labeled else math.nan
 
     def __post_init__(self) -> None:
         if self.correct and len(self.correct) != -(-self.samples // 8):

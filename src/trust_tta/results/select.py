@@ -15,7 +15,7 @@ from trust_tta.results.record import Cell, CellKey, CellResult
 
 Label: TypeAlias = str | Callable[[CellKey], str]
 
-_NO_NUMBERS = ("course", "reliability", "confusion", "predictions", "correct", "pixels")
+_NO_NUMBERS = ("course", "reliability", "confusion", "predictions", "correct", "pixels", "masks")
 VALUES = tuple(f.name for f in fields(CellResult) if f.name not in _NO_NUMBERS)
 _KEY_FIELDS = tuple(f.name for f in fields(CellKey))
 
