@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_table_and_figure_with_numbers_has_an_item() -> None:
-    """All places of the published numbers but segmentation and two times, which `trust-tta speed` measures."""
+    """All places of the published numbers but two times, which `trust-tta speed` measures."""
     rows = paper.markdown(ITEMS).splitlines()[2:]
     places = " ".join(row.split("|")[1] for row in rows)
     numbers = {
@@ -60,7 +60,7 @@ def test_every_table_and_figure_with_numbers_has_an_item() -> None:
         for n in listed.split(" and ")
     }
     published = {tuple(item.place.split()) for item in load_published().items if item.place[-1].isdigit()}
-    assert published - numbers == {("Table", "7")}
+    assert published <= numbers
     assert {("Figure", "2"), ("Figure", "12"), ("Figure", "13")} <= numbers
 
 
