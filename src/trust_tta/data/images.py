@@ -57,7 +57,10 @@ def open_checked(file: ImageFile, *, name: str | None = None) -> Iterator[Image.
         with _open(file) as image:
             yield image
     except Exception as error:  # decoders raise whatever they stumble over
-        raise _refusal(file, name, error) from error
+        shown = name or ("in memory" if isinstance(file, bytes) else os.fspath(file))
+        reason = " ".join(str(error).split())
+        message = f"the image {shown} cannot be read: {reason}; replace it or run `trust-tta data check`"
+        raise DataError(message) from error
 
 
 def check_size(height: int, width: int) -> None:
@@ -92,9 +95,3 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         gray = np.rint(np.asarray(image).astype(np.float32) / 257)
         return np.repeat(np.clip(gray, 0, 255).astype(np.uint8)[..., None], 3, axis=-1)
     return np.array(image.convert("RGB"), dtype=np.uint8)
-
-
-def _refusal(file: ImageFile, name: str | None, error: Exception) -> DataError:
-    shown = name or ("in memory" if isinstance(file, bytes) else os.fspath(file))
-    reason = " ".join(str(error).split())
-    return DataError(f"the image {shown} cannot be read: {reason}; replace it or run `trust-tta data check`")

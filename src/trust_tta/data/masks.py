@@ -127,11 +127,9 @@ PROTOCOLS = ("squash", "native")
 
 def find_protocol(name: str, *, native: tuple[int, int], squash: tuple[int, int] = (224, 224)) -> PixelProtocol:
     """The protocol called `name`, with the scales that a data set has for each."""
-    if name == "squash":
-        return PixelProtocol("squash", squash)
-    if name == "native":
-        return PixelProtocol("native", native)
-    raise ConfigError(f"unknown protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")
+    if name not in PROTOCOLS:
+        raise ConfigError(f"unknown protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")
+    return PixelProtocol("native", native) if name == "native" else PixelProtocol("squash", squash)
 
 
 def paint(mask: Mask, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:

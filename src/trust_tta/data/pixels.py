@@ -169,11 +169,6 @@ def splits_of(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
     return tuple(split for split in known if list_pairs(spec, folder, split))
 
 
-def holds_pixels(spec: DatasetSpec, folder: Path) -> bool:
-    """Whether the files of the data set, or some of them, lie in `folder`."""
-    return bool(splits_of(spec, folder))
-
-
 def _split_of(spec: DatasetSpec, folder: Path, name: str | None) -> DomainSpec:
     splits = spec.domains or splits_of(spec, folder)
     wanted = next((s.name for s in splits if s.target), None) if name is None else name

@@ -17,7 +17,7 @@ from trust_tta.data.classes import fold_name, imagenet_classes, label_of_wnid, n
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, FileImages, python_dataset, spread
 from trust_tta.data.images import is_image, list_images
-from trust_tta.data.pixels import holds_pixels, open_pixels, splits_of
+from trust_tta.data.pixels import open_pixels, splits_of
 from trust_tta.data.specs import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.schema import did_you_mean
@@ -295,7 +295,7 @@ def _holds(spec: DatasetSpec, folder: Path) -> bool:
     if spec.layout == "array-c":
         return any((folder / f"{domain.name}.npy").is_file() for domain in spec.domains)
     if spec.layout == "pixels":
-        return holds_pixels(spec, folder)
+        return bool(splits_of(spec, folder))
     if not spec.domains:
         return bool(generic_domains(folder))
     found = (domain_folder(spec, folder, domain) for domain in spec.domains)

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 Reset: TypeAlias = Literal["domain", "never", "batch"]
 
 GRADUAL_SEVERITIES = (1, 2, 3, 4, 5, 4, 3, 2, 1)
-SETTINGS = ("online", "continual", "standard", "mixed", "correlated", "gradual", "sequence")
-
 _RESETS: dict[str, Reset] = {"online": "domain", "continual": "never", "standard": "batch"}
+_TRAITS = ("mixed", "correlated", "gradual", "sequence")
+SETTINGS = (*_RESETS, *_TRAITS)
+
 _ALIASES = {
     "reset_each_shift": "online",
     "episodic": "standard",
@@ -51,7 +52,7 @@ class Setting:
     @property
     def name(self) -> str:
         """The one spelling of this setting: `parse_setting(s.name) == s`."""
-        traits = [trait for trait in ("mixed", "correlated", "gradual", "sequence") if getattr(self, trait)]
+        traits = [trait for trait in _TRAITS if getattr(self, trait)]
         word = next(word for word, reset in _RESETS.items() if reset == self.reset)
         return "+".join(traits if traits and self.reset == "never" else [word, *traits])
 
@@ -68,13 +69,7 @@ def parse_setting(text: str) -> Setting:
             f"the setting {text!r} is not known; {did_you_mean(text, SETTINGS)} "
             f"({', '.join(SETTINGS)}, or several joined with '+', at most one of online, continual and standard)"
         )
-    setting = Setting(
-        reset=resets[0] if resets else "never",
-        mixed="mixed" in words,
-        correlated="correlated" in words,
-        gradual="gradual" in words,
-        sequence="sequence" in words,
-    )
+    setting = Setting(resets[0] if resets else "never", **{trait: trait in words for trait in _TRAITS})
     if setting.mixed + setting.gradual + setting.sequence > 1:
         raise ConfigError(
             f"the setting {text!r} orders domains in several ways; choose one of mixed, gradual, sequence"
