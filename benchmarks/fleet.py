@@ -72,7 +72,7 @@ def run(images: Images, checkpoint: Checkpoint, arguments: argparse.Namespace, *
     poisoned = REPLICAS - 1 if condition.startswith(("noise", "forged")) else None
     alone = condition == "one sees all"
     replicas = make_replicas(checkpoint, arguments.method, 1 if alone else REPLICAS, unguarded=poisoned)
-    policy = Averaging(every=every or 1, momentum=arguments.momentum)
+    policy = Averaging(every=every or 1, power=arguments.power)
     merger = Merger(source_of(replicas[0].stream.method), policy)
     right = torch.zeros(len(images) // (REPLICAS * BATCH), REPLICAS)
     generator = torch.Generator().manual_seed(0)
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--corruption", default="gaussian_noise")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--method", default="tide")
-    parser.add_argument("--momentum", type=float, default=Averaging().momentum)
+    parser.add_argument("--power", type=float, default=Averaging().power)
     parser.add_argument(
         "--conditions", default="one sees all,no averaging,every 64,every 256,every 1024,noise 256,forged 256"
     )
@@ -140,7 +140,7 @@ def main() -> None:
     facts = collect_facts(device=torch.device("cpu"), dtype="float32", config="{}")
     about = {name: getattr(facts, name) for name in ("trust_tta", "torch", "python", "platform", "threads", "commit")}
     about |= {"replicas": REPLICAS, "batch": BATCH, "images": len(images), "corruption": arguments.corruption}
-    about |= {"method": arguments.method, "momentum": arguments.momentum, "seed": arguments.seed}
+    about |= {"method": arguments.method, "power": arguments.power, "seed": arguments.seed}
     path = Path(arguments.out)
     rows = {row["condition"]: row for row in json.loads(path.read_text())["conditions"]} if path.exists() else {}
     for condition in arguments.conditions.split(","):

@@ -26,7 +26,7 @@ from trust_tta.fleet.averaging import (
 from trust_tta.fleet.replicas import Replica, load_into, source_of, state_of
 
 SIZE, CHANNELS = 12, 5
-PLAIN = Averaging(trim=0.0, momentum=0.0, outlier=1e9)
+PLAIN = Averaging(trim=0.0, power=0.0, outlier=1e9)
 SAME = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
 OTHER = torch.tensor([[2.0, 2.0], [5.0, 5.0]])
 
@@ -53,14 +53,14 @@ def test_the_plain_merge_is_the_mean_by_evidence() -> None:
     assert torch.allclose(merge.state.weights, torch.full((SIZE,), 4 / 3))
 
 
-def test_momentum_one_is_the_sum_of_what_was_learned() -> None:
+def test_power_one_is_the_sum_of_what_was_learned() -> None:
     offers = [offer(str(i), torch.full((SIZE,), float(i))) for i in range(4)]
-    (merge,) = Merger(zero(), PLAIN.changed(momentum=1.0)).merge(offers)
+    (merge,) = Merger(zero(), PLAIN.changed(power=1.0)).merge(offers)
     assert torch.allclose(merge.state.weights, torch.full((SIZE,), 6.0))
 
 
 def test_later_rounds_start_from_the_merge_they_come_from() -> None:
-    merger = Merger(zero(), PLAIN.changed(momentum=1.0))
+    merger = Merger(zero(), PLAIN.changed(power=1.0))
     (first,) = merger.merge([offer("a", torch.ones(SIZE)), offer("b", torch.ones(SIZE))])
     again = [offer(name, first.state.weights + 1, base=first.number) for name in "ab"]
     (second,) = merger.merge(again)
@@ -69,7 +69,7 @@ def test_later_rounds_start_from_the_merge_they_come_from() -> None:
 
 def test_a_base_that_nobody_remembers_is_averaged_as_it_is() -> None:
     offers = [offer("a", torch.ones(SIZE), base=77), offer("b", torch.full((SIZE,), 3.0), base=78)]
-    (merge,) = Merger(zero(), PLAIN.changed(momentum=1.0)).merge(offers)
+    (merge,) = Merger(zero(), PLAIN.changed(power=1.0)).merge(offers)
     assert torch.allclose(merge.state.weights, torch.full((SIZE,), 2.0))
 
 
@@ -139,8 +139,8 @@ def test_one_liar_of_eight_moves_nothing(garbage: float) -> None:
     torch.manual_seed(0)
     honest = [offer(str(i), torch.ones(SIZE) + 0.1 * torch.randn(SIZE)) for i in range(7)]
     liar = offer("liar", torch.full((SIZE,), garbage), images=10**9)
-    (with_liar,) = Merger(zero(), Averaging(momentum=0.0)).merge([*honest, liar])
-    (without,) = Merger(zero(), Averaging(momentum=0.0)).merge(honest)
+    (with_liar,) = Merger(zero(), Averaging(power=0.0)).merge([*honest, liar])
+    (without,) = Merger(zero(), Averaging(power=0.0)).merge(honest)
     assert with_liar.left_out == ("liar",)
     assert torch.allclose(with_liar.state.weights, without.state.weights)
 

@@ -32,7 +32,7 @@ class Averaging(Schema):
     outlier: Positive = Field(
         3.0, description="times the median distance from the median, from which on one is left out"
     )
-    momentum: Fraction = Field(
+    power: Fraction = Field(
         0.5, description="0: the mean of what replicas learned, 1: its sum, as if one had learned it all in turn"
     )
     patience: Positive = Field(2.0, description="seconds that a merge waits for stragglers")
@@ -138,7 +138,7 @@ def merge_offers(offers: Sequence[Offer], bases: Mapping[int, State], policy: Av
     kept = keep_alike(learned, factor=policy.outlier)
     chosen = [(offer, base) for offer, base, keep in zip(offers, start, kept, strict=True) if keep]
     evidence = bounded([offer.images for offer, _ in chosen])
-    length = len(chosen) ** policy.momentum
+    length = len(chosen) ** policy.power
     weights = mean_of([base.weights for _, base in chosen], evidence)
     walked = trimmed_mean(learned[torch.tensor(kept)], evidence, trim=policy.trim)
     means, squares, remembered = merge_statistics(chosen, trim=policy.trim)

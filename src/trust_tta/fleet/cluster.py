@@ -20,7 +20,6 @@ from trust_tta.optional import require
 
 CONNECT_SECONDS = 3.0  # for a port to answer
 JOIN_SECONDS = 30.0  # for what answers to prove a cluster
-START_SECONDS = 120.0  # for a cluster of this machine to start, however busy that is
 
 # Ray binds to all interfaces on Linux unless it is told that this machine is none for clusters.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
