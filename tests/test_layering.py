@@ -23,6 +23,8 @@ ROOMS: dict[str, set[str]] = {
     "models": {"scan"},
     "data": set(),
     "methods": set(),
+    "timm": {"models"},
+    "hub": {"live", "methods", "models"},
     "live": {"methods", "models"},
     "export": {"live", "methods", "models", "data", "scan"},
     "serve": {"live", "methods", "models", "data"},

@@ -1,6 +1,7 @@
 """Open doors: methods, networks and data sets from outside the package.
 
-A name is one of ours, an installed entry point of the group, or "package.module:Name".
+A name is one of ours, an installed entry point of the group, "package.module:Name", or what a library that we know
+calls it: "timm:NAME" for networks, "hf:NAME" for data sets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from trust_tta.schema import did_you_mean, show
 
 Group: TypeAlias = Literal["trust_tta.methods", "trust_tta.models", "trust_tta.datasets"]
 
+# Functions of the name in a library, which give what stands for it here.
+_LIBRARIES = {
+    ("trust_tta.models", "timm"): "trust_tta.timm:network",
+    ("trust_tta.datasets", "hf"): "trust_tta.data.hub:dataset",
+}
+
 _KINDS: dict[str, str] = {
     "trust_tta.methods": "method",
     "trust_tta.models": "network",
@@ -28,7 +35,10 @@ def resolve(name: str, known: Mapping[str, Any], *, group: Group) -> Any:
         raise ConfigError(f"the name of a {_KINDS[group]} is {show(name)}; give a string")
     if name in known:
         return known[name]
-    if ":" in name:
+    library, colon, inner = name.partition(":")
+    if colon and inner and (group, library) in _LIBRARIES:
+        return _import(_LIBRARIES[group, library], kind=_KINDS[group])(inner)
+    if colon:
         return _import(name, kind=_KINDS[group])
     for entry in entry_points(group=group):
         if entry.name == name:

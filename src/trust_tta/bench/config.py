@@ -50,7 +50,7 @@ class ModelConfig(Schema):
     """The network."""
 
     name: Name | None = Field(
-        None, description="variant of the network, or package.module:Name; default: what the checkpoint says"
+        None, description="variant of the network, timm:NAME or package.module:Name; default: what the checkpoint says"
     )
     checkpoint: Name | None = Field(
         None,
@@ -105,7 +105,9 @@ class ModelConfig(Schema):
 class DataConfig(Schema):
     """The images."""
 
-    dataset: Name = Field(description="data set, package.module:Name, `sample` (shipped) or `array` (your files)")
+    dataset: Name = Field(
+        description="data set, hf:NAME, package.module:Name, `sample` (shipped) or `array` (your files)"
+    )
     root: Name = Field("data", description="folder that holds the data sets")
     images: Name | None = Field(
         None, description="uint8 (n, h, w, 3) .npy file of the data set `array`", validate_default=True

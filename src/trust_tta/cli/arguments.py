@@ -34,6 +34,7 @@ _KINDS = {
     "store": "FILE",
 }
 _TABLES = ("methods", "model.overrides", "data.options")
+_TABLE_FLAGS = {"--override": "model.overrides", "--data-option": "data.options"}
 _RESULTS = ("clean_after", "keep_samples", "confusion")  # what only a benchmark keeps
 
 
@@ -54,16 +55,22 @@ def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
     for key, default, text in outline(RunConfig):
         if key not in _TABLES and (results or key not in _RESULTS):
             _add_flag(parser, key, default, text)
+    for flag, key in _TABLE_FLAGS.items():
+        text = next(text for name, _, text in outline(RunConfig) if name == key)
+        parser.add_argument(
+            flag, type=setting, action="append", default=[], metavar="NAME=VALUE", help=f"{text}; repeatable"
+        )
     parser.add_argument("--small", action="store_true", help="run the configuration's section [small]")
 
 
 def changes(arguments: Namespace) -> dict[str, Any]:
     """What the flags of `add_run_arguments` change in a configuration."""
     changed: dict[str, Any] = {}
-    for key, given in _given(arguments).items():
-        *tables, name = key.split(".")
+    tables = {key: dict(getattr(arguments, flag[2:].replace("-", "_"))) for flag, key in _TABLE_FLAGS.items()}
+    for key, given in [*_given(arguments).items(), *((key, table) for key, table in tables.items() if table)]:
+        *outer, name = key.split(".")
         table = changed
-        for inner in tables:
+        for inner in outer:
             table = table.setdefault(inner, {})
         table[name] = given
     return changed

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.methods.parameters import classifiers
 
 
 def require_features(model: nn.Module, method: str) -> None:
@@ -34,6 +37,41 @@ def features_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
         )
     logits: Tensor = network.forward_head(found)
     return pooled, logits
+
+
+def pools_in_head(model: nn.Module) -> bool:
+    """Whether a network is one of timm's, whose `forward_head` pools whatever it is given."""
+    return hasattr(model, "get_classifier") and not hasattr(model, "classifier_names")
+
+
+def classify(model: nn.Module, features: Tensor) -> Tensor:
+    """Logits (n, classes) of pooled features (n, d)."""
+    network: Any = model
+    if pools_in_head(model):
+        (head,) = linear_heads(model)
+        return F.linear(features, head.weight.flatten(1), head.bias)
+    logits: Tensor = network.forward_head(features)
+    return logits
+
+
+def class_rows(model: nn.Module) -> Tensor:
+    """The weights (classes, d) that pooled features are multiplied with."""
+    return torch.stack([head.weight.detach().flatten(1) for head in linear_heads(model)]).mean(0)
+
+
+def linear_heads(model: nn.Module, *, by: str = "it") -> list[nn.Linear | nn.Conv2d]:
+    """The linear layers whose mean gives the logits; a 1x1 convolution of a pooled map is one.
+
+    Networks of timm with several, as the distilled DeiT, feed each with features of its own, and are refused.
+    """
+    found = classifiers(model)
+    heads = [head for head in found if isinstance(head, nn.Linear | nn.Conv2d)]
+    if not heads or len(heads) < len(found) or (len(heads) > 1 and pools_in_head(model)):
+        kinds = ", ".join(type(head).__name__ for head in found) or "none"
+        raise ConfigError(
+            f"{by} needs one linear classifier, and {type(model).__name__} has {kinds}; use another method, as 'tent'"
+        )
+    return heads
 
 
 def _pool(network: Any, found: Tensor) -> Tensor:

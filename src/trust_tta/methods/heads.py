@@ -13,9 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError, StateError
+from trust_tta.errors import StateError
 from trust_tta.methods.base import Method, MethodOptions
-from trust_tta.methods.features import require_features
+from trust_tta.methods.features import (
+    class_rows,
+    classify,
+    features_and_logits,
+    linear_heads,
+    pools_in_head,
+    require_features,
+)
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.safety import check_outputs
 from trust_tta.methods.state import Array, Number, Spec
@@ -28,6 +35,8 @@ class HeadMethod(Method):
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         require_features(model, self.name)
+        if pools_in_head(model):
+            linear_heads(model, by=self.name)
         return []
 
     def adapt(self, images: Tensor) -> Tensor:
@@ -44,19 +53,11 @@ class HeadMethod(Method):
 
     def features(self, images: Tensor) -> Tensor:
         """Pooled, (n, d)."""
-        network: Any = self.model
-        features: Tensor = network.forward_features(images)
-        if features.dim() != 2:
-            raise ShapeError(
-                f"forward_features gave shape {tuple(features.shape)}; {self.name} takes pooled features (n, d)"
-            )
-        return features
+        return features_and_logits(self.model, images)[0]
 
     def head(self, features: Tensor) -> Tensor:
         """What the trained classifier says of features (n, d)."""
-        network: Any = self.model
-        logits: Tensor = network.forward_head(features)
-        return logits
+        return classify(self.model, features)
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of features (n, d), with what is kept now."""
@@ -124,10 +125,7 @@ class T3a(HeadMethod):
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         super().adapted_names(model)
-        if not any(isinstance(module, nn.Linear) for module in model.modules()):
-            raise ConfigError(
-                f"{type(model).__name__} has no linear classifier to take prototypes from; use another method, as 'neo'"
-            )
+        linear_heads(model, by=self.name)
         return []
 
     def start(self) -> None:
@@ -174,8 +172,8 @@ class T3a(HeadMethod):
         return kept, labels, entropies
 
     def _rows(self) -> Tensor:
-        """The weights (classes, d) of the last linear layer."""
-        return [module for module in self.model.modules() if isinstance(module, nn.Linear)][-1].weight.detach()
+        """The weights (classes, d) of the classifier."""
+        return class_rows(self.model)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         extra, (classes, width) = state["extra"], self._rows().shape

@@ -32,8 +32,7 @@ class MovingNorm(OwnNorm):
         super().__init__(norm, like=like)
         self.share = 0.1 if (share := norm.momentum if share is None else share) is None else float(share)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, channels, ...) in and out."""
+    def normalize(self, x: Tensor) -> Tensor:
         if not (self.observing or self.always):
             return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, eps=self.eps)
         wide = x.to(self.mean.dtype)

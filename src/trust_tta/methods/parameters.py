@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Collection
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
@@ -22,6 +22,16 @@ PARAMETER_SETS: dict[ParameterSet, tuple[Kind, ...]] = {
 _NORMS = (
     nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm,
 )  # fmt: skip
+_EPSILONS = ("eps", "variance_epsilon")
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module normalizes: one of PyTorch's, or one with an epsilon and a weight for each channel alone."""
+    if isinstance(module, _NORMS):
+        return True
+    own = dict(module.named_parameters(recurse=False))
+    alone = bool(own) and own.keys() <= {"weight", "bias"} and all(p.dim() == 1 for p in own.values())
+    return alone and any(isinstance(getattr(module, name, None), float) for name in _EPSILONS)
 
 
 def parameter_roles(model: nn.Module) -> dict[str, Role]:
@@ -30,7 +40,7 @@ def parameter_roles(model: nn.Module) -> dict[str, Role]:
     if own is not None:
         roles: dict[str, Role] = own()
         return roles
-    norms = [name for name, module in model.named_modules() if isinstance(module, _NORMS)]
+    norms = [name for name, module in model.named_modules() if is_norm(module)]
     last = (*_last_stage(model), *norms[-1:])
     roles = {}
     for name, _ in model.named_parameters():
@@ -86,17 +96,27 @@ def select(model: nn.Module, parameters: ParameterSet, *, skip_last: bool = Fals
 
 
 def all_but_the_head(model: nn.Module) -> list[str]:
-    """Names of all parameters except those that classify: as the network says, or those of the last linear layer."""
-    own: Callable[[], Collection[str]] | None = getattr(model, "classifier_names", None)
-    if own is not None:
-        fixed = set(own())
-        return [name for name, _ in model.named_parameters() if name not in fixed]
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
+    """Names of all parameters except those that classify."""
+    fixed = {id(parameter) for head in classifiers(model) for parameter in head.parameters()}
+    if not fixed:
         raise ConfigError(
             f"{type(model).__name__} has no linear classifier to hold fixed; adapt its normalizations: parameters='bn'"
         )
-    return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] != linear[-1]]
+    return [name for name, parameter in model.named_parameters() if id(parameter) not in fixed]
+
+
+def classifiers(model: nn.Module) -> list[nn.Module]:
+    """The layers that give logits: as our networks say, as timm's say, or else the last linear layer."""
+    own: Callable[[], Collection[str]] | None = getattr(model, "classifier_names", None)
+    if own is not None:
+        return [model.get_submodule(path) for path in dict.fromkeys(name.rpartition(".")[0] for name in own())]
+    told: Callable[[], Any] | None = getattr(model, "get_classifier", None)
+    found = told() if callable(told) else ()
+    layers = found if isinstance(found, tuple | list) else (found,)
+    heads: list[nn.Module] = [
+        layer for layer in layers if isinstance(layer, nn.Module) and any(True for _ in layer.parameters())
+    ]
+    return heads or list([module for module in model.modules() if isinstance(module, nn.Linear)][-1:])
 
 
 def share(model: nn.Module, adapted: Collection[str] = ()) -> nn.Module:

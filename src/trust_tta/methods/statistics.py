@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard
+from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,8 @@ class OwnNorm(nn.Module):
         self.register_parameter("bias", norm.bias)
         self.eps, self.observing = norm.eps, observing
         self.source = norm.running_mean, norm.running_var
+        # What a BatchNorm that holds modules applies afterwards: timm's hold a dropout and an activation.
+        self.after = nn.Sequential(*norm.children()) if any(True for _ in norm.children()) else None
         like = next((t for t in (norm.running_mean, norm.weight) if t is not None), like)
         for name in self.MEMORY:
             value = like.new_zeros(norm.num_features if name in ("mean", "variance") else ())
@@ -68,6 +70,15 @@ class OwnNorm(nn.Module):
         mean, variance = self.source
         self.mean.zero_() if mean is None else self.mean.copy_(mean)
         self.variance.fill_(1) if variance is None else self.variance.copy_(variance)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, channels, ...) in and out."""
+        normal = self.normalize(x)
+        return normal if self.after is None else cast(Tensor, self.after(normal))
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(n, channels, ...) normalized as this kind of norm does."""
+        raise NotImplementedError
 
 
 class Statistics:
@@ -185,8 +196,7 @@ class StreamNorm(OwnNorm):
         for name in self.MEMORY:
             getattr(self, f"memory_{name}").copy_(getattr(self, name))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, channels, ...) in and out."""
+    def normalize(self, x: Tensor) -> Tensor:
         if not (self.observing and (torch.is_grad_enabled() or self.observing_without_grad)):
             return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, eps=self.eps)
         mean, variance = self.observe(x)

@@ -49,6 +49,14 @@ class ScanNetwork(nn.Module):
 
     def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
         """The pooled features (n, d) that the head classifies."""
+        return self.pool(self.encode(images, order, slots=slots))
+
+    def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+        """What is pooled: the last map (n, d, h, w), or all tokens (n, l, d)."""
+        raise NotImplementedError
+
+    def pool(self, x: Tensor) -> Tensor:
+        """What `encode` gives, normalized and pooled, (n, d)."""
         raise NotImplementedError
 
     def forward_head(self, features: Tensor) -> Tensor:

@@ -188,8 +188,8 @@ class GroupMamba(ScanNetwork):
         self.dist_head = nn.Linear(dims[-1], config.num_classes) if config.two_heads else None
         self.apply(_initialize)
 
-    def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
-        """The mean over the last map's tokens, mixed and normalized, (n, dims[-1])."""
+    def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+        """The last map (n, dims[-1], h, w)."""
         x = self.check_images(images)
         if slots is None:
             slots = self.slots(order, images.shape[0])
@@ -199,9 +199,14 @@ class GroupMamba(ScanNetwork):
             for block in cast(nn.ModuleList, self.get_submodule(f"block{i}")):
                 x = block(x, height, route)
             if i < len(self.config.dims):
-                x = self.get_submodule(f"norm{i}")(x).transpose(1, 2).unflatten(2, (height, -1))
-        x = x.mean(1, keepdim=True)
-        route = Route.along(visit(DIRECTIONS, 1, 1, x.device)[slots], 1)
+                x = self.get_submodule(f"norm{i}")(x)
+            x = x.transpose(1, 2).unflatten(2, (height, -1))
+        return x
+
+    def pool(self, x: Tensor) -> Tensor:
+        """The mean over the last map's tokens, mixed and normalized, (n, dims[-1])."""
+        x = x.flatten(2).transpose(1, 2).mean(1, keepdim=True)
+        route = Route.along(visit(DIRECTIONS, 1, 1, x.device)[self.slot_table[0]], 1)  # one token has one order
         for block in self.post_network:
             x = block(x, 1, route)
         features: Tensor = self.get_submodule(f"norm{len(self.config.dims)}")(x)

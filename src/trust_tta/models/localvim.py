@@ -13,7 +13,7 @@ from trust_tta.models.base import FOUR_DIRECTIONS, Orders
 from trust_tta.models.config import LocalVimConfig
 from trust_tta.models.localvmamba import ChannelAttention
 from trust_tta.models.sequences import Route, visit
-from trust_tta.models.vim import Mixer, Vim, insert_token, normalize
+from trust_tta.models.vim import Mixer, Vim, insert_token
 
 BASE, SIDE = 10_000, 14  # of the rotary embedding: its longest wave, and the side it was made for
 
@@ -73,17 +73,15 @@ class LocalVim(Vim):
     def make_mixer(self) -> Mixer:
         return LocalMixer(self.config.dim, d_state=self.config.d_state)
 
-    def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
-        """The class token (n, dim) after the last norm, or where there is none the mean of all tokens."""
+    def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+        """All tokens (n, tokens, dim)."""
         residual = self.embed(images)
         if slots is None:
             slots = self.slots(order, images.shape[0])
         routes = {names: self.route(names, slots) for names in dict.fromkeys(self.config.directions)}
         for layer, directions in zip(self.layers, self.config.directions, strict=True):
             residual = layer(residual if self.rope is None else self.rope(residual), routes[directions])
-        if self.cls_token is not None:
-            return normalize(residual[:, self.middle], self.norm_f)
-        return normalize(residual, self.norm_f).mean(1)
+        return residual
 
     def route(self, directions: tuple[str, ...], slots: Tensor) -> Route:
         """The way of each set of parameters; a class token comes in the middle of every sequence."""

@@ -153,15 +153,21 @@ class Vim(ScanNetwork):
         """Where the class token stands."""
         return math.prod(self.config.grid) // 2
 
-    def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
-        """The class token (n, dim) after the last norm."""
+    def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+        """All tokens (n, tokens, dim)."""
         residual = self.embed(images)
         if slots is None:
             slots = self.slots(order, images.shape[0])
         route = Route.along(self.visits(residual.device)[slots], residual.shape[1])
         for layer in self.layers:
             residual = layer(residual, route)
-        return normalize(residual[:, self.middle], self.norm_f)
+        return residual
+
+    def pool(self, x: Tensor) -> Tensor:
+        """The class token (n, dim) of all tokens (n, tokens, dim), normalized; where there is none, their mean."""
+        if self.cls_token is None:
+            return normalize(x, self.norm_f).mean(1)
+        return normalize(x[:, self.middle], self.norm_f)
 
     def forward_head(self, features: Tensor) -> Tensor:
         logits: Tensor = self.head(features)

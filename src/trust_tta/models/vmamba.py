@@ -112,9 +112,9 @@ class VMamba(ScanNetwork):
         del block
         return SS2D(dim, **ss2d_arguments(self.config, dim))
 
-    def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
-        """The pooled features (n, dims[-1]) that the head classifies."""
-        return self.pool(self.forward_maps(self.embed(images), order, slots=slots)[-1])
+    def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+        """The last map (n, dims[-1], h, w)."""
+        return self.forward_maps(self.embed(images), order, slots=slots)[-1]
 
     def forward_head(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of pooled features."""

@@ -1,0 +1,279 @@
+"""timm's networks in ours, and ours in timm's, with the real library."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import trust_tta as tt
+from tests.docs.pages import DOCS, blocks
+from tests.libraries import import_timm
+from trust_tta.cli.main import main
+from trust_tta.errors import ConfigError
+from trust_tta.methods.features import features_and_logits
+from trust_tta.methods.parameters import select
+from trust_tta.methods.registry import method_options
+from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.preprocessing import CIFAR10_MEAN
+
+timm: Any = import_timm()
+doors: Any = pytest.importorskip("trust_tta.timm")
+
+LITTLE: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {"img_size": 64, "depth": 4},
+    "convnext_atto": {"depths": (1, 1, 1, 1)},
+    "resnet50_gn": {"layers": (1, 1, 1, 1)},
+}
+NETWORKS = ("resnet10t", "vit_tiny_patch16_224", "convnext_atto", "resnet50_gn", "resnetv2_50x1_bit", "efficientnet_b0")
+NEED_MORE = {
+    "trust",
+    "trust_naive",
+    "ensemble",
+    "repetition",
+    "augmentation",
+    "foa",
+    "dpcore",
+}  # a VMamba's maps, orders
+SMALL: dict[str, dict[str, Any]] = {
+    "vmamba_tiny_s1l8_bn": {"depths": (1, 1), "dims": (8, 16)},
+    "vim_tiny": {"img_size": 32, "patch_size": 8, "stride": 8, "dim": 24, "depth": 2},
+    "groupmamba_tiny": {"dims": (16, 32), "depths": (1, 1), "mlp_ratios": (2, 2), "stem_dim": 8},
+    "localvmamba_tiny": {"dims": (8, 16), "depths": (1, 1), "directions": (("h", "h_flip", "w2", "w2_flip"),) * 2},
+    "localvim_tiny": {
+        "img_size": 32, "patch_size": 8, "stride": 8, "dim": 24, "depth": 2,
+        "directions": (("h", "h_flip", "w2", "w2_flip"),) * 2,
+    },
+}  # fmt: skip
+
+
+def theirs(name: str, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "resnetv2_50x1_bit":  # little, it has no name: GroupNorms, and a convolution as classifier
+        from timm.models.resnetv2 import ResNetV2
+
+        little: nn.Module = ResNetV2(layers=(1, 1, 1, 1), num_classes=5, stem_type="fixed")
+        return little.eval()
+    network: nn.Module = timm.create_model(name, num_classes=5, **LITTLE.get(name, {}), **options)
+    return network.eval()
+
+
+def images(count: int = 8, size: int = 64) -> Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "convnext_atto", "resnetv2_50x1_bit"])
+def test_every_method_takes_them(name: str) -> None:
+    options: dict[str, dict[str, Any]] = {"cotta": {"augmentations": 2}, "eata": {}}
+    for method in sorted(set(tt.list_methods()) - NEED_MORE):
+        network = theirs(name)
+        if method == "eata":
+            from trust_tta.methods.clean import gather_fisher
+
+            options["eata"] = {"fisher": gather_fisher(network, [images(4)])}
+        adapted = tt.create_method(method, network, **options.get(method, {}))
+        before = adapted(images(4))
+        assert before.shape == (4, 5), method
+        assert torch.isfinite(before).all(), method
+        adapted.reset()
+        assert torch.equal(adapted(images(4)), before), f"{method}: reset is not bit for bit"
+
+
+@pytest.mark.parametrize("name", sorted(NEED_MORE - {"foa"}))
+def test_methods_that_need_a_scan_say_so(name: str) -> None:
+    with pytest.raises(ConfigError, match="ResNet has no"):
+        tt.create_method(name, theirs("resnet10t"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_features_classify_as_the_network_does(name: str) -> None:
+    network = theirs(name)
+    with torch.no_grad():
+        features, logits = features_and_logits(network, images(3))
+        assert features.shape == (3, network.num_features)
+        torch.testing.assert_close(logits, network(images(3)))
+    neo = tt.create_method("neo", network, alpha=0.0)  # nothing moves: the network's own logits
+    torch.testing.assert_close(neo(images(3)), logits)
+
+
+def test_lame_propagates_over_their_pooled_features() -> None:
+    network = theirs("resnet10t")
+    features = network.forward_head(network.forward_features(images()), pre_logits=True)  # type: ignore[operator]
+    from trust_tta.methods.lame import propagate, rbf
+
+    normal = nn.functional.normalize(features.double(), dim=1).detach()
+    expected = propagate(network(images()).detach().double().log_softmax(1), rbf(normal, 5))
+    got = tt.create_method("lame", network, statistics="source")(images())
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["sar", "deyo"])
+@pytest.mark.parametrize(
+    ("name", "kept", "left_out"),
+    [
+        ("resnet18", ["layer3.1.bn2.weight", "bn1.bias"], ["layer4."]),
+        ("resnet50_gn", ["layer3.5.bn3.weight", "bn1.weight"], ["layer4."]),
+        ("vit_base_patch16_224", ["blocks.8.norm2.weight"], ["blocks.9.", "blocks.10.", "blocks.11.", "norm."]),
+        ("convnext_atto", ["stages.2.blocks.0.norm.weight"], ["stages.3.", "head.norm."]),
+        ("resnetv2_50x1_bit", ["stages.2.blocks.0.norm1.weight"], ["stages.3.", "norm."]),
+    ],
+)
+def test_the_last_layers_are_left_out_as_the_authors_do(
+    method: str, name: str, kept: list[str], left_out: list[str]
+) -> None:
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    assert method_options(method)["skip_last"]
+    chosen = select(network, "bn", skip_last=True)
+    assert set(kept) <= set(chosen)
+    assert not [n for n in chosen if n.startswith(tuple(left_out))]
+    dropped = set(select(network, "bn")) - set(chosen)
+    assert dropped
+    assert all(n.startswith(tuple(left_out)) for n in dropped)
+
+
+def test_a_norm_of_theirs_that_is_none_of_pytorchs_is_adapted() -> None:
+    from timm.layers import RmsNorm
+
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), RmsNorm(4), nn.Linear(4, 3))
+    assert select(network, "bn") == ["2.weight"]
+
+
+@pytest.mark.parametrize("method", ["tide", "bn_alpha", "bn_ema", "rotta"])
+def test_norms_that_hold_an_activation_keep_it(method: str) -> None:
+    """EfficientNet's BatchNorms apply SiLU themselves: statistics of ours in their place do, too."""
+    network = theirs("efficientnet_b0")
+    with torch.no_grad():
+        expected = network(images(4)).log_softmax(1)
+    adapted = tt.create_method(method, network)
+    torch.testing.assert_close(adapted.model(images(4)).log_softmax(1).detach(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "vit_tiny_patch16_224", "mobilenetv3_small_050"])
+def test_pixels_become_what_their_transform_makes(name: str) -> None:
+    network: Any = tt.create_model(f"timm:{name}", num_classes=5)
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 260, 3), dtype=np.uint8)
+    from PIL import Image
+
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(network))
+    wanted = transform(Image.fromarray(pixels))
+    torch.testing.assert_close(network.preprocessing(pixels)[0], wanted, rtol=0, atol=1e-5)
+    small: Any = tt.create_model("timm:vit_tiny_patch16_224", img_size=64)
+    assert small.preprocessing.size == 64
+
+
+def test_unknown_names_and_random_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match="timm has no network 'resnet1818'; did you mean"):
+        tt.create_model("timm:resnet1818")
+    with pytest.raises(ConfigError, match="'timm:resnet18' has random weights; override it with pretrained = true"):
+        Checkpoint.open(None, variant="timm:resnet18")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("timm") / "resnet10t.pth"
+    torch.manual_seed(0)
+    torch.save(timm.create_model("resnet10t", num_classes=10).state_dict(), file)
+    return file
+
+
+def test_bench_runs_them_by_toml_and_by_flags(weights: Path, tmp_path: Path) -> None:
+    toml = tmp_path / "theirs.toml"
+    toml.write_text(
+        f'methods = ["source", "lame"]\nstore = "{tmp_path / "a.sqlite"}"\n[model]\nname = "timm:resnet10t"\n'
+        f'[model.overrides]\npretrained = true\npretrained_cfg_overlay = {{file = "{weights}", num_classes = 10}}\n'
+        "[model.preprocessing]\nsize = 32\nmean = [0.485, 0.456, 0.406]\nstd = [0.229, 0.224, 0.225]\n"
+        '[data]\ndataset = "sample"\ndomains = ["fog"]\nlimit = 16\n[stream]\nbatch_size = 16\n'
+    )
+    assert main(["bench", str(toml), "--export", str(tmp_path / "a.csv"), "--device", "cpu"]) == 0
+    flags = ["--model", "timm:resnet10t", "--checkpoint", str(weights), "--num-classes", "10"]
+    data = ["--dataset", "sample", "--domains", "fog", "--limit", "16", "--batch-size", "16", "--device", "cpu"]
+    out = ["--store", str(tmp_path / "b.sqlite"), "--export", str(tmp_path / "b.csv")]
+    assert main(["bench", "--methods", "source,sar", *flags, "--override", "drop_path_rate=0.0", *data, *out]) == 0
+    toml_rows, flag_rows = (list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines())) for name in "ab")
+    assert [row["method"] for row in toml_rows] == ["source", "lame"]
+    assert [row["method"] for row in flag_rows] == ["source", "sar"]
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_timm_makes_our_networks(name: str) -> None:
+    torch.manual_seed(0)
+    made: Any = timm.create_model(name, num_classes=5, **SMALL[name]).eval()
+    ours = {doors._FIELDS.get(key, key): value for key, value in SMALL[name].items()}
+    if "image_size" in ours:
+        ours["image_size"] = (32, 32)
+    plain = tt.create_model(name, num_classes=5, **ours).eval()
+    plain.load_state_dict(made.state_dict())
+    x = images(2, 32)
+    with torch.no_grad():
+        assert torch.equal(made(x), plain(x))
+        torch.testing.assert_close(made.forward_head(made.forward_features(x)), plain(x))
+        pooled = made.forward_head(made.forward_features(x), pre_logits=True)
+        torch.testing.assert_close(pooled, plain.forward_features(x))  # type: ignore[operator]
+        other = made.traversals[1]
+        assert torch.equal(made(x, order=other), plain(x, order=other))
+    from timm.optim import create_optimizer_v2
+
+    made.reset_classifier(0)
+    torch.testing.assert_close(made(x), pooled)
+    made.reset_classifier(7)
+    assert made(x).shape == (2, 7)
+    assert tt.create_method("tide", made)(x).shape == (2, 7)
+    assert create_optimizer_v2(made, opt="adamw", weight_decay=0.1, layer_decay=0.9)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_features_are_the_maps_of_the_stages(name: str) -> None:
+    torch.manual_seed(0)
+    found: Any = timm.create_model(name, features_only=True, out_indices=(0, 1), **SMALL[name]).eval()
+    with torch.no_grad():
+        maps = found(images(2, 32))
+    assert [m.shape[1] for m in maps] == found.feature_info.channels()
+    assert [32 // m.shape[2] for m in maps] == found.feature_info.reduction()
+    whole: Any = timm.create_model(name, **SMALL[name]).eval()
+    whole.load_state_dict(found.model.state_dict())
+    with torch.no_grad():
+        last, inner = whole.forward_intermediates(images(2, 32))
+        assert torch.equal(inner[0], maps[0])
+        if last.dim() == 4:
+            assert torch.equal(inner[-1], last)
+        (channels_last,) = whole.forward_intermediates(
+            images(2, 32), indices=1, output_fmt="NHWC", intermediates_only=True
+        )
+    assert torch.equal(channels_last.permute(0, 3, 1, 2), inner[-1])
+
+
+def test_our_weights_come_through_our_reader() -> None:
+    made: Any = timm.create_model("vmamba_nano", pretrained=True).eval()
+    ours = tt.create_model("vmamba_nano", checkpoint="vmamba_nano_cifar10")
+    with torch.no_grad():
+        assert torch.equal(made(images(2, 32)), ours(images(2, 32)))
+    assert (made.classes, made.preprocessing) == (ours.classes, ours.preprocessing)
+    cfg = timm.data.resolve_model_data_config(made)
+    assert (cfg["input_size"], cfg["mean"], cfg["crop_mode"]) == ((3, 32, 32), CIFAR10_MEAN, "squash")
+    fresh: Any = timm.create_model("vmamba_nano", pretrained=True, num_classes=3)
+    assert fresh.get_classifier().out_features == 3
+    assert torch.equal(fresh.layers[0].blocks[0].op.Ds, made.layers[0].blocks[0].op.Ds)
+
+
+def test_every_classifier_of_ours_is_registered() -> None:
+    registered = set(timm.list_models(module="timm"))  # the last part of the module's name
+    assert registered == set(doors.OURS) == {n for n in tt.list_models() if not n.startswith("upernet_")}
+    assert "vmamba_tiny_s1l8.imagenet" in timm.list_pretrained("vmamba*")
+    cfg = timm.get_pretrained_cfg("vmamba_tiny_s1l8")
+    assert (cfg.crop_pct, cfg.input_size, cfg.license) == (0.875, (3, 224, 224), "MIT")
+
+
+def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [b for b in blocks(DOCS / "ecosystem.md", "python") if b.marker.startswith("not run: it needs timm")]
+    assert len(found) == 2
+    names: dict[str, Any] = {}
+    for block in found:
+        exec(compile(block.code, str(block), "exec"), names)
+    assert names["logits"].shape == (8, 10)
