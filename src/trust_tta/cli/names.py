@@ -104,7 +104,7 @@ def check_checkpoint(source: str) -> None:
     from trust_tta.models.pretrained import PRETRAINED
     from trust_tta.schema import did_you_mean
 
-    if "{domain}" in source or source in PRETRAINED or Path(source).exists():
+    if "{domain}" in source or source.startswith("hf:") or source in PRETRAINED or Path(source).exists():
         return
     path = Path(source).suffix or "/" in source
     hint = "give a .pth or .safetensors file or a known name" if path else did_you_mean(source, PRETRAINED)

@@ -18,7 +18,15 @@ from trust_tta.errors import CheckpointError, ConfigError, TrustWarning
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.networks import build_network, find_network, is_ours, outputs_of
-from trust_tta.models.pretrained import PRETRAINED, Pretrained, check_pretrained, locate
+from trust_tta.models.pretrained import (
+    HUB_PREFIX,
+    HUB_WEIGHTS,
+    PRETRAINED,
+    Pretrained,
+    check_pretrained,
+    hub_folder,
+    locate,
+)
 from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vmamba import VMamba
@@ -80,7 +88,7 @@ class Checkpoint:
         fields: Fields = _NOTHING,
         ema: bool = False,
     ) -> Checkpoint:
-        """Read the checkpoint `source`: a known name, or the path of a .pth or .safetensors file.
+        """Read the checkpoint `source`: a known name, the path of a .pth or .safetensors file, or "hf:owner/name".
 
         `source` may be None for a network from outside whose factory loads weights itself. What is given here takes
         precedence over what the file states; a preprocessing that contradicts the one of training is refused. `ema`
@@ -91,6 +99,10 @@ class Checkpoint:
             raise ConfigError(f"checkpoint '{known.name}' is for the network '{known.variant}', not '{variant}'")
         if variant is not None:
             find_network(variant)  # a wrong name is told before a large file is read
+        if source is None and str(variant).startswith("timm:") and not fields.get("pretrained"):
+            raise ConfigError(
+                f"'{variant}' has random weights; override it with pretrained = true, or give a checkpoint"
+            )
         file = _locate(source, known, variant)
         weights = _read(file, ema=ema)
         if known is not None and file is not None:
@@ -139,7 +151,9 @@ class Checkpoint:
     @property
     def card(self) -> str | None:
         """The model card that lies beside the file."""
-        for path in (self.file.with_suffix(".md"), self.file.with_name("card.md")) if self.file else ():
+        names = ("card.md", "README.md") if self.file and self.file.name == HUB_WEIGHTS else ("card.md",)
+        beside = [self.file.with_suffix(".md"), *map(self.file.with_name, names)] if self.file else []
+        for path in beside:
             if path.is_file():
                 return path.read_text(encoding="utf-8", errors="replace")
         return None
@@ -230,6 +244,8 @@ def _locate(source: str | PathLike[str] | None, known: Pretrained | None, varian
             raise ConfigError(f"the network '{variant}' has no weights of its own; give a checkpoint")
         return None
     file = locate(known) if known else _path(source)
+    if str(source).startswith(HUB_PREFIX):
+        file = hub_folder(str(source).removeprefix(HUB_PREFIX)) / HUB_WEIGHTS
     if not file.is_file():
         raise CheckpointError(
             f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or a known name: "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trust_tta.download import check_hash, fetch
 from trust_tta.errors import CheckpointError, DownloadError
+from trust_tta.optional import require
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
 from trust_tta.progress import SILENT, Progress
 
@@ -123,6 +124,25 @@ def locate(pretrained: Pretrained, *, progress: Progress = SILENT) -> Path:
                 f"{pretrained.name}: {error}; or fetch it elsewhere and put it at '{path}', or give its path"
             ) from error
     return path
+
+
+HUB_PREFIX, HUB_WEIGHTS = "hf:", "model.safetensors"
+_HUB_FILES = (HUB_WEIGHTS, "adaptation.safetensors", "config.json", "README.md")
+
+
+def hub_folder(source: str | os.PathLike[str], *, revision: str | None = None) -> Path:
+    """A folder of this machine, or the files of a repository "owner/name[@revision]" of the Hugging Face hub."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    library = require("huggingface_hub", extra="hub")
+    repository, _, stated = str(source).partition("@")
+    try:
+        found = library.snapshot_download(repository, revision=revision or stated or None, allow_patterns=_HUB_FILES)
+    except Exception as error:  # whatever the library raises, there is nothing to read
+        problem = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"'{source}' is no folder here and cannot be had from the hub: {problem}") from error
+    return Path(found)
 
 
 def check_pretrained(pretrained: Pretrained, path: Path, sha256: str) -> None:

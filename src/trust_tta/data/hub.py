@@ -1,0 +1,99 @@
+"""Data sets of Hugging Face's `datasets` with a column of images and one of labels: "hf:NAME", or from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trust_tta.data.dataset import Dataset, python_dataset
+from trust_tta.errors import ConfigError, DataError
+from trust_tta.optional import require
+from trust_tta.schema import did_you_mean, show
+
+
+class Columns:
+    """A `datasets.Dataset` as images, labels, class names and domains; images are decoded when they are asked for."""
+
+    def __init__(self, rows: Any, *, image: str, label: str, domain: str | None = None) -> None:
+        for column in (image, label, *([domain] if domain else [])):
+            if column not in rows.column_names:
+                raise ConfigError(f"the data have no column '{column}'; {did_you_mean(column, rows.column_names)}")
+        self.images: Sequence[Any] = rows.select_columns([image]).with_format(None)[image]
+        self.labels, self.class_names = _labels(rows, label)
+        if domain:
+            self.domains = [str(name) for name in _names(rows, domain)]
+
+
+def dataset(name: str) -> Callable[..., Columns]:
+    """A factory of the data set `name`: what `save_to_disk` wrote there or below the root, or a name of the hub."""
+
+    def make(
+        root: Path,
+        *,
+        split: str = "test",
+        image: str = "image",
+        label: str = "label",
+        domain: str | None = None,
+        subset: str | None = None,
+        revision: str | None = None,
+    ) -> Columns:
+        rows = _load(name, root, split=split, subset=subset, revision=revision)
+        return Columns(rows, image=image, label=label, domain=domain)
+
+    return make
+
+
+def from_datasets(
+    rows: Any, *, image: str = "image", label: str = "label", name: str = "datasets", domain: str = "all"
+) -> Dataset:
+    """A `datasets.Dataset` as one domain of a data set of ours."""
+    columns = Columns(rows, image=image, label=label)
+    return python_dataset(columns, np.arange(len(columns.labels)), name=name, domain=domain)
+
+
+def _load(name: str, root: Path, *, split: str, subset: str | None, revision: str | None) -> Any:
+    library: Any = require("datasets", extra="hub")
+    for folder in (Path(name), root / name):
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            return _split_of(library.load_from_disk(str(folder)), split, name)
+    try:
+        path = next((str(folder) for folder in (Path(name), root / name) if folder.is_dir()), name)
+        return library.load_dataset(path, subset, split=split, revision=revision)
+    except Exception as error:  # whatever the library raises, there are no images
+        problem = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"the data set 'hf:{name}' cannot be loaded: {problem}") from error
+
+
+def _split_of(found: Any, split: str, name: str) -> Any:
+    if not isinstance(found, dict):
+        return found  # one split was saved
+    if split not in found:
+        raise ConfigError(f"'{name}' has no split '{split}'; {did_you_mean(split, list(found))}")
+    return found[split]
+
+
+def _labels(rows: Any, column: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels from 0 and the names of the classes: as the column states them, or what is there in order."""
+    values, stated = rows.with_format(None)[column][:], getattr(rows.features[column], "names", None)
+    if stated is not None:
+        labels = np.asarray(values)
+        if labels.dtype.kind != "i" or labels.min(initial=0) < 0:
+            raise DataError(f"the column '{column}' holds rows without a label; choose another split")
+        return labels.astype(np.int64), tuple(stated)
+    if all(isinstance(value, int) for value in values):
+        count = max(values, default=-1) + 1
+        return np.asarray(values, np.int64), tuple(str(number) for number in range(count))
+    if not all(isinstance(value, str) for value in values):
+        raise DataError(f"the column '{column}' holds {show(values[0])}; give integers, names or class labels")
+    names = sorted(set(values))
+    return np.asarray([names.index(value) for value in values], np.int64), tuple(names)
+
+
+def _names(rows: Any, column: str) -> list[Any]:
+    values: list[Any] = rows.with_format(None)[column][:]
+    stated = getattr(rows.features[column], "names", None)
+    return values if stated is None else [stated[value] for value in values]
