@@ -12,7 +12,7 @@ import trust_tta as tt
 
 PROMISED = {
     "Guard", "Method", "ScanOrder", "Stream", "VMamba", "VMambaConfig", "corrupt", "create_method",
-    "create_model", "list_methods", "list_models", "load_checkpoint", "rank_orders", "selective_scan",
+    "create_model", "fast", "list_methods", "list_models", "load_checkpoint", "rank_orders", "selective_scan",
 }  # fmt: skip
 ANY: Any = object()
 

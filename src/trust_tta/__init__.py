@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trust_tta.models.checkpoint import load_checkpoint
     from trust_tta.models.config import VMambaConfig
     from trust_tta.models.factory import create_model, list_models
+    from trust_tta.models.fast import fast
     from trust_tta.models.vmamba import VMamba
     from trust_tta.scan.functional import selective_scan
 
@@ -35,6 +36,7 @@ __all__ = [
     "corrupt",
     "create_method",
     "create_model",
+    "fast",
     "list_methods",
     "list_models",
     "load_checkpoint",
@@ -52,6 +54,7 @@ _HOMES = {
     "corrupt": "trust_tta.data.corruptions.apply",
     "create_method": "trust_tta.methods.registry",
     "create_model": "trust_tta.models.factory",
+    "fast": "trust_tta.models.fast",
     "list_methods": "trust_tta.methods.registry",
     "list_models": "trust_tta.models.factory",
     "load_checkpoint": "trust_tta.models.checkpoint",

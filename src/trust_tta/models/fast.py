@@ -1,0 +1,114 @@
+"""`tt.fast`: a network for predictions alone, as quick as the passes of the methods."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.errors import ConfigError
+from trust_tta.models.base import Orders
+from trust_tta.preprocessing import network_input
+from trust_tta.recording import Recorder
+
+
+class Fast(nn.Module):
+    """The network `model` with its outputs, for predictions: no gradients are kept.
+
+    On a CUDA device, networks of this package are recorded from the second batch of a shape on, and then replayed.
+    Weights that change their values in place are seen; what else changes in the network (modules, tensors, backends)
+    makes it be recorded anew. In training mode, with hooks, and where a recording fails, it is called as it is. On a
+    CPU there is nothing to record: it is called without gradients. Calls from several threads take turns.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = False
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._parts: list[nn.Module] = []
+        self._inner: list[Hashable] = []
+        self._shape: list[Any] = []
+        self._recorder: Recorder | None = None
+
+    @torch.no_grad()
+    def forward(self, images: Any, order: Orders = None) -> Tensor:
+        """Logits of images, which may be pixels, as of `model(images, order=order)`."""
+        images = network_input(self.model, images)
+        arguments = {} if order is None else {"order": order}
+        choose = getattr(self.model, "slots", None)
+        if not images.is_cuda or choose is None or images.dim() != 4:
+            return self._plain(images, **arguments)
+        with self._lock:
+            if not self._can_be_recorded():
+                return self._plain(images, **arguments)
+            if self._recorder is None:
+                self._recorder = Recorder(self.model, ())
+            return self._recorder(images, choose(order, len(images)))
+
+    def _plain(self, images: Tensor, **arguments: Any) -> Tensor:
+        logits: Tensor = self.model(images, **arguments)
+        return logits
+
+    def _can_be_recorded(self) -> bool:
+        """Whether passes are all alike; what was recorded of another network is forgotten."""
+        inner = [child for module in self._parts for child in module._modules.values()]
+        if not self._parts or inner != self._inner:
+            self._parts = list(self.model.modules())
+            self._inner = [child for module in self._parts for child in module._modules.values()]
+        shape: list[Any] = list(map(id, self._parts))
+        for module in self._parts:
+            if module.training or module._forward_hooks or module._forward_pre_hooks:
+                return False
+            for tensors in (module._parameters, module._buffers):
+                shape += [None if t is None else (t.data_ptr(), t.shape, t.dtype) for t in tensors.values()]
+            shape.append(module.__dict__.get("backend"))
+        if shape != self._shape:
+            self._shape, self._recorder = shape, None
+        return True
+
+    @property
+    def preprocessing(self) -> Any:
+        return getattr(self.model, "preprocessing", None)
+
+    @property
+    def classes(self) -> Any:
+        return getattr(self.model, "classes", None)
+
+    def train(self, mode: bool = True) -> Fast:
+        """The modes are those of the network; nothing changes."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Recordings hold addresses, and a lock its threads: a copy starts without."""
+        own = ("_lock", "_parts", "_inner", "_shape", "_recorder")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._start()
+
+
+def fast(model: nn.Module) -> Fast:
+    """The network for predictions alone: the same logits, sooner, where it can be.
+
+    >>> import torch
+    >>> from trust_tta import create_model
+    >>> model = create_model("vmamba_nano", checkpoint="vmamba_nano_cifar10")
+    >>> images = torch.zeros(2, 3, 32, 32)
+    >>> bool((fast(model)(images) == model(images)).all())
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+    if hasattr(model, "adapt") and hasattr(model, "reset"):
+        raise ConfigError(
+            f"{type(model).__name__} is a method, which is fast by itself; give the network, or use it as it is"
+        )
+    return model if isinstance(model, Fast) else Fast(model)
