@@ -29,6 +29,17 @@ def by_bands(function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
     return values
 
 
+def sum_by_bands(function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
+    """`function(logits, *others)`, a sum over predictions of any shape, as the sum over bands.
+
+    Shapes and gradients are as of `by_bands`.
+    """
+    if logits.dim() != 4 or logits.numel() <= MOST_ELEMENTS:
+        return function(logits, *others)
+    total: Tensor = _SumByBands.apply(function, logits, *others)  # type: ignore[no-untyped-call]
+    return total
+
+
 class _ByBands(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
@@ -40,14 +51,36 @@ class _ByBands(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        logits, *others = ctx.saved_tensors
-        result = torch.empty_like(logits)
-        for rows in _rows(logits):
-            band = _wide(logits[:, :, rows].detach()).requires_grad_()
-            with torch.enable_grad():
-                values = ctx.function(band, *(o[:, rows] for o in others))
-            result[:, :, rows] = torch.autograd.grad(values, band, gradient[:, rows])[0]
-        return None, result, *(None for _ in others)
+        return _again(ctx, lambda rows: gradient[:, rows])
+
+
+class _SumByBands(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(logits, *others)
+        first, *rest = _rows(logits)
+        total = function(_wide(logits[:, :, first]), *(o[:, first] for o in others))
+        for rows in rest:
+            total = total + function(_wide(logits[:, :, rows]), *(o[:, rows] for o in others))
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _again(ctx, lambda _: gradient)
+
+
+def _again(ctx: Any, gradient_of: Callable[[slice], Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradient of the logits, each band worked out again."""
+    logits, *others = ctx.saved_tensors
+    result = torch.empty_like(logits)
+    for rows in _rows(logits):
+        band = _wide(logits[:, :, rows].detach()).requires_grad_()
+        with torch.enable_grad():
+            values = ctx.function(band, *(o[:, rows] for o in others))
+        result[:, :, rows] = torch.autograd.grad(values, band, gradient_of(rows))[0]
+    return None, result, *(None for _ in others)
 
 
 def _rows(logits: Tensor) -> Iterator[slice]:

@@ -20,7 +20,7 @@ from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Spec, clone
 from trust_tta.methods.trust import Averaging, OrderOptions, Orders, require_orders, traversals_of
-from trust_tta.methods.views import log_mean_probability
+from trust_tta.methods.views import MeanProbability
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
 from trust_tta.schema import Count, Natural, Rate
 
@@ -59,30 +59,30 @@ class Ensemble(Learner):
         return super().adapted_names(model)
 
     def adapt(self, images: Tensor) -> Tensor:
-        before, after = [], []
+        before, after = MeanProbability(), MeanProbability()
         for order, member in zip(self.orders, self.members.values(), strict=True):
             self.weights.write(member["weights"])
             self.weights.load_moments(member)
             for step in range(self.options.steps):
                 logits = self.predict(images, order=order, stochastic_depth=self.options.stochastic_depth)
                 if step == 0:
-                    before.append(logits.detach())
+                    before.add(logits.detach())
                 self.update(pseudo_label_loss(logits))
             member.update({"weights": self.weights.read(), **clone(self.weights.moments)})
             with torch.no_grad():
                 done = self.options.predict == "before"
-                after.append(logits.detach() if done else self.predict(images, order=order))
+                after.add(logits.detach() if done else self.predict(images, order=order))
         self.weights.restore_source()
-        self.logits_before = log_mean_probability(torch.stack(before))
-        return log_mean_probability(torch.stack(after))
+        self.logits_before = before.log()
+        return after.log()
 
     def infer(self, images: Tensor) -> Tensor:
-        logits = []
+        mean = MeanProbability()
         for order, member in zip(self.orders, self.members.values(), strict=True):
             self.weights.write(member["weights"])
-            logits.append(self.model(images, order=order))
+            mean.add(self.model(images, order=order))
         self.weights.restore_source()
-        return log_mean_probability(torch.stack(logits))
+        return mean.log()
 
 
 class RepetitionOptions(LearningOptions):

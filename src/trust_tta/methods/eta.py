@@ -8,16 +8,18 @@ Approach that Questions Our Progress in Continual Test-Time Adaptation", NeurIPS
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from trust_tta.bands import by_bands
 from trust_tta.errors import ConfigError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.clean import FisherOption, FisherWeights
-from trust_tta.methods.losses import ENTROPIES, EntropyKind, by_class
+from trust_tta.methods.losses import ENTROPIES, EntropyKind, mean_prediction
 from trust_tta.methods.safety import check_classes
 from trust_tta.methods.state import Array, Spec
 from trust_tta.schema import Count, Rate
@@ -65,9 +67,8 @@ class Eta(Learner):
         reliable = ENTROPIES[self.options.entropy](logits) < self.margin(logits.shape[1])
         if self.mean_prediction is None:
             return reliable
-        predictions = logits.softmax(1).movedim(1, -1)
         check_classes(self.mean_prediction, logits.shape[1])
-        similarity = torch.cosine_similarity(self.mean_prediction.to(predictions), predictions, dim=-1)
+        similarity = by_bands(partial(_similarity, mean=self.mean_prediction), logits)
         return reliable & (similarity.abs() < self.d_margin(logits.shape[1]))
 
     def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
@@ -78,7 +79,7 @@ class Eta(Learner):
 
     def learned(self, logits: Tensor, chosen: Tensor | None) -> None:
         """Move the mean prediction (classes,) towards that of the predictions just learned from."""
-        prediction = by_class(logits, chosen).softmax(1).mean(0)
+        prediction = mean_prediction(logits, chosen)
         if self.mean_prediction is not None:
             prediction = MOMENTUM * self.mean_prediction.to(prediction) + (1 - MOMENTUM) * prediction
         self.mean_prediction = prediction
@@ -92,6 +93,12 @@ class Eta(Learner):
         if self.options.d_margin is not None:
             return self.options.d_margin
         return 0.4 if classes <= 10 else 0.2 if classes <= 100 else 0.05
+
+
+def _similarity(logits: Tensor, *, mean: Tensor) -> Tensor:
+    """The cosine between each prediction and a mean one (classes,)."""
+    predictions = logits.softmax(1).movedim(1, -1)
+    return torch.cosine_similarity(mean.to(predictions), predictions, dim=-1)
 
 
 class OfficialOptions(EtaOptions):

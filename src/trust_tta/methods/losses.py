@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta.bands import by_bands
+from trust_tta.bands import by_bands, sum_by_bands
 
 EntropyKind: TypeAlias = Literal["softmax", "come"]
 
@@ -61,10 +61,39 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="none")
 
 
+def own_labels(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest probability of each prediction, and its class."""
+    if logits.dim() == 2:
+        confidence, labels = logits.softmax(1).max(1)
+        return confidence, labels
+    return by_bands(lambda band: band.softmax(1).amax(1), logits), logits.argmax(1)
+
+
+def chosen_label_loss(logits: Tensor, labels: Tensor, chosen: Tensor) -> Tensor:
+    """Mean cross-entropy to `labels` of the predictions `chosen` (n, ...); a scalar."""
+    if logits.dim() == 2:
+        return F.cross_entropy(logits[chosen], labels[chosen])
+    return by_bands(_cross_entropy, logits, labels)[chosen].mean()
+
+
 def mean_entropy(logits: Tensor) -> Tensor:
     """Entropy of the mean prediction, a scalar: large when predictions are diverse."""
-    mean = by_class(logits.softmax(1)).mean(0)
+    mean = mean_prediction(logits)
     return -(mean * mean.clamp_min(1e-12).log()).sum()
+
+
+def mean_prediction(logits: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """The mean of softmax(logits) over the predictions, or over those `chosen` (n, ...), (classes,)."""
+    if logits.dim() == 2:
+        return by_class(logits, chosen).softmax(1).mean(0)
+    if chosen is None:
+        return sum_by_bands(_summed, logits) / (logits.numel() // logits.shape[1])
+    return sum_by_bands(_summed, logits, chosen) / chosen.sum()
+
+
+def _summed(logits: Tensor, chosen: Tensor | None = None) -> Tensor:
+    p = logits.softmax(1)
+    return (p if chosen is None else p * chosen[:, None]).sum((0, 2, 3))
 
 
 def soft_likelihood_ratio(logits: Tensor, *, clip: float = 0.99, eps: float = 1e-5) -> Tensor:
@@ -87,13 +116,27 @@ def symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
 def class_confusion(logits: Tensor, *, temperature: float) -> Tensor:
     """How often each class (row) is predicted together with each other one, (classes, classes), sure predictions first.
 
-    Jin et al., "Minimum Class Confusion for Versatile Domain Adaptation", ECCV 2020; logits (n, classes).
+    Jin et al., "Minimum Class Confusion for Versatile Domain Adaptation", ECCV 2020.
     """
-    p = (logits / temperature).softmax(1)
+    if logits.dim() == 2:
+        p = (logits / temperature).softmax(1)
+        with torch.no_grad():
+            sureness = _sureness(p)
+            sureness = sureness * len(p) / sureness.sum()
+        return (p * sureness).T @ p
     with torch.no_grad():
-        sureness = 1 + torch.exp((p * (p + 1e-5).log()).sum(1, keepdim=True))
-        sureness = sureness * len(p) / sureness.sum()
-    return (p * sureness).T @ p
+        sureness = by_bands(lambda band: _sureness((band / temperature).softmax(1))[:, 0], logits.detach())
+        sureness = sureness * sureness.numel() / sureness.sum()
+    return sum_by_bands(partial(_confused, temperature=temperature), logits, sureness)
+
+
+def _sureness(p: Tensor) -> Tensor:
+    return 1 + torch.exp((p * (p + 1e-5).log()).sum(1, keepdim=True))
+
+
+def _confused(logits: Tensor, sureness: Tensor, *, temperature: float) -> Tensor:
+    p = by_class((logits / temperature).softmax(1))
+    return (p * sureness.reshape(-1, 1)).T @ p
 
 
 def confusion_loss(confusion: Tensor) -> Tensor:

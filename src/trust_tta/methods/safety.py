@@ -37,7 +37,8 @@ def check_images(images: Tensor, model: nn.Module) -> None:
 
 def check_outputs(outputs: Tensor, images: Tensor) -> None:
     """Refuse predictions that are not finite: finite pixels can be too large, or the last update too long."""
-    if not bool(outputs.isfinite().all()):
+    extremes = torch.stack([outputs.amin(), outputs.amax()]) if outputs.numel() else outputs  # of NaN: NaN
+    if not bool(extremes.isfinite().all()):
         largest = float(images.abs().max())
         raise DataError(
             f"the predictions of this batch are not finite (its largest pixel is {largest:.3g}); nothing was changed: "

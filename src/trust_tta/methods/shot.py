@@ -8,11 +8,10 @@ Pitfalls of Test-Time Adaptation", ICML 2023): the labels are the network's own 
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta.methods.base import Learner, LearningOptions
-from trust_tta.methods.losses import by_class, entropy, mean_entropy
+from trust_tta.methods.losses import chosen_label_loss, entropy, mean_entropy, own_labels
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.schema import Rate
 
@@ -34,8 +33,8 @@ class Shot(Learner):
 
     def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
         loss = entropy(logits).mean() - mean_entropy(logits)
-        confidence, labels = logits.detach().softmax(1).max(1)
+        confidence, labels = own_labels(logits.detach())
         sure = confidence > self.options.confidence
         if self.options.beta and bool(sure.any()):
-            loss = loss + self.options.beta * F.cross_entropy(by_class(logits, sure), labels[sure])
+            loss = loss + self.options.beta * chosen_label_loss(logits, labels, sure)
         return loss

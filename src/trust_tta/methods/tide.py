@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from trust_tta.methods.base import Learner, LearningOptions
-from trust_tta.methods.losses import by_class, class_confusion, confusion_loss, entropy, mean_entropy
+from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, mean_entropy
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
@@ -80,13 +80,16 @@ class Tide(Learner):
             views = self.views_of(images)
             believed = self.believe(views.detach())
             self.learn_from(views, len(images), pace=1 - believed.skew)
+            del views  # before the logarithms take their memory
+            log_p = believed.probabilities.log()
             if self.logits_before is None:
-                self.logits_before = believed.probabilities.log()
+                self.logits_before = log_p
         if self.options.predict == "after":
             with torch.no_grad():
                 believed = self.believe(self.views_of(images))
+            log_p = believed.probabilities.log()
         self.frequencies = believed.frequencies
-        return believed.probabilities.log()
+        return log_p
 
     def views_of(self, images: Tensor) -> Tensor:
         """Log-probabilities (views, n, classes, ...) of the images and of their mirror images, in one pass."""
@@ -116,7 +119,7 @@ class Tide(Learner):
             return entropy(logits).mean()
         if self.options.loss == "information":
             return entropy(logits).mean() - mean_entropy(logits)
-        confusion = class_confusion(by_class(logits), temperature=self.options.temperature)
+        confusion = class_confusion(logits, temperature=self.options.temperature)
         total = confusion if self.confusion is None else confusion + self.confusion
         self.confusion = self._remember(confusion.detach())
         return confusion_loss(total)
@@ -130,12 +133,15 @@ class Tide(Learner):
 
     def believe(self, views: Tensor) -> Believed:
         """The mean probability of the views (views, n, classes, ...), weighed by how frequent the classes are now."""
-        mean = views.exp().mean(0)
+        mean = views[0].exp()
+        for view in views[1:]:
+            mean += view.exp()
+        mean /= len(views)
         classes = mean.shape[1]
         even = mean.new_zeros(classes) if self.frequencies is None else self.frequencies
         before = even * 2 ** (-len(mean) / FREQUENCY_HALF_LIFE)
         if not self.options.frequencies or mean.dim() > 2:
-            return Believed(mean.clamp_min(1e-12), before, mean.new_zeros(()))
+            return Believed(mean.clamp_min_(1e-12), before, mean.new_zeros(()))
         frequencies = mean.sum(0)
         for _ in range(5):  # expectation maximization: from frequencies to probabilities and back
             prior = before + frequencies + EVEN / classes

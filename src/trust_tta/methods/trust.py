@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError
 from trust_tta.methods import merging
 from trust_tta.methods.base import Learner, LearningOptions
-from trust_tta.methods.losses import by_class, class_confusion, confusion_loss, entropy, pseudo_label_loss
+from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, pseudo_label_loss
 from trust_tta.methods.parallel import Step, adapt_apart, adapt_side_by_side
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.views import log_mean_probability, mirrored
@@ -90,7 +90,7 @@ class Averaging(Learner):
         """Of the labels `chosen`, or, where the option `loss` says so, minimum class confusion without labels."""
         if getattr(self.options, "loss", "labels") == "labels":
             return pseudo_label_loss(logits, chosen)
-        return confusion_loss(class_confusion(by_class(logits), temperature=TEMPERATURE))
+        return confusion_loss(class_confusion(logits, temperature=TEMPERATURE))
 
     def adapting_forward(self, images: Tensor, order: OrderLike) -> Tensor:
         return self.predict(images, order=order, stochastic_depth=self.options.stochastic_depth)

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.errors import ConfigError
+
 ANGLE, SHIFT, SCALE = 15.0, 1 / 16, 0.1  # at most: degrees, part of the side, part of the size
 BLUR, NOISE = (0.001, 0.5), 0.005  # deviation of the Gaussian, in pixels, and of the noise
 _GRAY = (0.299, 0.587, 0.114)
@@ -28,6 +30,24 @@ def mirrored(predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 def log_mean_probability(logits: Tensor) -> Tensor:
     """log of the mean of K softmaxes of (K, n, classes, ...)."""
     return logits.log_softmax(2).logsumexp(0) - math.log(len(logits))
+
+
+class MeanProbability:
+    """The mean of softmaxes that come one after the other, each as logits (n, classes, ...); holds one of them."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.count = 0
+
+    def add(self, logits: Tensor) -> None:
+        log_p = logits.log_softmax(1)
+        self.total = log_p if self.total is None else torch.logaddexp(self.total, log_p, out=self.total)
+        self.count += 1
+
+    def log(self) -> Tensor:
+        if self.total is None:
+            raise ConfigError("there is no prediction to average; add one first")
+        return self.total.sub_(math.log(self.count))
 
 
 def random_view(images: Tensor, model: nn.Module, *, seed: int, soft: bool) -> Tensor:
