@@ -1,4 +1,4 @@
-"""Many machines: sweeps on a cluster, replicas that adapt and learn from each other, and a fleet that serves.
+"""Many machines: sweeps on a cluster, and replicas that adapt and learn from each other.
 
-Ray is imported where it is used; what needs no cluster (`averaging`, `routing`) needs no Ray.
+Ray is imported where it is used; `averaging`, `replicas` and `coordinator` know nothing of it.
 """
