@@ -14,6 +14,7 @@ from torch import nn
 import trust_tta as tt
 from tests.export.networks import SMALL, small
 from trust_tta.export import Exported, export_network
+from trust_tta.export.onnx import quantize
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -51,6 +52,17 @@ def test_it_says_what_it_is(exported: tuple[Exported, Any]) -> None:
     assert json.loads(about["preprocessing"])["size"] == 32
     assert about["adapted_by"] == "tent"
     assert json.loads(about["adapted_on"])["updates"] == 1
+
+
+def test_int8_is_smaller_and_nearly_the_same(exported: tuple[Exported, Any], tmp_path: Path) -> None:
+    small = tmp_path / "int8.onnx"
+    small.write_bytes(exported[0].path.read_bytes())
+    quantize(small)
+    pictures = np.random.default_rng(1).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+    torch.testing.assert_close(run(small, pictures), run(exported[0].path, pictures), rtol=0.1, atol=0.05)
+    about = {entry.key for entry in onnx.load(small).metadata_props}
+    assert {"classes", "preprocessing", "adapted_by"} <= about
+    assert small.stat().st_size != exported[0].path.stat().st_size
 
 
 def test_it_needs_no_operators_but_those_of_onnx(exported: tuple[Exported, Any]) -> None:

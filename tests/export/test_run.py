@@ -58,6 +58,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (dict(origin=NANO, to="onx"), ConfigError, "unknown format 'onx'.*onnx"),
         (dict(origin=tmp_path / "state.pt"), ConfigError, "give the checkpoint it was adapted from"),
         (dict(origin=NANO, checkpoint=NANO), ConfigError, "is a checkpoint itself"),
+        (dict(origin=NANO, int8=True), ConfigError, "int8 is for the format 'onnx'"),
         (dict(origin=NANO, pixels="int"), ConfigError, "pixels is 'int'"),
         (dict(origin=tmp_path / "none.safetensors"), CheckpointError, "no checkpoint at"),
     ]

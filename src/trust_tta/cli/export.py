@@ -32,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="KIND",
         help="what the file takes: float, (n, 3, h, w) from 0 to 1, or uint8, (n, h, w, 3) (default float)",
     )
+    parser.add_argument("--int8", action="store_true", help="quantize the linear layers of an ONNX file to int8")
     parser.add_argument(
         "--images", metavar="FOLDER", help="real images to compare with PyTorch on (default: some of CIFAR-10)"
     )
@@ -51,6 +52,7 @@ def run(arguments: Namespace) -> None:
             checkpoint=arguments.checkpoint,
             variant=arguments.variant,
             pixels=arguments.pixels,
+            int8=arguments.int8,
             images=arguments.images,
             progress=progress,
         )

@@ -18,8 +18,8 @@ from trust_tta.errors import DataError, TrustError
 from trust_tta.optional import require
 from trust_tta.preprocessing import Preprocessing
 
-TOLERANCE = 1e-3  # of the largest logit
-ALIKE = 0.98  # of the images, or of an image's pixels, must have the same class
+TOLERANCE, INT8_TOLERANCE = 1e-3, 0.1  # of the largest logit
+ALIKE = 0.95  # of the images, or of an image's pixels, must have the same class
 SMALL, LARGE = 64, 16  # images to compare on: of up to 64 pixels, and above
 BATCHES = (1, 3, 16)  # repeated, so that every number of images is seen to work
 
@@ -36,10 +36,10 @@ class Agreement:
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 
-    def require(self, path: Path) -> None:
+    def require(self, path: Path, *, tolerance: float) -> None:
         """Refuse what does not compute the same; a few classes may change where two were equally likely."""
         if (
-            not self.largest_error <= TOLERANCE * max(1.0, self.largest_logit)
+            not self.largest_error <= tolerance * max(1.0, self.largest_logit)
             or self.equal_classes < ALIKE * self.images
         ):
             raise TrustError(

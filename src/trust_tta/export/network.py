@@ -89,12 +89,14 @@ def trace(network: PixelNetwork, given: Input) -> torch.export.ExportedProgram:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without what PyTorch's exporters say about packages they would like to have, and about themselves."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", None)]  # the quantizer's is the root
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

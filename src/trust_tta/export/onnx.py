@@ -46,6 +46,22 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
     onnx.save(model, path)
 
 
+def quantize(path: Path) -> None:
+    """Turn the weights of the linear layers into int8; what they are multiplied with is quantized as it comes.
+
+    The scan's own projections, a matrix for each direction, stay: onnxruntime takes none of these by channel.
+    """
+    onnx = require("onnx", extra="export")
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    graph, small = onnx.load(path).graph, path.with_name(f"int8_{path.name}")
+    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 2}
+    nodes = [node.name for node in graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in matrices]
+    with quiet():
+        quantize_dynamic(path, small, nodes_to_quantize=nodes, weight_type=QuantType.QInt8, per_channel=True)
+    small.replace(path)
+
+
 def describe(path: Path) -> dict[str, Any]:
     """The opset, the number of nodes (of all graphs), the operators and the bytes of a file."""
     onnx = require("onnx", extra="export")
