@@ -95,3 +95,11 @@ def test_a_network_of_your_own(tmp_path: Path) -> None:
     calls = {str(node.target) for node in loaded.graph.nodes if node.op == "call_function"}
     assert not [name for name in calls if "trust_tta" in name]
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_compiled_library(tmp_path: Path) -> None:
+    """Made by a C++ compiler, run by PyTorch's runtime; it says what it is."""
+    exported = export_network(small("vmamba"), "aoti", tmp_path / "a.pt2")
+    assert exported.agreement.largest_error < 1e-5
+    assert "preprocessing" in torch._inductor.aoti_load_package(str(tmp_path / "a.pt2")).get_metadata()
