@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -99,46 +99,57 @@ def as_request(path: str, body: bytes) -> bytes:
 
 
 def try_load(seconds: float, clients: int) -> dict[str, Any]:
-    """So many clients, each with one picture at a time; first without adapting, then with."""
-    pictures = [picture("JPEG", size=32, seed=i) for i in range(clients)]
+    """So many clients, each with one picture at a time: of the source network, then of one that adapts."""
+    requests = [as_request("/predict", picture("JPEG", size=32, seed=i)) for i in range(clients)]
     found: dict[str, Any] = {"clients": clients, "seconds": seconds, "threads": torch.get_num_threads()}
-    bare = Bare()
-    with tempfile.TemporaryDirectory() as folder, process(Path(folder), checkpoint=EMBEDDED) as running:
-        for adapt in ("false", "true"):
-            before = bare.images_per_second(adapt == "true")
-            requests = [as_request(f"/predict?adapt={adapt}", data) for data in pictures]
-            start = time.monotonic()
+    for method in ("source", "tide"):
+        bare = Bare(method)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            process(Path(folder), "--method", method, checkpoint=EMBEDDED) as running,
+        ):
+            before = bare.measure()
+            start, spent = time.monotonic(), processor_seconds(running)
             tally = asyncio.run(crowd(running.address, requests, until(start + seconds)))
-            served = tally.statuses[200] / (time.monotonic() - start)
-            alone = (before + bare.images_per_second(adapt == "true")) / 2
-            found["adapting" if adapt == "true" else "predicting"] = tally.summary() | {
-                "images_per_second": round(served, 1),
-                "bare_images_per_second": round(alone, 1),
-                "share_of_bare": round(served / alone, 3),
-            }
-        found["resident_mib"] = round(resident(running), 1)
+            passed, spent = time.monotonic() - start, processor_seconds(running) - spent
+            served = Speed(tally.statuses[200] / passed, 1000 * spent / tally.statuses[200])
+            alone = Speed(*(statistics.mean(pair) for pair in zip(before, bare.measure(), strict=True)))
+            found[method] = tally.summary() | compare(served, alone) | {"resident_mib": round(resident(running), 1)}
     return found
 
 
+def compare(served: Speed, alone: Speed) -> dict[str, float]:
+    return {
+        "images_per_second": round(served.images_per_second, 1),
+        "bare_images_per_second": round(alone.images_per_second, 1),
+        "share_of_bare": round(served.images_per_second / alone.images_per_second, 3),
+        "processor_ms_per_image": round(served.processor_ms, 2),
+        "bare_processor_ms_per_image": round(alone.processor_ms, 2),
+        "share_of_bare_by_processor_time": round(alone.processor_ms / served.processor_ms, 3),
+    }
+
+
+class Speed(NamedTuple):
+    """`processor_ms`: of all cores, per image; it does not depend on what else the machine does."""
+
+    images_per_second: float
+    processor_ms: float
+
+
 class Bare:
-    """The network, and the method, called in a loop on full batches."""
+    """A method, called in a loop on full batches; of `source` this is the bare network."""
 
-    def __init__(self) -> None:
-        network = open_network(EMBEDDED, "tide")
-        self.method = network.method
-        self.images = network.preprocessing(pixels(BATCH, size=32))
+    def __init__(self, method: str) -> None:
+        network = open_network(EMBEDDED, method)
+        self.method, self.images = network.method, network.preprocessing(pixels(BATCH, size=32))
 
-    def images_per_second(self, adapt: bool, seconds: float = 5.0) -> float:
-        count, start = 0, time.perf_counter()
+    def measure(self, seconds: float = 5.0) -> Speed:
+        count, start, spent = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() - start < seconds:
-            if adapt:
-                self.method(self.images)
-            else:
-                with torch.no_grad():
-                    self.method.model(self.images)
+            self.method(self.images)
             count += BATCH
-        self.method.reset()
-        return count / (time.perf_counter() - start)
+        passed, spent = time.perf_counter() - start, time.process_time() - spent
+        return Speed(count / passed, 1000 * spent / count)
 
 
 def try_kills(count: int) -> dict[str, Any]:
@@ -319,6 +330,12 @@ def try_malformed(count: int) -> dict[str, Any]:
     require(alive and not tracebacks and not errors, f"alive: {alive}; {tracebacks} tracebacks, {errors} errors")
     told = {str(k): v for k, v in sorted(statuses.items())}
     return {"requests": count, "statuses": told, "tracebacks": tracebacks, "alive": alive}
+
+
+def processor_seconds(running: Process) -> float:
+    """Of the process, in all its threads."""
+    fields = Path(f"/proc/{running.child.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(running: Process) -> float:
