@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryB
 
 Axes: TypeAlias = Any  # of matplotlib
 Draw: TypeAlias = Callable[[Axes], None]
+Figure: TypeAlias = tuple[str, tuple[float, float], Draw]  # name, size in inches, drawing
 
 MARKS = {
     "circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v",
@@ -64,8 +65,8 @@ def write_figures(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
 
 def save(stem: Path, size: tuple[float, float], draw: Draw) -> list[Path]:
     """One figure as `<stem>.pdf` and `<stem>.svg`."""
-    pyplot = require("matplotlib.figure", extra="figures")
-    with _style():
+    matplotlib, pyplot = (require(name, extra="figures") for name in ("matplotlib", "matplotlib.figure"))
+    with matplotlib.rc_context(STYLE):
         figure = pyplot.Figure(figsize=size, layout="constrained")
         draw(figure.add_subplot())
         files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("pdf", "svg")]
@@ -76,96 +77,87 @@ def save(stem: Path, size: tuple[float, float], draw: Draw) -> list[Path]:
     return files
 
 
-@contextmanager
-def _style() -> Iterator[None]:
-    matplotlib = require("matplotlib", extra="figures")
-    with matplotlib.rc_context(STYLE):
-        yield
-
-
-def _figures(groups: Sequence[Group]) -> Iterator[tuple[str, tuple[float, float], Draw]]:
+def _figures(groups: Sequence[Group]) -> Iterator[Figure]:
     for group in groups:
         if not group.cells:
             continue
         where = _slug(f"{group.experiment} {group.dataset} {group.setting} {group.batch_size}")
         width = max(4.0, 0.5 * len(group.domains) * max(1.0, len(group.variants) / 6) + 1.5)
-        yield f"bars_{where}", (min(width, 12), 3.2), _bars(group, series.domain_dots(group), "accuracy in %")
+        wide, middle, small = (min(width, 12), 3.2), (5.2, 3.2), (3.6, 2.8)
+        yield f"bars_{where}", wide, partial(_bars, group=group, every=series.domain_dots(group), label="accuracy in %")
         base = series.baseline(group)
         gains = series.domain_dots(group, over=base) if base is not None else []
         if base is not None and gains:
-            yield f"gain_{where}", (min(width, 12), 3.2), _bars(group, gains, f"gain over {base.name} in points")
+            label = f"gain over {base.name} in points"
+            yield f"gain_{where}", wide, partial(_bars, group=group, every=gains, label=label)
         if group.costs:
-            yield f"cost_{where}", (5.2, 3.2), _cost(group)
+            yield f"cost_{where}", middle, partial(_cost, group=group)
         curves = series.running_accuracy(group)
         if curves:
-            yield f"stream_{where}", (5.2, 3.2), _lines(curves, "images seen")
+            yield f"stream_{where}", middle, partial(_lines, curves=curves, axis="images seen")
         for sweep in series.sweeps(group):
             name = SWEEPS.get(sweep.option, f"option_{_slug(sweep.option)}")
-            yield f"{name}_{sweep.method}_{where}", (3.6, 2.8), _sweep(sweep)
-        if _aggregation(group):
-            yield f"aggregation_{where}", (3.6, 2.8), _columns(_aggregation(group))
+            lines = partial(_lines, curves=[sweep.curve], axis=sweep.option, marked=True)
+            named = [(Variant(0, str(x), sweep.method), y) for x, (y, _) in sweep.points]
+            draw = lines if sweep.numeric else partial(_columns, values=named)
+            yield f"{name}_{sweep.method}_{where}", small, draw
+        aggregation = _aggregation(group)
+        if aggregation:
+            yield f"aggregation_{where}", small, partial(_columns, values=aggregation)
     for sizes in series.batch_size_curves(groups):
-        yield f"batch_size_{_slug(sizes.dataset)}", (3.6, 2.8), _lines(sizes.curves, "batch size", marked=True)
+        draw = partial(_lines, curves=sizes.curves, axis="batch size", marked=True)
+        yield f"batch_size_{_slug(sizes.dataset)}", (3.6, 2.8), draw
 
 
-def _bars(group: Group, every: Sequence[Dots], label: str) -> Draw:
-    def draw(axes: Axes) -> None:
-        dots = [d for d in every if any(d.values)]
-        width = 0.84 / max(len(dots), 1)
-        for i, d in enumerate(dots):
-            found = [(j, v) for j, v in enumerate(d.values) if v is not None]
-            axes.bar(
-                [j + (i - (len(dots) - 1) / 2) * width for j, _ in found],
-                [100 * v[0] for _, v in found],
-                width,
-                yerr=[100 * (v[1] or 0.0) for _, v in found],
-                color=d.variant.style.light,
-                alpha=1.0 if d.variant.number == 0 else max(0.35, 1 - 0.2 * d.variant.number),
-                label=d.variant.name,
-                error_kw={"lw": 0.6},
-            )
-        axes.set_xticks(range(len(group.domains)), [domain_name(d) for d in group.domains], rotation=35, ha="right")
-        axes.set_ylabel(label)
-        axes.margins(x=0.01)
-        axes.grid(visible=False, axis="x")
-        axes.figure.legend(ncols=min(7, len(dots)), loc="outside upper center")
-
-    return draw
+def _bars(axes: Axes, group: Group, every: Sequence[Dots], label: str) -> None:
+    dots = [d for d in every if any(d.values)]
+    width = 0.84 / max(len(dots), 1)
+    for i, d in enumerate(dots):
+        found = [(j, v) for j, v in enumerate(d.values) if v is not None]
+        axes.bar(
+            [j + (i - (len(dots) - 1) / 2) * width for j, _ in found],
+            [100 * v[0] for _, v in found],
+            width,
+            yerr=[100 * (v[1] or 0.0) for _, v in found],
+            color=d.variant.style.light,
+            alpha=1.0 if d.variant.number == 0 else max(0.35, 1 - 0.2 * d.variant.number),
+            label=d.variant.name,
+            error_kw={"lw": 0.6},
+        )
+    axes.set_xticks(range(len(group.domains)), [domain_name(d) for d in group.domains], rotation=35, ha="right")
+    axes.set_ylabel(label)
+    axes.margins(x=0.01)
+    axes.grid(visible=False, axis="x")
+    axes.figure.legend(ncols=min(7, len(dots)), loc="outside upper center")
 
 
-def _cost(group: Group) -> Draw:
-    def draw(axes: Axes) -> None:
-        for cost in group.costs:
-            half = group.mean(cost.variant.label).half_width
-            mark = {"linestyle": "none", "elinewidth": 0.6, **_mark(cost.variant, 7)}
-            axes.errorbar(cost.passes, 100 * cost.accuracy, yerr=None if half is None else 100 * half, **mark)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        _leave_out_far(axes, [[100 * cost.accuracy] for cost in group.costs])
-        axes.set_xlabel("forward and backward passes per batch")
-        axes.set_ylabel("mean accuracy in %")
+def _cost(axes: Axes, group: Group) -> None:
+    for cost in group.costs:
+        half = group.mean(cost.variant.label).half_width
+        mark = {"linestyle": "none", "elinewidth": 0.6, **_mark(cost.variant, 7)}
+        axes.errorbar(cost.passes, 100 * cost.accuracy, yerr=None if half is None else 100 * half, **mark)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    _leave_out_far(axes, [[100 * cost.accuracy] for cost in group.costs])
+    axes.set_xlabel("forward and backward passes per batch")
+    axes.set_ylabel("mean accuracy in %")
+    axes.figure.legend(loc="outside right upper")
+
+
+def _lines(axes: Axes, curves: Sequence[Curve], axis: str, *, marked: bool = False) -> None:
+    for curve in curves:
+        mark = _mark(curve.variant, 5) if marked else {"color": curve.variant.style.light}
+        mark |= {"linestyle": ("-", "--", ":", "-.")[min(curve.variant.number, 3)], "label": curve.variant.name}
+        x, y = [p[0] for p in curve.points], [100 * p[1] for p in curve.points]
+        halves = [0.0 if half is None else 100 * half for half in curve.halves]
+        axes.errorbar(x, y, yerr=halves if any(halves) else None, elinewidth=0.6, **mark)
+    _leave_out_far(axes, [[100 * p[1] for p in curve.points] for curve in curves])
+    axes.set_xlabel(axis)
+    axes.set_ylabel("accuracy in %")
+    if len(curves) > 6:
         axes.figure.legend(loc="outside right upper")
-
-    return draw
-
-
-def _lines(curves: Sequence[Curve], axis: str, *, marked: bool = False) -> Draw:
-    def draw(axes: Axes) -> None:
-        for curve in curves:
-            mark = _mark(curve.variant, 5) if marked else {"color": curve.variant.style.light}
-            mark |= {"linestyle": ("-", "--", ":", "-.")[min(curve.variant.number, 3)], "label": curve.variant.name}
-            x, y = [p[0] for p in curve.points], [100 * p[1] for p in curve.points]
-            halves = [0.0 if half is None else 100 * half for half in curve.halves]
-            axes.errorbar(x, y, yerr=halves if any(halves) else None, elinewidth=0.6, **mark)
-        _leave_out_far(axes, [[100 * p[1] for p in curve.points] for curve in curves])
-        axes.set_xlabel(axis)
-        axes.set_ylabel("accuracy in %")
-        if len(curves) > 6:
-            axes.figure.legend(loc="outside right upper")
-        else:
-            axes.legend()
-
-    return draw
+    else:
+        axes.legend()
 
 
 def _leave_out_far(axes: Axes, lines: Sequence[Sequence[float]]) -> None:
@@ -178,12 +170,6 @@ def _leave_out_far(axes: Axes, lines: Sequence[Sequence[float]]) -> None:
         axes.set_title("frame cut above the lowest", fontsize=7, loc="right")
 
 
-def _sweep(sweep: series.Sweep) -> Draw:
-    if not sweep.numeric:
-        return _columns([(Variant(0, str(x), sweep.method), y) for x, (y, _) in sweep.points])
-    return _lines([sweep.curve], sweep.option, marked=True)
-
-
 def _aggregation(group: Group) -> list[tuple[Variant, float]]:
     """The ways to aggregate over orders, where more than one was run."""
     reached = group.means()
@@ -193,17 +179,14 @@ def _aggregation(group: Group) -> list[tuple[Variant, float]]:
     return [(variant, reached[variant.label]) for variant in found] if several else []
 
 
-def _columns(values: Sequence[tuple[Variant, float]]) -> Draw:
-    def draw(axes: Axes) -> None:
-        names, heights = [variant.name for variant, _ in values], [100 * y for _, y in values]
-        drawn = axes.bar(range(len(names)), heights, 0.6, color=[variant.style.light for variant, _ in values])
-        axes.bar_label(drawn, fmt="%.1f", fontsize=7.5)
-        axes.set_xticks(range(len(names)), names, rotation=25, ha="right")
-        axes.set_ylim(max(0.0, min(heights) - 5), max(heights) + 2)
-        axes.set_ylabel("accuracy in %")
-        axes.grid(visible=False, axis="x")
-
-    return draw
+def _columns(axes: Axes, values: Sequence[tuple[Variant, float]]) -> None:
+    names, heights = [variant.name for variant, _ in values], [100 * y for _, y in values]
+    drawn = axes.bar(range(len(names)), heights, 0.6, color=[variant.style.light for variant, _ in values])
+    axes.bar_label(drawn, fmt="%.1f", fontsize=7.5)
+    axes.set_xticks(range(len(names)), names, rotation=25, ha="right")
+    axes.set_ylim(max(0.0, min(heights) - 5), max(heights) + 2)
+    axes.set_ylabel("accuracy in %")
+    axes.grid(visible=False, axis="x")
 
 
 def _mark(variant: Variant, size: float) -> dict[str, Any]:
@@ -217,75 +200,63 @@ def _mark(variant: Variant, size: float) -> dict[str, Any]:
     }
 
 
-def _order_figures(records: Sequence[OrderRecord]) -> Iterator[tuple[str, tuple[float, float], Draw]]:
-    """Name, size in inches and drawing of each figure; maps of the same orders share one."""
+def _order_figures(records: Sequence[OrderRecord]) -> Iterator[Figure]:
+    """Figures of what was found out about orders; maps of the same orders share one."""
     maps = [r for r in records if isinstance(r, EntropyByOrder)]
     if maps:
         columns = len(order_charts.aligned(maps)[0])
-        yield "entropy_by_order", (0.42 * columns + 1.4, 0.4 * len(maps) + 1.0), _entropy(maps)
+        yield "entropy_by_order", (0.42 * columns + 1.4, 0.4 * len(maps) + 1.0), partial(_entropy, maps=maps)
     for record in records:
         if isinstance(record, LossSurface):
-            yield "loss_surface", (3.8, 3.2), _surface(record)
+            yield "loss_surface", (3.8, 3.2), partial(_surface, record=record)
         elif isinstance(record, WeightNorms):
-            yield "weight_norms", (5.5, 0.16 * len(record.names) + 1.0), _norms(record)
+            yield "weight_norms", (5.5, 0.16 * len(record.names) + 1.0), partial(_norms, record=record)
         elif isinstance(record, MemoryByK):
-            yield "memory_by_k", (3.4, 2.6), _memory(record)
+            yield "memory_by_k", (3.4, 2.6), partial(_memory, record=record)
 
 
-def _entropy(maps: Sequence[EntropyByOrder]) -> Draw:
-    def draw(axes: Axes) -> None:
-        columns, rows = order_charts.aligned(maps)
-        shades = [order_charts.shades(numbers) for numbers in rows]
-        for i, (record, numbers) in enumerate(zip(maps, rows, strict=True)):
-            best = order_charts.lowest(numbers, record.k)
-            for j, v in enumerate(numbers):
-                ink: dict[str, Any] = {"color": "white" if shades[i][j] < 0.45 else "black"}
-                ink |= {"weight": "bold" if j in best else None}
-                axes.text(j, i, f"{v:.2f}", ha="center", va="center", fontsize=6, **ink)
-        axes.imshow(shades, cmap="Blues_r", aspect="auto", vmin=-0.1, vmax=1.3)
-        axes.set_xticks(range(len(columns)), columns, rotation=60, fontsize=7)
-        axes.set_yticks(range(len(maps)), [safe_line(record.title) for record in maps])
-        axes.grid(visible=False)
-
-    return draw
+def _entropy(axes: Axes, maps: Sequence[EntropyByOrder]) -> None:
+    columns, rows = order_charts.aligned(maps)
+    shades = [order_charts.shades(numbers) for numbers in rows]
+    for i, (record, numbers) in enumerate(zip(maps, rows, strict=True)):
+        best = order_charts.lowest(numbers, record.k)
+        for j, v in enumerate(numbers):
+            ink: dict[str, Any] = {"color": "white" if shades[i][j] < 0.45 else "black"}
+            ink |= {"weight": "bold" if j in best else None}
+            axes.text(j, i, f"{v:.2f}", ha="center", va="center", fontsize=6, **ink)
+    axes.imshow(shades, cmap="Blues_r", aspect="auto", vmin=-0.1, vmax=1.3)
+    axes.set_xticks(range(len(columns)), columns, rotation=60, fontsize=7)
+    axes.set_yticks(range(len(maps)), [safe_line(record.title) for record in maps])
+    axes.grid(visible=False)
 
 
-def _surface(record: LossSurface) -> Draw:
-    def draw(axes: Axes) -> None:
-        filled = axes.contourf(record.x, record.y, record.loss, 16, cmap="Blues_r")
-        axes.figure.colorbar(filled, ax=axes, label="loss")
-        mark = {"markeredgecolor": "white", "markersize": 9, "linestyle": "none"}
-        x, y = [p.x for p in record.adapted], [p.y for p in record.adapted]
-        axes.plot(x, y, "^", color=STYLES["trust_naive"].light, label="adapted", **mark)
-        axes.plot(record.mean.x, record.mean.y, "X", color=STYLES["trust"].light, label="mean", **mark)
-        axes.set_title(safe_line(record.title), fontsize=8)
-        axes.legend()
-        axes.grid(visible=False)
-
-    return draw
+def _surface(axes: Axes, record: LossSurface) -> None:
+    filled = axes.contourf(record.x, record.y, record.loss, 16, cmap="Blues_r")
+    axes.figure.colorbar(filled, ax=axes, label="loss")
+    mark = {"markeredgecolor": "white", "markersize": 9, "linestyle": "none"}
+    x, y = [p.x for p in record.adapted], [p.y for p in record.adapted]
+    axes.plot(x, y, "^", color=STYLES["trust_naive"].light, label="adapted", **mark)
+    axes.plot(record.mean.x, record.mean.y, "X", color=STYLES["trust"].light, label="mean", **mark)
+    axes.set_title(safe_line(record.title), fontsize=8)
+    axes.legend()
+    axes.grid(visible=False)
 
 
-def _norms(record: WeightNorms) -> Draw:
-    def draw(axes: Axes) -> None:
-        places = range(len(record.names))
-        axes.barh(places, record.mean, xerr=record.deviation, color=STYLES["trust"].light, error_kw={"lw": 0.6})
-        axes.set_yticks(places, [safe_line(name) for name in record.names], fontsize=6)
-        axes.invert_yaxis()
-        axes.set_xlabel("mean L2 norm over orders, and deviation")
-        axes.set_title(safe_line(record.title), fontsize=8)
-
-    return draw
+def _norms(axes: Axes, record: WeightNorms) -> None:
+    places = range(len(record.names))
+    axes.barh(places, record.mean, xerr=record.deviation, color=STYLES["trust"].light, error_kw={"lw": 0.6})
+    axes.set_yticks(places, [safe_line(name) for name in record.names], fontsize=6)
+    axes.invert_yaxis()
+    axes.set_xlabel("mean L2 norm over orders, and deviation")
+    axes.set_title(safe_line(record.title), fontsize=8)
 
 
-def _memory(record: MemoryByK) -> Draw:
-    def draw(axes: Axes) -> None:
-        base = record.baseline or 1
-        axes.plot(record.k, [p / base for p in record.peak], marker="*", markersize=8, color=STYLES["trust"].light)
-        axes.set_xlabel("number of orders")
-        axes.set_ylabel("relative peak memory")
-        axes.set_title(safe_line(record.title), fontsize=8)
-
-    return draw
+def _memory(axes: Axes, record: MemoryByK) -> None:
+    base = record.baseline or 1
+    axes.plot(record.k, [p / base for p in record.peak], marker="*", markersize=8, color=STYLES["trust"].light)
+    axes.set_xlabel("number of orders")
+    axes.set_ylabel("relative peak memory")
+    axes.set_title(safe_line(record.title), fontsize=8)
 
 
 def _slug(text: str) -> str:
