@@ -10,7 +10,7 @@ from tests.report.samples import make_cell
 from trust_tta.bench.config import DEMO_CORRUPTIONS as CORRUPTIONS
 from trust_tta.bench.config import DEMO_METHODS as METHODS
 from trust_tta.cli.main import main
-from trust_tta.report.terminal import verdict
+from trust_tta.report.formats import verdict
 from trust_tta.results import Cell, ResultStore
 
 

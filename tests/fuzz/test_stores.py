@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.fuzz.harness import Drawn, Edit, damaged, edited, edits, fuzz, nothing_written, refusal, values
 from tests.results.samples import FACTS, KEY, RESULT, cell
 from trust_tta.errors import TrustError
+from trust_tta.report.formats import group_text
 from trust_tta.report.model import read_report
 from trust_tta.report.page import render_page
-from trust_tta.report.terminal import group_text
 from trust_tta.results import CellKey, ResultStore, from_json, to_json
 from trust_tta.results.order_records import EntropyByOrder, LossSurface, SurfacePoint, read_records
 

@@ -261,7 +261,7 @@ def test_the_report_works_without_torch(tmp_path: Path) -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from trust_tta.report.model import read_report\n"
         "from trust_tta.report.page import write_page\n"
-        "import trust_tta.report.figures, trust_tta.report.formats, trust_tta.report.terminal\n"
+        "import trust_tta.report.figures, trust_tta.report.formats\n"
         "write_page(read_report(sys.argv[1]), sys.argv[2])\n"
     )
     subprocess.run([sys.executable, "-c", code, store, tmp_path / "page.html"], check=True)

@@ -92,7 +92,7 @@ def test_settings_and_severities_are_not_confused() -> None:
 
 def test_the_shipped_pictures_stand_beside_cifar10c() -> None:
     (found,) = compare(group_of(make_cell("tent", "fog", dataset="sample")), PUBLISHED)
-    assert (found.item.dataset, found.dataset) == ("cifar10-c", "sample")
+    assert found.item.dataset == "cifar10-c"
 
 
 def test_pacs_is_its_photo_domain() -> None:
@@ -107,7 +107,7 @@ def test_pacs_is_its_photo_domain() -> None:
 def test_curves_stand_beside_curves() -> None:
     steps = [make_cell("trust_naive", "fog", accuracy=0.7, options=f'{{"steps": {n}}}') for n in (1, 3, 6)]
     sizes = [make_cell("tent", "fog", batch_size=b, accuracy=0.5, experiment="b") for b in (16, 100, 128)]
-    found = {pair.option: pair for pair in compare_sweeps(make_groups([*steps, *sizes]), PUBLISHED)}
+    found = {pair.item.columns: pair for pair in compare_sweeps(make_groups([*steps, *sizes]), PUBLISHED)}
     assert [p.name for p in found["steps"].pairs] == ["1", "6"]
     assert found["steps"].pairs[1].published == pytest.approx(0.7735)
     assert [p.published for p in found["batch_size"].pairs] == pytest.approx([0.6545, 0.6653])

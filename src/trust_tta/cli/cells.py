@@ -15,7 +15,7 @@ from trust_tta.bench.sweep import Outcome, sweep
 from trust_tta.cli.output import say
 from trust_tta.cli.progress import Drawer
 from trust_tta.errors import TrustError
-from trust_tta.report.terminal import results_text
+from trust_tta.report.formats import results_text
 from trust_tta.results import Cell, ResultStore, write_csv, write_parquet
 
 

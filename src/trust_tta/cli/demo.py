@@ -32,9 +32,9 @@ def run(arguments: Namespace) -> None:
     from trust_tta.bench.environment import choose_device
     from trust_tta.cli.cells import run_parts
     from trust_tta.cli.engines import local_engine
+    from trust_tta.report.formats import verdict
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
-    from trust_tta.report.terminal import verdict
 
     images = DEMO_IMAGES if arguments.images is None else arguments.images
     if arguments.seeds < 1 or not 2 <= images <= 2000:

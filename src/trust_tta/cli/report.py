@@ -28,10 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     """Write what was asked for, and say in words what the numbers are."""
     from trust_tta.report.figures import write_figures
-    from trust_tta.report.formats import write_tables
+    from trust_tta.report.formats import group_text, write_tables
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
-    from trust_tta.report.terminal import group_text
     from trust_tta.results.order_records import read_records
 
     report = read_report(arguments.store, order_records=read_records(arguments.analyses))

@@ -77,10 +77,11 @@ def scatter(title: str, spots: Sequence[Spot], *, axis: str, trails: Sequence[Se
     y = svg.linear_scale(_reach([(s.y, s.half) for s in spots]), bottom - (16 if below else 0), top, pad=0.08)
     places = _side_by_side({s.variant.label: (x(s.x), y(100 * s.y)) for s in spots})
     steps = [places[s.variant.label] for s in frontier(spots, key=lambda s: (s.x, s.y))]
-    marks = [
-        _of(s.variant, _whisker(s.variant, place[0], (s.y, s.half), y) + _mark(s.variant, place, _tip(s, axis)))
-        for s, place in zip(spots, places.values(), strict=True)
-    ]
+    marks = []
+    for s, place in zip(spots, places.values(), strict=True):
+        tip = f"{s.variant.name}: {format_percent(s.y)}{_around(s.half)} at {s.x:.4g} {axis}"
+        bar = _whisker(s.variant, place[0], (s.y, s.half), y)
+        marks.append(_of(s.variant, bar + svg.marker(s.variant, place, size=6, tip=tip)))
     taken = [Box(u - 7, u + 7, v + 4) for u, v in places.values()]  # no name covers a marker
     taken += [Box(left, right, bottom - 6)] if below else []
     names = _names(spots, list(places.values()), taken, (top + 4, bottom + 8))
@@ -120,7 +121,9 @@ def line_chart(
         x = replace(svg.log_scale(across, left + 8, right), ticks=tuple(sorted(set(across))))
     reach = _reach([(p[1], half) for c in curves for p, half in _with_halves(c)], factor)
     y = svg.linear_scale(reach, bottom - (18 if below else 0), top)
-    base = _named_axis(x, names, bottom) if names else svg.bottom_axis(x, bottom, top, axis)
+    base = svg.bottom_axis(x, bottom, top, axis)
+    if names:
+        base = "".join(slanted(x(float(i)), bottom + 14, name, down=True) for i, name in enumerate(names))
     parts = [base, svg.left_axis(y, left, right + 4, measure if percent else axis)]
     parts += [
         _of(c.variant, _bars(c, x, y, factor, 3.0 * i) + _curve(c, x, y, factor, names)) for i, c in enumerate(curves)
@@ -143,7 +146,7 @@ def dumbbells(title: str, pairs: Sequence[tuple[Variant, float, float, float | N
     for i, (variant, before, after, half) in enumerate(pairs):
         y = top + step * (i + 0.5)
         a, b = scale(100 * before), scale(100 * after)
-        gain = format_gain(after - before) + (f" ± {format_percent(half)}" if half is not None else "")
+        gain = format_gain(after - before) + _around(half)
         tip = f"{variant.name}: {format_percent(before)} before, {format_percent(after)} after: {gain}"
         role = css_class(variant.method)
         drawn = [
@@ -151,7 +154,7 @@ def dumbbells(title: str, pairs: Sequence[tuple[Variant, float, float, float | N
             svg.line(a, y, b, y, f"link {role}"),
             svg.line(a, y - 6, a, y + 6, f"link {role}"),
             _whisker(variant, y, (after, half), scale, level=True),
-            _mark(variant, (b, y), tip),
+            svg.marker(variant, (b, y), size=6, tip=tip),
             svg.words(svg.WIDTH - 76.0, y + 4, gain, role="tick"),
         ]
         parts.append(_of(variant, "".join(drawn)))
@@ -232,9 +235,8 @@ def slanted(x: float, y: float, text: str, *, down: bool = False) -> str:
     return svg.element("text", place, escape(safe(shortened(text, 16))))
 
 
-def _tip(spot: Spot, axis: str) -> str:
-    around = f" ± {format_percent(spot.half)}" if spot.half is not None else ""
-    return f"{spot.variant.name}: {format_percent(spot.y)}{around} at {spot.x:.4g} {axis}"
+def _around(half: float | None) -> str:
+    return f" ± {format_percent(half)}" if half is not None and math.isfinite(half) else ""
 
 
 def _side_by_side(places: Mapping[str, Point]) -> dict[str, Point]:
@@ -302,7 +304,7 @@ def _curve(curve: Curve, x: svg.Scale, y: svg.Scale, factor: int, names: Sequenc
     around = [f" ± {factor * half:.1f}" if half is not None else "" for _, half in _with_halves(curve)]
     tips = [f"{variant.name}: {v}{w} at {u}" for u, v, w in zip(at, values, around, strict=True)]
     finite = [(p, tip) for p, tip in zip(places, tips, strict=True) if all(map(math.isfinite, p))]
-    return svg.path(places, role) + "".join(_mark(variant, p, tip, 4.0) for p, tip in finite)
+    return svg.path(places, role) + "".join(svg.marker(variant, p, size=4, tip=tip) for p, tip in finite)
 
 
 def _bars(curve: Curve, x: svg.Scale, y: svg.Scale, factor: int, shift: float) -> str:
@@ -325,14 +327,9 @@ def _dot(dots: Dots, value: Value | None, scale: svg.Scale, y: float, row: str) 
     if value is None:
         return ""
     mean, half = value
-    around = f" ± {format_percent(half)}" if half is not None and math.isfinite(half) else ""
-    tip = f"{dots.variant.name} on {row}: {format_percent(mean)}{around}"
+    tip = f"{dots.variant.name} on {row}: {format_percent(mean)}{_around(half)}"
     bar = _whisker(dots.variant, y, value, scale, level=True)
-    return _of(dots.variant, bar + _mark(dots.variant, (scale(100 * mean), y), tip, 5.0))
-
-
-def _mark(variant: Variant, place: Point, tip: str, size: float = 6.0) -> str:
-    return svg.marker(variant, *place, size=size, tip=tip)
+    return _of(dots.variant, bar + svg.marker(dots.variant, (scale(100 * mean), y), tip=tip))
 
 
 def _of(variant: Variant, content: str) -> str:
@@ -352,7 +349,3 @@ def _names(spots: Sequence[Spot], places: Sequence[Point], taken: list[Box], fra
             taken.append(Box(left, left + width, baseline))
             names[i] = _of(variant, svg.words(left, baseline, text, role=f"name {css_class(variant.method)}"))
     return names
-
-
-def _named_axis(scale: svg.Scale, names: Sequence[str], y: float) -> str:
-    return "".join(slanted(scale(float(i)), y + 14, name, down=True) for i, name in enumerate(names))

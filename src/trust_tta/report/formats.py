@@ -1,4 +1,4 @@
-"""A table as plain text, Markdown, CSV and LaTeX: the same numbers, order and rounding in each."""
+"""Tables as plain text, Markdown, CSV and LaTeX, the same numbers in each; a report in the terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trust_tta.atomic import replacing
-from trust_tta.report.model import Report
-from trust_tta.report.tables import Column, DataTable, Entry, Line, accuracy_table
+from trust_tta.report.model import Group, Report, make_groups
+from trust_tta.report.published import load_published
+from trust_tta.report.summary import summarize
+from trust_tta.report.tables import Column, DataTable, Entry, Line, accuracy_table, cost_table, notes
 from trust_tta.report.text import safe
+from trust_tta.results import Cell
 from trust_tta.results.display import MISSING
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MISSING: "--"}
@@ -88,6 +91,30 @@ def write_tables(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
                 temporary.write_text(safe(render(drawn)), encoding="utf-8")
             written.append(path)
     return written
+
+
+def group_text(group: Group) -> str:
+    """Title, tables and summary of a group."""
+    return "\n".join([tables_text(group).rstrip(), "", " ".join(summarize(group)), ""])
+
+
+def tables_text(group: Group) -> str:
+    """Title, accuracies by domain, and accuracy against cost."""
+    if not group.cells:
+        return f"{group.heading}\n"
+    cost = cost_table(group, load_published())
+    title = f"{group.heading}\n({'; '.join(notes(group))})"
+    return f"{title}\n{to_text(accuracy_table(group))}" + (f"\n{to_text(cost)}" if cost else "")
+
+
+def results_text(cells: Sequence[Cell]) -> list[str]:
+    """The tables of finished cells, a text for each group."""
+    return [tables_text(group) for group in make_groups(cells)]
+
+
+def verdict(cells: Sequence[Cell]) -> str:
+    """In two sentences who leads, by how much, and whether the runs tell."""
+    return " ".join(sentence for group in make_groups(cells) for sentence in summarize(group)[:2])
 
 
 def _shown(entry: Entry) -> str:

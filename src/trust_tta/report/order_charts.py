@@ -69,8 +69,8 @@ def loss_surface(record: LossSurface) -> str:
             box |= {"width": x(columns[j + 1]) - x(columns[j]), "height": y(rows[i]) - y(rows[i + 1])}
             box |= {"class": "heat flat", "fill-opacity": 0.9 - 0.85 * (shade if math.isfinite(shade) else 1.0)}
             parts.append(svg.element("rect", {**box, "data-tip": f"{v:.4f}"}))
-    parts += [svg.marker(ADAPTED, x(p.x), y(p.y), size=7, tip=p.name) for p in record.adapted]
-    parts.append(svg.marker(TRUST, x(record.mean.x), y(record.mean.y), size=8, tip=record.mean.name))
+    parts += [svg.marker(ADAPTED, (x(p.x), y(p.y)), size=7, tip=p.name) for p in record.adapted]
+    parts.append(svg.marker(TRUST, (x(record.mean.x), y(record.mean.y)), size=8, tip=record.mean.name))
     axes = svg.bottom_axis(x, bottom, bottom, "") + svg.left_axis(y, left, left, "")
     return svg.chart(height, record.title, *parts, axes, width=width)
 

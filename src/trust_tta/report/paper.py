@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from trust_tta.report.model import Group, Variant
@@ -47,7 +47,6 @@ class Comparison:
     """One published item and one group of ours."""
 
     item: Item
-    dataset: str  # ours
     rows: tuple[ComparedRow, ...]
     left_out: tuple[str, ...]  # columns of the paper that we did not run
 
@@ -59,19 +58,8 @@ class SweepPair:
     item: Item
     dataset: str
     method: str
-    option: str
     domains: int  # that ours is the mean of
     pairs: tuple[Pair, ...]
-
-
-@dataclass(frozen=True)
-class _Curve:
-    """Mean accuracy over the values of an option, and one of its lines."""
-
-    dataset: str
-    domains: int
-    variant: Variant
-    points: Mapping[Any, float]
 
 
 def compare(group: Group, published: Published) -> list[Comparison]:
@@ -79,7 +67,8 @@ def compare(group: Group, published: Published) -> list[Comparison]:
     kept: list[Comparison] = []
     seen = {"bn"}  # the baseline of every table adds nothing by itself
     for item in published.items:
-        found = _compare(group, item, published) if _fits(group, item) else None
+        whole = item.columns in ("domain", "dataset", "value")
+        found = _compare(group, item, published) if whole and _fits(group, item) else None
         if found is not None and any(_identity(row) not in seen for row in found.rows):
             kept.append(found)
             seen |= {_identity(row) for row in found.rows}
@@ -90,15 +79,13 @@ def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepP
     """Published curves over an option or the batch size, and ours."""
     found = []
     for item in published.items:
-        fitting = [group for group in groups if _same_data(group, item)]
-        curves = _over_batch_size(fitting) if item.columns == "batch_size" else _over_option(fitting, item.columns)
-        for curve in curves:
+        fitting = [group for group in groups if _fits(group, item)]
+        for dataset, domains, variant, points in _curves(fitting, item.columns):
             for wanted in item.rows:
-                both = [(n, v) for n, v in zip(item.names, wanted.values, strict=True) if n in curve.points]
-                if both and _matches(curve.variant, wanted, published, free=item.columns):
-                    pairs = tuple(Pair(str(n), v / 100, curve.points[n]) for n, v in both)
-                    method, option = curve.variant.method, item.columns
-                    found.append(SweepPair(item, curve.dataset, method, option, curve.domains, pairs))
+                both = [(n, v) for n, v in zip(item.names, wanted.values, strict=True) if n in points]
+                if both and _matches(variant, wanted, published, free=item.columns):
+                    pairs = tuple(Pair(str(n), v / 100, points[n]) for n, v in both)
+                    found.append(SweepPair(item, dataset, variant.method, domains, pairs))
     return found
 
 
@@ -126,35 +113,25 @@ def _identity(row: ComparedRow) -> str:
 
 
 def _fits(group: Group, item: Item) -> bool:
-    if item.columns in ("domain", "value"):
-        return _same_data(group, item)
-    about = item.columns == "dataset" and published_name(group.dataset) in item.names
-    return about and _same_conditions(group, item)
-
-
-def _same_data(group: Group, item: Item) -> bool:
-    return item.dataset == published_name(group.dataset) and _same_conditions(group, item)
-
-
-def _same_conditions(group: Group, item: Item) -> bool:
-    severity = group.severity in (None, 5)
+    """Whether a published item is of a group's data, under the conditions of the group."""
+    name = published_name(group.dataset)
+    data = name in item.names if item.columns == "dataset" else name == item.dataset
     experiment = item.experiment in (None, group.experiment, group.experiment.removesuffix("-small"))
-    return severity and experiment and item.setting == group.setting and item.measure in PERCENT
+    severity = group.severity in (None, 5)
+    return data and experiment and severity and item.setting == group.setting and item.measure in PERCENT
 
 
-def _over_option(groups: Sequence[Group], option: str) -> list[_Curve]:
-    found = []
+def _curves(groups: Sequence[Group], option: str) -> Iterator[tuple[str, int, Variant, Mapping[Any, float]]]:
+    """Data set, number of domains, a line and points of each mean accuracy over the batch size, or over an option."""
+    if option == "batch_size":
+        for family in batch_size_curves(groups):
+            yield from ((family.dataset, family.domains, c.variant, dict(c.points)) for c in family.curves)
+        return
     for group in groups:
-        kept = [s for s in sweeps(group) if s.option == option and _hashable(s.points)]
-        for sweep in kept:
-            points = {x: value[0] for x, value in sweep.points}
-            found.append(_Curve(group.dataset, len(group.domains), sweep.variants[0], points))
-    return found
-
-
-def _over_batch_size(groups: Sequence[Group]) -> list[_Curve]:
-    families = batch_size_curves(groups)
-    return [_Curve(f.dataset, f.domains, c.variant, dict(c.points)) for f in families for c in f.curves]
+        for sweep in sweeps(group):
+            if sweep.option == option and all(isinstance(x, str | int | float) for x, _ in sweep.points):
+                points = {x: mean for x, (mean, _) in sweep.points}
+                yield group.dataset, len(group.domains), sweep.variants[0], points
 
 
 def _compare(group: Group, item: Item, published: Published) -> Comparison | None:
@@ -172,7 +149,7 @@ def _compare(group: Group, item: Item, published: Published) -> Comparison | Non
         return None
     shown = {pair.name for row in rows for pair in row.pairs}
     left_out = tuple(str(n) for n in item.names if n not in shown) if item.columns == "domain" else ()
-    return Comparison(item, group.dataset, tuple(rows), left_out)
+    return Comparison(item, tuple(rows), left_out)
 
 
 def _pairs(
@@ -190,40 +167,25 @@ def _pairs(
     whole = CORRUPTIONS if name.endswith("-c") else group.domains
     if not set(whole) <= set(ours):
         return ()
-    return (Pair(name, number, _average(ours[domain] for domain in whole)),)
+    return (Pair(name, number, fmean(ours[domain] for domain in whole)),)
 
 
 def _mean(item: Item, wanted: PublishedRow, pairs: Sequence[Pair]) -> Pair:
     """The printed mean where every column is there, else the mean of the columns that are."""
     whole = len(pairs) == len(item.names) and wanted.mean is not None
-    published = wanted.mean / 100 if whole and wanted.mean is not None else _average(p.published for p in pairs)
-    return Pair("mean", published, _average(p.ours for p in pairs))
-
-
-def _average(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers)
+    published = wanted.mean / 100 if whole and wanted.mean is not None else fmean(p.published for p in pairs)
+    return Pair("mean", published, fmean(p.ours for p in pairs))
 
 
 def _matches(variant: Variant, wanted: PublishedRow, published: Published, *, free: str = "") -> bool:
-    """Whether a line of ours has the method and options of a published one; the option `free` may be any."""
-    options = {n: v for n, v in effective_options(json.loads(variant.options)).items() if n != free}
-    usual = published.settings.get(wanted.method, {})
-    return variant.method == wanted.method and _same_options(options, usual, wanted.options)
+    """Whether a line of ours has the method and options of a published one; the option `free` may be any.
 
-
-def _same_options(ours: Mapping[str, Any], usual: Mapping[str, Any], named: Mapping[str, Any]) -> bool:
-    """What the published row names must be ours; what it leaves at its usual value may not be another here."""
-    if "orders" not in named and ours.get("orders") is not None:
+    What the published row names must be ours; what it leaves at its usual value may not be another here.
+    """
+    ours = {n: v for n, v in effective_options(json.loads(variant.options)).items() if n != free}
+    usual, named = published.settings.get(wanted.method, {}), wanted.options
+    if variant.method != wanted.method or ("orders" not in named and ours.get("orders") is not None):
         return False
-    if any(not _is_named(ours.get(name), value) for name, value in named.items()):
+    if any(not (isinstance(ours.get(n), list) if v == HIGHEST else ours.get(n) == v) for n, v in named.items()):
         return False
     return all(name in named or ours.get(name, value) == value for name, value in usual.items())
-
-
-def _is_named(ours: object, value: object) -> bool:
-    return isinstance(ours, list) if value == HIGHEST else ours == value
-
-
-def _hashable(points: Sequence[tuple[Any, Any]]) -> bool:
-    return all(isinstance(x, str | int | float) for x, _ in points)

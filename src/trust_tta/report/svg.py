@@ -140,16 +140,15 @@ def left_axis(scale: Scale, x: float, right: float, title: str) -> str:
     return "".join([*grid, *texts, words(8, min(scale.start, scale.end) - 10, title, role="axis")])
 
 
-def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str = "") -> str:
+def marker(variant: Variant, place: tuple[float, float], *, size: float = 5.0, tip: str = "") -> str:
     """The marker of a line; `tip` is what pointing at it says."""
+    x, y = (number(round(v, 1)) for v in place)
     role = f"mark {css_class(variant.method)}{' hollow' if variant.style.hollow else ''}"
-    place = f"translate({number(round(x, 1))} {number(round(y, 1))}) scale({number(size)})"
-    outline = OUTLINES[variant.style.shape(variant.number)]
-    return element("path", {"d": outline, "transform": place, "class": role, "data-tip": tip or None})
+    outline, transform = OUTLINES[variant.style.shape(variant.number)], f"translate({x} {y}) scale({number(size)})"
+    return element("path", {"d": outline, "transform": transform, "class": role, "data-tip": tip or None})
 
 
 def key(variant: Variant) -> str:
     """The marker alone, for a button or a table row."""
-    return element(
-        "svg", {"viewBox": "0 0 18 18", "class": "key", "aria-hidden": "true"}, marker(variant, 9, 9, size=5.5)
-    )
+    drawn = marker(variant, (9, 9), size=5.5)
+    return element("svg", {"viewBox": "0 0 18 18", "class": "key", "aria-hidden": "true"}, drawn)

@@ -257,7 +257,7 @@ def paper_sweep_table(pair: SweepPair) -> DataTable:
     lines = [
         Line(p.name, (_percent(p.published, "num theirs"), _percent(p.ours), _gain(p.difference))) for p in pair.pairs
     ]
-    option = pair.option.replace("_", " ")
+    option = pair.item.columns.replace("_", " ")
     domains = "one domain" if pair.domains == 1 else f"mean of {pair.domains} domains"
     who = f"{pair.method} by {option}, in percent; this run: {safe_line(pair.dataset)}, {domains}"
     note = f"; {pair.item.note}" if pair.item.note else ""
