@@ -12,7 +12,7 @@ from trust_tta.report import svg
 from trust_tta.report.evidence import frontier
 from trust_tta.report.looks import css_class
 from trust_tta.report.model import Variant
-from trust_tta.report.series import Curve, Dots, Point, Value
+from trust_tta.report.series import Curve, Dots, Point, Value, finite_mean
 from trust_tta.report.text import safe, shortened
 from trust_tta.results import Reliability, format_gain, format_percent
 
@@ -111,7 +111,7 @@ def line_chart(
     height, left, top, right = 300.0 + (58 if names else 20), 44.0, 26.0, svg.WIDTH - 104.0
     bottom = height - (80 if names else 42)
     factor = 100 if percent else 1
-    levels = {c.variant.label: _level(c) for c in curves}
+    levels = {c.variant.label: finite_mean(y for _, y in c.points) for c in curves}
     floor = -math.inf if names else off_scale(list(levels.values()))
     below = [(c.variant, levels[c.variant.label]) for c in curves if levels[c.variant.label] < floor]
     curves = [c for c in curves if levels[c.variant.label] >= floor]
@@ -316,11 +316,6 @@ def _bars(curve: Curve, x: svg.Scale, y: svg.Scale, factor: int, shift: float) -
 def _end(curve: Curve, y: svg.Scale, factor: int) -> float:
     """The height of the last point that is a number."""
     return y(factor * next((v for _, v in reversed(curve.points) if math.isfinite(v)), y.low / factor))
-
-
-def _level(curve: Curve) -> float:
-    finite = [y for _, y in curve.points if math.isfinite(y)]
-    return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 def _dot(dots: Dots, value: Value | None, scale: svg.Scale, y: float, row: str) -> str:

@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trust_tta.report import charts, order_charts, series
+from trust_tta.report import charts, order_charts, series, tables
 from trust_tta.report.evidence import paired, seed_means
 from trust_tta.report.model import Group, Report, Variant
 from trust_tta.report.paper import compare, compare_sweeps
 from trust_tta.report.published import load_published
 from trust_tta.report.summary import at_equal_cost, not_compared
-from trust_tta.report.tables import (
-    DataTable,
-    calibration_table,
-    cost_table,
-    difference_table,
-    duel_table,
-    over_domains,
-    paper_domains_table,
-    paper_sweep_table,
-    paper_table,
-    short_domain,
-)
+from trust_tta.report.tables import DataTable, over_domains
 from trust_tta.report.text import domain_name, safe_line
 from trust_tta.results import SamplePrediction, format_percent
 from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, OrderRecord, WeightNorms
@@ -40,6 +29,15 @@ COSTS = {
     "updates": "updates per batch",
     "passes": "forward and backward passes per batch",
     "milliseconds": "milliseconds per image",
+}
+
+ORDER_CHARTS: dict[type[OrderRecord], tuple[str, Callable[[Any], str]]] = {
+    LossSurface: (
+        "loss on the plane through adapted networks (triangles) and their mean (star)",
+        order_charts.loss_surface,
+    ),
+    WeightNorms: ("norms of adapted tensors over orders", order_charts.weight_norms),
+    MemoryByK: ("peak memory by number of orders", order_charts.memory_by_k),
 }
 
 
@@ -163,7 +161,7 @@ def before_after(group: Group) -> list[Drawing]:
 
 def comparison(group: Group) -> Section | None:
     """Whether the runs tell the best method from the others."""
-    found = difference_table(group)
+    found = tables.difference_table(group)
     if found is None:
         return None
     note = "± is the 95 % interval of the difference, paired seed by seed."
@@ -178,13 +176,13 @@ def comparison(group: Group) -> Section | None:
 def equal_cost(group: Group) -> Section | None:
     """Who is ahead at equal updates and in no more time, and what each method costs."""
     said = " ".join([*not_compared(group), *at_equal_cost(group)])
-    tables = [t for t in (duel_table(group), cost_table(group, load_published())) if t is not None]
-    return Section("At equal cost" if said else "Cost", said, tables) if tables else None
+    found = [t for t in (tables.duel_table(group), tables.cost_table(group, load_published())) if t is not None]
+    return Section("At equal cost" if said else "Cost", said, found) if found else None
 
 
 def stability(group: Group) -> Section | None:
     """Accuracy domain after domain where nothing resets, and clean accuracy after each."""
-    names = [short_domain(d) for d in series.stream_order(group)]
+    names = [tables.short_domain(d) for d in series.stream_order(group)]
     drawn = []
 
     def draw(name: str, title: str, said: str, curves: Sequence[series.Curve], measure: str = "accuracy in %") -> None:
@@ -208,7 +206,7 @@ def stability(group: Group) -> Section | None:
 
 def calibration(group: Group) -> Section | None:
     """ECE, NLL and Brier score, and a reliability diagram for each method."""
-    table, drawn, ece = calibration_table(group), [], group.means("ece")
+    table, drawn, ece = tables.calibration_table(group), [], group.means("ece")
     for variant in group.variants:
         bins = series.pooled_reliability(group.cells_of(variant.label))
         if sum(bins.count):
@@ -266,7 +264,10 @@ def galleries(group: Group, report: Report) -> list[Gallery]:
 def paper_tables(group: Group) -> list[tuple[DataTable, DataTable | None]]:
     """Every published table that this group has a counterpart of: the means, and domain by domain."""
     return [
-        (paper_table(group, found), paper_domains_table(group, found) if found.item.columns == "domain" else None)
+        (
+            tables.paper_table(group, found),
+            tables.paper_domains_table(group, found) if found.item.columns == "domain" else None,
+        )
         for found in compare(group, load_published())
     ]
 
@@ -277,8 +278,8 @@ def across_sections(groups: Sequence[Group]) -> list[Section]:
     for sizes in series.batch_size_curves(groups):
         chart = charts.line_chart(f"Batch size: {sizes.title}", sizes.curves, axis="batch size", doubling=True)
         drawn.append(Drawing("batch size", f"Mean accuracy by batch size, {sizes.title}.", chart))
-    tables = [paper_sweep_table(pair) for pair in compare_sweeps(groups, load_published())]
-    found = [Section("Batch size", drawings=drawn, free=True), Section("Curves next to the paper's", tables=tables)]
+    curves = [tables.paper_sweep_table(pair) for pair in compare_sweeps(groups, load_published())]
+    found = [Section("Batch size", drawings=drawn, free=True), Section("Curves next to the paper's", tables=curves)]
     return [section for section in found if section.drawings or section.tables]
 
 
@@ -286,20 +287,13 @@ def order_sections(records: Sequence[OrderRecord]) -> list[Section]:
     """What was found out about scan orders; the entropy of several data sets is one map."""
     maps = [r for r in records if isinstance(r, EntropyByOrder)]
     said = "Mean prediction entropy of each traversal order in nats; the orders chosen in each row are framed."
-    title = "Mean entropy by order"
-    wide = [Drawing("entropy by order", said, order_charts.heat_map(title, maps))] if maps else []
+    heat = order_charts.heat_map("Mean entropy by order", maps) if maps else ""
+    wide = [Drawing("entropy by order", said, heat)] if maps else []
     drawn = []
     for record in records:
-        if isinstance(record, LossSurface):
-            said = "loss on the plane through adapted networks (triangles) and their mean (star)"
-            chart = order_charts.loss_surface(record)
-        elif isinstance(record, WeightNorms):
-            said, chart = "norms of adapted tensors over orders", order_charts.weight_norms(record)
-        elif isinstance(record, MemoryByK):
-            said, chart = "peak memory by number of orders", order_charts.memory_by_k(record)
-        else:
-            continue
-        drawn.append(Drawing(record.title, f"{record.title}: {said}.", chart))
+        if type(record) in ORDER_CHARTS:
+            said, draw = ORDER_CHARTS[type(record)]
+            drawn.append(Drawing(record.title, f"{record.title}: {said}.", draw(record)))
     return [Section("What orders do", wide=wide, drawings=drawn, free=True)] if records else []
 
 

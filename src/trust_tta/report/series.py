@@ -219,7 +219,7 @@ def _mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
     """The pointwise mean, as far as the shortest goes."""
     length = min(len(curve) for curve in curves)
     columns = [[curve[i] for curve in curves] for i in range(length)]
-    return [(_mean(p[0] for p in column), _mean(p[1] for p in column)) for column in columns]
+    return [(finite_mean(p[0] for p in column), finite_mean(p[1] for p in column)) for column in columns]
 
 
 def _thin(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -228,7 +228,8 @@ def _thin(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(reversed(points[::-1][::step]))
 
 
-def _mean(values: Iterable[float]) -> float:
+def finite_mean(values: Iterable[float]) -> float:
+    """The mean of the numbers that are finite, NaN without any."""
     finite = [v for v in values if math.isfinite(v)]
     return math.fsum(finite) / len(finite) if finite else math.nan
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from trust_tta.report.evidence import Difference, Duel, difference, equal_time, equal_updates, leaders, ranking
-from trust_tta.report.model import Cost, Group, Variant
+from trust_tta.report.model import Group, Variant
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_number
 from trust_tta.results import Aggregate, format_percent
 
@@ -91,10 +91,8 @@ def _margin(group: Group, first: Sequence[Variant]) -> list[str]:
     found = difference(group, best, others[0])
     sure = f", ± {format_percent(found.seeds.half_width)} seed by seed" if found.seeds.half_width is not None else ""
     if found.images is not None:
-        counts = (
-            f"{found.images.first_only} images only {best.name} has right, {found.images.second_only} only the other"
-        )
-        sure += f"; {counts}, p = {found.images.p:.2g}"
+        sure += f"; {found.images.first_only} images only {best.name} has right, "
+        sure += f"{found.images.second_only} only the other, p = {found.images.p:.2g}"
     place = "the second" if len(first) == 1 else "the next"
     parts = [f"{format_percent(found.gain)} points above {others[0].name} ({place}{sure})"]
     for method in ("bn", "source"):
@@ -169,14 +167,11 @@ def at_equal_cost(group: Group) -> list[str]:
         last = updates[-1]
         sentences.append(f"At equal updates ({short_number(last.trust.updates)} per batch) {_verdict(last)}.")
     if len(updates) > 1:
-        kinds = (
-            ("ahead", [d for d in updates if d.difference.gain > 0 and not d.difference.level]),
-            ("behind", [d for d in updates if d.difference.gain < 0 and not d.difference.level]),
-            ("level", [d for d in updates if d.difference.level]),
-        )
-        parts = [
-            f"{word} at {joined([short_number(d.trust.updates) for d in duels])}" for word, duels in kinds if duels
-        ]
+        kinds: dict[str, list[str]] = {"ahead": [], "behind": [], "level": []}
+        for duel in updates:
+            word = "level" if duel.difference.level else "ahead" if duel.difference.gain > 0 else "behind"
+            kinds[word].append(short_number(duel.trust.updates))
+        parts = [f"{word} at {joined(numbers)}" for word, numbers in kinds.items() if numbers]
         sentences.append(f"Of the numbers of updates per batch that both have, TRUST is {', '.join(parts)}.")
     if time:
         best = max(time, key=lambda duel: duel.trust.accuracy)
@@ -199,17 +194,14 @@ def not_compared(group: Group) -> list[str]:
 def _verdict(duel: Duel) -> str:
     """ "trust is ahead with 80.0 %, trust_naive has 79.0 %"."""
     found = duel.difference
-    first, second = (duel.trust, duel.other) if found.gain >= 0 else (duel.other, duel.trust)
+    costs = (duel.trust, duel.other) if found.level or found.gain >= 0 else (duel.other, duel.trust)
+    first, second = (cost.variant.name for cost in costs)
+    scores = [f"{format_percent(cost.accuracy)} %" for cost in costs]
     if found.level:
-        return f"{_name(duel.trust)} and {_name(duel.other)} are level at {format_percent(duel.trust.accuracy)} %"
-    scores = [f"{format_percent(c.accuracy)} %" for c in (first, second)]
+        return f"{first} and {second} are level at {scores[0]}"
     if found.tie:
-        return f"{_name(first)} has {scores[0]}, {_name(second)} {scores[1]}: a tie"
-    return f"{_name(first)} is ahead with {scores[0]}, {_name(second)} has {scores[1]}"
-
-
-def _name(cost: Cost) -> str:
-    return cost.variant.name
+        return f"{first} has {scores[0]}, {second} {scores[1]}: a tie"
+    return f"{first} is ahead with {scores[0]}, {second} has {scores[1]}"
 
 
 def _gaps(group: Group) -> list[str]:
