@@ -38,6 +38,12 @@ class Curve:
     points: tuple[Point, ...]
     halves: tuple[float | None, ...] = ()
 
+    @classmethod
+    def through(cls, variant: Variant, values: Sequence[tuple[float, Value]]) -> Curve:
+        """The curve through values at their places."""
+        points = tuple((x, mean) for x, (mean, _) in values)
+        return cls(variant, points, tuple(half for _, (_, half) in values))
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -55,9 +61,8 @@ class Sweep:
     @property
     def curve(self) -> Curve:
         """The sweep as a curve over its points, or over their places where they are not numbers."""
-        xs = [float(x) if self.numeric else float(i) for i, (x, _) in enumerate(self.points)]
-        points = tuple((x, y) for x, (_, (y, _)) in zip(xs, self.points, strict=True))
-        return Curve(Variant(0, self.method, self.method), points, tuple(half for _, (_, half) in self.points))
+        values = [(float(x if self.numeric else i), value) for i, (x, value) in enumerate(self.points)]
+        return Curve.through(Variant(0, self.method, self.method), values)
 
 
 @dataclass(frozen=True)
@@ -111,24 +116,20 @@ def pooled_reliability(cells: Iterable[Cell]) -> Reliability:
 
 def stream_order(group: Group) -> list[str]:
     """The domains in the order in which they came, by the start of their runs."""
-    starts: dict[str, list[str]] = defaultdict(list)
+    first: dict[str, str] = {}
     for cell in group.cells:
-        starts[cell.key.domain].append(cell.facts.started)
-    places = {domain: i for i, domain in enumerate(group.domains)}
-    first = {domain: min(times) for domain, times in starts.items()}
-    return sorted(first, key=lambda domain: (first[domain], places[domain]))
+        first[cell.key.domain] = min(cell.facts.started, first.get(cell.key.domain, cell.facts.started))
+    return sorted(first, key=lambda domain: (first[domain], group.domains.index(domain)))
 
 
 def sequence(group: Group, value: str = "accuracy", *, over: Variant | None = None) -> list[Curve]:
     """A value along the domains in stream order, less that of the line `over`; lines without any are left out."""
-    order, curves = [group.domains.index(domain) for domain in stream_order(group)], []
-    for dots in domain_dots(group, value, over=over):
-        found = [dots.values[i] or (math.nan, None) for i in order]
-        if any(dots.values):
-            curves.append(
-                Curve(dots.variant, tuple((float(i), v[0]) for i, v in enumerate(found)), tuple(v[1] for v in found))
-            )
-    return curves
+    places = [group.domains.index(domain) for domain in stream_order(group)]
+    return [
+        Curve.through(dots.variant, [(float(i), dots.values[j] or (math.nan, None)) for i, j in enumerate(places)])
+        for dots in domain_dots(group, value, over=over)
+        if any(dots.values)
+    ]
 
 
 def sweeps(group: Group) -> list[Sweep]:
@@ -164,11 +165,8 @@ def batch_size_curves(groups: Sequence[Group]) -> list[BatchSizes]:
                 if group.mean(variant.label).mean is not None:
                     variants[variant.label] = variant
                     points[variant.label].append((float(group.batch_size), _mean_value(group, variant)))
-        lines = {label: sorted(line) for label, line in points.items() if len(line) > 1}
-        curves = [
-            Curve(variants[label], tuple((x, v[0]) for x, v in line), tuple(v[1] for _, v in line))
-            for label, line in lines.items()
-        ]
+        lines = {variants[label]: sorted(line) for label, line in points.items() if len(line) > 1}
+        curves = [Curve.through(variant, line) for variant, line in lines.items()]
         if curves:
             found.append(BatchSizes(title, members[0].dataset, len(members[0].domains), tuple(curves)))
     return found
