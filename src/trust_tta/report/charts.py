@@ -43,8 +43,7 @@ def dot_plot(title: str, rows: Sequence[str], dots: Sequence[Dots], *, axis: str
     """Rows of dots on one scale, side by side where they would cover each other; the page may take rows out."""
     left, top = 128.0, 8.0
     scale = svg.linear_scale(_reach([v for d in dots for v in d.values if v is not None]), left + 10, svg.WIDTH - 14.0)
-    lanes = [_lanes([None if d.values[i] is None else scale(100 * d.values[i][0]) for d in dots])  # type: ignore[index]
-             for i in range(len(rows))]  # fmt: skip
+    lanes = [_lanes([(v := d.values[i]) and scale(100 * v[0]) for d in dots]) for i in range(len(rows))]
     crowd = max((lane for row in lanes for lane in row), default=0) + 1
     step = max(min(max(330 / max(len(rows), 1), 25.0), 46.0), min(LANE * crowd + 12, 70.0))
     pitch = min(LANE, (step - 12) / crowd)

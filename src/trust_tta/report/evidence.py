@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trust_tta.report.model import Cost, Group, Variant
-from trust_tta.results import Aggregate, Cell, discordant, format_percent
+from trust_tta.results import Aggregate, discordant, format_percent
 from trust_tta.results.select import aggregate
 
 LEVEL = 0.05  # below this probability a difference over images is taken as told
@@ -159,16 +159,12 @@ def _is_trust(cost: Cost) -> bool:
 
 def _over_images(group: Group, first: Variant, second: Variant) -> ImageTest | None:
     """The test over every stream of the group, where all of them kept which images were right."""
-    others = {_stream(cell): cell for cell in group.cells_of(second.label)}
-    shared = [(cell, others[_stream(cell)]) for cell in group.cells_of(first.label) if _stream(cell) in others]
-    counts = [discordant(one, other) for one, other in shared]
+    ours, theirs = ({(c.key.domain, c.key.seed): c for c in group.cells_of(v.label)} for v in (first, second))
+    shared = [stream for stream in ours if stream in theirs]
+    counts = [discordant(ours[stream], theirs[stream]) for stream in shared]
     found = [count for count in counts if count is not None]
-    seeds = len({cell.key.seed for cell, _ in shared})
-    if not found or len(found) < len(counts) or len({cell.key.domain for cell, _ in shared}) < len(group.domains):
+    domains, seeds = {domain for domain, _ in shared}, {seed for _, seed in shared}
+    if not found or len(found) < len(counts) or len(domains) < len(group.domains):
         return None
-    first_only, second_only = (round(sum(count[k] for count in found) / seeds) for k in (0, 1))
+    first_only, second_only = (round(sum(count[k] for count in found) / len(seeds)) for k in (0, 1))
     return ImageTest(first_only, second_only, mcnemar(first_only, second_only))
-
-
-def _stream(cell: Cell) -> tuple[str, int]:
-    return cell.key.domain, cell.key.seed

@@ -95,8 +95,7 @@ def accuracy_table(group: Group) -> DataTable:
         entries = [_domain_entry(group, variant, domain, gaps) for domain in group.domains]
         over = [_gain_entry(group, variant, base) for base in group.baselines]
         whole = [_mean_entry(group, variant), _worst_entry(group, variant), *over, *entries]
-        cells = tuple(group.cells_of(variant.label))
-        lines.append(Line(variant.name, tuple(whole if several else [*entries, *over]), variant, cells))
+        lines.append(_line(group, variant, whole if several else [*entries, *over]))
     best = [j for j, column in enumerate(columns) if column.role != "gain"]
     what = "Mean IoU" if group.labels_pixels else "Accuracy"
     said = f"{what} in percent{', gains in points' if gains else ''}; {counted(len(group.seeds), 'seed')}"
@@ -184,9 +183,7 @@ def difference_table(group: Group) -> DataTable | None:
     tested = any(d.images is not None for d in found)
     heads = [f"{best.name} ahead by", "± over seeds", "seeds"]
     heads += [f"only {best.name} right", "only this right", "p"] if tested else []
-    lines = [
-        Line(d.second.name, tuple(_evidence(d, tested)), d.second, tuple(group.cells_of(d.second.label))) for d in found
-    ]
+    lines = [_line(group, d.second, _evidence(d, tested)) for d in found]
     caption = f"{best.name}, the best {over_domains(group)}, against each other method, in points"
     columns = (*_columns("method", *heads), Column("told apart", "words"))
     return DataTable(f"comparison {group.title}", caption, columns, tuple(lines))
@@ -346,9 +343,8 @@ def _domain_entry(group: Group, variant: Variant, domain: str, gaps: Mapping[Pla
     if entry.mean is None and cells:
         return Entry("NaN", role="gap failed", tip=f"{where} finished, but its accuracy is not a number", cells=cells)
     if entry.mean is None:
-        return Entry(
-            MISSING, role="gap missing", tip=f"{where}: {'still to be run' if why else 'not part of this run'}"
-        )
+        tip = f"{where}: {'still to be run' if why else 'not part of this run'}"
+        return Entry(MISSING, role="gap missing", tip=tip)
     said = [f"{where}: {format_percent(entry.mean)}{_around(entry)}"]
     for base in group.baselines:
         theirs = group.entry(base.label, domain).mean

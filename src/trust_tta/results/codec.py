@@ -89,7 +89,9 @@ def decode(kind: Any, data: Any, *, where: str) -> Any:
             return base64.b64decode(data, validate=True)
         except ValueError:
             pass  # said below
-    raise DataError(f"{where} holds {str(data)[:60]!r} where {_name(kind)} is expected; the record was changed")
+    raise DataError(
+        f"{where} holds {str(data)[:60]!r} where {getattr(kind, '__name__', kind)} is expected; the record was changed"
+    )
 
 
 def _decode_record(kind: Any, data: Any, where: str) -> Any:
@@ -109,7 +111,3 @@ def _hints(kind: Any) -> dict[str, Any]:
 @cache
 def _later(kind: Any) -> frozenset[str]:
     return frozenset(f.name for f in fields(kind) if "later" in f.metadata)
-
-
-def _name(kind: Any) -> str:
-    return getattr(kind, "__name__", str(kind))
