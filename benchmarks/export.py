@@ -43,6 +43,12 @@ NETWORKS = (
 )  # fmt: skip
 SHIPPED = {"vmamba_nano": "vmamba_nano_cifar10"}
 THREADS, ROUNDS, MOST_SECONDS = 2, 20, 40.0
+HEAD = (
+    "",
+    "## Measured",
+    "Made by `python -m benchmarks.export`; [the record](results/export.json). Each network comes with its int8 file.",
+    "",
+)
 _TABLE = re.compile(r"(<!-- table: export -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -147,7 +153,7 @@ def table(record: dict[str, Any]) -> str:
             f"{row['int8']['bytes'] / 1e6:.1f} MB, {spent['onnxruntime, int8']:.0f} ms",
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(["", *lines, "", *accuracies(record), machine(record), "", ""])
+    return "\n".join([*HEAD, *lines, "", *accuracies(record), machine(record), "", ""])
 
 
 def accuracies(record: dict[str, Any]) -> list[str]:

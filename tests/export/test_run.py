@@ -51,6 +51,22 @@ def test_a_folder_of_snapshots_gives_its_newest(tmp_path: Path) -> None:
     assert '"images": 8' in exported.about["adapted_on"]
 
 
+@pytest.mark.parametrize("statistics", ["source", "stream"])
+def test_a_method_goes_on_as_if_it_had_not_been_exported(statistics: Any, tmp_path: Path) -> None:
+    network = small("vmamba")
+    source = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    method = tt.create_method("tent", network, lr=1e-2, statistics=statistics)
+    method(torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+    images = torch.randn(4, 3, 32, 32)
+    expected = method.evaluate(images)
+    export_network(method, "safetensors", tmp_path / "a.safetensors")
+    written = tt.create_model("vmamba_nano", checkpoint=tmp_path / "a.safetensors").eval()
+    torch.testing.assert_close(written(images), expected)
+    assert torch.equal(method.evaluate(images), expected)
+    method.reset()
+    assert all(torch.equal(source[name], tensor) for name, tensor in method.detach().state_dict().items())
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     state = adapted().state_dict()
     torch.save(state, tmp_path / "state.pt")
@@ -70,7 +86,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="do not fit the network: 'layers.0.nothing'"):
         export_network(tmp_path / "other.pt", "safetensors", checkpoint=NANO)
     torch.save(tt.create_method("t3a", tt.create_model("vmamba_nano", checkpoint=NANO)).state_dict(), tmp_path / "h.pt")
-    with pytest.raises(StateError, match="changes no weights"):
+    with pytest.raises(StateError, match="changes no weights or statistics"):
         export_network(tmp_path / "h.pt", "safetensors", checkpoint=NANO)
 
 

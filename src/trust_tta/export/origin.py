@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ def find_subject(
     say what they are of.
     """
     if isinstance(origin, Method):
-        return _of_state(_of_network(origin.detach()), origin.state_dict(), {})
+        return _of_state(_of_network(_source_of(origin)), origin.state_dict(), {})
     if isinstance(origin, nn.Module):
         return _of_network(origin)
     state = _read_state(Path(origin))
@@ -68,6 +69,16 @@ def find_subject(
             f"'{origin}' holds what a method adapted and not the whole network; give the checkpoint it was adapted from"
         )
     return _of_state(_of_checkpoint(Checkpoint.open(checkpoint, variant=variant)), *state)
+
+
+@torch.no_grad()
+def _source_of(method: Method) -> nn.Module:
+    """A copy of a method's network as it was before; the caller's keeps its weights and statistics."""
+    given = method.detach()
+    network = copy.deepcopy(getattr(given, "_orig_mod", given))
+    for name, value in method.weights.source.items():
+        network.get_parameter(name).copy_(value)
+    return network
 
 
 def _of_network(network: nn.Module) -> Subject:
@@ -169,7 +180,7 @@ def _of_state(subject: Subject, state: Mapping[str, Any], books: Mapping[str, An
             moved += _load(buffers, statistics[theirs], "statistics")
     if not moved and state["method"] != "source":
         raise StateError(
-            f"this state of '{state['method']}' changes no weights or statistics of the network; export its checkpoint"
+            f"this state of '{state['method']}' changes no weights or statistics; export the network itself"
         )
     counted = {**state.get("counters", {}), **{key: books[key] for key in ("images", "batches") if key in books}}
     about = {
