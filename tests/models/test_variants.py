@@ -99,5 +99,5 @@ def test_pretrained_entries_fit_the_variants() -> None:
         assert name == entry.name
         assert entry.variant in VARIANTS
         assert entry.address is None or entry.address.startswith("https://")
-        assert 50 < entry.accuracy < 100
+        assert (45 if entry.variant.startswith("upernet_") else 50) < entry.accuracy < 100
         assert entry.preprocessing.resize is None or entry.preprocessing.resize >= entry.preprocessing.size

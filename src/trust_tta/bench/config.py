@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from trust_tta.errors import ConfigError
 from trust_tta.preprocessing import Preprocessing, find_preset
 from trust_tta.results.codec import canonical_json
 from trust_tta.results.display import make_label
@@ -332,3 +334,27 @@ def demo_configs(out: Path, *, seeds: int = 3, images: int = DEMO_IMAGES) -> tup
     )
     one_seed = config.stream.changed(seeds=(0,))
     return config, config.changed(methods=(MethodConfig(name="trust"),), stream=one_seed)
+
+
+PIXEL_DEMO = ("upernet_vmamba_nano_camvid.safetensors", "camvid_sample")  # the network, and a folder as CamVid's
+
+
+def pixel_demo_configs(out: Path, *, seeds: int = 1, images: int = 16) -> tuple[RunConfig, ...]:
+    """The experiment of `trust-tta demo --task segmentation`; refused where network or pictures are not shipped."""
+    assets = Path(str(resources.files("trust_tta"))) / "assets"
+    network, pictures = (assets / name for name in PIXEL_DEMO)
+    if missing := [path.name for path in (network, pictures) if not path.exists()]:
+        raise ConfigError(
+            f"this version does not ship {' and '.join(missing)}; train a network on CamVid "
+            "(trust-tta train --data camvid --model upernet_vmamba_nano) and give it to trust-tta bench --checkpoint"
+        )
+    config = RunConfig(
+        experiment="demo",
+        model=ModelConfig(checkpoint=str(network)),
+        data=DataConfig(dataset="camvid", root=str(pictures), domains=DEMO_CORRUPTIONS, limit=images),
+        stream=StreamsConfig(batch_size=(4,), seeds=tuple(range(seeds))),
+        methods=tuple(MethodConfig(name=name) for name in (*DEMO_METHODS, "trust")),
+        store=str(out / "results.sqlite"),
+        keep_samples=4,
+    )
+    return (config,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 
 from trust_tta.cli.arguments import wait_politely
 from trust_tta.cli.output import say, try_folder
@@ -11,6 +12,7 @@ from trust_tta.errors import ConfigError, TrustError
 EXAMPLES = """\
   trust-tta demo                       a few minutes on two cores; results in the folder demo
   trust-tta demo --images 64 --seeds 1 --out /tmp/demo   a quick look
+  trust-tta demo --task segmentation   labels of pixels, where this version ships a network for them
   trust-tta demo                       again: finished cells are not run twice"""
 
 KEPT = "finished cells are kept"
@@ -18,6 +20,9 @@ MOST_PROCESSES = 8  # each holds PyTorch and the network
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--task", default="classification", choices=("classification", "segmentation"), help="what is predicted"
+    )
     parser.add_argument("--out", default="demo", metavar="FOLDER", help="folder for results and report (default: demo)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds (default 3)")
     parser.add_argument("--images", type=int, metavar="N", help="images per corruption and seed (default 224)")
@@ -28,7 +33,7 @@ def run(arguments: Namespace) -> None:
     out = try_folder("--out", arguments.out)
     import torch
 
-    from trust_tta.bench.config import DEMO_IMAGES, demo_configs
+    from trust_tta.bench.config import DEMO_IMAGES, RunConfig, demo_configs, pixel_demo_configs
     from trust_tta.bench.environment import choose_device
     from trust_tta.cli.cells import run_parts
     from trust_tta.cli.engines import local_engine
@@ -36,14 +41,19 @@ def run(arguments: Namespace) -> None:
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
 
-    images = DEMO_IMAGES if arguments.images is None else arguments.images
+    dense = arguments.task == "segmentation"
+    images = arguments.images if arguments.images is not None else 16 if dense else DEMO_IMAGES
     if arguments.seeds < 1 or not 2 <= images <= 2000:
         raise ConfigError(f"--seeds {arguments.seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
-    parts = demo_configs(out, seeds=arguments.seeds, images=images)
+    make: Callable[..., tuple[RunConfig, ...]] = pixel_demo_configs if dense else demo_configs
+    parts = make(out, seeds=arguments.seeds, images=images)
     config = parts[0]
     counts = f"{len(config.data.domains or ())} corruptions, {arguments.seeds} seeds, {images} images each"
     names = ", ".join(method.name for method in config.methods)
-    say(f"{config.model.name} on CIFAR-10 test images: {names}; {counts}; trust, which costs most, with one seed")
+    if dense:
+        say(f"a network for CamVid on its test pictures: {names}; {counts}")
+    else:
+        say(f"{config.model.name} on CIFAR-10 test images: {names}; {counts}; trust, which costs most, with one seed")
     # So small a network leaves most of several cores idle, but not of one each.
     processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
     cells, problems = run_parts(list(parts), engine=local_engine(processes))

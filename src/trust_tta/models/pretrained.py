@@ -24,7 +24,7 @@ class Pretrained:
     variant: str
     file: str
     address: str | None
-    accuracy: float  # published top-1 accuracy on the clean test set, in percent
+    accuracy: float  # published top-1 accuracy on the clean test set, or the mean IoU at one scale, in percent
     num_classes: int = 1000
     preprocessing: Preprocessing = PRESETS["imagenet"]
     license: str = "MIT"  # of the weights
@@ -35,6 +35,9 @@ class Pretrained:
         """The names of its classes, in label order."""
         if self.num_classes == 10:
             return CIFAR10_CLASSES
+        if self.num_classes == 150:
+            text = resources.files("trust_tta").joinpath("assets/pixel_classes.tsv").read_text(encoding="utf-8")
+            return tuple(line.split("\t")[2] for line in text.splitlines() if line.startswith("ade20k\t"))
         text = resources.files("trust_tta").joinpath("assets/imagenet_classes.tsv").read_text(encoding="utf-8")
         return tuple(line.split("\t")[1] for line in text.splitlines() if not line.startswith("#"))
 
@@ -44,6 +47,22 @@ _UPSTREAM = "https://github.com/MzeroMiko/VMamba/releases/download/"
 
 def _upstream(variant: str, release: str, file: str, accuracy: float) -> Pretrained:
     return Pretrained(f"{variant}_imagenet", variant, file, f"{_UPSTREAM}%23{release}/{file}", accuracy)
+
+
+_ADE = "4xb4-160k_ade20k-512x512"
+
+
+def _segmenter(variant: str, release: str, file: str, mean_iou: float) -> Pretrained:
+    """Of ADE20K at 512 x 512 pixels."""
+    return Pretrained(
+        f"upernet_{variant}_ade20k",
+        f"upernet_{variant}",
+        file,
+        f"{_UPSTREAM}%23{release}/{file}",
+        mean_iou,
+        num_classes=150,
+        preprocessing=PRESETS["pixels512"],
+    )
 
 
 _HUB = "https://huggingface.co/"
@@ -90,6 +109,13 @@ PRETRAINED = {
         _upstream("vanilla_vmamba_tiny", "v0cls", "vssmtiny_dp01_ckpt_epoch_292.pth", 82.2),
         _upstream("vanilla_vmamba_small", "v0cls", "vssmsmall_dp03_ckpt_epoch_238.pth", 83.5),
         _upstream("vanilla_vmamba_base", "v0cls", "vssmbase_dp06_ckpt_epoch_241.pth", 83.7),
+        _segmenter("vmamba_tiny_s1l8", "v2seg", f"upernet_vssm_{_ADE}_tiny_s_iter_160000.pth", 47.9),
+        _segmenter("vmamba_tiny_s2l5", "v2seg", f"upernet_vssm_{_ADE}_tiny_iter_160000.pth", 48.3),
+        _segmenter("vmamba_small_s2l15", "v2seg", f"upernet_vssm_{_ADE}_small_iter_144000.pth", 50.6),
+        _segmenter("vmamba_base_s2l15", "v2seg", f"upernet_vssm_{_ADE}_base_iter_160000.pth", 51.0),
+        _segmenter("vanilla_vmamba_tiny", "v0seg", f"vssmtiny_upernet_{_ADE}_iter_160000.pth", 47.3),
+        _segmenter("vanilla_vmamba_small", "v0seg", f"vssmsmall_upernet_{_ADE}_iter_160000.pth", 49.5),
+        _segmenter("vanilla_vmamba_base", "v0seg", f"vssmbase_upernet_{_ADE}_iter_128000.pth", 50.0),
         _vim("vim_tiny", "Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth", 76.1),
         _vim("vim_tiny_stride8", "Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth", 78.3),
         _vim("vim_small", "Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth", 80.5),
