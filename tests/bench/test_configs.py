@@ -68,7 +68,8 @@ def test_the_settings_of_the_paper() -> None:
     """Adam with 1e-4, batches of 128, severity 5, reset at each corruption."""
     for path in PAPER:
         for part in read_parts(path):
-            assert max(part.stream.batch_size) == 128
+            if path.stem != "table7":  # of labeled pixels, whose batches the paper does not state
+                assert max(part.stream.batch_size) == 128
             assert part.data.severity == 5
             rates = [method.all_options().get("lr", 1e-4) for method in part.methods]
             assert set(rates) == {1e-4}
