@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,9 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.bench.tiny import Recorder, content, numbers, run
 from trust_tta.bench.parsing import read_config
 from trust_tta.bench.plan import make_plan
+from trust_tta.bench.processes import _Teller
 from trust_tta.bench.sweep import sweep
 from trust_tta.report.formats import to_text
 from trust_tta.report.model import make_groups
@@ -129,3 +133,16 @@ def test_a_process_waits_for_cells_that_another_holds(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert rest.startswith(f"tent (lr=0.01)  {last.domain}")
     assert len(cells_of(store)) == 12
+
+
+def test_a_worker_leaves_at_its_next_word_when_its_first_exit_was_lost() -> None:
+    here, there = multiprocessing.Pipe()
+    teller, before = _Teller(there), signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            teller.leave(signal.SIGTERM, None)
+        with pytest.raises(SystemExit, match="143"):
+            teller.advance()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not here.poll()

@@ -77,7 +77,9 @@ def test_from_python(rows: Any) -> None:
     assert (named.labels.tolist(), named.class_names) == ([1, 0, 1, 2], ("a", "b", "c"))
 
 
-def test_mistakes_are_named(folder: Path) -> None:
+def test_mistakes_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for half a minute
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="the data have no column 'image'; did you mean 'img'"):
         open_dataset("hf:cifar", folder)
     with pytest.raises(ConfigError, match="'cifar' has no split 'tests'; did you mean 'test'"):

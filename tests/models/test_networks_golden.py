@@ -469,7 +469,9 @@ def test_the_kernels_of_a_gpu_give_the_same(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # PyTorch's own, on loading its compiler
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name", [name if name == "vim_tiny" else pytest.param(name, marks=pytest.mark.slow) for name in TINY]
+)
 def test_a_network_compiles_whole(name: str) -> None:
     torch._dynamo.reset()
     model = tiny(name)

@@ -176,10 +176,10 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 def work(connection: Connection, processes: int) -> None:
     """A worker: its share of the threads, then the experiments; what is free in any comes before any waiting."""
-    signal.signal(signal.SIGTERM, _leave)
+    teller = _Teller(connection)
+    signal.signal(signal.SIGTERM, teller.leave)
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
     assigned: dict[int, Assignment] = connection.recv()
-    teller = _Teller(connection)
     for patient in (False, True):
         for number, assignment in list(assigned.items()):
             try:
@@ -187,11 +187,6 @@ def work(connection: Connection, processes: int) -> None:
             except REFUSALS as error:
                 del assigned[number]
                 teller.tell((number, error))
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the clearing up
-    sys.exit(128 + number)
 
 
 def _take_part(assignment: Assignment, teller: _Teller, *, patient: bool) -> None:
@@ -210,6 +205,13 @@ class _Teller(Silent):
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.code: int | None = None  # with which to end, once somebody asked for it
+
+    def leave(self, number: int, _frame: FrameType | None) -> None:
+        """The handler of a signal to end."""
+        signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the clearing up
+        self.code = 128 + number
+        sys.exit(self.code)
 
     def advance(self, n: int = 1) -> None:
         self.tell(n)  # also 0: a worker that waits must notice, too, that it is alone
@@ -218,6 +220,8 @@ class _Teller(Silent):
         self.tell(text)
 
     def tell(self, message: Message) -> None:
+        if self.code is not None:
+            sys.exit(self.code)  # the first exit was lost: Python drops what is raised inside a destructor
         try:
             self.connection.send(message)
         except OSError:
