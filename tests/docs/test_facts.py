@@ -7,7 +7,7 @@ import re
 import pytest
 from benchmarks.commands_page import fill
 
-from tests.docs.pages import DOCS, sections, table_rows
+from tests.docs.pages import DOCS, PAGES, sections, table_rows
 from trust_tta.bench.config import DataConfig
 from trust_tta.cli.main import COMMANDS
 from trust_tta.data.specs import DATASETS
@@ -66,3 +66,10 @@ def test_layouts() -> None:
 def test_data_sets_that_the_pages_use_exist(name: str) -> None:
     file = "x.npy" if name == "array" else None
     assert DataConfig(dataset=name, images=file, labels=file).corrupts or name in {spec.name for spec in DATASETS}
+
+
+def test_the_documents_import_public_names_alone() -> None:
+    """A page imports from the package, from a room or from a leaf, never from a file inside a room."""
+    for page in PAGES:
+        inner = re.findall(r"^from trust_tta\.\w+\.[\w.]+ import .+", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert inner == [], page

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trust_tta.methods.foa import Foa
     from trust_tta.methods.heads import Neo, T3a
     from trust_tta.methods.lame import Lame
+    from trust_tta.methods.losses import entropy
     from trust_tta.methods.norms import BnAlpha, BnEma
     from trust_tta.methods.ranking import rank_orders
     from trust_tta.methods.registry import find_method, list_methods, method_options
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from trust_tta.methods.sar import Sar
     from trust_tta.methods.shot import Shot
     from trust_tta.methods.source import BatchStatistics, Source
+    from trust_tta.methods.state import Number
     from trust_tta.methods.tent import Tent
     from trust_tta.methods.tide import Tide
     from trust_tta.methods.trust import Trust, TrustNaive
@@ -49,6 +51,7 @@ __all__ = [
     "Method",
     "MethodOptions",
     "Neo",
+    "Number",
     "Rdumb",
     "Repetition",
     "Roid",
@@ -63,6 +66,7 @@ __all__ = [
     "Trust",
     "TrustNaive",
     "create_method",
+    "entropy",
     "find_method",
     "gather_fisher",
     "gather_source_statistics",
@@ -78,8 +82,10 @@ _HOMES = {
     "LearningOptions": "base",
     "Method": "base",
     "MethodOptions": "base",
+    "Number": "state",
     "SourceStatistics": "clean",
     "create_method": "registry",
+    "entropy": "losses",
     "find_method": "registry",
     "gather_fisher": "clean",
     "gather_source_statistics": "clean",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trust_tta.models.factory import create_model, list_models
     from trust_tta.models.networks import Network
     from trust_tta.models.pretrained import PRETRAINED, Pretrained
+    from trust_tta.models.upernet import slide
     from trust_tta.models.vmamba import VMamba
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "create_model",
     "list_models",
     "load_checkpoint",
+    "slide",
 ]
 
 # Loaded on first use: a name can be checked without PyTorch.
@@ -36,6 +38,7 @@ _HOMES = {
     "create_model": "factory",
     "list_models": "factory",
     "load_checkpoint": "checkpoint",
+    "slide": "upernet",
 }
 
 
