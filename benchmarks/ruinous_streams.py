@@ -1,19 +1,26 @@
 """Streams that ruin methods, then clean images: with and without the guard, on the network and images that ship.
 
-    python benchmarks/ruinous_streams.py OUT [--methods tent,shot] [--streams noise,mixed] [--batches 2000] ...
+    python benchmarks/ruinous_streams.py OUT [--methods tent,shot] [--streams noise,mixed] [--processes 12] ...
+    python benchmarks/ruinous_streams.py OUT --merge A.json B.json
 
-Writes OUT.json and OUT.md, after each run anew. "after": accuracy of what is served for clean images once the stream
-is over; "stream": accuracy on the stream itself, for those that have labels; "source": of the network that did not
-adapt, with the method's statistics. "cost": time of the guard over that of the method alone, on benign streams.
+Writes OUT.json and OUT.md, anew after each stream. "after": accuracy of what is served for clean images once the stream
+is over; "source": of the network that did not adapt, with the method's statistics; "fresh": of the method that saw no
+stream before; "stream": accuracy on the stream itself, for those that have labels. All guards of a stream take turns
+batch by batch, so that what else the machine does falls on each of them; "seconds" compares them on benign streams.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import platform
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +34,47 @@ from trust_tta.atomic import replacing
 from trust_tta.data.embedded import load_sample
 from trust_tta.live.alarms import Reference, calibrate
 from trust_tta.methods.base import Method
+from trust_tta.methods.clean import gather_from_clean
+from trust_tta.methods.registry import method_options
 
 Images = NDArray[np.uint8]
+Task = tuple[str, str, int]  # method, stream, batches
 
 RUINOUS = ("noise", "constant", "one class", "flips", "nan", "mixed")
 BENIGN = ("clean", "gaussian_noise", "fog")
 REFERENCE_IMAGES, CLEAN_IMAGES = 512, 512
 NETWORK = {"name": "vmamba_nano", "checkpoint": "vmamba_nano_cifar10"}
+# Rough time of a step, in that of the fastest methods: the longest streams begin first.
+PASSES = {"cotta": 12, "foa": 10, "trust": 5, "ensemble": 5, "repetition": 5, "augmentation": 5, "dpcore": 3, "tide": 2}
+GUARDED = "calibrated"  # the guard that the tables compare with none
 
 
 @dataclass
 class Run:
-    """One method on one stream."""
+    """One method on one stream, with one guard."""
 
     method: str
     stream: str
     guard: str
     batches: int
     source: float
+    fresh: float
     after: float
     stream_accuracy: float | None
     seconds: float
+    lr: float | None = None
     events: dict[str, int] = field(default_factory=dict)
+    events_after: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How every stream of a record is run."""
+
+    guards: tuple[str, ...]
+    batch_size: int
+    lr: float | None
+    device: str
 
 
 @dataclass(frozen=True)
@@ -89,30 +115,118 @@ class Material:
         return source[chosen], self.labels[chosen]
 
 
+@dataclass(frozen=True)
+class Start:
+    """What is known of a method before any stream."""
+
+    reference: Reference
+    source: float
+    fresh: float
+
+
 def main() -> None:
+    arguments = parse()
+    started = time.monotonic()
+    book = Book(arguments.out, {k: str(v) for k, v in vars(arguments).items() if k not in ("out", "merge")})
+    if arguments.merge:
+        for file in arguments.merge:
+            book.add(Run(**run) for run in json.loads(file.read_text())["runs"])
+        return
+    setting = Setting(tuple(arguments.guards.split(",")), arguments.batch_size, arguments.lr, arguments.device)
+    methods, streams = arguments.methods.split(","), arguments.streams.split(",")
+    tasks = [(m, s, count_batches(arguments, m, s)) for m in methods for s in streams]
+    tasks.sort(key=lambda task: -task[2] * PASSES.get(task[0], 1))  # the longest first, so that none is left at the end
+    for task, result in perform(tasks, setting, processes=arguments.processes, until=started + arguments.seconds):
+        if isinstance(result, str):
+            book.fail(task, result)
+        else:
+            book.add(result)
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--methods", default=",".join(m for m in tt.list_methods() if m not in ("source", "foa")))
+    parser.add_argument("--methods", default=",".join(m for m in tt.list_methods() if m != "foa"))
     parser.add_argument("--streams", default=",".join((*RUINOUS, *BENIGN)))
-    parser.add_argument("--guards", default="none,uncalibrated,calibrated")
-    parser.add_argument("--batches", type=int, default=2000)
+    parser.add_argument("--guards", default=f"none,{GUARDED}", help="of none, uncalibrated, calibrated")
+    parser.add_argument("--batches", default="2000", help="of all methods, and of some: 2000,trust=500,cotta=200")
+    parser.add_argument("--benign-batches", type=int, help="at most so many of a benign stream")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, help="of methods that have one; their own by default")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    arguments = parser.parse_args()
-    material, runs = gather_material(), list[Run]()
-    for name in arguments.methods.split(","):
-        reference = calibrate(
-            make(name, arguments), [as_input(b, arguments) for b in split(material.reference, arguments.batch_size)]
-        )
-        source = serve(make(name, arguments).evaluate, material, arguments)
-        for stream in arguments.streams.split(","):
-            for guard in arguments.guards.split(","):
-                runs.append(run(name, stream, guard, reference, material, arguments, source=source))
-                print(row(runs[-1]), flush=True)
-                write(arguments.out, runs, vars(arguments))
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no stream after so many")
+    parser.add_argument("--merge", type=Path, nargs="+", help="records to put together; nothing is run")
+    return parser.parse_args()
 
 
+def count_batches(arguments: argparse.Namespace, method: str, stream: str) -> int:
+    common, *own = arguments.batches.split(",")
+    count = int(dict(part.split("=") for part in own).get(method, common))
+    return min(count, arguments.benign_batches or count) if stream in BENIGN else count
+
+
+def perform(
+    tasks: list[Task], setting: Setting, *, processes: int, until: float
+) -> Iterator[tuple[Task, list[Run] | str]]:
+    """The runs of each task as it ends, or what went wrong; the tasks that are begun by `until` alone."""
+    if processes == 1:
+        yield from ((task, attempt(task, setting, until)) for task in tasks)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures: dict[Future[list[Run] | str], Task] = {pool.submit(attempt, t, setting, until): t for t in tasks}
+        for future in as_completed(futures):
+            error = future.exception()
+            yield futures[future], future.result() if error is None else repr(error)
+
+
+def attempt(task: Task, setting: Setting, until: float) -> list[Run] | str:
+    if time.monotonic() > until:  # the clock of the machine, the same in every process
+        return "not begun"
+    try:
+        return run(*task, setting)
+    except Exception as error:  # one method's failure is a line of the record, not its end
+        return f"{type(error).__name__}: {error}"
+
+
+def run(name: str, stream: str, batches: int, setting: Setting) -> list[Run]:
+    """A stream with each guard in turn, batch by batch, and clean images afterwards."""
+    material, start = gather_material(), begin(name, setting)
+    lives = {guard: make_stream(name, guard, start.reference, setting) for guard in setting.guards}
+    events, later = ({guard: Counter[str]() for guard in lives} for _ in range(2))
+    right, seconds, seen = dict.fromkeys(lives, 0), dict.fromkeys(lives, 0.0), 0
+    for i in range(batches):
+        images, labels = material.batch(stream, i, setting.batch_size)
+        inputs = as_input(images, setting)
+        if stream == "nan":
+            inputs[i % 2 :: 2] = float("nan")
+        labelled = labels is not None and stream != "nan"
+        seen += len(images) * labelled
+        for guard, live in lives.items():
+            before = now(setting)
+            logits = predict_live(live, events[guard], inputs)
+            seconds[guard] += now(setting) - before
+            right[guard] += count_right(logits, labels) if labels is not None and labelled else 0
+    runs = []
+    for guard, live in lives.items():
+        after = serve(partial(predict_live, live, later[guard]), setting)
+        live.close()
+        share = 100 * right[guard] / seen if seen else None
+        runs.append(Run(name, stream, guard, batches, start.source, start.fresh, after, share, seconds[guard]))
+        runs[-1].lr = getattr(live.method.options, "lr", None)
+        runs[-1].events, runs[-1].events_after = dict(events[guard]), dict(later[guard])
+    return runs
+
+
+def predict_live(live: tt.Stream, events: Counter[str], inputs: Tensor) -> Tensor:
+    """What is served, while `events` are counted."""
+    result = live(inputs)
+    events.update(f"{e.kind}: {e.action}" for e in result.events)
+    return result.logits
+
+
+@cache
 def gather_material() -> Material:
     images, labels = load_sample()
     order = np.random.default_rng(0).permutation(len(images))
@@ -121,101 +235,139 @@ def gather_material() -> Material:
     return Material(images[b:], labels[b:], images[a:b], labels[a:b], images[:a])
 
 
-def make(name: str, arguments: argparse.Namespace) -> Method:
-    model = tt.create_model(NETWORK["name"], checkpoint=NETWORK["checkpoint"]).to(arguments.device)
+@cache
+def begin(name: str, setting: Setting) -> Start:
+    reference = calibrate(make(name, setting), clean_batches(setting))
+    return Start(reference, serve(make(name, setting).evaluate, setting), serve(make(name, setting), setting))
+
+
+def clean_batches(setting: Setting) -> list[Tensor]:
+    return [as_input(b, setting) for b in split(gather_material().reference, setting.batch_size)]
+
+
+def make(name: str, setting: Setting) -> Method:
+    model = tt.create_model(NETWORK["name"], checkpoint=NETWORK["checkpoint"]).to(setting.device)
+    defaults = method_options(name)
     options: dict[str, Any] = {}
-    method = tt.create_method(name, model)
-    if arguments.lr is not None and hasattr(method.options, "lr"):
-        options["lr"] = arguments.lr
+    if setting.lr is not None and "lr" in defaults:
+        options["lr"] = setting.lr
+    for option in {"source_statistics", "fisher"} & defaults.keys():
+        options[option] = gather_from_clean(option, model, clean_batches(setting), {**defaults, **options})
     return tt.create_method(name, model, **options)
 
 
-def run(
-    name: str,
-    stream: str,
-    guard: str,
-    reference: Reference,
-    material: Material,
-    arguments: argparse.Namespace,
-    *,
-    source: float,
-) -> Run:
-    live = tt.Stream(
-        make(name, arguments),
+def make_stream(name: str, guard: str, reference: Reference, setting: Setting) -> tt.Stream:
+    return tt.Stream(
+        make(name, setting),
         guard=None if guard == "none" else tt.Guard(),
-        reference=reference if guard == "calibrated" else None,
+        reference=reference if guard == GUARDED else None,
     )
-    events: Counter[str] = Counter()
-    right = seen = 0
-    seconds = 0.0
-    for i in range(arguments.batches):
-        images, labels = material.batch(stream, i, arguments.batch_size)
-        inputs = as_input(images, arguments)
-        if stream == "nan":
-            inputs[i % 2 :: 2] = float("nan")
-        start = now(arguments)
-        result = live(inputs)
-        seconds += now(arguments) - start
-        events.update(f"{e.kind}: {e.action}" for e in result.events)
-        if labels is not None and stream != "nan":
-            right += int((result.logits.argmax(1).cpu().numpy() == labels).sum())
-            seen += len(labels)
-    after = serve(lambda images: live(images).logits, material, arguments)
-    live.close()
-    share = 100 * right / seen if seen else None
-    return Run(name, stream, guard, arguments.batches, source, after, share, seconds, dict(events))
 
 
-def serve(predict: Any, material: Material, arguments: argparse.Namespace) -> float:
+def serve(predict: Callable[[Tensor], Tensor], setting: Setting) -> float:
     """Accuracy on the clean images, in per cent."""
-    right = 0
-    for images, labels in zip(
-        split(material.clean, arguments.batch_size), split(material.clean_labels, arguments.batch_size), strict=True
-    ):
-        right += int((predict(as_input(images, arguments)).argmax(1).cpu().numpy() == labels).sum())
-    return 100 * right / len(material.clean)
+    material, size = gather_material(), setting.batch_size
+    pairs = zip(split(material.clean, size), split(material.clean_labels, size), strict=True)
+    return 100 * sum(count_right(predict(as_input(i, setting)), labels) for i, labels in pairs) / len(material.clean)
+
+
+def count_right(logits: Tensor, labels: NDArray[np.int64]) -> int:
+    return int((logits.argmax(1).cpu().numpy() == labels).sum())
 
 
 def split(values: NDArray[Any], size: int) -> list[NDArray[Any]]:
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
-def as_input(images: Images, arguments: argparse.Namespace) -> Tensor:
+def as_input(images: Images, setting: Setting) -> Tensor:
     mean, std = torch.tensor((0.4914, 0.4822, 0.4465)), torch.tensor((0.2470, 0.2435, 0.2616))
     floats = (torch.from_numpy(images).float() / 255 - mean) / std
-    return floats.permute(0, 3, 1, 2).contiguous().to(arguments.device)
+    return floats.permute(0, 3, 1, 2).contiguous().to(setting.device)
 
 
-def now(arguments: argparse.Namespace) -> float:
+def now(setting: Setting) -> float:
     """Seconds that this thread worked, so that other programs do not count; on a GPU, seconds."""
-    if arguments.device == "cpu":
+    if setting.device == "cpu":
         return time.thread_time()
     torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def write(out: Path, runs: list[Run], arguments: dict[str, Any]) -> None:
-    content = {"arguments": {k: str(v) for k, v in arguments.items() if k != "out"}, "runs": [asdict(r) for r in runs]}
-    with replacing(out.with_suffix(".json")) as file:
-        file.write_text(json.dumps(content, indent=1) + "\n")
-    lines = [
-        "| method | stream | guard | source | after | stream | cost | events |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    alone = {(r.method, r.stream): r.seconds for r in runs if r.guard == "none"}
+class Book:
+    """The record: runs in the order of methods and streams, written anew after each addition."""
+
+    def __init__(self, out: Path, arguments: dict[str, str]) -> None:
+        self.out, self.arguments = out, arguments
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        self.machine = {"gpu": gpu, "python": platform.python_version(), "torch": torch.__version__}
+        self.runs: dict[tuple[str, str, str], Run] = {}
+        self.failures: dict[str, str] = {}
+
+    def add(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self.runs[run.method, run.stream, run.guard] = run
+            print(line(run), flush=True)
+        self.write()
+
+    def fail(self, task: Task, problem: str) -> None:
+        self.failures[f"{task[0]} on {task[1]}"] = problem
+        print(f"{task[0]} on {task[1]}: {problem}", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        order = {name: i for i, name in enumerate((*tt.list_methods(), *RUINOUS, *BENIGN))}
+        runs = sorted(self.runs.values(), key=lambda r: (order.get(r.method, -1), order.get(r.stream, -1), r.guard))
+        content = {"arguments": self.arguments, "machine": self.machine, "failures": self.failures}
+        with replacing(self.out.with_suffix(".json")) as file:
+            file.write_text(json.dumps({**content, "runs": [asdict(r) for r in runs]}, indent=1) + "\n")
+        with replacing(self.out.with_suffix(".md")) as file:
+            file.write_text("\n\n".join([ruinous_table(runs), benign_table(runs)]) + "\n")
+
+
+def line(r: Run) -> str:
+    events = ", ".join(f"{kind} x{count}" for kind, count in r.events.items())
+    later = ", ".join(f"{kind} x{count}" for kind, count in r.events_after.items())
+    share = "" if r.stream_accuracy is None else f" stream {r.stream_accuracy:.1f}"
+    scores = f"source {r.source:.1f} fresh {r.fresh:.1f} after {r.after:.1f}{share}"
+    return f"{r.method} {r.stream} {r.guard} x{r.batches}: {scores}; {r.seconds:.1f} s; {events}; then {later}"
+
+
+def ruinous_table(runs: list[Run]) -> str:
+    """Accuracy afterwards without and with the guard; bold where it is more than half a point below the source."""
+    streams = [s for s in RUINOUS if any(r.stream == s for r in runs)]
+    rows = [["method", "batches", "source", "fresh", *streams]]
+    for name in dict.fromkeys(r.method for r in runs):
+        own = {(r.stream, r.guard): r for r in runs if r.method == name}
+        cells = [[own[s, g] for g in ("none", GUARDED) if (s, g) in own] for s in streams]
+        any_run = next((c[0] for c in cells if c), None)
+        if any_run is not None:
+            head = [name, str(any_run.batches), f"{any_run.source:.1f}", f"{any_run.fresh:.1f}"]
+            rows.append([*head, *(" / ".join(map(_score, cell)) for cell in cells)])
+    return table(rows)
+
+
+def _score(r: Run) -> str:
+    bad = r.guard != "none" and r.after < r.source - 0.5
+    return f"**{r.after:.1f}**" if bad else f"{r.after:.1f}"
+
+
+def benign_table(runs: list[Run]) -> str:
+    """What the guard costs: points on the stream, and time."""
+    rows = [["method", "stream", "batches", "alone", "guarded", "points", "time", "what the guard did"]]
+    alone = {(r.method, r.stream): r for r in runs if r.guard == "none"}
     for r in runs:
         bare = alone.get((r.method, r.stream))
-        cost = r.seconds / bare - 1 if bare and r.stream in BENIGN and r.guard != "none" else None
-        lines.append(row(r, cost))
-    with replacing(out.with_suffix(".md")) as file:
-        file.write_text("\n".join(lines) + "\n")
+        if r.stream in BENIGN and r.guard == GUARDED and bare and r.stream_accuracy and bare.stream_accuracy:
+            gain, cost = r.stream_accuracy - bare.stream_accuracy, 100 * (r.seconds / bare.seconds - 1)
+            events = ", ".join(f"{kind} x{count}" for kind, count in r.events.items())
+            shares = [f"{bare.stream_accuracy:.1f}", f"{r.stream_accuracy:.1f}", f"{gain:+.2f}", f"{cost:+.1f} %"]
+            rows.append([r.method, r.stream, str(r.batches), *shares, events])
+    return table(rows)
 
 
-def row(r: Run, cost: float | None = None) -> str:
-    events = ", ".join(f"{kind} x{count}" for kind, count in r.events.items())
-    share = "" if r.stream_accuracy is None else f"{r.stream_accuracy:.1f}"
-    spent = "" if cost is None else f"{100 * cost:+.1f} %"
-    return f"| {r.method} | {r.stream} | {r.guard} | {r.source:.1f} | {r.after:.1f} | {share} | {spent} | {events} |"
+def table(rows: list[list[str]]) -> str:
+    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *rest])
 
 
 if __name__ == "__main__":
