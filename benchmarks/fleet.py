@@ -1,18 +1,25 @@
 """Eight replicas that each see an eighth of a stream, with and without averaging, against one that sees everything.
 
-    PYTHONPATH=src python -m benchmarks.fleet --out docs/results/fleet.json
+    PYTHONPATH=src python -m benchmarks.fleet --data data/CIFAR-10-C --device cuda --processes 6 --out FILE
+    PYTHONPATH=src python -m benchmarks.fleet --render --out docs/results/fleet.json   # writes into docs/fleet.md
 
-The network and the images are the shipped ones unless --images and --labels name others (uint8 .npy (n, h, w, 3), and
-integers). The replicas are simulated in this process, in lockstep. Conditions are added to those that FILE holds.
+The replicas are those of `trust_tta.fleet`, in lockstep in one process: no cluster is needed. Without --data, the
+shipped images are corrupted. Runs that FILE holds are not repeated; none is begun after --seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import multiprocessing
+import re
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean as mean
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,135 +27,359 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import trust_tta as tt
+from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_facts
 from trust_tta.data.embedded import load_sample
 from trust_tta.fleet.averaging import Averaging, Merger, Offer
 from trust_tta.fleet.replicas import Replica, source_of
+from trust_tta.methods.base import Method
 from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.report.figures import STYLE
+from trust_tta.report.looks import STYLES
 
 REPLICAS = 8
 BATCH = 8
 POINTS = 16  # of a curve
+CHECKPOINT = "vmamba_nano_cifar10"
+DOCS = Path(__file__).parents[1] / "docs"
+COLORS = [STYLES[name].light for name in ("bn", "source", "tide", "trust", "tent", "sar", "shot", "lame")]
+MARKERS = "osD^vP*X"
+TRUSTING = {"domain": 1e9, "outlier": 1e9, "trim": 0.0}  # merges whatever comes
 
 
-class Images:
-    """The stream: images as the network wants them, with labels, in an order of its own."""
+@dataclass(frozen=True)
+class Condition:
+    """How one fleet is run. `changes`: of the policy; `poison`: what the last replica does; `guarded`: the others."""
 
-    def __init__(self, arguments: argparse.Namespace, preprocessing: Any) -> None:
-        images, labels = _read(arguments)
-        order = np.random.default_rng(arguments.seed).permutation(len(images))[: arguments.count]
-        corrupted = tt.corrupt(
-            np.ascontiguousarray(images[order]), arguments.corruption, severity=5, seed=arguments.seed
-        )
-        self.inputs: Tensor = preprocessing(corrupted)
-        self.labels = torch.as_tensor(labels[order])
-
-    def __len__(self) -> int:
-        return len(self.inputs) // (REPLICAS * BATCH) * (REPLICAS * BATCH)
-
-    def batch(self, step: int, replica: int) -> tuple[Tensor, Tensor]:
-        start = (step * REPLICAS + replica) * BATCH
-        return self.inputs[start : start + BATCH], self.labels[start : start + BATCH]
+    name: str
+    replicas: int = REPLICAS
+    every: int | None = None
+    changes: dict[str, float] = field(default_factory=dict)
+    poison: str | None = None
+    guarded: bool = True
 
 
-def _read(arguments: argparse.Namespace) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    if arguments.images:
-        return np.load(arguments.images), np.load(arguments.labels)
-    images, labels = load_sample()
-    return images, np.asarray(labels)
+CONDITIONS = (
+    Condition("one sees all", replicas=1),
+    Condition("no averaging"),
+    Condition("every 64", every=64),
+    Condition("every 256", every=256),
+    Condition("every 1024", every=1024),
+    Condition("poisoned; mean", every=256, changes=TRUSTING, poison="noise", guarded=False),
+    Condition("poisoned; as shipped", every=256, poison="noise"),
+    Condition("poisoned; trimmed", every=256, changes=TRUSTING | {"trim": 0.125}, poison="noise", guarded=False),
+    Condition("poisoned; median", every=256, changes=TRUSTING | {"trim": 0.5}, poison="noise", guarded=False),
+    Condition("poisoned; guard", every=256, changes=TRUSTING, poison="noise"),
+    Condition("forged; as shipped", every=256, poison="forged"),
+)
 
 
-def make_replicas(checkpoint: Checkpoint, method: str, count: int, *, unguarded: int | None = None) -> list[Replica]:
-    first = tt.create_method(method, checkpoint.load())
-    methods = [first, *(first.fork() for _ in range(count - 1))]
-    guards = [None if i == unguarded else tt.Guard() for i in range(count)]
-    streams = [tt.Stream(each, guard=guard) for each, guard in zip(methods, guards, strict=True)]
-    return [Replica(stream, f"replica {i}") for i, stream in enumerate(streams)]
+class Job(NamedTuple):
+    """One run of one condition."""
+
+    condition: Condition
+    method: str
+    corruption: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return self.condition.name, self.method, self.corruption, self.seed
 
 
-def run(images: Images, checkpoint: Checkpoint, arguments: argparse.Namespace, *, condition: str) -> dict[str, Any]:
+@dataclass
+class Counts:
+    """Of merges, over a run."""
+
+    taken: int = 0
+    returned: int = 0
+    left_out: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+def run(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
     """One condition: accuracies over all images so far, and over those of the replicas that are not poisoned."""
-    every = int(condition.split()[-1]) if condition[-1].isdigit() else None
-    poisoned = REPLICAS - 1 if condition.startswith(("noise", "forged")) else None
-    alone = condition == "one sees all"
-    replicas = make_replicas(checkpoint, arguments.method, 1 if alone else REPLICAS, unguarded=poisoned)
-    policy = Averaging(every=every or 1, power=arguments.power)
-    merger = Merger(source_of(replicas[0].stream.method), policy)
-    right = torch.zeros(len(images) // (REPLICAS * BATCH), REPLICAS)
-    generator = torch.Generator().manual_seed(0)
-    merges = refused = left_out = sent = 0
+    torch.set_num_threads(1)
+    condition = job.condition
+    inputs, labels = read_stream(arguments, job.corruption, job.seed)
+    replicas = make_replicas(condition, job.method, arguments.device)
+    merger = Merger(source_of(replicas[0].stream.method), policy_of(condition, arguments))
+    generator = torch.Generator().manual_seed(job.seed)
+    counts, right = Counts(), []
     began = time.perf_counter()
-    for step in range(len(right)):
-        for r in range(REPLICAS):
-            inputs, labels = images.batch(step, r)
-            if r == poisoned:
-                inputs = torch.randn(inputs.shape, generator=generator) * 3
-            logits = replicas[0 if alone else r](inputs).logits
-            right[step, r] = (logits.argmax(1) == labels).float().mean()
-        if every and (step + 1) * REPLICAS * BATCH % every == 0:
-            offers = {replica.name: replica.offer() for replica in replicas}
-            if condition.startswith("forged") and poisoned is not None:
-                offers[replicas[-1].name] = _forge(offers[replicas[-1].name], offers[replicas[0].name])
-            sent += sum(offer.bytes for offer in offers.values())
-            for merge in merger.merge(list(offers.values())):
-                left_out += len(merge.left_out)
-                sent += merge.state.bytes * len(merge.members)
-                for replica in replicas:
-                    if replica.name in merge.members:
-                        merges += 1
-                        refused += replica.take(merge, offers[replica.name]).action == "return"
-    healthy = right[:, : REPLICAS - 1]
-    curve = [float(right[: (i + 1) * len(right) // POINTS].mean()) for i in range(POINTS)]
-    return {
-        "condition": condition,
-        "accuracy": float(right.mean()),
-        "accuracy_second_half": float(right[len(right) // 2 :].mean()),
-        "accuracy_of_seven": float(healthy.mean()),
-        "curve": curve,
-        "curve_of_seven": [float(healthy[: (i + 1) * len(right) // POINTS].mean()) for i in range(POINTS)],
-        "merges_taken": merges - refused,
-        "merges_returned": refused,
-        "offers_left_out": left_out,
-        "bytes": sent,
-        "bytes_per_offer": merger.bases[0].bytes if every else 0,
-        "seconds": time.perf_counter() - began,
-    }
+    for step, (batches, truths) in enumerate(zip(inputs, labels, strict=True)):
+        for r, (batch, truth) in enumerate(zip(batches, truths, strict=True)):
+            poisoned = condition.poison is not None and r == REPLICAS - 1
+            given = 3 * torch.randn(batch.shape, generator=generator).to(batch) if poisoned else batch
+            logits = replicas[r % len(replicas)](given).logits
+            right.append((logits.argmax(1) == truth).sum())
+        if condition.every and (step + 1) * REPLICAS * BATCH % condition.every == 0:
+            meet(replicas, merger, condition, counts)
+    seconds = time.perf_counter() - began
+    for replica in replicas:
+        replica.stream.close()
+    hits = torch.stack(right).cpu().double().view(-1, REPLICAS)
+    return summary(job, hits) | {"merges": vars(counts), "seconds": seconds, "offer_bytes": merger.bases[0].bytes}
 
 
-def _forge(own: Offer, other: Offer) -> Offer:
+def meet(replicas: Sequence[Replica], merger: Merger, condition: Condition, counts: Counts) -> None:
+    """One round: everyone offers, what is merged is taken or returned."""
+    began = time.perf_counter()
+    offers = {replica.name: replica.offer() for replica in replicas}
+    if condition.poison == "forged":
+        offers[replicas[-1].name] = forge(offers[replicas[-1].name], offers[replicas[0].name])
+    counts.bytes += sum(offer.bytes for offer in offers.values())
+    for merge in merger.merge(list(offers.values())):
+        counts.left_out += len(merge.left_out)
+        counts.bytes += merge.state.bytes * len(merge.members)
+        for replica in replicas:
+            if replica.name in merge.members:
+                taken = replica.take(merge, offers[replica.name]).action == "take"
+                counts.taken, counts.returned = counts.taken + taken, counts.returned + (not taken)
+    counts.seconds += time.perf_counter() - began
+
+
+def forge(own: Offer, other: Offer) -> Offer:
     """The offer of a replica that lies: garbage with the signature of another, and more evidence than anyone's."""
     return Offer(own.replica, own.base, 1000 * max(1, own.images), own.state, other.signature)
 
 
+def policy_of(condition: Condition, arguments: argparse.Namespace) -> Averaging:
+    policy = Averaging(every=condition.every or 1)
+    power = {} if arguments.power is None else {"power": arguments.power}
+    return policy.changed(**(condition.changes | power))
+
+
+def make_replicas(condition: Condition, method: str, device: str) -> list[Replica]:
+    """Over methods that are used again, so that their passes are recorded once."""
+    replicas = []
+    for i, each in enumerate(make_methods(method, device)[: condition.replicas]):
+        each.reset()
+        honest = condition.poison is None or i < REPLICAS - 1
+        stream = tt.Stream(each, guard=tt.Guard() if condition.guarded and honest else None)
+        replicas.append(Replica(stream, f"replica {i}"))
+    return replicas
+
+
+@functools.cache
+def make_methods(method: str, device: str) -> list[Method]:
+    first = tt.create_method(method, Checkpoint.open(CHECKPOINT).load().to(device))
+    return [first, *(first.fork() for _ in range(REPLICAS - 1))]
+
+
+def read_stream(arguments: argparse.Namespace, corruption: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Images (steps, replicas, batch, c, h, w) as the network wants them, and labels, in an order of the seed's."""
+    images, labels = _read(arguments.data, corruption)
+    count = min(arguments.count, len(images)) // (REPLICAS * BATCH) * (REPLICAS * BATCH)
+    order = np.random.default_rng(seed).permutation(len(images))[:count]
+    chosen = np.ascontiguousarray(images[order])
+    if arguments.data is None:
+        chosen = tt.corrupt(chosen, corruption, severity=5, seed=seed)
+    preprocessing: Any = Checkpoint.open(CHECKPOINT).load().preprocessing
+    inputs = preprocessing(chosen).to(arguments.device)
+    truth = torch.as_tensor(labels[order]).to(arguments.device)
+    return inputs.view(-1, REPLICAS, BATCH, *inputs.shape[1:]), truth.view(-1, REPLICAS, BATCH)
+
+
+def _read(data: str | None, corruption: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    if data is None:
+        images, labels = load_sample()
+        return images, np.asarray(labels)
+    images, labels = np.load(Path(data) / f"{corruption}.npy", mmap_mode="r"), np.load(Path(data) / "labels.npy")
+    last = min(10_000, len(images))  # of five severities, the last
+    return images[-last:], labels[-last:]
+
+
+def summary(job: Job, hits: Tensor) -> dict[str, Any]:
+    """From the right predictions (steps, replicas) of every batch."""
+    steps = len(hits)
+    ends = [(i + 1) * steps // POINTS for i in range(POINTS)]
+    starts = [0, *ends[:-1]]
+    so_far = [float(hits[:end].mean()) / BATCH for end in ends]
+    of_seven = hits[:, : REPLICAS - 1]
+    return {
+        "condition": job.condition.name,
+        "method": job.method,
+        "corruption": job.corruption,
+        "seed": job.seed,
+        "images": steps * REPLICAS * BATCH,
+        "accuracy": so_far[-1],
+        "accuracy_of_seven": float(of_seven.mean()) / BATCH,
+        "curve": so_far,
+        "curve_of_seven": [float(of_seven[:end].mean()) / BATCH for end in ends],
+        "pieces": [float(hits[a:b].mean()) / BATCH for a, b in zip(starts, ends, strict=True)],
+    }
+
+
+# All runs
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Every run that the record does not hold, the most telling ones first; the record is written after each."""
+    path = Path(arguments.out)
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    known = {(row["condition"], row["method"], row["corruption"], row["seed"]) for row in rows}
+    jobs = [job for job in all_jobs(arguments) if job.key not in known]
+    deadline = time.monotonic() + arguments.seconds
+    context = multiprocessing.get_context("spawn")
+    about = facts_of(arguments)
+    with context.Pool(arguments.processes) as pool:
+        work = functools.partial(run_in_time, arguments=arguments, deadline=deadline)
+        for row in pool.imap_unordered(work, jobs, chunksize=1):
+            if row is None:
+                continue
+            rows.append(row)
+            shown = {
+                k: row[k]
+                for k in ("condition", "method", "corruption", "seed", "accuracy", "accuracy_of_seven", "seconds")
+            }
+            print(json.dumps(shown | {"merges": row["merges"]}), flush=True)
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps({"about": about, "runs": rows}) + "\n", encoding="utf-8")
+
+
+def run_in_time(job: Job, *, arguments: argparse.Namespace, deadline: float) -> dict[str, Any] | None:
+    """None where it is too late; monotonic clocks of one machine agree."""
+    return run(job, arguments) if time.monotonic() < deadline else None
+
+
+def all_jobs(arguments: argparse.Namespace) -> Iterator[Job]:
+    chosen = [c for c in CONDITIONS if arguments.conditions is None or c.name in arguments.conditions.split(",")]
+    for method in arguments.methods.split(","):
+        for seed in range(arguments.seeds):
+            for condition in chosen:
+                for corruption in arguments.corruptions.split(","):
+                    yield Job(condition, method, corruption, seed)
+
+
+def facts_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    facts = collect_facts(device=torch.device(arguments.device), dtype="float32", config="{}")
+    about = {name: getattr(facts, name) for name in ("trust_tta", "torch", "python", "platform", "commit")}
+    gpu = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else None
+    policy = policy_of(Condition(""), arguments).model_dump()
+    return about | {"device": gpu or "cpu", "replicas": REPLICAS, "batch": BATCH, "policy": policy}
+
+
+# The page
+
+
+def render(arguments: argparse.Namespace) -> None:
+    """Fill the tables of docs/fleet.md and draw docs/assets/fleet.svg."""
+    record = json.loads(Path(arguments.out).read_text(encoding="utf-8"))
+    page = DOCS / "fleet.md"
+    tables = {"averaging": averaging_table(record["runs"]), "poisoned": poisoned_table(record["runs"])}
+    text = re.sub(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{tables[m[2]]}\n\n{m[3]}",
+                  page.read_text(encoding="utf-8"), flags=re.DOTALL)  # fmt: skip
+    with replacing(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    draw(record["runs"], DOCS / "assets" / "fleet.svg")
+
+
+def paired(runs: Sequence[dict[str, Any]], method: str, conditions: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """The runs of each condition over those corruptions and seeds that every one of them has."""
+    found = {c: {(r["corruption"], r["seed"]): r for r in runs if (r["method"], r["condition"]) == (method, c)}
+             for c in conditions}  # fmt: skip
+    shared = sorted(set.intersection(*(set(rows) for rows in found.values())))
+    return {c: [rows[key] for key in shared] for c, rows in found.items()}
+
+
+def averaging_table(runs: Sequence[dict[str, Any]]) -> str:
+    names = [c.name for c in CONDITIONS if c.poison is None]
+    head = ["method", "fleet", "accuracy in %", "against one that sees all", "time", "of it merging", "MB per replica"]
+    rows = []
+    for method in dict.fromkeys(run["method"] for run in runs):
+        chosen = paired(runs, method, names)
+        one = chosen["one sees all"]
+        for name, own in chosen.items() if one else ():
+            moved = mean(r["merges"]["bytes"] for r in own) / REPLICAS / 1e6
+            gap = gap_of(own, one, "accuracy") if name != "one sees all" else "–"
+            time_of = mean(r["seconds"] for r in own)
+            merging = mean(r["merges"]["seconds"] for r in own) / time_of
+            row = [f"`{method}`", name, f"{100 * mean(r['accuracy'] for r in own):.2f}", gap]
+            rows.append([*row, f"{time_of:.0f} s", f"{merging:.0%}", f"{moved:.0f}" if moved else "–"])
+    return as_table(head, rows)
+
+
+def poisoned_table(runs: Sequence[dict[str, Any]]) -> str:
+    names = ["every 256", *(c.name for c in CONDITIONS if c.poison is not None)]
+    head = [
+        "method",
+        "fleet",
+        "accuracy of the seven in %",
+        "against nobody poisoned",
+        "merges taken",
+        "returned",
+        "left out",
+    ]
+    rows = []
+    for method in dict.fromkeys(run["method"] for run in runs):
+        chosen = paired(runs, method, names)
+        for name, own in chosen.items() if chosen["every 256"] else ():
+            gap = gap_of(own, chosen["every 256"], "accuracy_of_seven") if name != "every 256" else "–"
+            row = [f"`{method}`", name, f"{100 * mean(r['accuracy_of_seven'] for r in own):.2f}", gap]
+            rows.append(row + [f"{mean(r['merges'][k] for r in own):.0f}" for k in ("taken", "returned", "left_out")])
+    return as_table(head, rows)
+
+
+def gap_of(own: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], what: str) -> str:
+    """The mean difference in points over pairs, with the standard error of that mean."""
+    gaps = [100 * (a[what] - b[what]) for a, b in zip(own, other, strict=True)]
+    error = f" ± {np.std(gaps, ddof=1) / len(gaps) ** 0.5:.2f}" if len(gaps) > 1 else ""
+    return f"{mean(gaps):+.2f}{error}"
+
+
+def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Accuracy over all images so far: how often a fleet averages, and what one poisoned replica does to the seven."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    clean = [c.name for c in CONDITIONS if c.poison is None]
+    poisoned = ["every 256", *(c.name for c in CONDITIONS if c.poison is not None)]
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for axes, names, what in ((left, clean, "curve"), (right, poisoned, "curve_of_seven")):
+            for i, (name, own) in enumerate(paired(runs, "tide", names).items()):
+                curve = 100 * np.mean([r[what] for r in own], axis=0)
+                images = np.linspace(0, own[0]["images"], POINTS + 1)[1:]
+                style = {
+                    "color": COLORS[i],
+                    "linestyle": "--" if i == 0 else "-",
+                    "marker": MARKERS[i],
+                    "markersize": 4,
+                }
+                axes.plot(images[1:], curve[1:], label=name, **style)
+            axes.set_xlabel("images seen by the fleet")
+            axes.legend()
+        left.set_ylabel("accuracy so far in %")
+        right.set_title("one of eight is fed noise: the other seven", fontsize=9)
+        left.set_title("eight replicas, an eighth each", fontsize=9)
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images")
-    parser.add_argument("--labels")
-    parser.add_argument("--count", type=int, default=4096)
-    parser.add_argument("--corruption", default="gaussian_noise")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--method", default="tide")
-    parser.add_argument("--power", type=float, default=Averaging().power)
-    parser.add_argument(
-        "--conditions", default="one sees all,no averaging,every 64,every 256,every 1024,noise 256,forged 256"
-    )
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--data", help="folder of CORRUPTION.npy (n, h, w, 3) and labels.npy; default: shipped images")
+    parser.add_argument("--count", type=int, default=4096, help="images of a stream")
+    parser.add_argument("--corruptions", default="gaussian_noise,glass_blur,jpeg_compression")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", default="tide,tent")
+    parser.add_argument("--conditions", help=f"some of: {', '.join(c.name for c in CONDITIONS)}")
+    parser.add_argument("--power", type=float)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no run is begun")
+    parser.add_argument("--out", required=True, metavar="FILE")
+    parser.add_argument("--render", action="store_true", help="write the tables and charts of docs/fleet.md from FILE")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    checkpoint = Checkpoint.open("vmamba_nano_cifar10")
-    images = Images(arguments, checkpoint.load().preprocessing)
-    facts = collect_facts(device=torch.device("cpu"), dtype="float32", config="{}")
-    about = {name: getattr(facts, name) for name in ("trust_tta", "torch", "python", "platform", "threads", "commit")}
-    about |= {"replicas": REPLICAS, "batch": BATCH, "images": len(images), "corruption": arguments.corruption}
-    about |= {"method": arguments.method, "power": arguments.power, "seed": arguments.seed}
-    path = Path(arguments.out)
-    rows = {row["condition"]: row for row in json.loads(path.read_text())["conditions"]} if path.exists() else {}
-    for condition in arguments.conditions.split(","):
-        rows[condition] = run(images, checkpoint, arguments, condition=condition)
-        shown = {k: v for k, v in rows[condition].items() if not k.startswith("curve")}
-        print(json.dumps(shown), flush=True)
-        record = {"about": about, "conditions": list(rows.values())}
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    render(arguments) if arguments.render else measure(arguments)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,36 @@ def test_merged_statistics_are_those_of_one_norm_that_saw_all_images(counts: lis
     assert merge.state.remembered == pytest.approx(total)
 
 
+def test_pooled_sums_are_those_of_one_method_that_forgets_as_it_sees_all_images() -> None:
+    torch.manual_seed(0)
+    seen, forget, shares = torch.rand(6, 8, 4), 2 ** (-1 / 64), torch.full((4,), 0.25)
+
+    def follow(sums: Tensor, images: Tensor) -> Tensor:
+        for image in images:
+            sums = forget * sums + image / image.sum()
+        return sums
+
+    start = 50 * shares
+    base = State(torch.zeros(SIZE), torch.zeros(CHANNELS), torch.ones(CHANNELS), 0.0, shares, 50.0)
+    offers = []
+    for i, images in enumerate(seen):
+        sums = follow(start, images)
+        own = State(base.weights, base.means, base.squares, 8.0, sums / sums.sum(), float(sums.sum()))
+        offers.append(Offer(str(i), 0, len(images), own, SAME))
+    merged = merge_offers(offers, {0: base}, PLAIN, number=1).state
+    one = follow(start, seen.flatten(0, 1))
+    assert torch.allclose(merged.shares, one / one.sum(), atol=0.01)
+    assert merged.shared == pytest.approx(float(one.sum()), rel=0.15)
+
+
+def test_sums_in_an_odd_form_are_left_out_of_the_pool() -> None:
+    shares = [torch.full((4,), 0.25), torch.full((3,), 1 / 3), torch.full((4,), 0.25)]
+    states = [State(torch.ones(SIZE), torch.zeros(CHANNELS), torch.ones(CHANNELS), 0.0, s, 10.0) for s in shares]
+    (merge,) = Merger(zero(), PLAIN).merge([Offer(str(i), 0, 10, each, SAME) for i, each in enumerate(states)])
+    assert torch.allclose(merge.state.shares, shares[0])
+    assert merge.state.shared == 20
+
+
 def test_replicas_in_other_domains_are_left_alone() -> None:
     offers = [offer("a", torch.ones(SIZE)), offer("b", torch.ones(SIZE)), offer("c", torch.ones(SIZE), signature=OTHER)]
     (merge,) = Merger(zero()).merge(offers)
@@ -214,7 +244,8 @@ def test_replicas_that_take_a_merge_are_one() -> None:
     assert [(event.kind, event.action) for event in events] == [("merge", "take")] * 3
     states = [state_of(replica.stream.method) for replica in replicas]
     assert all(torch.equal(s.weights, merge.state.weights) for s in states)
-    assert all(s.remembered == merge.state.remembered for s in states)
+    assert all(s.remembered == pytest.approx(merge.state.remembered) for s in states)
+    assert all(torch.allclose(s.shares, merge.state.shares) and s.shared == pytest.approx(24) for s in states)
     assert [(replica.base, replica.images) for replica in replicas] == [(merge.number, 0)] * 3
 
 

@@ -84,7 +84,7 @@ def test_the_bytes_are_those_of_the_tensors() -> None:
         await asyncio.gather(*(coordinator.meet(offer(name, torch.ones(SIZE))) for name in "ab"))
         return await coordinator.report()
 
-    state, signature = 4 * (SIZE + 5 + 5) + 8, 4 * 4 + 16
+    state, signature = 4 * (SIZE + 5 + 5) + 16, 4 * 4 + 16
     assert asyncio.run(meet()) == {"rounds": 1, "bytes": 2 * (2 * state + signature), "expected": 2, "merges": 1}
 
 

@@ -9,8 +9,9 @@ merge is a function of offers.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from pydantic import Field
@@ -40,19 +41,28 @@ class Averaging(Schema):
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What is averaged: weights (n,), mean and mean square (m,) of all norms, and the images these stand for."""
+    """What is averaged: weights (n,), mean and mean square (m,) of all norms, and the images these stand for.
+
+    `shares` (p,): what else the method knows of the domain, as means over the images that `shared` counts; empty where
+    it knows nothing yet.
+    """
 
     weights: Tensor
     means: Tensor
     squares: Tensor
     remembered: float = 0.0
+    shares: Tensor = field(default_factory=lambda: torch.zeros(0))
+    shared: float = 0.0
 
     @property
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.weights, self.means, self.squares)) + 8
+        return sum(t.numel() * t.element_size() for t in self._tensors()) + 16
 
     def is_finite(self) -> bool:
-        return all(bool(t.isfinite().all()) for t in (self.weights, self.means, self.squares))
+        return all(bool(t.isfinite().all()) for t in self._tensors())
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return self.weights, self.means, self.squares, self.shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,12 +152,13 @@ def merge_offers(offers: Sequence[Offer], bases: Mapping[int, State], policy: Av
     weights = mean_of([base.weights for _, base in chosen], evidence)
     walked = trimmed_mean(learned[torch.tensor(kept)], evidence, trim=policy.trim)
     means, squares, remembered = merge_statistics(chosen, trim=policy.trim)
+    shares, shared = merge_shares(chosen, trim=policy.trim)
     return Merge(
         number=number,
         members=tuple(offer.replica for offer, _ in chosen),
         left_out=tuple(offer.replica for offer, keep in zip(offers, kept, strict=True) if not keep),
         images=sum(offer.images for offer, _ in chosen),
-        state=State(weights + length * walked, means, squares, remembered),
+        state=State(weights + length * walked, means, squares, remembered, shares, shared),
     )
 
 
@@ -186,21 +197,52 @@ def mean_of(rows: Sequence[Tensor], evidence: Tensor) -> Tensor:
     return total.to(rows[0].dtype)
 
 
-def merge_statistics(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> tuple[Tensor, Tensor, float]:
-    """Means and mean squares (m,) as of one norm that saw all images, and how many images they stand for.
+@dataclass(frozen=True)
+class Pool:
+    """How running means of several replicas become those of one that saw all images.
 
-    A replica's are those of its base (worth M images) and of its own k: S + k / (M + k) (s - S). Those of all r, with K
-    images together, are S and the sum of what each moved, by (M + k) / (M + K): so r M + K over M + K times its mean.
+    A replica's are those of its base, now worth M images, and of its own k: S + k / (M + k) (s - S). Those of all r,
+    with K images together, are S and the sum of what each moved by (M + k) / (N + K): r M + K over N + K times its
+    mean. N: what is left of the base's W images after r replicas have each forgotten what one did, W (M / W)^r.
     """
-    new = [offer.images for offer, _ in chosen]
-    kept = [max(0.0, offer.state.remembered - offer.images) for offer, _ in chosen]
-    memory, total = float(torch.tensor(kept, dtype=torch.float64).median()), float(sum(new))
-    length = (len(chosen) * memory + total) / (memory + total)
-    evidence = bounded([memory + images for images in new])
-    merged = []
-    for name in ("means", "squares"):
-        base = mean_of([getattr(base, name) for _, base in chosen], evidence)
-        moved = torch.stack([getattr(offer.state, name) - getattr(start, name) for offer, start in chosen])
-        merged.append(base + length * trimmed_mean(moved, evidence, trim=trim))
-    means, squares = merged
-    return means, torch.maximum(squares, means.square()), memory + total
+
+    evidence: Tensor
+    length: float
+    images: float
+
+    @classmethod
+    def of(cls, new: Sequence[int], worth: Sequence[float], base: float) -> Pool:
+        """From the images that each replica saw, those that its means are worth now, and that their base's were."""
+        kept = torch.tensor([max(0.0, w - k) for w, k in zip(worth, new, strict=True)], dtype=torch.float64)
+        memory, total = min(float(kept.median()), base), float(sum(new))
+        left = base * (memory / base) ** len(new) if base > 0 else 0.0
+        length = (len(new) * memory + total) / (left + total)
+        return cls(bounded([memory + images for images in new]), length, left + total)
+
+    def __call__(self, bases: Sequence[Tensor], own: Sequence[Tensor], *, trim: float) -> Tensor:
+        base = mean_of(bases, self.evidence)
+        moved = torch.stack([value - start for value, start in zip(own, bases, strict=True)])
+        return base + self.length * trimmed_mean(moved, self.evidence, trim=trim)
+
+
+def merge_statistics(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> tuple[Tensor, Tensor, float]:
+    """Means and mean squares (m,) as of one norm that saw all images, and how many images they stand for."""
+    offers, bases = zip(*chosen, strict=True)
+    worth = float(torch.tensor([base.remembered for base in bases], dtype=torch.float64).median())
+    pool = Pool.of([o.images for o in offers], [o.state.remembered for o in offers], worth)
+    means = pool([base.means for base in bases], [o.state.means for o in offers], trim=trim)
+    squares = pool([base.squares for base in bases], [o.state.squares for o in offers], trim=trim)
+    return means, torch.maximum(squares, means.square()), pool.images
+
+
+def merge_shares(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> tuple[Tensor, float]:
+    """The same of what else methods know of a domain, among those that know it in one form."""
+    size = Counter(offer.state.shares.numel() for offer, _ in chosen).most_common(1)[0][0]
+    known = [(offer, base) for offer, base in chosen if offer.state.shares.numel() == size > 0]
+    if not known:
+        return torch.zeros(0), 0.0
+    offers, bases = zip(*known, strict=True)
+    began = [base.shares if base.shares.numel() == size else torch.zeros(size) for base in bases]
+    worth = float(torch.tensor([base.shared for base in bases], dtype=torch.float64).median())
+    pool = Pool.of([o.images for o in offers], [o.state.shared for o in offers], worth)
+    return pool(began, [o.state.shares for o in offers], trim=trim).clamp_min(0), pool.images

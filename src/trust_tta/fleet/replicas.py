@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.statistics import SOURCE_WORTH
 
 SIGNATURE_IMAGES = 256  # of which the signature is taken, at most
-JUDGED_IMAGES = (16, 64)  # of the last ones, on which a merge is judged: as many as were learned from, within these
+JUDGED_IMAGES = 64  # of the last ones, on which a merge is judged, once in as many images that were learned from
+GLANCED_IMAGES = 8  # on which the merges between are
 UNKNOWN = -1  # a base that no merger knows
 
 
@@ -31,8 +33,9 @@ class Replica:
         self.base = self.images = 0  # the merge it comes from, and the images it learned from since
         self._judge = Judge(stream.method)
         self._inputs = Window(SIGNATURE_IMAGES)
-        self._recent: Tensor | None = None
-        self._updates = 0
+        self._recent: Tensor | None = None  # the last images, with what was served for them
+        self._served: Tensor | None = None
+        self._updates = self._unjudged = 0  # images learned from since a merge was judged closely
 
     def __call__(self, images: Any) -> Result:
         """As the stream."""
@@ -41,9 +44,10 @@ class Replica:
         self._notice_return()
         if result.adapted:
             self.images += len(batch)
+            self._unjudged += len(batch)
         if bool(batch.isfinite().all()):
             self._inputs.add(len(batch), self._judge.input_statistics(batch).double().cpu() * len(batch))
-            self._recent = batch if self._recent is None else torch.cat([self._recent, batch])[-JUDGED_IMAGES[1] :]
+            self._remember(batch, result.logits)
         return result
 
     def offer(self) -> Offer:
@@ -54,17 +58,26 @@ class Replica:
 
     def take(self, merge: Merge, offered: Offer) -> Event:
         """Go on from a merge of what was `offered`, and keep what was learned meanwhile; the guard may refuse it."""
-        if self._recent is None:
+        if self._recent is None or self._served is None:
             raise StateError(f"the replica '{self.name}' has seen no image to judge a merge by; offer after the first")
         now = state_of(self.stream.method)
         since = self.images - offered.images
         weights = merge.state.weights + (now.weights - offered.state.weights)
-        taken = State(weights, merge.state.means, merge.state.squares, merge.state.remembered + max(0, since))
-        judged = min(max(self.images, JUDGED_IMAGES[0]), JUDGED_IMAGES[1])
-        event = self.stream.adopt(lambda method: load_into(method, taken), self._recent[-judged:])
+        taken = replace(merge.state, weights=weights, remembered=merge.state.remembered + max(0, since))
+        closely = self._unjudged >= JUDGED_IMAGES
+        glance = None if closely else self._served[-GLANCED_IMAGES:]
+        event = self.stream.adopt(lambda method: load_into(method, taken), self._recent, glance=glance)
+        self._unjudged = 0 if closely else self._unjudged
         if event.action == "take":
             self.base, self.images = merge.number, max(0, since)
         return event
+
+    def _remember(self, batch: Tensor, logits: Tensor) -> None:
+        if self._recent is None or self._served is None or self._recent.shape[1:] != batch.shape[1:]:
+            self._recent, self._served = batch[-JUDGED_IMAGES:], logits[-JUDGED_IMAGES:]
+        else:
+            self._recent = torch.cat([self._recent, batch])[-JUDGED_IMAGES:]
+            self._served = torch.cat([self._served, logits])[-JUDGED_IMAGES:]
 
     def _notice_return(self) -> None:
         """A guard or a person may have put the state back: then it comes from no merge any more."""
@@ -80,7 +93,10 @@ def state_of(method: Method) -> State:
     means = _flat([norm.mean for norm in norms])
     squares = _flat([norm.variance + norm.mean.square() for norm in norms])
     remembered = float(norms[0].images) if norms else 0.0
-    return State(method.weights.read().cpu(), means, squares, remembered)
+    sums = _flat([value for name in method.pooled if (value := getattr(method, name)) is not None])
+    images = float(sums.sum()) / max(1, len(method.pooled))
+    shares = sums / images if images > 0 else sums[:0]
+    return State(method.weights.read().cpu(), means, squares, remembered, shares, images)
 
 
 def source_of(method: Method) -> State:
@@ -103,6 +119,13 @@ def load_into(method: Method, state: State) -> None:
         norm.variance.copy_((square - mean.square()).clamp_min(0))
         norm.images.fill_(state.remembered)
         start = stop
+    start = 0
+    for name in method.pooled if len(state.shares) else ():
+        value = getattr(method, name)
+        if value is not None:
+            stop = start + value.numel()
+            setattr(method, name, (state.shared * state.shares[start:stop]).to(value).view_as(value))
+            start = stop
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

@@ -271,28 +271,51 @@ class Session:
 
     # What others learned
 
-    def adopt(self, change: Callable[[], None], images: Tensor) -> Event:
-        """Let `change` alter the method's state; where that is wrong for the images (n, c, h, w), undo it."""
+    def adopt(self, change: Callable[[], None], images: Tensor, *, glance: Tensor | None = None) -> Event:
+        """Let `change` alter the method's state; where that is wrong for the images (n, c, h, w), undo it.
+
+        `glance`: what was served for the last of them (m, classes); where that is predicted again, it is enough.
+        """
         self._events = []
-        before, served = self.method.state_dict(), self.evaluate(images)
+        before = self.method.state_dict()
+        if glance is not None and self.watch is not None:
+            change()
+            evidence = self._glance(glance, images[-len(glance) :])
+            if evidence["agreement"] >= (1 + self.policy.agreement) / 2:
+                return self._adopted(evidence)
+            self.method.load_state_dict(before)
+        served = self.evaluate(images) if self.watch is not None else None
         change()
         reason, evidence = self._judge_change(served, images)
         if reason:
             self.method.load_state_dict(before)
             return self._event("merge", "return", reason, evidence)
+        return self._adopted(evidence)
+
+    def _adopted(self, evidence: dict[str, Any]) -> Event:
         self.books.at_source = False
         return self._event("merge", "take", "what others learned does for these images", evidence)
 
-    def _judge_change(self, served: Tensor, images: Tensor) -> tuple[str, dict[str, Any]]:
+    def _glance(self, served: Tensor, images: Tensor) -> dict[str, Any]:
+        """How far the state predicts images as they were served; not at all where it predicts nothing finite."""
+        logits = self.evaluate(images)
+        agreement = self._agreement(served, logits) if bool(logits.isfinite().all()) else 0.0
+        return {"agreement": agreement, "images": len(images)}
+
+    def _agreement(self, served: Tensor, logits: Tensor) -> float:
+        """The share of predictions (n, classes) that stay what they were, by how sure these were."""
+        old, new = (rows_of(output, probabilities=self.method.probabilities) for output in (served, logits))
+        weights = old.amax(1)
+        return float((weights * (old.argmax(1) == new.argmax(1))).sum() / weights.sum())
+
+    def _judge_change(self, served: Tensor | None, images: Tensor) -> tuple[str, dict[str, Any]]:
         """Why a change of state is wrong, or nothing; with the evidence. `served`: as it was predicted before."""
         logits = self.evaluate(images)
         if not bool(logits.isfinite().all()):
             return "the predictions are not finite", {}
-        if self.watch is None:
+        if served is None or self.watch is None:
             return "", {}
-        old, new = (rows_of(output, probabilities=self.method.probabilities) for output in (served, logits))
-        weights = old.amax(1)
-        agreement = float((weights * (old.argmax(1) == new.argmax(1))).sum() / weights.sum())
+        agreement = self._agreement(served, logits)
         check = self.watch.check(self.method, images)
         evidence = {"agreement": agreement} | (check.evidence() if check else {})
         if agreement < self.policy.agreement:

@@ -73,13 +73,15 @@ class LearningOptions(MethodOptions):
 class Method(nn.Module):
     """Adapt on a batch, then predict it. Subclasses say how in `adapt`.
 
-    `probabilities`: the output is a distribution, not logits. `logits_before`: the prediction made before the
-    last batch's update, where it came for free. One method may serve several threads: calls take turns.
+    `probabilities`: the output is a distribution, not logits. `pooled`: what of `moving` tells of the domain, not of
+    the stream, as sums over images that total one each: fleets pool it. `logits_before`: the prediction made before
+    the last batch's update, where it came for free. One method may serve several threads: calls take turns.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     probabilities: ClassVar[bool] = False
+    pooled: ClassVar[tuple[str, ...]] = ()
     options: MethodOptions
 
     def __init_subclass__(cls) -> None:

@@ -65,6 +65,7 @@ class Tide(Learner):
     """One pass over two views, one update, and the prediction of that pass."""
 
     Options: ClassVar[type[LearningOptions]] = TideOptions
+    pooled: ClassVar[tuple[str, ...]] = ("confusion",)
     options: TideOptions
     confusion: Tensor | None
     frequencies: Tensor | None
