@@ -213,3 +213,44 @@ def test_what_collapsed_once_learns_only_from_images_that_differ_until_it_is_res
     assert not any(result.adapted for result in after[over:])
     stream.reset()
     assert stream(clean(1, seed=6)[0]).adapted
+
+
+# The end of a drift
+
+
+@pytest.mark.parametrize("name", ["tent", "tide", "bn_ema"])
+@pytest.mark.parametrize("size", [16, 32])
+def test_the_first_clean_batch_after_noise_is_predicted_by_the_source(name: str, size: int) -> None:
+    options = {"lr": 1e-2} if name != "bn_ema" else {}
+    stream = Stream(make(name, **options), reference=calibrate(make(name, **options), clean(40, size=size, seed=3)))
+    for i in range(12):
+        stream(noise_like(i, size))
+    (images,) = clean(1, size=size, seed=8)
+    result = stream(images)
+    assert [(e.kind, e.action) for e in result.events] == [("drift_over", "source")]
+    assert torch.equal(result.logits, make(name, **options).evaluate(images))
+    assert stream(clean(1, size=size, seed=9)[0]).events == ()
+
+
+def test_images_about_the_limit_of_drift_are_one_drift() -> None:
+    stream = Stream(make("tent", lr=1e-3), reference=reference("tent"))
+    limit = reference("tent").limits.drift
+    assert limit is not None
+    distances, events = [], []
+    for images in clean(40, seed=21):
+        result = stream(1.08 * images)
+        events += [e.kind for e in result.events]
+        assert result.reading is not None
+        distances.append(result.reading.input_distance or 0.0)
+    assert min(distances) < limit < max(distances)  # else this tests nothing
+    assert events == ["drift"]
+
+
+def test_a_drift_that_fades_away_ends() -> None:
+    stream = Stream(make("tent", lr=1e-3), reference=reference("tent"))
+    for i, images in enumerate(clean(60, seed=22)):
+        events = stream((1 + 0.5 * max(0.0, 1 - i / 30)) * images).events
+        if any(e.kind == "drift_over" for e in events):
+            assert i > 20
+            return
+    raise AssertionError("the drift never ended")

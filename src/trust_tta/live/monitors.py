@@ -16,6 +16,7 @@ from torch import Tensor
 from trust_tta.methods.base import Method
 
 INPUT_WINDOW = 32  # images over which the input's statistics are taken
+LATEST_WINDOW = 16  # images that are enough to say that a drift is over
 CLASS_WINDOW = 256  # images over which predictions and agreement are taken
 MOST_PIXELS = 4096  # of a segmentation, which gives a prediction for each pixel
 
@@ -85,6 +86,10 @@ class Window:
         self._entries.clear()
         self.images, self._sum = 0, None
 
+    def replace(self, other: Window) -> None:
+        """Hold what another window holds."""
+        self.load(other.state())
+
     def state(self) -> list[list[Any]]:
         return [[images, total] for images, total in self._entries]
 
@@ -101,11 +106,39 @@ class Monitors:
         self.input_reference, self.class_reference = input_reference, class_reference
         self._inputs, self._served, self._before = Window(INPUT_WINDOW), Window(CLASS_WINDOW), Window(CLASS_WINDOW)
         self._probes = Window(CLASS_WINDOW)
+        self._latest, self._drifted = Window(LATEST_WINDOW), Window(CLASS_WINDOW)
+        self.returned = False  # whether the last images are like the reference again
         self._entropy = self._confidence = 0.0
 
-    def see_inputs(self, images: int, statistics: Tensor) -> None:
-        """The statistics (2, c) of a batch."""
-        self._inputs.add(images, statistics.double().cpu() * images)
+    def see_inputs(self, images: int, statistics: Tensor, *, drift_limit: float | None = None) -> None:
+        """The statistics (2, c) of a batch; with the limit of the input distance while a drift lasts."""
+        total = statistics.double().cpu() * images
+        self._inputs.add(images, total)
+        self._latest.add(images, total)
+        self.returned = drift_limit is not None and self._has_returned(drift_limit)
+        if drift_limit is not None:
+            self._drifted.add(images, total)
+
+    def _has_returned(self, limit: float) -> bool:
+        """Whether the last images are like the reference rather than like the drift, or the drift has faded away."""
+        if self._comparable_reference is None or not self._latest.full or not self._drifted.images:
+            return False
+        distance = input_distance(self._latest.mean, self._comparable_reference)
+        nearer = distance <= limit and 2 * distance < input_distance(self._latest.mean, self._drifted.mean)
+        return nearer or (
+            self._drifted.full and input_distance(self._drifted.mean, self._comparable_reference) <= limit / 2
+        )
+
+    def begin_drift(self) -> None:
+        """The last images are the first of a drift."""
+        self._drifted.replace(self._inputs)
+
+    def end_drift(self) -> bool:
+        """Forget the drift and what was before its end; whether it had lasted long."""
+        long = self._drifted.full
+        self._drifted.clear()
+        self._inputs.replace(self._latest)
+        return long
 
     def see_predictions(self, probabilities: Tensor) -> None:
         """What was served, (rows, classes)."""
@@ -156,11 +189,21 @@ class Monitors:
 
     def input_distance(self) -> float | None:
         """Of the last images from the reference; None where there is none, or too few images so far."""
-        if self.input_reference is None or not self._inputs.full:
+        if self._comparable_reference is None or not self._inputs.full:
             return None
-        mean = self._inputs.mean
-        # What BatchNorm kept may be of another layer than the one that is reached first.
-        return input_distance(mean, self.input_reference) if mean.shape == self.input_reference.shape else None
+        return input_distance(self._inputs.mean, self._comparable_reference)
+
+    @property
+    def knows_inputs(self) -> bool:
+        """Whether drift would be noticed."""
+        return self._comparable_reference is not None
+
+    @property
+    def _comparable_reference(self) -> Tensor | None:
+        """None where there is none; what BatchNorm kept may be of another layer than the one that is reached first."""
+        reference = self.input_reference
+        alike = reference is not None and self._inputs.images and self._inputs.mean.shape == reference.shape
+        return reference if alike else None
 
     def _read_probes(self) -> dict[str, Any]:
         if self._probes.images == 0:
@@ -183,10 +226,17 @@ class Monitors:
 
     def load(self, state: Mapping[str, Any]) -> None:
         for name, window in self._windows().items():
-            window.load(state[name])
+            window.load(state.get(name, []))  # snapshots of earlier versions have fewer
 
     def _windows(self) -> dict[str, Window]:
-        return {"inputs": self._inputs, "served": self._served, "before": self._before, "probes": self._probes}
+        return {
+            "inputs": self._inputs,
+            "latest": self._latest,
+            "drifted": self._drifted,
+            "served": self._served,
+            "before": self._before,
+            "probes": self._probes,
+        }
 
 
 def rows_of(output: Tensor, *, probabilities: bool = False) -> Tensor:

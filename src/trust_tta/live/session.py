@@ -20,7 +20,7 @@ from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
 
 FREE_UPDATES = 16  # after so many, checks are paid from the budget
-FAR = 4.0  # times the limit that a drift must have reached for its end to be a return
+FAR = 2.0  # times the limit that a short drift must have reached for its end to be a return: others may be chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,14 +110,14 @@ class Session:
     def _step(self, images: Tensor, *, partly: bool = False) -> tuple[Tensor, bool]:
         if self.watch is None:
             return (self.evaluate(images), False) if self.books.paused else self._adapt(images)
-        problem = looks_broken(images)
+        problem, returned = looks_broken(images), False
         if problem:
             self._begin("broken_input", self.policy.on_broken_input, problem, {"images": len(images)})
         else:
             if not partly:
                 self._lasting.pop("broken_input", None)
-            self.watch.look(images)
-        if self._may_update():
+            returned = self.watch.look(images, drifting="drift" in self._lasting)
+        if not returned and self._may_update():
             return self._update(self.watch, images)
         logits = self.evaluate(images)
         if not self.books.paused:  # the update that is not made pays for a look at the source
@@ -154,7 +154,7 @@ class Session:
     def _may_update(self) -> bool:
         if self.books.paused or "skip" in self._lasting.values():
             return False
-        if self.books.collapsed and "drift" not in self._lasting and self.watch and self.watch.knows_inputs:
+        if self.books.collapsed and "drift" not in self._lasting and self.watch and self.watch.monitors.knows_inputs:
             return False  # what has failed is not tried again where there is nothing to adapt to
         turn = self.books.wait == 0
         self._set_pace(self._pace.step())
@@ -189,6 +189,8 @@ class Session:
         watch.see(images, logits, work=work, probabilities=self.method.probabilities)
         self.reading, alarms = watch.read(self.method, self.books.images)
         evidence = self.reading.as_dict() | (check.evidence() if check else {})
+        if watch.monitors.returned:
+            return self._end_drift(watch, evidence)
         if check and not check.passed:
             return self._collapse("the canary is predicted otherwise", evidence, before)
         if "collapse" in alarms:
@@ -221,20 +223,23 @@ class Session:
         return False
 
     def _follow_drift(self, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
+        """A drift lasts until the images are nearer to the reference than to it: see `_end_drift`."""
         distance = evidence.get("input_distance")
-        if distance is None or self.watch is None or self.watch.limits.drift is None:
-            return False
-        self.books.farthest = max(self.books.farthest, distance)
-        if "drift" in alarms:
+        if "drift" in self._lasting:
+            self.books.farthest = max(self.books.farthest, distance or 0.0)
+        elif "drift" in alarms and self.watch is not None:
+            self.books.farthest = distance or 0.0
+            self.watch.monitors.begin_drift()
             return self._begin("drift", self.policy.on_drift, alarms["drift"], evidence)
-        if "drift" not in self._lasting:
-            self.books.farthest = 0.0
-            return False
-        returned = self.books.farthest >= FAR * self.watch.limits.drift
+        return False
+
+    def _end_drift(self, watch: Watch, evidence: dict[str, Any]) -> bool:
+        long, limit = watch.monitors.end_drift(), watch.limits.drift
+        returned = long or (limit is not None and self.books.farthest >= FAR * limit)
         evidence = {**evidence, "farthest": self.books.farthest}
         self.books.farthest = 0.0
         del self._lasting["drift"]
-        self.watch.doubt = CLASS_WINDOW
+        watch.doubt = CLASS_WINDOW
         action: Action = self.policy.on_return if returned and not self.books.at_source else "none"
         return self._act("drift_over", action, "the images are like the reference again", evidence)
 

@@ -59,14 +59,11 @@ class Watch:
         self.learns = bool(method.adapted)  # else there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images that wait to be judged, with what was served
 
-    @property
-    def knows_inputs(self) -> bool:
-        """Whether drift would be noticed."""
-        return self.monitors.input_distance() is not None
-
-    def look(self, images: Tensor) -> None:
-        """Take the statistics of a batch."""
-        self.monitors.see_inputs(len(images), self.judge.input_statistics(images))
+    def look(self, images: Tensor, *, drifting: bool) -> bool:
+        """Take the statistics of a batch; whether the drift that lasts, if one does, is over with it."""
+        limit = self.limits.drift if drifting else None
+        self.monitors.see_inputs(len(images), self.judge.input_statistics(images), drift_limit=limit)
+        return self.monitors.returned
 
     def see(self, images: Tensor, output: Tensor, *, work: int, probabilities: bool) -> None:
         """Take what was served for a batch; `work`, in forward passes of one image, earns looks at the source."""
