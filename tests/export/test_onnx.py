@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ from torch import nn
 
 import trust_tta as tt
 from tests.export.networks import SMALL, small
+from trust_tta.cli.main import main
+from trust_tta.data.embedded import load_sample
+from trust_tta.errors import TrustError
 from trust_tta.export import Exported, export_network
+from trust_tta.export.check import Agreement
 from trust_tta.export.onnx import quantize
 
 onnx = pytest.importorskip("onnx")
@@ -82,3 +87,75 @@ def test_every_family(family: str, tmp_path: Path) -> None:
     assert exported.agreement.largest_error < 1e-5
     assert exported.agreement.equal_classes == exported.agreement.images
     assert b"site-packages" not in exported.path.read_bytes()  # no traces of the machine
+
+
+def compare_sizes(file: Path, network: Any, preprocessing: Any) -> None:
+    """At sizes that the command itself does not try."""
+    for shape in ((1, 3, 32, 32), (3, 3, 50, 71), (2, 3, 117, 64)):
+        images = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            expected = network((images - _channels(preprocessing.mean)) / _channels(preprocessing.std))
+        torch.testing.assert_close(run(file, images.numpy()), expected, rtol=1e-4, atol=1e-5)
+
+
+def _channels(values: Any) -> torch.Tensor:
+    return torch.tensor(values).view(1, 3, 1, 1)
+
+
+@pytest.mark.parametrize("family", ["vmamba", pytest.param("groupmamba", marks=pytest.mark.slow)])
+def test_images_of_any_size(family: str, tmp_path: Path) -> None:
+    network = small(family)
+    exported = export_network(network, "onnx", tmp_path / "a.onnx", size="any")
+    assert json.loads(exported.about["input"])["shape"] == ["n", 3, "any", "any"]
+    assert runtime.InferenceSession(str(exported.path)).get_inputs()[0].shape == ["n", 3, "h", "w"]
+    compare_sizes(exported.path, network, network.preprocessing)
+
+
+def test_segmentation_of_any_size(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = tt.create_model("upernet_vmamba_nano", num_classes=4, dims=(8, 16), depths=(1, 1), channels=16).eval()
+    with torch.no_grad():
+        network.decode_head.conv_seg.weight.mul_(100)  # logits that are far apart
+    preprocessing: Any = network.preprocessing
+    network.preprocessing = preprocessing.changed(size=48)
+    exported = export_network(network, "onnx", tmp_path / "a.onnx", size="any")
+    assert exported.agreement.equal_classes == exported.agreement.images == 64
+    compare_sizes(exported.path, network, preprocessing)
+
+
+@pytest.mark.slow
+def test_segmentation_of_one_size(tmp_path: Path) -> None:
+    network = tt.create_model("upernet_vmamba_nano", num_classes=4, dims=(8, 16), depths=(1, 1), channels=16).eval()
+    exported = export_network(network, "onnx", tmp_path / "a.onnx", size=40, pixels="uint8")
+    assert runtime.InferenceSession(str(exported.path)).get_inputs()[0].shape == ["n", 40, 40, 3]
+    assert exported.agreement.largest_error < 1e-5
+
+
+@pytest.mark.slow
+def test_int8_of_the_shipped_network_loses_less_than_a_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On all shipped images, counted here by onnxruntime alone."""
+    file = tmp_path / "nano.onnx"
+    assert main(["export", "vmamba_nano_cifar10", "--int8", "--out", str(file)]) == 0
+    found = re.search(r"shipped images: ([\d.]+) % as it was, ([\d.]+) % as int8", capsys.readouterr().out)
+    assert found is not None
+    images, labels = load_sample()
+    inputs = np.split(images.transpose(0, 3, 1, 2).astype(np.float32) / 255, 20)
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    logits = np.concatenate([session.run(["logits"], {"images": batch})[0] for batch in inputs])
+    right = logits.argmax(1) == labels
+    assert float(found[2]) == pytest.approx(100 * right.mean(), abs=0.01)
+    assert float(found[2]) > float(found[1]) - 1
+
+
+def test_too_much_error_is_refused() -> None:
+    """Also where all logits are small."""
+    with pytest.raises(TrustError, match="differs from the network by 0.001"):
+        Agreement(16, 1e-3, 0.02, 16).require(Path("a.onnx"), tolerance=1e-3)
+    with pytest.raises(TrustError, match="gives 15 of 16 images the same class"):
+        Agreement(16, 0.0, 1.0, 15).require(Path("a.onnx"), tolerance=1e-3)
+    for error in (float("nan"), float("inf")):
+        with pytest.raises(TrustError, match="nothing was kept"):
+            Agreement(16, error, 1.0, 16).require(Path("a.onnx"), tolerance=1e-3)
+    Agreement(16, 1e-3, 1.0, 16).require(Path("a.onnx"), tolerance=1e-3)

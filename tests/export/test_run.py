@@ -76,6 +76,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (dict(origin=NANO, checkpoint=NANO), ConfigError, "is a checkpoint itself"),
         (dict(origin=NANO, int8=True), ConfigError, "int8 is for the format 'onnx'"),
         (dict(origin=NANO, pixels="int"), ConfigError, "pixels is 'int'"),
+        (dict(origin=NANO, size="any"), ConfigError, "size 'any' is for the format 'onnx'"),
+        (dict(origin=NANO, size=0), ConfigError, "size is 0; give a number of pixels"),
+        (dict(origin=small("vim"), size="any", to="onnx"), ConfigError, "a Vim is exported for images of one size"),
         (dict(origin=tmp_path / "none.safetensors"), CheckpointError, "no checkpoint at"),
     ]
     for arguments, kind, message in cases:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from typing import Any
 
 from trust_tta.cli.arguments import wait_politely
 from trust_tta.cli.output import say, try_file
@@ -11,6 +12,7 @@ from trust_tta.cli.progress import Drawer
 EXAMPLES = """\
   trust-tta export vmamba_nano_cifar10 --to onnx          writes vmamba_nano_cifar10.onnx
   trust-tta export net.safetensors --to pt2 --out net.pt2
+  trust-tta export net.safetensors --size any --int8      images of any size, weights of one byte
   trust-tta export state/streams/default --checkpoint net.safetensors --to onnx --out adapted.onnx
   trust-tta export method.pt --checkpoint vmamba_nano_cifar10 --to safetensors --out adapted.safetensors"""
 
@@ -27,6 +29,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--checkpoint", metavar="FILE", help="the network that a state was adapted from")
     parser.add_argument("--variant", metavar="NAME", help="the network of a checkpoint that does not say it")
     parser.add_argument(
+        "--size",
+        type=_size,
+        metavar="PIXELS|any",
+        help="height and width of the images (default: those of training); any, of an ONNX file: whatever is given",
+    )
+    parser.add_argument(
         "--pixels",
         default="float",
         metavar="KIND",
@@ -36,6 +44,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--images", metavar="FOLDER", help="real images to compare with PyTorch on (default: some of CIFAR-10)"
     )
+
+
+def _size(text: str) -> Any:
+    if text != "any" and not (text.isdecimal() and int(text) > 0):
+        raise ArgumentTypeError(f"it is {text!r}; give a number of pixels > 0, or any")
+    return text if text == "any" else int(text)
 
 
 def run(arguments: Namespace) -> None:
@@ -51,6 +65,7 @@ def run(arguments: Namespace) -> None:
             arguments.out,
             checkpoint=arguments.checkpoint,
             variant=arguments.variant,
+            size=arguments.size,
             pixels=arguments.pixels,
             int8=arguments.int8,
             images=arguments.images,
@@ -62,6 +77,8 @@ def run(arguments: Namespace) -> None:
         f"compared with PyTorch on {found.images} images: largest error {found.largest_error:.2g} of logits up to "
         f"{found.largest_logit:.3g}, the same class for {found.equal_classes}"
     )
+    if exported.accuracy:
+        say("right of the shipped images: {:.2f} % as it was, {:.2f} % as int8".format(*exported.accuracy))
 
 
 def _shape(details: dict[str, int]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,11 +15,16 @@ from torch import Tensor
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.images import is_image, read_image
 from trust_tta.errors import DataError, TrustError
+from trust_tta.export.network import Input
 from trust_tta.optional import require
 from trust_tta.preprocessing import Preprocessing
 
+Run: TypeAlias = Callable[[Tensor], Tensor]
+
 TOLERANCE, INT8_TOLERANCE = 1e-3, 0.1  # of the largest logit
 ALIKE = 0.95  # of the images, or of an image's pixels, must have the same class
+ROUNDING = 1e-6  # an error that is none, however small the logits are
+POINT = 1.0  # of accuracy in percent, which int8 may cost
 SMALL, LARGE = 64, 16  # images to compare on: of up to 64 pixels, and above
 BATCHES = (1, 3, 16)  # repeated, so that every number of images is seen to work
 
@@ -38,10 +43,8 @@ class Agreement:
 
     def require(self, path: Path, *, tolerance: float) -> None:
         """Refuse what does not compute the same; a few classes may change where two were equally likely."""
-        if (
-            not self.largest_error <= tolerance * max(1.0, self.largest_logit)
-            or self.equal_classes < ALIKE * self.images
-        ):
+        alike = self.equal_classes >= ALIKE * self.images
+        if not (self.largest_error <= tolerance * self.largest_logit + ROUNDING and alike):
             raise TrustError(
                 f"what was written to '{path}' differs from the network by {self.largest_error:.3g} and gives "
                 f"{self.equal_classes} of {self.images} images the same class; nothing was kept, please report it"
@@ -58,27 +61,50 @@ def find_pictures(folder: Path | None, preprocessing: Preprocessing) -> NDArray[
     files = sorted(path for path in folder.rglob("*") if is_image(path.name))[:count]
     if not files:
         raise DataError(f"there are no images in '{folder}'; give a folder of JPEG, PNG or WebP files")
-    return preprocessing.fit(read_image(file) for file in files)
+    return preprocessing.changed(keep_ratio=False).fit(read_image(file) for file in files)
 
 
-def compare(run: Callable[[Tensor], Tensor], network: torch.nn.Module, images: Tensor) -> Agreement:
-    """Run both over the images, in batches of several sizes; logits (n, classes, ..)."""
-    written: list[Tensor] = []
-    expected: list[Tensor] = []
-    first = 0
+def batches(pictures: NDArray[np.uint8], given: Input) -> Iterator[Tensor]:
+    """The pictures (n, size, size, 3) in batches of several numbers; where any size is taken, of three shapes too."""
+    size, first = pictures.shape[1], 0
+    shapes = (
+        [(size, size), (3 * size // 4 + 1, size), (size, 3 * size // 2 + 1)] if given.size is None else [(size, size)]
+    )
+    for i in range(len(pictures)):
+        batch, (height, width) = pictures[first : first + BATCHES[i % len(BATCHES)]], shapes[i % len(shapes)]
+        if not len(batch):
+            return
+        first += len(batch)
+        yield given.from_pictures(np.concatenate([batch, batch], axis=2)[:, :height, :width])
+
+
+def compare(run: Run, network: torch.nn.Module, images: Iterable[Tensor]) -> Agreement:
+    """Run both over batches of images; logits (n, classes, ..)."""
+    found = []
     with torch.inference_mode():
-        while first < len(images):
-            batch = images[first : first + BATCHES[len(written) % len(BATCHES)]]
-            expected.append(network(batch))
-            written.append(run(batch))
-            first += len(batch)
-    ours, theirs = torch.cat(expected), torch.cat(written)
-    equal = (ours.argmax(1) == theirs.argmax(1)).view(len(images), -1).float().mean(1)  # of pixels, the share
-    error, largest = (float(t.abs().max()) for t in (ours - theirs, ours))
-    return Agreement(len(images), error, largest, int((equal >= ALIKE).sum()))
+        for batch in images:
+            ours, theirs = network(batch), run(batch)
+            equal = (ours.argmax(1) == theirs.argmax(1)).view(len(batch), -1).float().mean(1)  # of pixels, the share
+            error, largest = (float(t.abs().max()) for t in (ours - theirs, ours))
+            found.append((len(batch), error, largest, int((equal >= ALIKE).sum())))
+    counts, errors, logits, alike = zip(*found, strict=True)
+    return Agreement(sum(counts), _largest(errors), _largest(logits), sum(alike))
 
 
-def open_onnx(path: Path, *, threads: int = 0) -> Callable[[Tensor], Tensor]:
+def _largest(values: Iterable[float]) -> float:
+    """Not a number where one of them is not."""
+    return float(np.max(list(values)))
+
+
+def accuracy(run: Run, given: Input) -> float:
+    """Percent of the shipped images, CIFAR-10's of 32 pixels, that are given their class."""
+    images, labels = load_sample()
+    with torch.inference_mode():
+        predicted = torch.cat([run(batch).argmax(1) for batch in given.from_pictures(images).split(100)])
+    return 100 * (predicted == torch.from_numpy(labels)).double().mean().item()
+
+
+def open_onnx(path: Path, *, threads: int = 0) -> Run:
     """A function that runs an ONNX file in onnxruntime, on its CPU provider alone."""
     runtime = require("onnxruntime", extra="export")
     options = runtime.SessionOptions()

@@ -15,7 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trust_tta.errors import ConfigError
 from trust_tta.models.base import ScanNetwork
+from trust_tta.models.localvmamba import LocalVMamba
+from trust_tta.models.vim import Vim
 from trust_tta.preprocessing import Preprocessing
 
 Pixels: TypeAlias = Literal["float", "uint8"]
@@ -65,9 +68,12 @@ class PixelNetwork(nn.Module):
         for name in ("mean", "std"):
             value = torch.tensor(getattr(preprocessing, name)).view(1, 3, 1, 1) * scale
             self.register_buffer(name, value, persistent=False)
-        for module in self.network.modules():
+        for module in list(self.network.modules()):
             if isinstance(module, ScanNetwork):
                 module.set_scan_backend(backend)
+            for name, inner in module.named_children():
+                if backend == "portable" and isinstance(inner, nn.AdaptiveAvgPool2d):
+                    setattr(module, name, CellMeans(inner.output_size))
 
     def forward(self, images: Tensor) -> Tensor:
         if self.bytes:
@@ -76,13 +82,41 @@ class PixelNetwork(nn.Module):
         return logits
 
 
+class CellMeans(nn.Module):
+    """nn.AdaptiveAvgPool2d as two products of matrices, so that ONNX has it for maps of any size."""
+
+    def __init__(self, cells: Any) -> None:
+        super().__init__()
+        self.cells: tuple[int, int] = (cells, cells) if isinstance(cells, int) else tuple(cells)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (_shares(cells, x.shape[i + 2], x) for i, cells in enumerate(self.cells))
+        return rows @ x @ columns.mT
+
+
+def _shares(cells: int, length: int, like: Tensor) -> Tensor:
+    """The share (cells, length) of each place in the mean of each cell."""
+    cell, place = torch.arange(cells, device=like.device)[:, None], torch.arange(length, device=like.device)
+    first, end = cell * length // cells, ((cell + 1) * length + cells - 1) // cells
+    return ((place >= first) & (place < end)).to(like.dtype) / (end - first)
+
+
 def trace(network: PixelNetwork, given: Input) -> torch.export.ExportedProgram:
     """The network as PyTorch's graph, for any number of images."""
-    side = given.size or 224
-    images = given.from_pictures(np.zeros((2, side, side, 3), dtype=np.uint8))
+    sides = (given.size, given.size) if given.size else (96, 128)
+    images = given.from_pictures(np.zeros((2, *sides, 3), dtype=np.uint8))
+    free: dict[int, Any] = {0: torch.export.Dim("n", min=1, max=MOST_IMAGES)}
+    if given.size is None:
+        free |= {axis + (given.pixels == "float"): torch.export.Dim.AUTO for axis in (1, 2)}
     with quiet(), torch.no_grad():
-        return torch.export.export(
-            network, (images,), dynamic_shapes=({0: torch.export.Dim("n", min=1, max=MOST_IMAGES)},)
+        return torch.export.export(network, (images,), dynamic_shapes=(free,))
+
+
+def require_any_size(network: nn.Module) -> None:
+    """Refuse networks that hold something for each place of a map of one size."""
+    if isinstance(network, Vim | LocalVMamba):
+        raise ConfigError(
+            f"a {type(network).__name__} is exported for images of one size alone; omit size, or give one"
         )
 
 

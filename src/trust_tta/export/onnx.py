@@ -40,10 +40,21 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
     for part in (model.graph, *_nodes(model.graph)):
         part.ClearField("metadata_props")  # traces of the exporting machine
     del model.graph.value_info[:]  # shapes from before constants were folded
+    _name_sides(model.graph)
     model.producer_name, model.producer_version = "trust-tta", about.get("trust_tta", "")
     del model.metadata_props[:]
     onnx.helper.set_model_props(model, dict(about))
     onnx.save(model, path)
+
+
+def _name_sides(graph: Any) -> None:
+    """Call what is free in the shape of the images n, h and w, and likewise where the logits have it."""
+    given = graph.input[0].type.tensor_type.shape.dim
+    words = {side.dim_param: word for side, word in zip((s for s in given if s.dim_param), "nhw", strict=False)}
+    for value in (*graph.input, *graph.output):
+        for side in value.type.tensor_type.shape.dim:
+            if side.dim_param:
+                side.dim_param = words.get(side.dim_param, side.dim_param)
 
 
 def quantize(path: Path) -> None:

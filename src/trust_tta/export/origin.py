@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -24,7 +24,7 @@ from trust_tta.models.config import NetworkConfig
 from trust_tta.models.networks import outputs_of
 from trust_tta.models.variants import VARIANTS
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.schema import show
+from trust_tta.schema import parse, show
 
 Origin: TypeAlias = str | PathLike[str] | nn.Module
 
@@ -41,6 +41,13 @@ class Subject:
     @property
     def classes(self) -> tuple[str, ...] | None:
         return cast(ScanNetwork, self.network).classes
+
+    def resized(self, size: int) -> Subject:
+        """For images of another size; what is cut off in a crop stays the same share."""
+        old = self.preprocessing
+        resize = old.resize and round(old.resize * size / old.size)
+        new = parse(Preprocessing, {**dict(old), "size": size, "resize": resize}, where="preprocessing")
+        return replace(self, preprocessing=new, about={**self.about, "preprocessing": new.to_json()})
 
 
 def find_subject(
@@ -189,7 +196,7 @@ def _of_state(subject: Subject, state: Mapping[str, Any], books: Mapping[str, An
         "adapted_from": subject.about.get("sha256", ""),
         "adapted_on": json.dumps({key: counted[key] for key in ("images", "batches", "updates") if counted.get(key)}),
     }
-    return Subject(subject.network, subject.name, subject.preprocessing, about)
+    return replace(subject, about=about)
 
 
 def _load(targets: Mapping[str, Tensor | None], values: Mapping[str, Any], what: str) -> int:

@@ -5,36 +5,40 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Any, Literal, TypeAlias
 
 from trust_tta.atomic import replacing
-from trust_tta.errors import ConfigError
+from trust_tta.data.classes import CIFAR10_CLASSES
+from trust_tta.errors import ConfigError, TrustError
 from trust_tta.export import check, formats, onnx
-from trust_tta.export.network import Input, PixelNetwork, Pixels, trace
+from trust_tta.export.network import Input, PixelNetwork, Pixels, require_any_size, trace
 from trust_tta.export.origin import Origin, Subject, find_subject
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.optional import require
 from trust_tta.progress import SILENT, Progress
 from trust_tta.schema import did_you_mean, show
 
+Size: TypeAlias = int | Literal["any"] | None
+
 FORMATS = {"onnx": ".onnx", "pt2": ".pt2", "aoti": ".aoti.pt2", "safetensors": ".safetensors"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written and compared. `details`: of an ONNX file its opset and number of nodes."""
+    """A file that was written and compared. `details`: of an ONNX file its opset and number of nodes.
+
+    `accuracy`: in percent on the shipped images, of the network and of its int8 file; None where it was not compared.
+    """
 
     path: Path
     to: str
     about: dict[str, str]
     agreement: check.Agreement
     details: dict[str, Any]
+    accuracy: tuple[float, float] | None = None
 
 
 def export_network(
@@ -44,6 +48,7 @@ def export_network(
     *,
     checkpoint: str | PathLike[str] | None = None,
     variant: str | None = None,
+    size: Size = None,
     pixels: Pixels = "float",
     int8: bool = False,
     images: str | PathLike[str] | None = None,
@@ -52,23 +57,21 @@ def export_network(
     """Write a network as a file that runs elsewhere, run it beside PyTorch on real images, and only then name it.
 
     `origin`, `checkpoint`, `variant`: see `origin.find_subject`. `out`: the file; its name follows from the network
-    where it is omitted. `pixels`: what the file takes, "float" (n, 3, h, w) from 0 to 1, or "uint8" (n, h, w, 3).
-    `int8`: quantize the weights of an ONNX file's linear layers, less than half as large and not quite the same.
+    where it is omitted. `size`: of the images; omitted, that of training; "any", for ONNX, whatever is given.
+    `pixels`: what the file takes, "float" (n, 3, h, w) from 0 to 1, or "uint8" (n, h, w, 3).
+    `int8`: quantize the weights of an ONNX file's linear layers, less than half as large and not quite the same; of a
+    network of CIFAR-10, the accuracy is compared too.
     `images`: a folder of real images to compare on, else some that ship with the package.
     """
-    if to not in FORMATS:
-        raise ConfigError(f"unknown format {show(to)}; {did_you_mean(to, FORMATS)}")
-    if pixels not in ("float", "uint8"):
-        raise ConfigError(f"pixels is {show(pixels)}; give 'float' or 'uint8'")
-    if int8 and to != "onnx":
-        raise ConfigError(f"int8 is for the format 'onnx', and '{to}' is asked for; omit it")
-    if to == "onnx":
-        for package in ("onnx", "onnxruntime", "onnxscript"):
-            require(package, extra="export")
+    _check_options(to, size, pixels, int8)
     subject = find_subject(origin, checkpoint=checkpoint, variant=variant)
     path = Path(out).expanduser() if out is not None else Path(subject.name + FORMATS[to])
+    if size == "any":
+        require_any_size(subject.network)
+    elif size is not None:
+        subject = subject.resized(size)
     pictures = check.find_pictures(Path(images) if images is not None else None, subject.preprocessing)
-    given = Input(pixels, subject.preprocessing.size)
+    given = Input(pixels, None if size == "any" else subject.preprocessing.size)
     about = {**subject.about, "weights": "int8" if int8 else "float32"}
     if to != "safetensors":
         about |= {"input": json.dumps(given.as_dict()), "output": json.dumps({"name": "logits", "dtype": "float32"})}
@@ -78,20 +81,50 @@ def export_network(
         run = _write(subject, to, file, given, about, int8=int8)
         progress.advance()
         ours = PixelNetwork(subject.network, subject.preprocessing, pixels, backend="auto")
-        agreement = check.compare(run, ours, given.from_pictures(pictures))
+        agreement = check.compare(run, ours, check.batches(pictures, given))
         agreement.require(path, tolerance=check.INT8_TOLERANCE if int8 else check.TOLERANCE)
+        accuracy = _compare_accuracy(subject, ours, run, given) if int8 else None
         progress.advance()
         with replacing(path) as temporary:
             shutil.copyfile(file, temporary)
         details = onnx.describe(file) if to == "onnx" else {"bytes": file.stat().st_size}
     progress.advance()
     progress.finish()
-    return Exported(path, to, about, agreement, details)
+    return Exported(path, to, about, agreement, details, accuracy)
 
 
-def _write(
-    subject: Subject, to: str, file: Path, given: Input, about: dict[str, str], *, int8: bool
-) -> Callable[[Tensor], Tensor]:
+def _check_options(to: str, size: Size, pixels: Pixels, int8: bool) -> None:
+    if to not in FORMATS:
+        raise ConfigError(f"unknown format {show(to)}; {did_you_mean(to, FORMATS)}")
+    if pixels not in ("float", "uint8"):
+        raise ConfigError(f"pixels is {show(pixels)}; give 'float' or 'uint8'")
+    if int8 and to != "onnx":
+        raise ConfigError(f"int8 is for the format 'onnx', and '{to}' is asked for; omit it")
+    if size not in (None, "any") and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise ConfigError(f"size is {show(size)}; give a number of pixels >= 1, 'any', or omit it")
+    if size == "any" and to != "onnx":
+        raise ConfigError(f"size 'any' is for the format 'onnx', and '{to}' is asked for; omit it, or give a number")
+    if to == "onnx":
+        for package in ("onnx", "onnxruntime", "onnxscript"):
+            require(package, extra="export")
+
+
+def _compare_accuracy(
+    subject: Subject, network: PixelNetwork, run: check.Run, given: Input
+) -> tuple[float, float] | None:
+    """Of both on the shipped images, where these are what the network was trained on."""
+    if subject.classes != CIFAR10_CLASSES or given.size != 32:
+        return None
+    ours, theirs = check.accuracy(network, given), check.accuracy(run, given)
+    if theirs < ours - check.POINT:
+        raise TrustError(
+            f"as int8 the network has {theirs:.2f} % of the shipped images right, and {ours:.2f} % as it is; nothing "
+            "was kept, omit int8"
+        )
+    return ours, theirs
+
+
+def _write(subject: Subject, to: str, file: Path, given: Input, about: dict[str, str], *, int8: bool) -> check.Run:
     """Write the network, and open what was written."""
     if to == "safetensors":
         formats.write_checkpoint(subject.network, file, about)
