@@ -16,7 +16,7 @@ import multiprocessing
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any, NamedTuple
@@ -142,7 +142,7 @@ def meet(replicas: Sequence[Replica], merger: Merger, condition: Condition, coun
 
 def forge(own: Offer, other: Offer) -> Offer:
     """The offer of a replica that lies: garbage with the signature of another, and more evidence than anyone's."""
-    return Offer(own.replica, own.base, 1000 * max(1, own.images), own.state, other.signature)
+    return replace(own, images=1000 * max(1, own.images), signature=other.signature)
 
 
 def policy_of(condition: Condition, arguments: argparse.Namespace) -> Averaging:
@@ -158,7 +158,7 @@ def make_replicas(condition: Condition, method: str, device: str) -> list[Replic
         each.reset()
         honest = condition.poison is None or i < REPLICAS - 1
         stream = tt.Stream(each, guard=tt.Guard() if condition.guarded and honest else None)
-        replicas.append(Replica(stream, f"replica {i}"))
+        replicas.append(Replica(stream, f"replica {i}", fleet=condition.replicas if condition.every else 1))
     return replicas
 
 

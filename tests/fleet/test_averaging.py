@@ -83,11 +83,12 @@ def test_merged_statistics_are_those_of_one_norm_that_saw_all_images(counts: lis
     for i, count in enumerate(counts):
         seen = torch.randn(count, CHANNELS, generator=generator)
         images.append(seen)
-        share = count / (memory + count)
+        worth = len(counts)  # each stands for those that the others see
+        share = worth * count / (memory + worth * count)
         means = base_mean + share * (seen.mean(0) - base_mean)
         squares = base_square + share * (seen.square().mean(0) - base_square)
-        own = State(torch.zeros(SIZE), means, squares, float(memory + count))
-        offers.append(Offer(str(i), 0, count, own, SAME))
+        own = State(torch.zeros(SIZE), means, squares, float(memory + worth * count))
+        offers.append(Offer(str(i), 0, count, own, SAME, worth))
     merge = merge_offers(offers, {0: base}, PLAIN, number=1)
     seen = torch.cat(images)
     total = memory + len(seen)
@@ -100,22 +101,30 @@ def test_pooled_sums_are_those_of_one_method_that_forgets_as_it_sees_all_images(
     torch.manual_seed(0)
     seen, forget, shares = torch.rand(6, 8, 4), 2 ** (-1 / 64), torch.full((4,), 0.25)
 
-    def follow(sums: Tensor, images: Tensor) -> Tensor:
+    def follow(sums: Tensor, images: Tensor, worth: int = 1) -> Tensor:
         for image in images:
-            sums = forget * sums + image / image.sum()
+            sums = forget**worth * sums + worth * image / image.sum()
         return sums
 
     start = 50 * shares
     base = State(torch.zeros(SIZE), torch.zeros(CHANNELS), torch.ones(CHANNELS), 0.0, shares, 50.0)
     offers = []
     for i, images in enumerate(seen):
-        sums = follow(start, images)
+        sums = follow(start, images, worth=6)
         own = State(base.weights, base.means, base.squares, 8.0, sums / sums.sum(), float(sums.sum()))
-        offers.append(Offer(str(i), 0, len(images), own, SAME))
+        offers.append(Offer(str(i), 0, len(images), own, SAME, 6))
     merged = merge_offers(offers, {0: base}, PLAIN, number=1).state
     one = follow(start, seen.flatten(0, 1))
     assert torch.allclose(merged.shares, one / one.sum(), atol=0.01)
     assert merged.shared == pytest.approx(float(one.sum()), rel=0.15)
+
+
+def test_statistics_never_move_farther_than_those_of_the_replicas() -> None:
+    base = State(torch.zeros(SIZE), torch.zeros(CHANNELS), torch.ones(CHANNELS), 32.0)
+    own = State(torch.zeros(SIZE), torch.full((CHANNELS,), 0.2), torch.full((CHANNELS,), 1.1), 40.0)
+    merged = merge_offers([Offer(name, 0, 8, own, SAME) for name in "abcd"], {0: base}, PLAIN, number=1).state
+    assert torch.allclose(merged.means, own.means)
+    assert merged.remembered == pytest.approx(40)
 
 
 def test_sums_in_an_odd_form_are_left_out_of_the_pool() -> None:
@@ -214,7 +223,7 @@ def make_replicas(count: int) -> list[Replica]:
     model = tt.create_model("vmamba_nano", num_classes=4, depths=[1], dims=[8], patch_size=4)
     first = tt.create_method("tide", model)
     methods = [first, *(first.fork() for _ in range(count - 1))]
-    return [Replica(tt.Stream(method), f"replica {i}") for i, method in enumerate(methods)]
+    return [Replica(tt.Stream(method), f"replica {i}", fleet=count) for i, method in enumerate(methods)]
 
 
 def test_a_state_survives_the_way_into_a_method_and_out_again() -> None:

@@ -70,6 +70,7 @@ class Offer:
     """What a replica brings: its state, the merge it comes from (0: the source), and its evidence.
 
     `images`: learned from since that merge. `signature`: mean and mean square of each input channel (2, c), of them.
+    `worth`: images of the fleet for which each counted in the state's means.
     """
 
     replica: str
@@ -77,6 +78,7 @@ class Offer:
     images: int
     state: State
     signature: Tensor
+    worth: int = 1
 
     @property
     def bytes(self) -> int:
@@ -201,9 +203,11 @@ def mean_of(rows: Sequence[Tensor], evidence: Tensor) -> Tensor:
 class Pool:
     """How running means of several replicas become those of one that saw all images.
 
-    A replica's are those of its base, now worth M images, and of its own k: S + k / (M + k) (s - S). Those of all r,
-    with K images together, are S and the sum of what each moved by (M + k) / (N + K): r M + K over N + K times its
-    mean. N: what is left of the base's W images after r replicas have each forgotten what one did, W (M / W)^r.
+    A replica's are those of its base, now worth M images, and of its own k, which count for c = worth k:
+    S + c / (M + c) (s - S). Those of all, with K images together, are S and (M + c) / worth / (N + K) times what each
+    moved: with a worth of the number of replicas, their mean. N is what is left of the base's W images after all have
+    forgotten: W (M / W)^(K / c). Means never move farther than those of replicas did: the statistics of deep layers
+    were measured behind those of earlier ones, and do not hold where these move on.
     """
 
     evidence: Tensor
@@ -211,13 +215,19 @@ class Pool:
     images: float
 
     @classmethod
-    def of(cls, new: Sequence[int], worth: Sequence[float], base: float) -> Pool:
-        """From the images that each replica saw, those that its means are worth now, and that their base's were."""
-        kept = torch.tensor([max(0.0, w - k) for w, k in zip(worth, new, strict=True)], dtype=torch.float64)
-        memory, total = min(float(kept.median()), base), float(sum(new))
-        left = base * (memory / base) ** len(new) if base > 0 else 0.0
-        length = (len(new) * memory + total) / (left + total)
-        return cls(bounded([memory + images for images in new]), length, left + total)
+    def of(cls, offers: Sequence[Offer], worth: Sequence[float], base: float) -> Pool:
+        """From the images that each replica's means are worth now, and those that their base's were."""
+        new = torch.tensor([float(offer.images) for offer in offers], dtype=torch.float64)
+        each = torch.tensor([float(offer.worth) for offer in offers], dtype=torch.float64)
+        counted = new * each
+        kept = (torch.tensor(list(worth), dtype=torch.float64) - counted).clamp_min(0)
+        memory, total = min(float(kept.median()), base), float(new.sum())
+        left = base * (memory / base) ** float(total / counted.mean()) if base > 0 else 0.0
+        evidence = (memory + counted) / each
+        length = float(evidence.sum()) / (left + total)
+        if length > 1:
+            left, total, length = memory, float(counted.mean()), 1.0
+        return cls(bounded(evidence.tolist()), length, left + total)
 
     def __call__(self, bases: Sequence[Tensor], own: Sequence[Tensor], *, trim: float) -> Tensor:
         base = mean_of(bases, self.evidence)
@@ -229,7 +239,7 @@ def merge_statistics(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> t
     """Means and mean squares (m,) as of one norm that saw all images, and how many images they stand for."""
     offers, bases = zip(*chosen, strict=True)
     worth = float(torch.tensor([base.remembered for base in bases], dtype=torch.float64).median())
-    pool = Pool.of([o.images for o in offers], [o.state.remembered for o in offers], worth)
+    pool = Pool.of(offers, [o.state.remembered for o in offers], worth)
     means = pool([base.means for base in bases], [o.state.means for o in offers], trim=trim)
     squares = pool([base.squares for base in bases], [o.state.squares for o in offers], trim=trim)
     return means, torch.maximum(squares, means.square()), pool.images
@@ -244,5 +254,5 @@ def merge_shares(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> tuple
     offers, bases = zip(*known, strict=True)
     began = [base.shares if base.shares.numel() == size else torch.zeros(size) for base in bases]
     worth = float(torch.tensor([base.shared for base in bases], dtype=torch.float64).median())
-    pool = Pool.of([o.images for o in offers], [o.state.shared for o in offers], worth)
+    pool = Pool.of(offers, [o.state.shared for o in offers], worth)
     return pool(began, [o.state.shares for o in offers], trim=trim).clamp_min(0), pool.images

@@ -26,10 +26,15 @@ UNKNOWN = -1  # a base that no merger knows
 
 
 class Replica:
-    """One of several streams over the same network. Calls adapt it; `offer` and `take` are for the merger."""
+    """One of `fleet` streams over the same network. Calls adapt it; `offer` and `take` are for the merger.
 
-    def __init__(self, stream: Stream, name: str) -> None:
+    Its statistics count each image for as many as the fleet sees meanwhile: they leave the source as fast as those of
+    one that sees all, and a mean of all replicas' is what that one would have.
+    """
+
+    def __init__(self, stream: Stream, name: str, *, fleet: int = 1) -> None:
         self.stream, self.name = stream, name
+        stream.method.worth = fleet
         self.base = self.images = 0  # the merge it comes from, and the images it learned from since
         self._judge = Judge(stream.method)
         self._inputs = Window(SIGNATURE_IMAGES)
@@ -54,7 +59,8 @@ class Replica:
         """What it learned since the last merge; nothing has been seen: an offer without evidence."""
         seen = self._inputs.images > 0
         signature = self._inputs.mean.float() if seen else torch.full((2, 1), float("nan"))
-        return Offer(self.name, self.base, self.images if seen else 0, state_of(self.stream.method), signature)
+        method = self.stream.method
+        return Offer(self.name, self.base, self.images if seen else 0, state_of(method), signature, method.worth)
 
     def take(self, merge: Merge, offered: Offer) -> Event:
         """Go on from a merge of what was `offered`, and keep what was learned meanwhile; the guard may refuse it."""

@@ -74,8 +74,9 @@ class Method(nn.Module):
     """Adapt on a batch, then predict it. Subclasses say how in `adapt`.
 
     `probabilities`: the output is a distribution, not logits. `pooled`: what of `moving` tells of the domain, not of
-    the stream, as sums over images that total one each: fleets pool it. `logits_before`: the prediction made before
-    the last batch's update, where it came for free. One method may serve several threads: calls take turns.
+    the stream, as sums over images that total one each: fleets pool it. `worth`: images for which each one stands in
+    statistics and sums, where others see the rest of the stream. `logits_before`: the prediction made before the last
+    batch's update, where it came for free. One method may serve several threads: calls take turns.
     """
 
     name: ClassVar[str]
@@ -105,6 +106,7 @@ class Method(nn.Module):
             self.weights = Weights({name: parameters[name] for name in names}, rule)
             self.statistics = self.make_statistics()
         self.counters = Counters()
+        self.worth = 1
         self.logits_before: Tensor | None = None
         self.training, self._few = False, FewImages()
         self._connect()
@@ -226,7 +228,7 @@ class Method(nn.Module):
     def _adapt(self, images: Tensor) -> Tensor:
         if getattr(self.options, "episodic", False):
             self.restore_source()
-        self.statistics.begin(len(images))
+        self.statistics.begin(len(images), worth=self.worth)
         self.logits_before = None
         outputs = self.adapt(images).detach()
         check_outputs(outputs, images)

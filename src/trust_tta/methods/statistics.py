@@ -113,15 +113,19 @@ class Statistics:
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, self.norms[name])
 
-    def begin(self, images: int) -> None:
-        """A batch of so many images comes; passes over it, however many, change the memory once."""
+    def begin(self, images: int, *, worth: int = 1) -> None:
+        """A batch of so many images comes; passes over it, however many, change the memory once.
+
+        `worth`: images for which each of them counts.
+        """
         norms = [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
         if norms:
             for name in StreamNorm.MEMORY:
                 torch._foreach_copy_([getattr(n, f"memory_{name}") for n in norms], [getattr(n, name) for n in norms])
             counts = [n.count for n in norms]
             torch._foreach_zero_(counts)
-            torch._foreach_add_(counts, float(images))
+            torch._foreach_add_(counts, float(images * worth))
+            norms[0].seen.fill_(images)
 
     def frozen(self) -> AbstractContextManager[None]:
         """Passes inside are predictions, whatever the mode of gradients: the memory stays."""
@@ -162,8 +166,9 @@ class StreamNorm(OwnNorm):
     """A BatchNorm that normalizes with moving statistics.
 
     `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for;
-    `usual`: the median divergence of batches from it. `memory_*`: the same as the present batch found them. `change`:
-    the share of the memory, (), that a change of domain gives to the present batch; `judge`: the norm that finds it.
+    `usual`: the median divergence of batches from it. `memory_*`: the same as the present batch found them. `seen`: the
+    images of the batch, `count`: what they count for. `change`: the share of the memory, (), that a change of domain
+    gives to the batch; `judge`: the norm that finds it.
     """
 
     MEMORY = ("mean", "variance", "images", "usual")
@@ -174,6 +179,7 @@ class StreamNorm(OwnNorm):
     memory_images: Tensor
     memory_usual: Tensor
     count: Tensor
+    seen: Tensor
     change: Tensor
 
     def __init__(
@@ -184,7 +190,8 @@ class StreamNorm(OwnNorm):
         self.judge = [self if judge is None else judge]  # in a list, so that it is not a submodule
         for name in self.MEMORY:
             self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
-        self.register_buffer("count", torch.ones_like(self.images), persistent=False)
+        for name in ("count", "seen"):
+            self.register_buffer(name, torch.ones_like(self.images), persistent=False)
         self.register_buffer("change", torch.zeros_like(self.images), persistent=False)
 
     @torch.no_grad()
@@ -232,7 +239,7 @@ class StreamNorm(OwnNorm):
     def look_for_change(self, mean: Tensor, variance: Tensor) -> None:
         """Compare the batch's divergence from the memory with what is usual, and let the usual follow its median."""
         surprise = divergence(mean, variance, self.memory_mean, self.memory_variance, eps=self.eps)
-        usual = torch.where(self.memory_usual > 0, self.memory_usual, 1 / self.count)
+        usual = torch.where(self.memory_usual > 0, self.memory_usual, 1 / self.seen)
         self.usual.copy_(usual * torch.exp(PACE * torch.sign(surprise - usual)))
         excess = (surprise - SURPRISE * usual).clamp_min(0)
         self.change.copy_(excess / (excess + CHANGE))

@@ -127,6 +127,7 @@ class Tide(Learner):
 
     def _remember(self, confusion: Tensor) -> Tensor:
         """The memory with the confusion (classes, classes) of a batch: the rows of classes that come forget."""
+        confusion = self.worth * confusion
         if self.confusion is None:
             return confusion
         kept = torch.exp2(-confusion.sum(1, keepdim=True) * len(confusion) / CONFUSION_HALF_LIFE)
