@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError
+
+# (n, 2 * channels + 1), on the host: the lowest and highest values of each channel, and the sum of each image.
+Facts: TypeAlias = NDArray[np.float64]
 
 LARGEST = 1e6  # values beyond this ruin the statistics of a whole batch
 
@@ -29,20 +34,32 @@ def prepare(images: Any, network: nn.Module) -> Tensor:
     return batch.to(like)
 
 
-def usable(images: Tensor) -> Tensor:
-    """Which images (n,) hold finite values of a sensible size alone."""
-    return images.flatten(1).abs().amax(1) <= LARGEST  # NaN compares as false
-
-
-def looks_broken(images: Tensor) -> str:
-    """Why most of a batch (n, c, h, w) comes from no working camera; empty if it may."""
-    flat = images.flatten(1)
-    scale = flat.abs().amax(1).clamp_min(1e-6)
+def examine(images: Tensor) -> Facts:
+    """What `usable` and `looks_broken` need of images (n, c, h, w): one look at the device."""
     pixels = images.flatten(2)
-    blank = ((pixels.amax(2) - pixels.amin(2)).amax(1) <= 1e-3 * scale).sum()
-    distinct = torch.unique(flat.double().sum(1)).numel()
-    if 2 * int(blank) > len(images):
+    lowest, highest = torch.aminmax(pixels, dim=2)
+    sums = pixels.sum((1, 2), dtype=torch.float64)[:, None]
+    return torch.cat([lowest.double(), highest.double(), sums], 1).cpu().numpy()
+
+
+def usable(facts: Facts) -> NDArray[np.bool_]:
+    """Which images (n,) hold finite values of a sensible size alone."""
+    fine: NDArray[np.bool_] = _scale(facts) <= LARGEST  # NaN compares as false
+    return fine
+
+
+def looks_broken(facts: Facts) -> str:
+    """Why most of a batch comes from no working camera; empty if it may."""
+    lowest, highest = np.split(facts[:, :-1], 2, axis=1)
+    blank = (highest - lowest).max(1) <= 1e-3 * np.maximum(_scale(facts), 1e-6)
+    if 2 * blank.sum() > len(facts):
         return "most images are blank"
-    if len(images) > 2 and 2 * distinct < len(images):
+    if len(facts) > 2 and 2 * len(set(facts[:, -1].tolist())) < len(facts):
         return "most images are the same"
     return ""
+
+
+def _scale(facts: Facts) -> NDArray[np.float64]:
+    """The largest absolute value of each image, (n,)."""
+    largest: NDArray[np.float64] = np.abs(facts[:, :-1]).max(1)
+    return largest

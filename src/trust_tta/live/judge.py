@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.errors import ShapeError
 from trust_tta.live.monitors import rows_of
 from trust_tta.methods.base import Method
 from trust_tta.methods.statistics import use_batch_statistics
+from trust_tta.recording import Recorder
 
 MOST_LOOKED_AT = 16  # images of one batch whose input statistics are taken
 CANARY_IMAGES = 64  # of a canary that is chosen from a reference
@@ -38,13 +38,16 @@ class Judge:
         self.training_statistics = _running_statistics(self.network)
         if method.options.statistics != "source":
             use_batch_statistics(self.network)
-        self._norms = [m for m in self.network.modules() if isinstance(m, _BatchNorm)]
+        self._norms: list[nn.Module] = [m for m in self.network.modules() if isinstance(m, _BatchNorm)]
+        own = dict(self.network.named_parameters())
+        self._own: list[Tensor] = [own[name] for name in method.adapted]  # the judge's copies of what the method adapts
+        self._pass = Recorder(self.network, [])
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Logits (n, classes, ...) of the source."""
-        logits: Tensor = self.network(images)
-        return logits
+        choose = getattr(self.network, "slots", None)
+        return self._pass(images, None if choose is None else choose(None, len(images)))
 
     @property
     def passes(self) -> int:
@@ -60,17 +63,29 @@ class Judge:
         method = self._method
         if not self.follows_stream:
             return rows_of(output, probabilities=method.probabilities), rows_of(self(images))
-        source = {name: value.to(images) for name, value in method.weights.source.items()}
         with method.statistics.frozen():
-            return rows_of(method.model(images)), rows_of(functional_call(method.model, source, (images,)))
+            learned = rows_of(method.frozen_pass(images))
+            own = method.weights.read()
+            try:
+                method.weights.set_named(method.weights.source)
+                return learned, rows_of(method.frozen_pass(images))
+            finally:
+                method.weights.write(own)
 
     @torch.no_grad()
     def try_state(self, images: Tensor) -> Tensor:
         """Logits (n, classes, ...) of what the method has learned, of any domain's images."""
         if not self.follows_stream:
             return self._method.evaluate(images)
-        logits: Tensor = functional_call(self.network, dict(self._method.adapted), (images,))
-        return logits
+        try:
+            self._take(self._method.adapted.values())
+            return self(images)
+        finally:
+            self._take(self._method.weights.source.values())
+
+    def _take(self, weights: Iterable[Tensor]) -> None:
+        if self._own:
+            torch._foreach_copy_(self._own, [w.detach() for w in weights])
 
     @torch.no_grad()
     def input_statistics(self, images: Tensor) -> Tensor:
@@ -85,12 +100,13 @@ class Judge:
 
     def _stem(self, images: Tensor) -> Tensor:
         def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            raise _Reached(inputs[0])
+            raise _Reached(module, inputs[0])
 
         handles = [norm.register_forward_pre_hook(stop) for norm in self._norms]
         try:
             self.network(images)
         except _Reached as reached:
+            self._norms = [reached.norm]  # the others are not reached
             return reached.values
         finally:
             for handle in handles:
@@ -194,6 +210,6 @@ def _running_statistics(network: nn.Module) -> Tensor | None:
 class _Reached(Exception):  # noqa: N818, it is no error
     """Ends a pass at the first normalization."""
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, norm: nn.Module, values: Tensor) -> None:
         super().__init__()
-        self.values = values
+        self.norm, self.values = norm, values

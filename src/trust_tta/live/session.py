@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trust_tta.errors import DataError, StateError
 from trust_tta.live.alarms import Kind, Reference
 from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
-from trust_tta.live.inputs import looks_broken, usable
+from trust_tta.live.inputs import Facts, examine, looks_broken, usable
 from trust_tta.live.monitors import CLASS_WINDOW, Reading, rows_of
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
@@ -88,29 +90,33 @@ class Session:
         self.books.batches += 1
         self.books.images += len(images)
         self.books.since_snapshot += len(images)  # before anything is saved: what goes on from there has seen them
-        fine = usable(images)
-        whole = bool(fine.all())
-        logits, adapted = self._step(images) if whole else self._step_partly(images, fine)
+        facts = examine(images)
+        fine = usable(facts)
+        if fine.all():
+            logits, adapted = self._step(images, facts)
+        else:
+            images = images[torch.from_numpy(fine).to(images.device)]
+            logits, adapted = self._step_partly(images, facts, fine)
         if self.books.since_snapshot >= self.policy.snapshot_every:
-            self._save_if_healthy(images[fine])
+            self._save_if_healthy(images)
         return Result(logits, adapted, tuple(self._events), self.reading)
 
-    def _step_partly(self, images: Tensor, fine: Tensor) -> tuple[Tensor, bool]:
-        """Go on with the images that are fine; the rows of the others are NaN."""
+    def _step_partly(self, images: Tensor, facts: Facts, fine: NDArray[np.bool_]) -> tuple[Tensor, bool]:
+        """Go on with the images that are fine, which these are; the rows of the others are NaN."""
         self._begin("broken_input", "none", "some images are not finite", {"images": int((~fine).sum())})
         adapted = False
-        if bool(fine.any()):
-            part, adapted = self._step(images[fine], partly=True)
+        if len(images):
+            part, adapted = self._step(images, facts[fine], partly=True)
         else:
-            part = self.evaluate(torch.zeros_like(images[:1]))[:0]
-        logits = part.new_full((len(images), *part.shape[1:]), float("nan"))
-        logits[fine] = part
+            part = self.evaluate(images.new_zeros(1, *images.shape[1:]))[:0]
+        logits = part.new_full((len(fine), *part.shape[1:]), float("nan"))
+        logits[torch.from_numpy(fine).to(logits.device)] = part
         return logits, adapted
 
-    def _step(self, images: Tensor, *, partly: bool = False) -> tuple[Tensor, bool]:
+    def _step(self, images: Tensor, facts: Facts, *, partly: bool = False) -> tuple[Tensor, bool]:
         if self.watch is None:
             return (self.evaluate(images), False) if self.books.paused else self._adapt(images)
-        problem, returned = looks_broken(images), False
+        problem, returned = looks_broken(facts), False
         if problem:
             self._begin("broken_input", self.policy.on_broken_input, problem, {"images": len(images)})
         else:
@@ -182,11 +188,12 @@ class Session:
         before: dict[str, Any] | None = None,
     ) -> bool:
         """Let the monitors see a batch and the guard act; True when the state is another one now."""
-        if not bool(logits.isfinite().all()):
+        served = logits.detach().cpu() if logits.dim() == 2 else logits.detach()  # maps are too large to be moved
+        if not bool(served.isfinite().all()):
             if self.books.at_source:
                 return self._begin("broken_input", self.policy.on_broken_input, "predictions are not finite", {})
             return self._collapse("the predictions are not finite", {}, before)
-        watch.see(images, logits, work=work, probabilities=self.method.probabilities)
+        watch.see(images, served, work=work, probabilities=self.method.probabilities)
         self.reading, alarms = watch.read(self.method, self.books.images)
         evidence = self.reading.as_dict() | (check.evidence() if check else {})
         if watch.monitors.returned:

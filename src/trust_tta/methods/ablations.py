@@ -80,7 +80,7 @@ class Ensemble(Learner):
         mean = MeanProbability()
         for order, member in zip(self.orders, self.members.values(), strict=True):
             self.weights.write(member["weights"])
-            mean.add(self.model(images, order=order))
+            mean.add(self.frozen_pass(images, order=order))
         self.weights.restore_source()
         return mean.log()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import model_validator
@@ -120,7 +120,7 @@ class Method(nn.Module):
 
     def infer(self, images: Tensor) -> Tensor:
         """Logits (n, classes) of the state as it is; `evaluate` sees to it that nothing moves."""
-        return cast(Tensor, self.model(images))
+        return self.frozen_pass(images)
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         """The parameters that the method moves; refused where the network lacks what the method needs."""
@@ -158,6 +158,10 @@ class Method(nn.Module):
             return self.call(images, slots) if recorded else self.call.plain(images, slots)
         with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
             return self.call.plain(images, slots)  # chance cannot be recorded
+
+    def frozen_pass(self, images: Tensor, *, order: OrderLike | None = None) -> Tensor:
+        """A pass for `infer`, which is not counted and moves nothing."""
+        return self.frozen_call(images, self.slots_of(images, order))
 
     def slots_of(self, images: Tensor, order: OrderLike | None = None) -> Tensor | None:
         """An order as the network takes it; None for a network without orders."""
@@ -298,6 +302,7 @@ class Method(nn.Module):
     def _connect(self) -> None:
         """What no copy and no pickle carries: recordings hold addresses, a lock its threads."""
         self.call = Recorder(self.model, list(self.adapted.values()))
+        self.frozen_call = Recorder(self.model, [])  # of its own: norms that observe do otherwise
         self._lock = threading.RLock()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -308,7 +313,7 @@ class Method(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         network = self._caller[1]
-        return {**self.__dict__, "_caller": [network, network], "call": None, "_lock": None}
+        return {**self.__dict__, "_caller": [network, network], "call": None, "frozen_call": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or a pickle: weights of its own, which network and caller's network share again."""

@@ -168,5 +168,5 @@ class Tide(Learner):
 
     def infer(self, images: Tensor) -> Tensor:
         """Logits (n, classes, ...) for even classes."""
-        views = self.model(images)[None] if self.options.views == "none" else mirrored(self.model, images)
+        views = self.frozen_pass(images)[None] if self.options.views == "none" else mirrored(self.frozen_pass, images)
         return log_mean_probability(views).clamp_min(math.log(1e-12))

@@ -125,8 +125,7 @@ class Averaging(Learner):
             return self.predict(images, order=self.evaluate_order)
 
     def infer(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(images, order=self.evaluate_order)
-        return logits
+        return self.frozen_pass(images, order=self.evaluate_order)
 
 
 class NaiveOptions(LearningOptions):
