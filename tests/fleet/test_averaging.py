@@ -242,7 +242,7 @@ def test_a_state_survives_the_way_into_a_method_and_out_again() -> None:
 
 def test_replicas_that_take_a_merge_are_one() -> None:
     replicas = make_replicas(3)
-    torch.manual_seed(1)
+    torch.manual_seed(2)
     for replica in replicas:
         replica(torch.randn(8, 3, 16, 16))
     merger = Merger(source_of(replicas[0].stream.method))

@@ -232,7 +232,7 @@ class Method(nn.Module):
     def _adapt(self, images: Tensor) -> Tensor:
         if getattr(self.options, "episodic", False):
             self.restore_source()
-        self.statistics.begin(len(images), worth=self.worth)
+        self.statistics.begin(images, worth=self.worth)
         self.logits_before = None
         outputs = self.adapt(images).detach()
         check_outputs(outputs, images)

@@ -133,7 +133,7 @@ def _normalized(network: nn.Module, batches: Iterable[Tensor], kind: StatisticsK
     """The batches, while the norms of the network take the statistics of this kind."""
     statistics = Statistics(network, kind, observing_without_grad=True)
     for batch in batches:
-        statistics.begin(len(batch))
+        statistics.begin(batch)
         yield batch
 
 

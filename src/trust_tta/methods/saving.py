@@ -14,7 +14,7 @@ from trust_tta.schema import show
 if TYPE_CHECKING:
     from trust_tta.methods.base import Method
 
-STATE_FORMAT = 4
+STATE_FORMAT = 5
 MOST = 2.0**53  # that a counter can have counted
 
 

@@ -1,10 +1,8 @@
 """Which statistics the BatchNorms of a network normalize with: those of the batch, of the stream, or of training.
 
-"stream" follows the images since the reset: each norm keeps a moving mean and variance whose memory follows the
-evidence. The first norm of the network, which sees images rather than classes, is the judge: a batch that surprises it
-no more than batches usually do counts for its share of a long memory; one that surprises it more counts for more in
-every norm, up to starting their memories anew. What is usual is learned from the stream, so that single images and
-batches of one class, which always differ, are not taken for a change of domain.
+"stream" follows the images since the reset: each norm keeps a moving mean and variance over a long memory, of which a
+batch is a small share. Where the images themselves show another domain (`domains.py`), the memory shrinks, up to
+starting anew; single images and runs of one class, which always differ, are not taken for a change of domain.
 
 An adapting pass takes the values of the moving statistics and the gradient of the batch's (test-time batch
 renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes as in evaluation.
@@ -21,15 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trust_tta.methods.domains import HALF_LIFE, DomainWatch
 from trust_tta.methods.state import Array, Spec, clone
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 
-HALF_LIFE = 10240.0  # images after which half of the memory is new
 SOURCE_WORTH = 32.0  # images that the statistics of training count for at the beginning
-SURPRISE = 3.0  # times the usual divergence: what exceeds it is a change
-CHANGE = 0.02  # divergence beyond the usual at which a batch counts for half
-PACE = 0.3  # by which the usual divergence follows its median, per batch, as a logarithm
+KEPT = 8.0  # images that the memory counts for at least when a new domain begins
 
 
 class OwnNorm(nn.Module):
@@ -62,8 +58,9 @@ class OwnNorm(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or a pickle: a memory of its own, also where tensors came as shared memory."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        for name, buffer in self.named_buffers():
-            setattr(self, name, buffer.clone())
+        for module in self.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.clone())
 
     @torch.no_grad()
     def restore_source(self) -> None:
@@ -102,30 +99,42 @@ class Statistics:
         self.memory = OwnNorm.MEMORY if make is not None else StreamNorm.MEMORY if kind == "stream" else ()
         if make is None and kind == "batch":
             use_batch_statistics(model)
-        like, judge = next(model.parameters(), torch.empty(0)), None
+        like = next(model.parameters(), torch.empty(0))
         for name, module in found.items() if self.memory else ():
             if make is not None:
                 self.norms[name] = make(module, like)
             else:
-                norm = StreamNorm(module, judge, like=like, observing_without_grad=observing_without_grad)
-                self.norms[name], judge = norm, judge or norm
+                self.norms[name] = StreamNorm(module, like=like, observing_without_grad=observing_without_grad)
             self.norms[name].restore_source()
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, self.norms[name])
+        if self._following:
+            self._following[0].watch = DomainWatch(like)  # travels with the network
 
-    def begin(self, images: int, *, worth: int = 1) -> None:
-        """A batch of so many images comes; passes over it, however many, change the memory once.
+    @property
+    def _following(self) -> list[StreamNorm]:
+        return [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
+
+    @property
+    def watch(self) -> DomainWatch | None:
+        """What looks for new domains, where the statistics follow the stream."""
+        return next((norm.watch for norm in self._following), None)
+
+    def begin(self, images: Tensor, *, worth: int = 1) -> None:
+        """A batch (n, ...) comes; passes over it, however many, change the memory once.
 
         `worth`: images for which each of them counts.
         """
-        norms = [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
-        if norms:
+        if norms := self._following:
             for name in StreamNorm.MEMORY:
                 torch._foreach_copy_([getattr(n, f"memory_{name}") for n in norms], [getattr(n, name) for n in norms])
-            counts = [n.count for n in norms]
+            counts, remembered = [n.count for n in norms], [n.memory_images for n in norms]
             torch._foreach_zero_(counts)
-            torch._foreach_add_(counts, float(images * worth))
-            norms[0].seen.fill_(images)
+            torch._foreach_add_(counts, float(len(images) * worth))
+            if self.watch is not None:
+                left = 1 - self.watch.observe(images)
+                for memory in remembered:
+                    memory.copy_((memory * left).maximum(memory.clamp_max(KEPT)))
 
     def frozen(self) -> AbstractContextManager[None]:
         """Passes inside are predictions, whatever the mode of gradients: the memory stays."""
@@ -149,14 +158,24 @@ class Statistics:
     def restore_source(self) -> None:
         for module in self.norms.values():
             module.restore_source()
+        if self.watch is not None:
+            self.watch.restore_source()
 
     def state(self) -> dict[str, Any]:
-        return {name: clone({path: getattr(n, name) for path, n in self.norms.items()}) for name in self.memory}
+        domain = {} if self.watch is None else {"domain": self.watch.state()}
+        return domain | {
+            name: clone({path: getattr(n, name) for path, n in self.norms.items()}) for name in self.memory
+        }
 
     def spec(self) -> dict[str, Spec]:
-        return {name: {path: _spec(name, getattr(n, name)) for path, n in self.norms.items()} for name in self.memory}
+        domain: dict[str, Spec] = {} if self.watch is None else {"domain": self.watch.spec()}
+        return domain | {
+            name: {path: _spec(name, getattr(n, name)) for path, n in self.norms.items()} for name in self.memory
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
+        if self.watch is not None:
+            self.watch.load(state["domain"])
         for name in self.memory:
             for path, module in self.norms.items():
                 getattr(module, name).copy_(state[name][path])
@@ -165,41 +184,30 @@ class Statistics:
 class StreamNorm(OwnNorm):
     """A BatchNorm that normalizes with moving statistics.
 
-    `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for;
-    `usual`: the median divergence of batches from it. `memory_*`: the same as the present batch found them. `seen`: the
-    images of the batch, `count`: what they count for. `change`: the share of the memory, (), that a change of domain
-    gives to the batch; `judge`: the norm that finds it.
+    `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for.
+    `memory_*`: the same before the present batch; `count`: what its images count for.
     """
 
-    MEMORY = ("mean", "variance", "images", "usual")
+    MEMORY = ("mean", "variance", "images")
     images: Tensor
-    usual: Tensor
     memory_mean: Tensor
     memory_variance: Tensor
     memory_images: Tensor
-    memory_usual: Tensor
     count: Tensor
-    seen: Tensor
-    change: Tensor
+    watch: DomainWatch | None
 
-    def __init__(
-        self, norm: _BatchNorm, judge: StreamNorm | None = None, *, like: Tensor, observing_without_grad: bool = False
-    ) -> None:
+    def __init__(self, norm: _BatchNorm, *, like: Tensor, observing_without_grad: bool = False) -> None:
         super().__init__(norm, like=like, observing=True)
-        self.observing_without_grad = observing_without_grad
-        self.judge = [self if judge is None else judge]  # in a list, so that it is not a submodule
+        self.observing_without_grad, self.watch = observing_without_grad, None
         for name in self.MEMORY:
             self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
-        for name in ("count", "seen"):
-            self.register_buffer(name, torch.ones_like(self.images), persistent=False)
-        self.register_buffer("change", torch.zeros_like(self.images), persistent=False)
+        self.register_buffer("count", torch.ones_like(self.images), persistent=False)
 
     @torch.no_grad()
     def restore_source(self) -> None:
         super().restore_source()
         known = all(value is not None for value in self.source)
         self.images.fill_(SOURCE_WORTH if known else 0)
-        self.usual.zero_()
         for name in self.MEMORY:
             getattr(self, f"memory_{name}").copy_(getattr(self, name))
 
@@ -221,34 +229,13 @@ class StreamNorm(OwnNorm):
         """Move the memory by what the batch counts for; the batch's own mean and variance (channels,)."""
         axes = [0, *range(2, x.dim())]
         variance, mean = torch.var_mean(x.detach().to(self.mean.dtype), dim=axes, correction=0)
-        share = self.share_of(mean, variance)
+        plain, fading = self.count / (self.memory_images + self.count), 1 - torch.exp2(-self.count / HALF_LIFE)
+        share = torch.maximum(plain, fading)
         apart = share * (1 - share) * (mean - self.memory_mean).square()  # two means are a variance, too
         torch.lerp(self.memory_mean, mean, share, out=self.mean)
         self.variance.copy_(torch.lerp(self.memory_variance, variance, share) + apart)
         self.images.copy_(self.count / share)
         return mean, variance
-
-    def share_of(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """What the batch counts for, (): its part of a plain average, of a half-life, or what a change demands."""
-        if self.judge[0] is self:
-            self.look_for_change(mean, variance)
-        plain = self.count / (self.memory_images + self.count)
-        fading = 1 - torch.exp2(-self.count / HALF_LIFE)
-        return torch.maximum(torch.maximum(plain, fading), self.judge[0].change.to(plain))
-
-    def look_for_change(self, mean: Tensor, variance: Tensor) -> None:
-        """Compare the batch's divergence from the memory with what is usual, and let the usual follow its median."""
-        surprise = divergence(mean, variance, self.memory_mean, self.memory_variance, eps=self.eps)
-        usual = torch.where(self.memory_usual > 0, self.memory_usual, 1 / self.seen)
-        self.usual.copy_(usual * torch.exp(PACE * torch.sign(surprise - usual)))
-        excess = (surprise - SURPRISE * usual).clamp_min(0)
-        self.change.copy_(excess / (excess + CHANGE))
-
-
-def divergence(mean: Tensor, variance: Tensor, mean2: Tensor, variance2: Tensor, *, eps: float) -> Tensor:
-    """The symmetric Kullback-Leibler divergence of two normal distributions, (), as the mean over channels."""
-    apart, first, second = (mean - mean2).square(), variance + eps, variance2 + eps
-    return (((first + apart) / second + (second + apart) / first) / 2 - 1).mean()
 
 
 def _spec(name: str, value: Tensor) -> Array:

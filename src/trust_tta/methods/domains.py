@@ -1,0 +1,121 @@
+"""Whether the images of a stream are of another domain than before, found in the images alone.
+
+An image is described by the logarithms of what its brightness, colors and Haar details hold. These say how it was
+taken, blurred, compressed or disturbed, and little about what it shows: a run of one class moves their mean by a
+fraction of what images differ among themselves, a change of domain by a multiple of it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.methods.state import Array, Spec, clone
+
+FEATURES = 15
+RECENT = 16.0  # images after which half of the recent description is new
+HALF_LIFE = 10240.0  # images after which half of the reference is new
+SPREAD = 0.1  # variance of a feature that is expected before images are seen
+SPREAD_WORTH, SPREAD_MOST = 64.0, 1024.0  # images that the expectation counts for, and that are remembered
+LEAST_SPREAD = 0.01
+CLASSES = 0.4  # squared distance, in variances, that other classes of the same domain may have
+CHANGE = 0.15  # what beyond it is half a change
+_FAINT = 1e-3  # contrast below which nothing is seen, in units of the network's input
+
+
+class DomainWatch(nn.Module):
+    """Follows the descriptions of a stream's images.
+
+    `reference` (features,): their mean in the present domain, of `images` images; `recent`: over the last few images,
+    with the variance `noise` that chance alone gives it; `spread`: how images of one domain differ, from
+    `spread_images` images. All numbers are ().
+    """
+
+    MEMORY = ("reference", "recent", "spread", "noise", "images", "spread_images")
+    reference: Tensor
+    recent: Tensor
+    spread: Tensor
+    noise: Tensor
+    images: Tensor
+    spread_images: Tensor
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        for name in self.MEMORY:
+            shape = (FEATURES,) if name in self.MEMORY[:3] else ()
+            dtype = torch.promote_types(like.dtype, torch.float32)
+            self.register_buffer(name, like.new_zeros(shape, dtype=dtype), persistent=False)
+        self.restore_source()
+
+    @torch.no_grad()
+    def restore_source(self) -> None:
+        for name in self.MEMORY:
+            getattr(self, name).zero_()
+        self.spread.fill_(SPREAD)
+        self.spread_images.fill_(SPREAD_WORTH)
+
+    @torch.no_grad()
+    def observe(self, images: Tensor) -> Tensor:
+        """Take a batch (n, channels, h, w); how sure it is, (), from 0 to 1, that it belongs to a new domain."""
+        features, count = describe(images.detach().to(self.reference.dtype)), len(images)
+        newer = torch.where(self.images > 0, 1 - 2 ** (-count / RECENT), 1.0)
+        self.recent.lerp_(features.mean(0), newer)
+        self.noise.copy_((1 - newer).square() * self.noise + newer.square() / count)
+        away = ((self.recent - self.reference).square() / self.spread.clamp_min(LEAST_SPREAD)).mean()
+        chance = 2 * (self.noise + 1 / self.images.clamp_min(1))
+        excess = torch.where(self.images > 0, (away - chance - CLASSES).clamp_min(0), 0)
+        change = excess / (excess + CHANGE)
+        share = (count / (self.images + count)).clamp_min(1 - 2 ** (-count / HALF_LIFE)).maximum(change)
+        self.reference.lerp_(self.recent, share)
+        self.images.copy_(count / share)
+        apart = (features - self.recent).square().mean(0)
+        self.spread.lerp_(apart, (1 - change) * count / (self.spread_images + count))
+        self.spread_images.add_(count).clamp_max_(SPREAD_MOST)
+        return change
+
+    def state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = clone({name: getattr(self, name) for name in self.MEMORY})
+        return state
+
+    def spec(self) -> dict[str, Spec]:
+        values = {name: getattr(self, name) for name in self.MEMORY}
+        return {n: Array.like(v) if n in ("reference", "recent") else Array.like(v, least=0) for n, v in values.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        for name in self.MEMORY:
+            getattr(self, name).copy_(state[name])
+
+
+def describe(images: Tensor) -> Tensor:
+    """Images (n, channels, h, w) -> (n, features)."""
+    gray = images.mean(1, keepdim=True)
+    color = images - gray
+    found = [gray.mean((1, 2, 3)), _contrast(gray - gray.mean((1, 2, 3), keepdim=True)), _contrast(color)]
+    smaller, diagonal = gray, gray
+    for scale in range(3):
+        smaller, *details = haar(smaller)
+        found += [_contrast(detail) for detail in details]
+        diagonal = details[-1] if scale == 0 else diagonal
+    finest = _contrast(diagonal)
+    found.append((diagonal.abs().mean((1, 2, 3)) + _FAINT).log() - finest)  # a few strong ones, or many weak ones
+    found.append(_contrast(haar(color)[-1]))
+    found.append(
+        _contrast(haar(F.pad(gray, (1, 0, 1, 0), mode="replicate"))[-1]) - finest
+    )  # blocks of pixels show their borders
+    return torch.stack(found, 1)
+
+
+def haar(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Averages and horizontal, vertical and diagonal differences of blocks of 2 x 2 pixels, each (..., h/2, w/2)."""
+    x = F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2), mode="replicate")
+    left, right = x[..., 0::2] + x[..., 1::2], x[..., 0::2] - x[..., 1::2]
+    top, bottom = slice(0, None, 2), slice(1, None, 2)
+    sums = left[..., top, :] + left[..., bottom, :], left[..., top, :] - left[..., bottom, :]
+    differences = right[..., top, :] + right[..., bottom, :], right[..., top, :] - right[..., bottom, :]
+    return sums[0] / 4, differences[0] / 4, sums[1] / 4, differences[1] / 4
+
+
+def _contrast(x: Tensor) -> Tensor:
+    """(n, ...) -> (n,): the logarithm of the root mean square."""
+    return (x.square().mean((1, 2, 3)) + _FAINT**2).log() / 2
