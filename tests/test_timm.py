@@ -16,8 +16,10 @@ from tests.docs.pages import DOCS, blocks
 from tests.libraries import import_timm
 from trust_tta.cli.main import main
 from trust_tta.errors import ConfigError
+from trust_tta.methods import gather_source_statistics
 from trust_tta.methods.features import features_and_logits
 from trust_tta.methods.parameters import select
+from trust_tta.methods.prompts import take_prompts
 from trust_tta.methods.registry import method_options
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import CIFAR10_MEAN
@@ -39,7 +41,7 @@ NEED_MORE = {
     "augmentation",
     "foa",
     "dpcore",
-}  # a VMamba's maps, orders
+}  # orders, or a place for prompts
 SMALL: dict[str, dict[str, Any]] = {
     "vmamba_tiny_s1l8_bn": {"depths": (1, 1), "dims": (8, 16)},
     "vim_tiny": {"img_size": 32, "patch_size": 8, "stride": 8, "dim": 24, "depth": 2},
@@ -84,10 +86,128 @@ def test_every_method_takes_them(name: str) -> None:
         assert torch.equal(adapted(images(4)), before), f"{method}: reset is not bit for bit"
 
 
-@pytest.mark.parametrize("name", sorted(NEED_MORE - {"foa"}))
-def test_methods_that_need_a_scan_say_so(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(NEED_MORE))
+def test_methods_that_need_more_say_so(name: str) -> None:
     with pytest.raises(ConfigError, match="ResNet has no"):
         tt.create_method(name, theirs("resnet10t"))
+
+
+class Hooked:
+    """A ViT with prompts by hooks alone: in before the first norm, out after the last block."""
+
+    def __init__(self, network: Any, prompts: Tensor) -> None:
+        self.network, self.layers, blocks = network, list[Tensor](), network.blocks
+        self.prefix, self.count, self.prompts = network.num_prefix_tokens, len(prompts), prompts
+        norms = [*(block.norm1 for block in blocks[1:]), network.norm]
+        self.handles = [network.norm_pre.register_forward_pre_hook(lambda m, given: (self.put(given[0]),))]
+        self.handles += [b.register_forward_hook(self.keep(norm)) for b, norm in zip(blocks, norms, strict=True)]
+        self.handles += [network.norm.register_forward_pre_hook(lambda m, given: (self.take(given[0]),))]
+
+    def put(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, : self.prefix], self.prompts.expand(len(x), -1, -1), x[:, self.prefix :]], dim=1)
+
+    def take(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, : self.prefix], x[:, self.prefix + self.count :]], dim=1) if x.dim() == 3 else x
+
+    def keep(self, norm: Any) -> Any:
+        def hook(module: nn.Module, given: Any, out: Tensor) -> None:
+            self.layers.append(norm(out[:, 0] if self.network.cls_token is not None else self.take(out).mean(1)))
+
+        return hook
+
+    def run(self, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens of all layers, pooled features, logits."""
+        features = self.network.forward_features(given)
+        pooled, logits = self.network.forward_head(features, pre_logits=True), self.network.forward_head(features)
+        for handle in self.handles:
+            handle.remove()
+        return torch.cat(self.layers, dim=1), pooled, logits
+
+
+VITS: dict[str, dict[str, Any]] = {
+    "class token": {},
+    "mean token": {"class_token": False, "global_pool": "avg", "fc_norm": True},
+    "registers, norm before": {"reg_tokens": 2, "pre_norm": True, "no_embed_class": True},
+}
+
+
+@pytest.mark.parametrize("kind", VITS)
+def test_prompts_follow_the_class_token_of_a_vit(kind: str) -> None:
+    network = theirs("vit_tiny_patch16_224", **VITS[kind])
+    prompts = torch.randn(3, 192, generator=torch.Generator().manual_seed(2))
+    prompted = take_prompts(network)
+    with torch.no_grad():
+        seen = prompted.see(prompted.embed(images(4)), prompts)
+        layers, pooled, logits = Hooked(network, prompts).run(images(4))
+    torch.testing.assert_close(seen.layers, layers, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen.features, pooled, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(prompted.classify(seen.features), logits, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits, network(images(4)), atol=1e-3)
+    torch.testing.assert_close(prompted.classify(prompted.see(prompted.embed(images(4))).features), network(images(4)))
+
+
+def test_foa_searches_tokens_of_a_vit_without_gradients() -> None:
+    network = theirs("vit_tiny_patch16_224")
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    statistics = gather_source_statistics(network, [images(8, size=64)])
+    method: Any = tt.create_method("foa", network, source_statistics=statistics, population=4)
+    run_with_grad: list[bool] = []
+    method.model.blocks[0].register_forward_hook(lambda *_: run_with_grad.append(torch.is_grad_enabled()))
+    shifted = 2 * images(6) + 1
+    first, second = method(shifted), method(shifted)
+    assert first.shape == (6, 5)
+    assert method.search.best.shape == (3 * 192,)
+    assert method.search.told.shape == (2, 5)
+    assert method.search.told[1].min() <= method.search.told[0].min()  # the last best competes
+    assert not torch.equal(first, second)
+    assert run_with_grad
+    assert not any(run_with_grad)
+    assert method.counters.backwards == 0
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    method.reset()
+    assert torch.equal(method(shifted), first)
+
+
+def test_dpcore_learns_tokens_of_a_vit() -> None:
+    network = theirs("vit_tiny_patch16_224")
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    statistics = gather_source_statistics(network, [images(16)], statistics="source")
+    method: Any = tt.create_method("dpcore", network, source_statistics=statistics, new_steps=8, rho=0.999)
+    shifted = 2 * images(6) + 1
+    x = take_prompts(method.model).embed(shifted)
+    start = method.first_prompt(shifted, x)
+    bound = (6 / (3 * 16 * 16 + 192)) ** 0.5
+    assert start.shape == (8 * 192,)
+    assert 0.99 * bound < start.abs().max() <= bound
+    first = method(shifted)
+    assert first.shape == (6, 5)
+    learned = method.coreset[0, 2 * 192 :]
+    assert (learned - start).abs().min() > 0
+    with torch.no_grad():
+        assert method.distance(method.see(x, learned)) < method.distance(method.see(x, start))
+        assert method.distance(method.see(x, learned)) < method.distance(method.see(x))
+    method(shifted)
+    assert len(method.coreset) == 1
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    method.reset()
+    assert torch.equal(method(shifted), first)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("convnext_atto", "ConvNeXt has no such place"),
+        ("deit_tiny_distilled_patch16_224", "needs one linear classifier"),
+        ("eva02_tiny_patch14_224", "Eva has no such place"),
+    ],
+)
+def test_networks_without_a_place_for_prompts_are_refused_in_a_line(name: str, reason: str) -> None:
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    for method in ("foa", "dpcore"):
+        with pytest.raises(ConfigError, match=reason) as found:
+            tt.create_method(method, network)
+        assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.methods.networks import CLASSES, ConvNet, batches, convnet, make, run, same, vmamba
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods import gather_fisher, gather_source_statistics
+from trust_tta.methods import gather_fisher
 from trust_tta.methods.deyo import shuffle_patches
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.registry import create_method
@@ -230,34 +230,3 @@ def test_features_that_are_maps_are_refused() -> None:
     for name in ("neo", "t3a"):
         with pytest.raises(ShapeError, match=r"the features have shape .* give pooled features \(n, d\)"):
             make(name, Maps())(batches(1)[0])
-
-
-def test_dpcore_brings_features_to_those_of_clean_images() -> None:
-    """With a prompt that only a shift of the first map could need, the distance falls, and the shift is then known."""
-    model = vmamba()
-    statistics = gather_source_statistics(model, batches(4, seed=7), statistics="source")
-    method = make("dpcore", model, source_statistics=statistics, new_steps=30, rho=0.9, lr=0.05)
-    images = batches(1, seed=8)[0] + 2.0
-    with torch.no_grad():
-        first_map = method.model.embed(images)
-        plain = method.distance(method.see(first_map, torch.zeros(8)))
-        method.reset()
-    method(images)
-    with torch.no_grad():
-        assert method.distance(method.see(first_map, method.coreset[0, -8:])) < 0.9 * plain
-    method(images)
-    assert len(method.coreset) == 1
-    assert (method.counters.updates, method.counters.backwards) == (31, 31)
-
-
-def test_dpcore_keeps_a_prompt_for_each_shift() -> None:
-    method = make("dpcore", vmamba(), rho=0.0)
-    run(method, batches(3))
-    assert len(method.coreset) == 3
-
-
-def test_dpcore_without_clean_images_names_the_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"gather_source_statistics\(model, clean_batches\)$"):
-        create_method("dpcore", vmamba())
-    with pytest.raises(ConfigError, match="1 clean images were given"):
-        gather_source_statistics(vmamba(), batches(1, images=1))

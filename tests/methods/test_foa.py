@@ -13,6 +13,7 @@ from tests.methods.networks import CLASSES, batches, make, run, same, vmamba, we
 from trust_tta.errors import ConfigError, ShapeError
 from trust_tta.methods.clean import gather_source_statistics
 from trust_tta.methods.foa import Foa, Search
+from trust_tta.methods.prompts import append_row, take_prompts
 from trust_tta.methods.registry import create_method
 
 
@@ -52,10 +53,9 @@ def test_without_statistics_the_error_names_the_call() -> None:
 
 
 def test_tokens_fill_a_row_below_the_map_in_equal_stretches() -> None:
-    method = foa(prompts=2)
     first_map = torch.zeros(3, 8, 5, 7)
-    tokens = np.stack([np.arange(8.0), 10 + np.arange(8.0)])
-    extended = method.append_row(first_map, tokens.ravel())
+    tokens = torch.stack([torch.arange(8.0), 10 + torch.arange(8.0)])
+    extended = append_row(first_map, tokens)
     assert extended.shape == (3, 8, 6, 7)
     assert not extended[:, :, :5].any()
     for image in extended:
@@ -81,11 +81,11 @@ def test_fitness_and_shift_against_numpy(entropy_of: str) -> None:
     judge = copy.deepcopy(vmamba()).train()
     with torch.no_grad():
         start = judge.embed(second)
-        maps = judge.forward_maps(method.append_row(start, candidate))
+        maps = judge.forward_maps(append_row(start, torch.from_numpy(candidate).float().view(2, 8)))
         pooled = judge.pool(maps[-1])
         logits = judge.forward_head(pooled + statistics.features - shift)
         judged = judge.forward_head(pooled) if entropy_of == "unshifted" else logits
-        fitness, ours, mean = method.try_tokens(method.model, start, candidate)  # type: ignore[arg-type]
+        fitness, ours, mean = method.try_tokens(take_prompts(method.model), start, candidate)
     tokens = np.concatenate([m.double().numpy().mean((2, 3)) for m in maps], axis=1)
     p = judged.double().softmax(1).numpy()
     distance = ((tokens.mean(0) - statistics.mean.numpy()) ** 2).sum()
@@ -116,7 +116,7 @@ def test_the_prediction_is_the_best_candidates_and_the_old_best_competes() -> No
     assert method.search.ask()[-1] is method.search.best
     with torch.no_grad():
         start = vmamba().train().embed(images)
-        _, expected, _ = again.try_tokens(again.model, start, method.search.best)  # type: ignore[arg-type]
+        _, expected, _ = again.try_tokens(take_prompts(again.model), start, method.search.best)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -125,7 +125,7 @@ class NoNorm(nn.Module):
         ("roid", "no norm parameters"),
         ("rotta", "no norm parameters"),
         ("neo", "no forward_features and forward_head"),
-        ("dpcore", "no embed, forward_maps, pool"),
+        ("dpcore", "NoNorm has no such place"),
         ("t3a", "no forward_features and forward_head"),
         ("deyo", "no norm parameters"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from pydantic import PlainValidator
@@ -13,23 +13,15 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError
 from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet, select, share
+from trust_tta.methods.prompts import take_prompts
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.schema import show
 
 
-class MappedNetwork(Protocol):
-    """Images to a first map, to a map of each stage, to pooled features, to logits; a VMamba offers it."""
-
-    def embed(self, images: Tensor) -> Tensor: ...
-    def forward_maps(self, x: Tensor) -> list[Tensor]: ...
-    def pool(self, x: Tensor) -> Tensor: ...
-    def forward_head(self, features: Tensor) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class SourceStatistics:
-    """Of clean images: mean and deviation of the mean token of every stage, one stage after the other, and of the
-    pooled features."""
+    """Of clean images: mean and deviation of a token of every layer, one layer after the other, and of the pooled
+    features."""
 
     mean: Tensor
     std: Tensor
@@ -52,16 +44,15 @@ def gather_source_statistics(
     model: nn.Module, batches: Iterable[Tensor], *, statistics: StatisticsKind = "batch"
 ) -> SourceStatistics:
     """Statistics over batches of clean images (n, c, h, w); forward passes only, the model is left as it was."""
-    require_maps(model)
+    take_prompts(model)
     network = share(model)
-    mapped = cast(MappedNetwork, network)
+    prompted = take_prompts(network)
     images, sums, squares, width = 0, torch.zeros(()), torch.zeros(()), 0
     with torch.no_grad():
         for batch in _normalized(network, batches, statistics):
-            maps = mapped.forward_maps(mapped.embed(batch))
-            features = mapped.pool(maps[-1])
-            values = torch.cat([mean_tokens(maps), features], dim=1).double().cpu()
-            images, width = images + len(values), features.shape[1]
+            seen = prompted.see(prompted.embed(batch))
+            values = torch.cat(seen, dim=1).double().cpu()
+            images, width = images + len(values), seen.features.shape[1]
             sums, squares = sums + values.sum(0), squares + values.square().sum(0)
     if images < 2:
         raise ConfigError(f"{images} clean images were given; source statistics need at least two")
@@ -104,20 +95,6 @@ def gather_from_clean(name: str, model: nn.Module, batches: Iterable[Tensor], op
     if name == "fisher":
         return gather_fisher(model, batches, parameters=options["parameters"], statistics=options["statistics"])
     return gather_source_statistics(model, batches, statistics=options["statistics"])
-
-
-def mean_tokens(maps: list[Tensor]) -> Tensor:
-    """The mean token of each map (n, c, h, w), one map after the other, (n, sum of c)."""
-    return torch.cat([m.mean((2, 3)) for m in maps], dim=1)
-
-
-def require_maps(model: nn.Module) -> None:
-    missing = [name for name in ("embed", "forward_maps", "pool", "forward_head") if not hasattr(model, name)]
-    if missing:
-        raise ConfigError(
-            f"prompts are put into the first map of a network and {type(model).__name__} has no {', '.join(missing)}; "
-            "use a VMamba, or another method such as 'tent'"
-        )
 
 
 def required(value: object, method: str, option: str) -> None:

@@ -1,21 +1,24 @@
 """DPCore: a growing set of prompts, one for each kind of shift that was met, each with the features it was learned on.
 
 Zhang et al., "DPCore: Dynamic Prompt Coreset for Continual Test-Time Adaptation", ICML 2025. The method is of vision
-transformers, whose prompts are tokens. A VMamba has no place for them: here a prompt is a bias for each channel, added
-to every position of the first map, and the pooled features stand for those of the class token.
+transformers, whose prompts are tokens. A scan has no place for them: on a VMamba a prompt is a bias for each channel,
+added to every position of the first map. The pooled features stand for those of the class token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from trust_tta.errors import StateError
 from trust_tta.methods.base import Method, MethodOptions
-from trust_tta.methods.clean import MappedNetwork, SourceStatistics, StatisticsOption, require_maps, required
+from trust_tta.methods.clean import SourceStatistics, StatisticsOption, required
+from trust_tta.methods.prompts import Maps, take_prompts
 from trust_tta.methods.safety import check_outputs
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
@@ -25,6 +28,7 @@ from trust_tta.schema import Count, Fraction, Positive, Rate
 class DpcoreOptions(MethodOptions):
     """`source_statistics` of clean images are required: gather_source_statistics(model, clean_batches) gives them.
 
+    `prompts`: tokens of a prompt, drawn by `seed`, where the network is a vision transformer; a VMamba's has none.
     `steps` for a shift that is known, `new_steps` for a new one. A shift is known where the prompts at hand bring the
     features nearer than `rho` times their distance; `tau`: temperature of the weights of the prompts; `alpha`: how far
     they follow.
@@ -32,6 +36,8 @@ class DpcoreOptions(MethodOptions):
 
     statistics: StatisticsKind = "source"
     source_statistics: StatisticsOption = None
+    prompts: Count = 8
+    seed: Annotated[int, Field(ge=0)] = 0
     lr: Rate = 0.1
     weight_decay: Rate = 0.01
     steps: Count = 1
@@ -53,7 +59,7 @@ class Seen(NamedTuple):
 class Dpcore(Method):
     """A prompt that brings the features of the batch to those of clean images: a mixture of those known, or a new one.
 
-    `coreset` (m, 2 d + c): mean and deviation of the features that a prompt was learned on, and the prompt. The weights
+    `coreset` (m, 2 d + p): mean and deviation of the features that a prompt was learned on, and the prompt. The weights
     of the network stay as they are.
     """
 
@@ -62,7 +68,7 @@ class Dpcore(Method):
     coreset: Tensor | None
 
     def adapted_names(self, model: nn.Module) -> list[str]:
-        require_maps(model)
+        take_prompts(model)
         required(self.options.source_statistics, self.name, "source_statistics")
         return []
 
@@ -74,42 +80,42 @@ class Dpcore(Method):
 
     def adapt(self, images: Tensor) -> Tensor:
         with torch.no_grad():
-            first_map = cast(MappedNetwork, self.model).embed(images)
-            plain = self.see(first_map, first_map.new_zeros(first_map.shape[1]))
+            x = take_prompts(self.model).embed(images)
+            plain = self.see(x)
         self.logits_before = plain.logits
         check_outputs(plain.logits, images)
-        prompt, logits = self.adapt_known(first_map, plain) or self.adapt_new(first_map, plain)
+        prompt, logits = self.adapt_known(x, plain) or self.adapt_new(x, plain, self.first_prompt(images, x))
         if self.options.predict == "before":
             return logits
         with torch.no_grad():
-            return self.see(first_map, prompt).logits
+            return self.see(x, prompt).logits
 
-    def adapt_known(self, first_map: Tensor, plain: Seen) -> tuple[Tensor, Tensor] | None:
+    def adapt_known(self, x: Tensor, plain: Seen) -> tuple[Tensor, Tensor] | None:
         """Learn from the mixture of known prompts, where it suits the batch; they all follow by their weights."""
         if self.coreset is None:
             return None
-        weights, prompt = self.mix(self.coreset.to(first_map), plain)
-        seen = self.see(first_map, prompt.requires_grad_())
+        weights, prompt = self.mix(self.coreset.to(x), plain)
+        seen = self.see(x, prompt.requires_grad_())
         if not bool(self.distance(seen) < self.options.rho * self.distance(plain)):
             return None
-        learned, logits = self.learn(first_map, prompt, seen, steps=self.options.steps)
-        known, new = self.coreset.to(first_map), torch.cat([plain.mean, plain.std, learned])
+        learned, logits = self.learn(x, prompt, seen, steps=self.options.steps)
+        known, new = self.coreset.to(x), torch.cat([plain.mean, plain.std, learned])
         self.coreset = known + self.options.alpha * weights[:, None] * (new - known)
         return learned, logits
 
-    def adapt_new(self, first_map: Tensor, plain: Seen) -> tuple[Tensor, Tensor]:
-        """Learn a prompt from nothing, and keep it with the features of the batch."""
-        prompt = first_map.new_zeros(first_map.shape[1]).requires_grad_()
-        learned, logits = self.learn(first_map, prompt, self.see(first_map, prompt), steps=self.options.new_steps)
+    def adapt_new(self, x: Tensor, plain: Seen, prompt: Tensor) -> tuple[Tensor, Tensor]:
+        """Learn a prompt from the start, and keep it with the features of the batch."""
+        prompt.requires_grad_()
+        learned, logits = self.learn(x, prompt, self.see(x, prompt), steps=self.options.new_steps)
         new = torch.cat([plain.mean, plain.std, learned])[None]
         self.coreset = new if self.coreset is None else torch.cat([self.coreset.to(new), new])
         return learned, logits
 
-    def learn(self, first_map: Tensor, prompt: Tensor, seen: Seen, *, steps: int) -> tuple[Tensor, Tensor]:
+    def learn(self, x: Tensor, prompt: Tensor, seen: Seen, *, steps: int) -> tuple[Tensor, Tensor]:
         """Descend the distance to clean images from `prompt`, already `seen`; the last step's logits."""
         optimizer = torch.optim.AdamW([prompt], lr=self.options.lr, weight_decay=self.options.weight_decay)
         for step in range(steps):
-            seen = self.see(first_map, prompt) if step else seen
+            seen = self.see(x, prompt) if step else seen
             loss = self.distance(seen)
             (prompt.grad,) = torch.autograd.grad(loss, [prompt])
             self.counters.backwards += 1
@@ -120,16 +126,27 @@ class Dpcore(Method):
                 optimizer.step()
         return prompt.detach(), seen.logits.detach()
 
-    def see(self, first_map: Tensor, prompt: Tensor) -> Seen:
-        """One counted pass from the first map (n, c, h, w) on, with a prompt (c,)."""
+    def see(self, x: Tensor, prompt: Tensor | None = None) -> Seen:
+        """One counted pass from the embedded batch on, with a prompt (c,) or (prompts * d,)."""
         self.counters.forwards += 1
-        return self._see(first_map, prompt)
+        return self._see(x, prompt)
 
-    def _see(self, first_map: Tensor, prompt: Tensor) -> Seen:
-        network = cast(MappedNetwork, self.model)
-        features = network.pool(network.forward_maps(first_map + prompt.view(1, -1, 1, 1))[-1])
+    def _see(self, x: Tensor, prompt: Tensor | None) -> Seen:
+        network = take_prompts(self.model)
+        if prompt is None or isinstance(network, Maps):
+            features = network.see(x if prompt is None else x + prompt.view(1, -1, 1, 1)).features
+        else:
+            features = network.see(x, prompt.view(-1, network.width(x))).features
         variance, mean = torch.var_mean(features, dim=0, correction=min(1, len(features) - 1))
-        return Seen(network.forward_head(features), mean, (variance + 1e-12).sqrt())  # zero has no slope
+        return Seen(network.classify(features), mean, (variance + 1e-12).sqrt())  # zero has no slope
+
+    def first_prompt(self, images: Tensor, x: Tensor) -> Tensor:
+        """Where every new prompt starts: no bias, or the same random tokens."""
+        network = take_prompts(self.model)
+        if isinstance(network, Maps):
+            return x.new_zeros(network.width(x))
+        spread, numbers = network.spread(images, x), self.options.prompts * network.width(x)
+        return torch.from_numpy(np.random.default_rng(self.options.seed).uniform(-spread, spread, numbers)).to(x)
 
     def distance(self, seen: Seen) -> Tensor:
         """Of the batch's features to those of clean images, ()."""
@@ -144,11 +161,11 @@ class Dpcore(Method):
         return weights, weights @ prompts
 
     def infer(self, images: Tensor) -> Tensor:
-        first_map = cast(MappedNetwork, self.model).embed(images)
-        plain = self._see(first_map, first_map.new_zeros(first_map.shape[1]))
+        x = take_prompts(self.model).embed(images)
+        plain = self._see(x, None)
         if self.coreset is None:
             return plain.logits
-        return self._see(first_map, self.mix(self.coreset.to(first_map), plain)[1]).logits
+        return self._see(x, self.mix(self.coreset.to(x), plain)[1]).logits
 
     @property
     def source(self) -> SourceStatistics:

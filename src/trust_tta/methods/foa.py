@@ -1,13 +1,12 @@
 """FOA: learn input tokens by evolution, without a backward pass, and shift the features to the source's mean.
 
-Niu et al., "Test-Time Model Adaptation with Only Forward Passes", ICML 2024. The method is of vision transformers;
-this is it as the TRUST paper moved it to VMamba: the tokens are part of the first map, and the mean of all tokens
-of a map stands for the class token, which a VMamba does not have.
+Niu et al., "Test-Time Model Adaptation with Only Forward Passes", ICML 2024. The method is of vision transformers, and
+takes those of timm; on a VMamba it is as the TRUST paper moved it there: the tokens are part of the first map, and the
+mean of all tokens of a map stands for the class token.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
@@ -16,17 +15,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from trust_tta.errors import ShapeError
 from trust_tta.methods.base import Method, MethodOptions
-from trust_tta.methods.clean import (
-    MappedNetwork,
-    SourceStatistics,
-    StatisticsOption,
-    mean_tokens,
-    require_maps,
-    required,
-)
+from trust_tta.methods.clean import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.losses import entropy
+from trust_tta.methods.prompts import PromptedNetwork, take_prompts
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.optional import require
 from trust_tta.schema import Count, Rate
@@ -42,9 +34,10 @@ def _exactly(value: float) -> Number:
 class FoaOptions(MethodOptions):
     """`source_statistics` of clean images are required: gather_source_statistics(model, clean_batches) gives them.
 
-    `prompts`: learned tokens, a row below the first map. `population`: candidates per batch. `sigma`: first step size
-    of the search. `weight` of the distance to the source's statistics. `fitness`: whether the entropy in it is of the
-    prediction before the features are shifted. `initial`: the tokens that compete beside the first population.
+    `prompts`: learned tokens, after the class token or as a row below the first map. `population`: candidates per
+    batch. `sigma`: first step size of the search. `weight` of the distance to the source's statistics. `fitness`:
+    whether the entropy in it is of the prediction before the features are shifted. `initial`: the tokens that compete
+    beside the first population.
     """
 
     source_statistics: StatisticsOption = None
@@ -59,7 +52,7 @@ class FoaOptions(MethodOptions):
 
 
 class Foa(Method):
-    """A row of `prompts` learned tokens below the first map, chosen by CMA-ES; `population` + 1 forwards per batch.
+    """`prompts` learned tokens after the embedding, chosen by CMA-ES; `population` + 1 forwards per batch.
 
     Fitness: summed entropy + `weight` * n/64 * squared distance of the batch's token statistics to those of clean
     images. The prediction is that of the best candidate, its features shifted by the source's mean less their moving
@@ -90,18 +83,20 @@ class Foa(Method):
         }
 
     def adapted_names(self, model: nn.Module) -> list[str]:
-        require_maps(model)
+        take_prompts(model)
         require("cma", extra="foa")
         required(self.options.source_statistics, self.name, "source_statistics")
         return []
 
     def adapt(self, images: Tensor) -> Tensor:
-        network = cast(MappedNetwork, self.model)
+        network = take_prompts(self.model)
         with torch.no_grad():
-            first_map = network.embed(images)
-            search = self.search = self.search or self.make_search(*self.size_of_tokens(images, first_map))
+            x = network.embed(images)
+            size = self.options.prompts * network.width(x)
+            spread = network.spread(images, x) if self.options.initial == "random" else 0.0
+            search = self.search = self.search or self.make_search(size, spread)
             candidates = search.ask()
-            outcomes = [self.try_tokens(network, first_map, candidate) for candidate in candidates]
+            outcomes = [self.try_tokens(network, x, candidate) for candidate in candidates]
         self.counters.forwards += len(candidates)
         fitness, logits, features = (torch.stack(values) for values in zip(*outcomes, strict=True))
         self.logits_before = logits[-1]
@@ -113,7 +108,7 @@ class Foa(Method):
         worst = fitness[finite].max()
         fitness = fitness.where(finite, worst + worst.abs() + 1)
         search.tell(candidates, fitness)
-        self.told, (self.dimension, self.spread) = search.told, self.size_of_tokens(images, first_map)
+        self.told, self.dimension, self.spread = search.told, size, spread
         self.counters.updates += 1
         self.follow(features[finite].mean(0))
         return logits[-1] if self.options.predict == "before" else logits[fitness.argmin()]
@@ -121,41 +116,21 @@ class Foa(Method):
     def infer(self, images: Tensor) -> Tensor:
         if self.search is None and self.dimension is None:
             return super().infer(images)
-        network = cast(MappedNetwork, self.model)
+        network = take_prompts(self.model)
         self.search = self.search or self.make_search(self.dimension or 0, self.spread or 0.0)
         return self.try_tokens(network, network.embed(images), self.search.best)[1]
 
-    def try_tokens(self, network: MappedNetwork, first_map: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
-        """Fitness, logits (n, classes) and mean features (d,) of the batch with one candidate's tokens."""
-        maps = network.forward_maps(self.append_row(first_map, candidate))
-        features, source = network.pool(maps[-1]), self.source.like(first_map)
-        plain = logits = network.forward_head(features)
+    def try_tokens(self, network: PromptedNetwork, x: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
+        """Fitness, logits (n, classes) and mean features (d,) of an embedded batch with one candidate's tokens."""
+        seen = network.see(x, torch.from_numpy(candidate).to(x).view(self.options.prompts, -1))
+        features, source = seen.features, self.source.like(x)
+        plain = logits = network.classify(features)
         if self.mean_features is not None:
-            logits = network.forward_head(features + source.features - self.mean_features.to(features))
+            logits = network.classify(features + source.features - self.mean_features.to(features))
         judged = plain if self.options.fitness == "unshifted" else logits
-        tokens = mean_tokens(maps)
-        std, mean = torch.std_mean(tokens, dim=0, correction=min(1, len(tokens) - 1))
+        std, mean = torch.std_mean(seen.layers, dim=0, correction=min(1, len(x) - 1))
         distance = (mean - source.mean).square().sum() + (std - source.std).square().sum()
-        return entropy(judged).sum() + self.options.weight * len(tokens) / 64 * distance, logits, features.mean(0)
-
-    def append_row(self, first_map: Tensor, candidate: Vector) -> Tensor:
-        """The map (n, c, h, w) with the tokens as one more row; each token fills an equal stretch of it."""
-        n, channels, _, width = first_map.shape
-        if self.options.prompts > width:
-            raise ShapeError(
-                f"{self.options.prompts} prompts do not fit in a row of {width} tokens; set prompts to {width} or less"
-            )
-        tokens = torch.from_numpy(candidate).to(first_map).view(self.options.prompts, channels)
-        row = tokens[torch.arange(width, device=first_map.device) * self.options.prompts // width].T
-        return torch.cat([first_map, row[None, :, None].expand(n, channels, 1, width)], dim=2)
-
-    def size_of_tokens(self, images: Tensor, first_map: Tensor) -> tuple[int, float]:
-        """The numbers in all tokens together, and the range of random ones: uniform, as visual prompt tuning draws."""
-        channels, side = first_map.shape[1], images.shape[2] // first_map.shape[2]
-        spread = 0.0
-        if self.options.initial == "random":
-            spread = math.sqrt(6 / (images.shape[1] * side * side + channels))
-        return self.options.prompts * channels, spread
+        return entropy(judged).sum() + self.options.weight * len(x) / 64 * distance, logits, features.mean(0)
 
     def make_search(self, dimension: int, spread: float) -> Search:
         """A new search, or the one that was told what is remembered."""

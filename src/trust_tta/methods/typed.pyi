@@ -175,6 +175,8 @@ class _T3aKeywords(_MethodKeywords, total=False):
 
 class _DpcoreKeywords(_MethodKeywords, total=False):
     source_statistics: SourceStatistics | None
+    prompts: int
+    seed: int
     lr: float
     weight_decay: float
     steps: int
