@@ -192,6 +192,21 @@ def test_the_trimmed_mean_bounds_a_liar_that_hides_among_the_others() -> None:
     assert torch.allclose(trimmed_mean(rows[:7], evidence[:7] * 8 / 7, trim=0.0), torch.full((3,), 3.0))
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 9), st.floats(0, 0.5), st.booleans(), st.integers(0, 10_000))
+def test_the_trimmed_mean_is_that_of_sorted_columns(count: int, trim: float, even: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(-3, 4, (count, 7), generator=generator).float() / 3
+    shares = torch.ones(count) if even else torch.rand(count, generator=generator) + 0.1
+    shares = shares.double() / shares.sum()
+    cut = min(int(trim * count), (count - 1) // 2)
+    order = rows.argsort(dim=0, stable=True)[cut : count - cut]
+    expected = (rows.gather(0, order).double() * shares[order]).sum(0) / shares[order].sum(0)
+    ties = (rows.sort(0).values.diff(dim=0) == 0).any(0)  # of equal values, either may be cut
+    found = trimmed_mean(rows, shares, trim=trim)
+    assert torch.allclose(found[~ties | even], expected.float()[~ties | even], atol=1e-5)
+
+
 def test_trimming_keeps_at_least_one_value() -> None:
     rows = torch.tensor([[0.0], [1.0], [5.0]])
     assert trimmed_mean(rows, torch.ones(3, dtype=torch.float64), trim=0.9).item() == 1.0

@@ -20,8 +20,8 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.statistics import SOURCE_WORTH
 
 SIGNATURE_IMAGES = 256  # of which the signature is taken, at most
-JUDGED_IMAGES = 64  # of the last ones, on which a merge is judged, once in as many images that were learned from
-GLANCED_IMAGES = 8  # on which the merges between are
+GLANCED_IMAGES = 8  # of the last ones, on which a merge is judged
+JUDGED_IMAGES = 64  # on which it is where these are predicted otherwise; the canary is looked at once in as many
 UNKNOWN = -1  # a base that no merger knows
 
 
@@ -40,7 +40,7 @@ class Replica:
         self._inputs = Window(SIGNATURE_IMAGES)
         self._recent: Tensor | None = None  # the last images, with what was served for them
         self._served: Tensor | None = None
-        self._updates = self._unjudged = 0  # images learned from since a merge was judged closely
+        self._updates = self._unjudged = 0  # images learned from since the canary was looked at
 
     def __call__(self, images: Any) -> Result:
         """As the stream."""
@@ -70,10 +70,11 @@ class Replica:
         since = self.images - offered.images
         weights = merge.state.weights + (now.weights - offered.state.weights)
         taken = replace(merge.state, weights=weights, remembered=merge.state.remembered + max(0, since))
-        closely = self._unjudged >= JUDGED_IMAGES
-        glance = None if closely else self._served[-GLANCED_IMAGES:]
-        event = self.stream.adopt(lambda method: load_into(method, taken), self._recent, glance=glance)
-        self._unjudged = 0 if closely else self._unjudged
+        canary = self._unjudged >= JUDGED_IMAGES
+        event = self.stream.adopt(
+            lambda method: load_into(method, taken), self._recent, served=self._served[-GLANCED_IMAGES:], canary=canary
+        )
+        self._unjudged = 0 if canary else self._unjudged
         if event.action == "take":
             self.base, self.images = merge.number, max(0, since)
         return event

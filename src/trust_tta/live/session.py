@@ -283,20 +283,23 @@ class Session:
 
     # What others learned
 
-    def adopt(self, change: Callable[[], None], images: Tensor, *, glance: Tensor | None = None) -> Event:
+    def adopt(
+        self, change: Callable[[], None], images: Tensor, *, served: Tensor | None = None, canary: bool = True
+    ) -> Event:
         """Let `change` alter the method's state; where that is wrong for the images (n, c, h, w), undo it.
 
-        `glance`: what was served for the last of them (m, classes); where that is predicted again, it is enough.
+        `served`: what was predicted for the last of them (m, classes). Where these, and the `canary` if it is asked
+        for, are clearly predicted as before, that is enough; else, or without it, all are predicted before and after.
         """
         self._events = []
         before = self.method.state_dict()
-        if glance is not None and self.watch is not None:
-            change()
-            evidence = self._glance(glance, images[-len(glance) :])
-            if evidence["agreement"] >= (1 + self.policy.agreement) / 2:
+        change()
+        if served is not None:
+            reason, evidence = self._judge_change(served, images[-len(served) :], canary=canary)
+            if not reason and evidence.get("agreement", 1.0) >= (1 + self.policy.agreement) / 2:
                 return self._adopted(evidence)
-            self.method.load_state_dict(before)
-        served = self.evaluate(images) if self.watch is not None else None
+        self.method.load_state_dict(before)
+        served = self.evaluate(images)
         change()
         reason, evidence = self._judge_change(served, images)
         if reason:
@@ -308,27 +311,21 @@ class Session:
         self.books.at_source = False
         return self._event("merge", "take", "what others learned does for these images", evidence)
 
-    def _glance(self, served: Tensor, images: Tensor) -> dict[str, Any]:
-        """How far the state predicts images as they were served; not at all where it predicts nothing finite."""
-        logits = self.evaluate(images)
-        agreement = self._agreement(served, logits) if bool(logits.isfinite().all()) else 0.0
-        return {"agreement": agreement, "images": len(images)}
-
     def _agreement(self, served: Tensor, logits: Tensor) -> float:
         """The share of predictions (n, classes) that stay what they were, by how sure these were."""
         old, new = (rows_of(output, probabilities=self.method.probabilities) for output in (served, logits))
         weights = old.amax(1)
         return float((weights * (old.argmax(1) == new.argmax(1))).sum() / weights.sum())
 
-    def _judge_change(self, served: Tensor | None, images: Tensor) -> tuple[str, dict[str, Any]]:
+    def _judge_change(self, served: Tensor, images: Tensor, *, canary: bool = True) -> tuple[str, dict[str, Any]]:
         """Why a change of state is wrong, or nothing; with the evidence. `served`: as it was predicted before."""
         logits = self.evaluate(images)
         if not bool(logits.isfinite().all()):
             return "the predictions are not finite", {}
-        if served is None or self.watch is None:
+        if self.watch is None:
             return "", {}
         agreement = self._agreement(served, logits)
-        check = self.watch.check(self.method, images)
+        check = self.watch.check(self.method, images) if canary else None
         evidence = {"agreement": agreement} | (check.evidence() if check else {})
         if agreement < self.policy.agreement:
             return "the images are predicted otherwise than before", evidence

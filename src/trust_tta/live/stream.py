@@ -107,18 +107,20 @@ class Stream:
         """Adapt again."""
         return self._request("resume", lambda: self._set_paused(False))
 
-    def adopt(self, change: Callable[[Method], None], images: Any, *, glance: Tensor | None = None) -> Event:
+    def adopt(
+        self, change: Callable[[Method], None], images: Any, *, served: Tensor | None = None, canary: bool = True
+    ) -> Event:
         """Let `change` give the method what others learned; the event says "take", or "return" where it was undone.
 
         It is undone where the guard finds it wrong for the images, which should be the last ones of the stream. With
-        `glance`, the logits (m, classes) that were served for the last m, it is taken where these stay as they were,
-        and looked at closely where they do not.
+        `served`, the logits (m, classes) of the last m, it is taken where these, and the `canary` if it is asked for,
+        are clearly predicted as before, and looked at closely where they are not.
         """
         batch = prepare(images, self.method.model)
         with self._lock:
             self._check()
             try:
-                return self._session.adopt(lambda: change(self.method), batch, glance=glance)
+                return self._session.adopt(lambda: change(self.method), batch, served=served, canary=canary)
             finally:
                 self._fingerprint = self._take_fingerprint()
 
