@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,12 @@ from trust_tta.errors import CheckpointError, ConfigError, StateError
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import METHODS, create_method, method_options
+from trust_tta.methods.saving import network_state
 from trust_tta.models.base import ScanNetwork
-from trust_tta.models.checkpoint import Checkpoint
-from trust_tta.models.config import NetworkConfig
+from trust_tta.models.checkpoint import Checkpoint, describe
 from trust_tta.models.pretrained import HUB_WEIGHTS, hub_folder
 from trust_tta.models.upernet import UPerNet
-from trust_tta.models.variants import VARIANTS
+from trust_tta.models.weights import encode_weights
 from trust_tta.optional import require
 from trust_tta.orders import ScanOrder
 from trust_tta.schema import show
@@ -54,15 +54,16 @@ def save_pretrained(
             else "adapted_to goes with a method; omit it for a network as it was trained"
         )
     network = _ours(thing if method is None else method._caller[1])
-    state = _adapted_state(method) if method is not None else network.state_dict()
-    about = _describe(network) | ({"license": license} if license else {})
+    state = network_state(method) if method is not None else network.state_dict()
+    about = describe(network).texts() | ({"license": license} if license else {})
     if method is not None:
         about |= {"adapted_by": method.name, "adapted_to": str(adapted_to)}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     if method is not None:
         _write_adaptation(target / STATE, method, state)
-    _write_weights(target / HUB_WEIGHTS, state, about)
+    with replacing(target / HUB_WEIGHTS) as temporary:
+        temporary.write_bytes(encode_weights(state, about))
     _write_text(target / CONFIG, json.dumps({"library_name": "trust-tta", **about}, indent=1) + "\n")
     _write_text(target / CARD, _card(network, about, method))
     return target
@@ -133,36 +134,6 @@ def _ours(network: nn.Module) -> ScanNetwork | UPerNet:
     return network
 
 
-def _describe(network: ScanNetwork | UPerNet) -> dict[str, str]:
-    """What is known of a network, as the file of its weights states it; the nearest variant stands for its fields."""
-    config = cast(NetworkConfig, network.config)
-    names = [name for name in type(config).model_fields if name != "num_classes"]
-
-    def changed(variant: str) -> dict[str, Any]:
-        return {n: getattr(config, n) for n in names if getattr(config, n) != getattr(VARIANTS[variant], n)}
-
-    variant = min(
-        (name for name, other in VARIANTS.items() if type(other) is type(config)), key=lambda n: len(changed(n))
-    )
-    about = {
-        "variant": variant,
-        "overrides": json.dumps(changed(variant)),
-        "num_classes": str(config.num_classes),
-    }
-    about |= {"classes": json.dumps(network.classes)} if network.classes else {}
-    return about | ({"preprocessing": network.preprocessing.to_json()} if network.preprocessing else {})
-
-
-def _adapted_state(method: Method) -> dict[str, Tensor]:
-    """The weights as they are adapted, with the statistics of the stream where the method follows it."""
-    state = dict(method._caller[1].state_dict())
-    state |= {name: parameter.detach() for name, parameter in method.adapted.items()}
-    norms: dict[str, Any] = {**method.statistics.norms, **getattr(method.statistics, "moving", {})}
-    for path, norm in norms.items():
-        state[f"{path}.running_mean"], state[f"{path}.running_var"] = norm.mean, norm.variance
-    return state
-
-
 def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor]) -> None:
     """What a method needs beside the adapted network: its options and state, and what of the network was different."""
     before = {**method._caller[1].state_dict(), **method.weights.source}
@@ -185,14 +156,6 @@ def _plain(name: str, value: Any) -> Any:
     raise ConfigError(
         f"the option {name} is a {type(value).__name__}, which a file cannot keep; save the network alone"
     )
-
-
-def _write_weights(path: Path, state: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    from safetensors.torch import save
-
-    content = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-    with replacing(path) as temporary:
-        temporary.write_bytes(save(content, {"format": "pt", **about}))
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.export.network import quiet
+from trust_tta.models.weights import encode_weights
 from trust_tta.scan.portable import scan_in_chunks
 
 METADATA_FILE = "metadata.json"
@@ -53,7 +54,4 @@ def open_compiled(path: Path) -> Callable[[Tensor], Tensor]:
 
 def write_checkpoint(network: nn.Module, path: Path, about: Mapping[str, str]) -> None:
     """The weights alone, as safetensors that `create_model` and every command take as a checkpoint."""
-    from safetensors.torch import save_file
-
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    save_file(state, path, {"format": "pt", **about})
+    path.write_bytes(encode_weights(network.state_dict(), about))

@@ -19,10 +19,7 @@ from trust_tta.errors import CheckpointError, ConfigError, StateError
 from trust_tta.live.snapshots import Folder, read_state
 from trust_tta.methods.base import Method
 from trust_tta.models.base import ScanNetwork
-from trust_tta.models.checkpoint import Checkpoint
-from trust_tta.models.config import NetworkConfig
-from trust_tta.models.networks import outputs_of
-from trust_tta.models.variants import VARIANTS
+from trust_tta.models.checkpoint import Checkpoint, describe
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import parse, show
 
@@ -92,45 +89,18 @@ def _of_network(network: nn.Module) -> Subject:
     preprocessing = getattr(network, "preprocessing", None)
     if not isinstance(preprocessing, Preprocessing):
         raise ConfigError("the network does not say how its images are preprocessed; set model.preprocessing")
-    name = type(network).__name__
-    about = _described(preprocessing, getattr(network, "classes", None), outputs_of(network))
-    config = getattr(network, "config", None)
-    about |= _variant_of(config) if isinstance(config, NetworkConfig) else {"network": name}
+    name, stated = type(network).__name__, describe(network)
+    about = {"trust_tta": __version__, **stated.texts(), **({} if stated.variant else {"network": name})}
     return Subject(network, name.lower(), preprocessing, about)
-
-
-def _variant_of(config: NetworkConfig) -> dict[str, str]:
-    """The variant that a configuration is nearest to, and the fields in which it differs."""
-    fields = config.model_dump(mode="json")
-    changes = {
-        name: {key: value for key, value in fields.items() if known[key] != value}
-        for name, variant in VARIANTS.items()
-        if type(variant) is type(config) and (known := variant.model_dump(mode="json"))
-    }
-    nearest = min(changes, key=lambda name: len(changes[name]))
-    return {"variant": nearest, "overrides": json.dumps(changes[nearest])}
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Subject:
     name = checkpoint.file.stem if checkpoint.file else checkpoint.variant.replace(":", "_")
-    about = {
-        "variant": checkpoint.variant,
-        "overrides": json.dumps(dict(checkpoint.fields)),
-        **_described(checkpoint.preprocessing, checkpoint.classes, checkpoint.num_classes),
-        "sha256": checkpoint.sha256,
-    }
+    about = {"trust_tta": __version__, **checkpoint.statement.texts(), "sha256": checkpoint.sha256}
     about |= {"license": checkpoint.license} if checkpoint.license else {}
     known = ("adapted_by", "adapted_from", "adapted_on")
     about |= {key: checkpoint.metadata[key] for key in known if key in checkpoint.metadata}
     return Subject(checkpoint.load(), name, checkpoint.preprocessing, about)
-
-
-def _described(
-    preprocessing: Preprocessing, classes: tuple[str, ...] | None, num_classes: int | None
-) -> dict[str, str]:
-    about = {"trust_tta": __version__, "preprocessing": preprocessing.to_json()}
-    about |= {"num_classes": str(num_classes)} if num_classes else {}
-    return about | ({"classes": json.dumps(classes)} if classes else {})
 
 
 def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:

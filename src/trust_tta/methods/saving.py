@@ -12,6 +12,8 @@ from trust_tta.methods.state import Number, Optional, Spec, check, clone
 from trust_tta.schema import show
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trust_tta.methods.base import Method
 
 STATE_FORMAT = 5
@@ -38,6 +40,14 @@ def save(method: Method) -> dict[str, Any]:
     return {
         "format": STATE_FORMAT, "method": method.name, **method.weights.state(), **beside, "counters": counters,
     }  # fmt: skip
+
+
+def network_state(method: Method) -> dict[str, Tensor]:
+    """The tensors of the network as it is adapted, with the statistics of the stream where the method follows it."""
+    state = {**method._caller[1].state_dict(), **{name: p.detach() for name, p in method.adapted.items()}}
+    for path, norm in method.statistics.norms.items():
+        state[f"{path}.running_mean"], state[f"{path}.running_var"] = norm.mean, norm.variance
+    return state
 
 
 def load(method: Method, state: Mapping[str, Any]) -> None:

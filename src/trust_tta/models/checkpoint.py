@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from trust_tta.errors import CheckpointError, ConfigError, TrustWarning
 from trust_tta.models.base import ScanNetwork
-from trust_tta.models.config import VMambaConfig
+from trust_tta.models.config import NetworkConfig, VMambaConfig
 from trust_tta.models.networks import build_network, find_network, is_ours, outputs_of
 from trust_tta.models.pretrained import (
     HUB_PREFIX,
@@ -149,6 +150,10 @@ class Checkpoint:
         return f"'{self.file}'" if self.file else f"the factory '{self.variant}'"
 
     @property
+    def statement(self) -> Statement:
+        return Statement(self.variant, self.fields, self.num_classes, self.classes, self.preprocessing)
+
+    @property
     def card(self) -> str | None:
         """The model card that lies beside the file."""
         names = ("card.md", "README.md") if self.file and self.file.name == HUB_WEIGHTS else ("card.md",)
@@ -235,6 +240,29 @@ class Statement:
     num_classes: int | None
     classes: tuple[str, ...] | None
     preprocessing: Preprocessing | None
+
+    def texts(self) -> dict[str, str]:
+        """As the metadata of a file, from which `read_statement` has it again."""
+        texts = {"variant": self.variant, "overrides": json.dumps(dict(self.fields))} if self.variant else {}
+        texts |= {"num_classes": str(self.num_classes)} if self.num_classes else {}
+        texts |= {"classes": json.dumps(self.classes)} if self.classes else {}
+        return texts | ({"preprocessing": self.preprocessing.to_json()} if self.preprocessing else {})
+
+
+def describe(network: nn.Module) -> Statement:
+    """What a network says of itself; of ours, the nearest variant and the fields in which it differs."""
+    config, preprocessing = getattr(network, "config", None), getattr(network, "preprocessing", None)
+    classes = getattr(network, "classes", None)
+    if not isinstance(config, NetworkConfig):
+        return Statement(None, _NOTHING, outputs_of(network), classes, preprocessing)
+    names = [name for name in type(config).model_fields if name != "num_classes"]
+    changes = {
+        variant: {n: getattr(config, n) for n in names if getattr(config, n) != getattr(known, n)}
+        for variant, known in VARIANTS.items()
+        if type(known) is type(config)
+    }
+    nearest = min(changes, key=lambda variant: len(changes[variant]))
+    return Statement(nearest, changes[nearest], config.num_classes, classes, preprocessing)
 
 
 def _locate(source: str | PathLike[str] | None, known: Pretrained | None, variant: str | None) -> Path | None:

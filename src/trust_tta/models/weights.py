@@ -79,6 +79,14 @@ def read_weights(path: Path, *, ema: bool = False) -> Weights:
     return Weights(pick_state(content, origin=f"'{path}'", ema=ema), metadata, digest)
 
 
+def encode_weights(state: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
+    """A safetensors file of the tensors as they are now, with `about` as its metadata."""
+    from safetensors.torch import save
+
+    content = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+    return save(content, {"format": "pt", **about})
+
+
 def _read_safetensors(file: BinaryIO) -> tuple[dict[str, Tensor], dict[str, str], str]:
     from safetensors.torch import load
 

@@ -24,7 +24,9 @@ from trust_tta.live.snapshots import Folder, hold, write_state
 from trust_tta.live.stream import REFERENCE_FILE
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
+from trust_tta.methods.saving import network_state
 from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.board import Board
 from trust_tta.serve.engine import Answer, Batch, Engine
@@ -262,24 +264,8 @@ class Service:
 
 def adapted_checkpoint(network: Network, method: Method) -> bytes:
     """The network with a method's weights and statistics, and all that is to be said of it, as safetensors."""
-    from safetensors.torch import save
-
-    twin = method.fork()
-    state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in twin.detach().state_dict().items()}
-    for path, norm in twin.statistics.norms.items():
-        state[f"{path}.running_mean"], state[f"{path}.running_var"] = norm.mean.cpu(), norm.variance.cpu()
-    checkpoint = network.checkpoint
-    about = {
-        "format": "pt",
-        "variant": checkpoint.variant,
-        "overrides": json.dumps(dict(checkpoint.fields)),
-        "preprocessing": checkpoint.preprocessing.to_json(),
-        "adapted_by": method.name,
-        "adapted_from": checkpoint.sha256,
-    }
-    about |= {"num_classes": str(checkpoint.num_classes)} if checkpoint.num_classes else {}
-    about |= {"classes": json.dumps(checkpoint.classes)} if checkpoint.classes else {}
-    return save({name: tensor.contiguous() for name, tensor in state.items()}, about)
+    about = {"adapted_by": method.name, "adapted_from": network.checkpoint.sha256}
+    return encode_weights(network_state(method), {**network.checkpoint.statement.texts(), **about})
 
 
 def _close(lock: int | None) -> None:

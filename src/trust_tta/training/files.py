@@ -15,6 +15,8 @@ from torch import nn
 
 from trust_tta.atomic import replacing
 from trust_tta.errors import CheckpointError
+from trust_tta.models.checkpoint import Statement
+from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.data import TrainingData
 from trust_tta.training.pixels import PixelTrainingData
@@ -42,12 +44,9 @@ class Origin:
 
     def metadata(self, accuracy: float) -> dict[str, str]:
         """The description inside the weights file, from which the network can be rebuilt and fed."""
+        classes = self.data.dataset.class_names
         return {
-            "variant": self.variant,
-            "overrides": json.dumps(dict(self.overrides)),
-            "num_classes": str(len(self.data.dataset.class_names)),
-            "classes": json.dumps(self.data.dataset.class_names),
-            "preprocessing": self.preprocessing.to_json(),
+            **Statement(self.variant, self.overrides, len(classes), classes, self.preprocessing).texts(),
             "recipe": json.dumps(dict(self.recipe)),
             "accuracy": f"{accuracy:.4f}",
             "data": self.data.description,
@@ -109,19 +108,17 @@ def export_model(
     metadata: Mapping[str, str],
 ) -> None:
     """Write the parameters in `dtype` under upstream's names, running statistics in full, whole or not at all."""
-    from safetensors.torch import save
-
     weights = dict(model.named_parameters())
     state = {}
     for name, tensor in model.state_dict().items():
         value = tensor.to(dtype) if name in weights else tensor
         if not bool(torch.isfinite(value).all()):
             raise CheckpointError(f"{name} does not fit {dtype} (it has values that become inf or nan); use float32")
-        state[name] = value.cpu().contiguous()
+        state[name] = value
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
-        temporary.write_bytes(save(state, metadata={"format": "pt", **metadata}))
+        temporary.write_bytes(encode_weights(state, metadata))
 
 
 def model_card(
