@@ -99,11 +99,12 @@ def as_request(path: str, body: bytes) -> bytes:
 
 
 def try_load(seconds: float, clients: int) -> dict[str, Any]:
-    """So many clients, each with one picture at a time: of the source network, then of one that adapts."""
-    requests = [as_request("/predict", picture("JPEG", size=32, seed=i)) for i in range(clients)]
+    """So many clients, each with one picture at a time: the source network, tide that adapts, and one that does not."""
     found: dict[str, Any] = {"clients": clients, "seconds": seconds, "threads": torch.get_num_threads()}
-    for method in ("source", "tide"):
-        bare = Bare(method)
+    for row, method, adapt in (("source", "source", True), ("tide", "tide", True), ("tide_predicting", "tide", False)):
+        path = "/predict" if adapt else "/predict?adapt=false"
+        requests = [as_request(path, picture("JPEG", size=32, seed=i)) for i in range(clients)]
+        bare = Bare(method, adapt=adapt)
         with (
             tempfile.TemporaryDirectory() as folder,
             process(Path(folder), "--method", method, checkpoint=EMBEDDED) as running,
@@ -114,7 +115,7 @@ def try_load(seconds: float, clients: int) -> dict[str, Any]:
             passed, spent = time.monotonic() - start, processor_seconds(running) - spent
             served = Speed(tally.statuses[200] / passed, 1000 * spent / tally.statuses[200])
             alone = Speed(*(statistics.mean(pair) for pair in zip(before, bare.measure(), strict=True)))
-            found[method] = tally.summary() | compare(served, alone) | {"resident_mib": round(resident(running), 1)}
+            found[row] = tally.summary() | compare(served, alone) | {"resident_mib": round(resident(running), 1)}
     return found
 
 
@@ -137,16 +138,17 @@ class Speed(NamedTuple):
 
 
 class Bare:
-    """A method, called in a loop on full batches; of `source` this is the bare network."""
+    """A method that adapts or only predicts, in a loop on full batches; of `source` this is the bare network."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, *, adapt: bool) -> None:
         network = open_network(EMBEDDED, method)
-        self.method, self.images = network.method, network.preprocessing(pixels(BATCH, size=32))
+        self.call = network.method if adapt else network.method.evaluate
+        self.images = network.preprocessing(pixels(BATCH, size=32))
 
     def measure(self, seconds: float = 5.0) -> Speed:
         count, start, spent = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() - start < seconds:
-            self.method(self.images)
+            self.call(self.images)
             count += BATCH
         passed, spent = time.perf_counter() - start, time.process_time() - spent
         return Speed(count / passed, 1000 * spent / count)
