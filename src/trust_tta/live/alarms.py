@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trust_tta.errors import ConfigError
 from trust_tta.live.judge import Canary, Judge, balanced
-from trust_tta.live.monitors import CLASS_WINDOW, INPUT_WINDOW, Reading, input_distance
+from trust_tta.live.monitors import CLASS_WINDOW, INPUT_WINDOW, Reading, input_distances
 from trust_tta.methods.base import Method
 from trust_tta.schema import Count, Fraction, Positive, Schema
 
@@ -160,7 +160,7 @@ def _limits(batches: list[_Batch], inputs: Tensor, classes: Tensor, *, every: fl
     statistics: list[tuple[Values, Callable[[Values], Values], int]] = [
         (
             np.stack([b.inputs.flatten().numpy() for b in batches]),
-            lambda means: np.array([input_distance(torch.from_numpy(m).view_as(inputs), inputs) for m in means]),
+            lambda means: input_distances(means.reshape(-1, *inputs.shape), inputs.numpy()),
             INPUT_WINDOW,
         ),
         (

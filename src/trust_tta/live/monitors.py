@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trust_tta.methods.base import Method
@@ -266,13 +267,19 @@ def total_variation(a: Tensor, b: Tensor) -> float:
 
 def input_distance(a: Tensor, b: Tensor) -> float:
     """Symmetric KL divergence of two sets of normal channels, given as mean and mean square (2, c); mean over c."""
-    (mean_a, square_a), (mean_b, square_b) = a.numpy(), b.numpy()
+    return float(input_distances(a.numpy(), b.numpy()))
+
+
+def input_distances(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same of many, (..., 2, c), from one, (2, c)."""
+    (mean_a, square_a), (mean_b, square_b) = np.moveaxis(a, -2, 0), b
     var_a, var_b = square_a - mean_a * mean_a, square_b - mean_b * mean_b
     # The floor keeps images without any contrast from giving infinity.
     floor = 1e-3 * max(var_b.mean(), 1e-12)
     var_a, var_b = np.maximum(var_a, floor), np.maximum(var_b, floor)
     gap = np.square(mean_a - mean_b)
-    return float(((var_a + gap) / var_b + (var_b + gap) / var_a).mean() / 2 - 1)
+    distances: NDArray[np.float64] = ((var_a + gap) / var_b + (var_b + gap) / var_a).mean(-1) / 2 - 1
+    return distances
 
 
 def weight_distance(method: Method) -> float:
