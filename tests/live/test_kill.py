@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 import time
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.live.toys import clean, states_equal, untrained
+from tests.processes import forking_context
 from trust_tta.live.guard import Guard
 from trust_tta.live.snapshots import Folder
 from trust_tta.live.stream import Stream
@@ -21,43 +23,42 @@ from trust_tta.methods.registry import create_method
 BATCHES = 60
 ROLLED_BACK_AT = 20  # batches
 OFTEN = Guard(snapshot_every=32, check_every=32)
-CHILD = """
-import sys, torch
-from tests.live.test_kill import open_stream, serve
-torch.set_num_threads(1)
-serve(open_stream(sys.argv[1]), say=lambda: print(flush=True))
-"""
 
 
 def open_stream(folder: str | Path | None) -> Stream:
     return Stream(create_method("shot", untrained(), lr=1e-3), guard=OFTEN, snapshots=folder)
 
 
-def serve(stream: Stream, say: object = None) -> Stream:
+def serve(stream: Stream, said: Connection | None = None) -> Stream:
+    """All batches that are left; a word to `said` after each."""
     images = clean(BATCHES, size=16)
     while stream.batches < BATCHES:
         stream(images[stream.batches])
-        if callable(say):
-            say()
+        if said is not None:
+            said.send(stream.batches)
     return stream
+
+
+def serve_in_child(folder: Path, said: Connection) -> None:
+    torch.set_num_threads(1)
+    serve(open_stream(folder), said)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs kill -9")
 def test_killed_at_random_moments_it_ends_in_the_same_state(tmp_path: Path) -> None:
     chance = random.Random(0)
-    root = Path(__file__).resolve().parents[2]
     for _ in range(3):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, cwd=root, env={**os.environ}
-        )
-        assert child.stdout is not None
+        heard, said = Pipe(duplex=False)
+        child = forking_context().Process(target=serve_in_child, args=(tmp_path, said))
+        child.start()
+        said.close()
         for _ in range(chance.randint(3, 15)):
-            child.stdout.readline()
+            heard.recv()
         time.sleep(chance.random() * 0.02)
         child.kill()
-        child.wait(60)
-        child.stdout.close()
-        assert child.returncode == -9
+        child.join(60)
+        heard.close()
+        assert child.exitcode == -9
 
         folder = Folder(tmp_path)
         newest, problems = folder.newest()

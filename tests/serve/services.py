@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save
 
+from tests.processes import forking_context
 from trust_tta.cli.main import main
 from trust_tta.live.guard import Guard
 from trust_tta.models.factory import create_model
@@ -129,12 +129,9 @@ def process(folder: Path, *flags: str, checkpoint: str | None = None) -> Iterato
     served = checkpoint or str(write_checkpoint(folder))
     command = ["serve", "--checkpoint", served, "--method", "tide", "--port", "0"]
     command += ["--token", TOKEN, "--state", str(folder / "state"), *flags]
-    # Forked from a process that has the imports behind it, and nothing else.
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["trust_tta.serve.server", "torch._dynamo"])
     output, errors = folder / "output.txt", folder / "errors.txt"
     output.write_bytes(b"")
-    child = context.Process(target=_run_command, args=(command, output, errors))
+    child = forking_context().Process(target=_run_command, args=(command, output, errors))
     child.start()
     running = Process(child, errors)
     try:
