@@ -6,11 +6,13 @@ import os
 import secrets
 import tempfile
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.engines import ENGINES
 from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError
 
@@ -21,7 +23,8 @@ EXAMPLES = """\
   trust-tta serve                      the shipped network on http://127.0.0.1:8000
   curl -F image=@photo.jpg localhost:8000/predict
   trust-tta serve --demo               see the live page move: fog, noise, a rollback
-  trust-tta serve --checkpoint net.safetensors --reference clean/ --state /var/lib/trust-tta"""
+  trust-tta serve --checkpoint net.safetensors --reference clean/ --state /var/lib/trust-tta
+  trust-tta serve --engine ray --replicas 4 --state /shared/trust-tta    streams spread over a Ray cluster"""
 
 KEPT = "all that was answered is in the folder of --state"
 TOKEN_VARIABLE = "TRUST_TTA_TOKEN"
@@ -55,6 +58,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="images gathered into a batch, at most (default 32)"
     )
+    parser.add_argument("--engine", default="local", metavar="NAME", help="local (default), or ray: a Ray cluster")
+    parser.add_argument("--replicas", type=int, metavar="N", help="processes that share the streams (default 2)")
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="head of the Ray cluster, or auto for the one on this machine (default: start one here, on loopback)",
+    )
     parser.add_argument("--demo", action="store_true", help="replay images at itself: clean, fog, noise")
 
 
@@ -64,8 +74,7 @@ def run(arguments: Namespace) -> None:
 
     for package in ("starlette", "uvicorn", "prometheus_client", "python_multipart"):
         require(package, extra="serve")
-    if not 0 <= arguments.port <= 65535:
-        raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")
+    _check(arguments)
     folder = try_folder("--state", arguments.state) if arguments.state else None
     token = arguments.token or os.environ.get(TOKEN_VARIABLE)
     from trust_tta.serve.demo import NOTE, Replay
@@ -88,9 +97,54 @@ def run(arguments: Namespace) -> None:
             if replay is not None:
                 replay.start()
 
+        if arguments.engine == "ray":
+            host, port = listener.getsockname()[:2]
+            listener.close()  # Ray Serve's proxy takes it
+            _serve_on_cluster(arguments, service, host=host, port=port, token=used, on_ready=ready)
+            return
         log_as_json()
         note = NOTE if arguments.demo else ""
         run_server(make_server(service, token=used, note=note, on_ready=ready), listener)
+
+
+def _serve_on_cluster(
+    arguments: Namespace, service: Service, *, host: str, port: int, token: str, on_ready: Callable[[], None]
+) -> None:
+    """Replicas over the service's folder, which it keeps from others meanwhile, until SIGTERM or SIGINT."""
+    from trust_tta.fleet.cluster import connected
+    from trust_tta.fleet.serving import Plan, serve_until_signal, share_of
+
+    replicas, network = arguments.replicas or 2, service.network
+    file = Path(arguments.checkpoint)
+    with connected(arguments.address) as ray:
+        plan = Plan(
+            checkpoint=str(file.resolve()) if file.exists() else arguments.checkpoint,
+            method=arguments.method,
+            folder=str(service.folder.resolve()),
+            token=token,
+            variant=arguments.variant,
+            device=arguments.device,
+            settings=service.settings,
+            **share_of(ray.cluster_resources(), replicas, device=arguments.device),
+        )
+        serve_until_signal(plan, network, host=host, port=port, replicas=replicas, on_ready=on_ready)
+    service.stop()
+
+
+def _check(arguments: Namespace) -> None:
+    """Everything that can be refused before PyTorch is loaded."""
+    if not 0 <= arguments.port <= 65535:
+        raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")
+    if arguments.engine not in ENGINES:
+        raise ConfigError(f"--engine {arguments.engine} is unknown; give {' or '.join(ENGINES)}")
+    if arguments.engine == "local":
+        given = [flag for flag in ("replicas", "address") if getattr(arguments, flag) is not None]
+        if given:
+            raise ConfigError(f"--{given[0]} is for a cluster; add --engine ray, or omit it")
+    elif arguments.replicas is not None and not 1 <= arguments.replicas <= 1024:
+        raise ConfigError(f"--replicas {arguments.replicas}: give a number from 1 to 1024")
+    elif arguments.demo:
+        raise ConfigError("--demo is for one process; omit --engine ray")
 
 
 def _make_service(arguments: Namespace, folder: Path) -> Service:

@@ -85,23 +85,23 @@ class Api:
     # The Open Inference Protocol
 
     async def v2_server(self, request: Request) -> Response:
-        return _json({"name": "trust-tta", "version": __version__, "extensions": list(protocol.EXTENSIONS)})
+        return respond({"name": "trust-tta", "version": __version__, "extensions": list(protocol.EXTENSIONS)})
 
     async def v2_live(self, request: Request) -> Response:
-        return _json({"live": True})
+        return respond({"live": True})
 
     async def v2_ready(self, request: Request) -> Response:
         ready = self.service.engine.alive
-        return _json({"ready": ready}, status=200 if ready else 503)
+        return respond({"ready": ready}, status=200 if ready else 503)
 
     async def v2_model(self, request: Request) -> Response:
         network = self._model(request)
         size = network.preprocessing.size
-        return _json(protocol.model_metadata(network.name, size=size, output=network.outputs))
+        return respond(protocol.model_metadata(network.name, size=size, output=network.outputs))
 
     async def v2_model_ready(self, request: Request) -> Response:
         ready = self.service.engine.alive
-        return _json({"name": self._model(request).name, "ready": ready}, status=200 if ready else 503)
+        return respond({"name": self._model(request).name, "ready": ready}, status=200 if ready else 503)
 
     async def v2_infer(self, request: Request) -> Response:
         network, preprocessing = self._model(request), self.service.network.preprocessing
@@ -154,7 +154,7 @@ class Api:
         images = await self._in_thread(lambda: decode(body, network.preprocessing, most_pixels=settings.most_pixels))
         answer = await self._wait(self.service.predict(images, stream=stream, adapt=adapt))
         best = int(answer.probabilities[0].argmax())
-        return _json(
+        return respond(
             {
                 "class": best,
                 "label": self.service.board.label_of(best),
@@ -166,7 +166,7 @@ class Api:
         )
 
     async def feedback(self, request: Request) -> Response:
-        content = _parse(await self._body(request))
+        content = read_json_body(await self._body(request))
         entries = content if isinstance(content, list) else [content]
         if not 1 <= len(entries) <= MOST_LABELS:
             raise RequestError(400, f"{len(entries)} labels were given; give 1 to {MOST_LABELS}")
@@ -176,7 +176,7 @@ class Api:
         unknown = [name for (name, _), label in zip(labels, found, strict=True) if label is None]
         if not stored:
             raise RequestError(404, f"there is no prediction {unknown[0][:80]!r}; only the last ones are kept")
-        return _json({"stored": len(stored), "right": sum(label.right for label in stored), "unknown": unknown})
+        return respond({"stored": len(stored), "right": sum(label.right for label in stored), "unknown": unknown})
 
     def _read_entry(self, entry: Any) -> tuple[str, int]:
         if not (isinstance(entry, dict) and isinstance(entry.get("id"), str) and "label" in entry):
@@ -188,32 +188,32 @@ class Api:
     # Streams
 
     async def streams(self, request: Request) -> Response:
-        return _json({"streams": self.service.streams()})
+        return respond({"streams": await self._in_thread(self.service.streams)})
 
     async def events(self, request: Request) -> Response:
         most, stream = request.query_params.get("most", "100"), request.query_params.get("stream")
         if not (most.isascii() and most.isdigit() and 1 <= int(most[:9]) <= 10_000):
             raise RequestError(400, f"most is {most[:40]!r}; give an integer from 1 to 10000")
         read = self.service.journal.events
-        return _json({"events": await self._in_thread(lambda: read(stream=stream, most=int(most)))})
+        return respond({"events": await self._in_thread(lambda: read(stream=stream, most=int(most)))})
 
     async def act(self, request: Request) -> Response:
         action = request.path_params["action"]
         if action not in ACTIONS:
             raise RequestError(404, f"a stream cannot {action[:40]!r}; it can {', '.join(ACTIONS)} and fork")
-        return _json(await self._wait(self.service.act(_named(request), action)))
+        return respond(await self._wait(self.service.act(_named(request), action)))
 
     async def fork(self, request: Request) -> Response:
-        content = _parse(await self._body(request))
+        content = read_json_body(await self._body(request))
         new = content.get("to") if isinstance(content, dict) else None
         if not isinstance(new, str):
             raise RequestError(400, 'give the name of the new stream as {"to": "name"}')
-        return _json(await self._wait(self.service.fork(_named(request), check_stream_name(new))))
+        return respond(await self._wait(self.service.fork(_named(request), check_stream_name(new))))
 
     async def remove(self, request: Request) -> Response:
         name = _named(request)
         await self._wait(self.service.remove(name))
-        return _json({"stream": name, "action": "remove"})
+        return respond({"stream": name, "action": "remove"})
 
     async def state(self, request: Request) -> Response:
         return _file(await self._wait(self.service.read_state(_named(request))), f"{_named(request)}.safetensors")
@@ -299,7 +299,7 @@ class Api:
         except RequestError as refused:
             return refusal(refused)
         except ClientDisconnect:
-            return _json({"error": "the client went away"}, status=400)
+            return respond({"error": "the client went away"}, status=400)
         except (DataError, ShapeError) as error:
             return refusal(RequestError(400, str(error)))
         except TrustError as error:
@@ -361,9 +361,9 @@ class Api:
             raise RequestError(403, "this is not the token")
 
 
-def make_app(service: Service, *, token: str, note: str = "") -> Starlette:
+def make_app(service: Service, *, token: str, note: str = "", api: type[Api] = Api) -> Starlette:
     """The application: the engine starts and ends with it. `note`: what the page says at its top."""
-    api = Api(service, token=token, note=note)
+    routes = api(service, token=token, note=note).routes()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -381,9 +381,9 @@ def make_app(service: Service, *, token: str, note: str = "") -> Starlette:
         headers = getattr(error, "headers", None)
         service.metrics.requests.labels("other", str(status)).inc()
         words = {404: f"there is no {request.url.path[:80]!r}", 405: f"{request.method[:20]!r} is not allowed here"}
-        return _json({"error": words.get(status, "this cannot be served")}, status=status, headers=headers)
+        return respond({"error": words.get(status, "this cannot be served")}, status=status, headers=headers)
 
-    return Starlette(routes=api.routes(), lifespan=lifespan, exception_handlers={HTTPException: unknown})
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unknown})
 
 
 def refusal(refused: RequestError) -> Response:
@@ -391,10 +391,10 @@ def refusal(refused: RequestError) -> Response:
     headers = {"retry-after": str(refused.retry_after)} if refused.retry_after is not None else {}
     headers |= {"www-authenticate": "Bearer"} if refused.status == 401 else {}
     headers |= {"connection": "close"} if refused.status in (408, 413) else {}  # the rest of the body is not wanted
-    return _json({"error": " ".join(str(refused).split())}, status=refused.status, headers=headers)
+    return respond({"error": " ".join(str(refused).split())}, status=refused.status, headers=headers)
 
 
-def _json(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def respond(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return JSONResponse(content, status_code=status, headers=headers)
 
 
@@ -423,7 +423,7 @@ def _flag(text: str | None, name: str) -> bool:
     return text != "false"
 
 
-def _parse(body: bytes) -> Any:
+def read_json_body(body: bytes) -> Any:
     try:
         return parse_json(body.decode("utf-8"), where="the body", error=BadRequestError)
     except UnicodeDecodeError:

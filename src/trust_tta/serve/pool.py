@@ -1,4 +1,7 @@
-"""Streams by name over one frozen network: those in use are in memory, the others in their folders."""
+"""Streams by name over one frozen network: those in use are in memory, the others in their folders.
+
+Several processes may share the folder: each stream belongs to the one that has it in memory.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,12 @@ class Pool:
         self.most_loaded, self.most_streams = most_loaded, most_streams
         self._on_event = on_event
         self._loaded: OrderedDict[str, Stream] = OrderedDict()
-        self._lock = threading.Lock()  # of the names
+        self._lock = threading.Lock()  # of those in memory
         folder.mkdir(parents=True, exist_ok=True)
-        self._names = {entry.name for entry in folder.iterdir() if entry.is_dir() and STREAM_NAME.fullmatch(entry.name)}
 
     @property
     def names(self) -> list[str]:
-        with self._lock:
-            return sorted(self._names)
+        return stream_names(self.folder)
 
     @property
     def loaded(self) -> list[str]:
@@ -49,13 +50,14 @@ class Pool:
 
     def __contains__(self, name: str) -> bool:
         with self._lock:
-            return name in self._names
+            if name in self._loaded:
+                return True
+        return (self.folder / name).is_dir()
 
     def check_room(self, name: str) -> None:
         """Refuse one stream too many."""
-        with self._lock:
-            if name not in self._names and len(self._names) >= self.most_streams:
-                raise RequestError(429, f"there are {len(self._names)} streams, and no more are taken; use one of them")
+        if name not in self and (there := len(self.names)) >= self.most_streams:
+            raise RequestError(429, f"there are {there} streams, and no more are taken; use one of them")
 
     def get(self, name: str) -> Stream:
         """The stream, made or taken from its folder where it is not in memory; another one may have to go to disk."""
@@ -68,7 +70,6 @@ class Pool:
         stream = self._open(name)
         with self._lock:
             self._loaded[name] = stream
-            self._names.add(name)
         return stream
 
     def fork(self, name: str, new: str) -> Stream:
@@ -83,8 +84,6 @@ class Pool:
     def remove(self, name: str) -> None:
         """Forget a stream and all its snapshots."""
         self.store(name)
-        with self._lock:
-            self._names.discard(name)
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def close(self) -> None:
@@ -106,6 +105,11 @@ class Pool:
             stream = self._loaded.pop(name, None)
         if stream is not None:
             stream.close()
+
+
+def stream_names(folder: Path) -> list[str]:
+    """Of all streams that have a folder here."""
+    return sorted(entry.name for entry in folder.iterdir() if STREAM_NAME.fullmatch(entry.name) and entry.is_dir())
 
 
 def _link(reference: Path, link: Path) -> None:

@@ -85,10 +85,19 @@ def open_network(
 
 
 class Service:
-    """Everything but HTTP. `folder` holds what survives; one process at a time has it."""
+    """Everything but HTTP. `folder` holds what survives; one process at a time has it.
+
+    `streams`: a folder of streams that several services share, each stream being one's at a time.
+    """
 
     def __init__(
-        self, network: Network, folder: Path, *, guard: Guard | None = None, settings: Settings | None = None
+        self,
+        network: Network,
+        folder: Path,
+        *,
+        guard: Guard | None = None,
+        settings: Settings | None = None,
+        streams: Path | None = None,
     ) -> None:
         self.network, self.folder = network, folder
         self.settings = settings or Settings()
@@ -102,7 +111,7 @@ class Service:
         self.board = Board(network.preprocessing, classes=network.classes)
         self.pool = Pool(
             network.method,
-            folder / "streams",
+            streams or folder / "streams",
             guard=self.guard,
             most_loaded=self.settings.most_loaded,
             most_streams=self.settings.most_streams,
@@ -114,13 +123,13 @@ class Service:
 
     @property
     def calibrated(self) -> bool:
-        return (self.folder / REFERENCE_FILE).exists()
+        return (self.pool.folder.parent / REFERENCE_FILE).exists()
 
     def calibrate(self, batches: Iterable[Tensor]) -> None:
         """Learn from clean batches what streams should look like; for those that are made from now on."""
         device = next(self.network.method.model.parameters()).device
         reference = calibrate(self.network.method.fork(), (batch.to(device) for batch in batches))
-        write_state(self.folder / REFERENCE_FILE, reference.state(), about={})
+        write_state(self.pool.folder.parent / REFERENCE_FILE, reference.state(), about={})
 
     def start(self) -> None:
         self.engine.start()
@@ -152,15 +161,7 @@ class Service:
         return found
 
     def read_label(self, given: Any) -> int:
-        """A class by its number or its name."""
-        count, classes = self.network.outputs[0], self.network.classes
-        if isinstance(given, str) and classes and given in classes:
-            return classes.index(given)
-        if type(given) is int and 0 <= given < count:
-            return given
-        shown = json.dumps(given)[:60]
-        names = f", or a name such as '{classes[0]}'" if classes else ""
-        raise RequestError(400, f"the label {shown} is no class; give a number from 0 to {count - 1}{names}")
+        return number_of_class(given, self.network.outputs[0], self.network.classes)
 
     # What changes streams; all of it happens in the engine's thread
 
@@ -188,6 +189,15 @@ class Service:
 
         def do() -> None:
             self.pool.remove(name)
+            self.board.remove(name)
+
+        return self.engine.ask(do)
+
+    def release(self, name: str) -> Future[None]:
+        """Write a snapshot of a stream, and let another service have it."""
+
+        def do() -> None:
+            self.pool.store(name)
             self.board.remove(name)
 
         return self.engine.ask(do)
@@ -260,6 +270,17 @@ class Service:
     def _readings(self) -> dict[str, dict[str, float | int | None]]:
         summaries = self.board.summaries()
         return {name: summaries[name]["reading"] for name in self.pool.loaded if name in summaries}
+
+
+def number_of_class(given: Any, count: int, classes: tuple[str, ...] | None) -> int:
+    """A class by its number or its name."""
+    if isinstance(given, str) and classes and given in classes:
+        return classes.index(given)
+    if type(given) is int and 0 <= given < count:
+        return given
+    shown = json.dumps(given)[:60]
+    names = f", or a name such as '{classes[0]}'" if classes else ""
+    raise RequestError(400, f"the label {shown} is no class; give a number from 0 to {count - 1}{names}")
 
 
 def adapted_checkpoint(network: Network, method: Method) -> bytes:

@@ -1,0 +1,87 @@
+"""Which replica has which stream: the same for everyone who asks, and as few as can be move when one comes or goes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+Release = Callable[[int, str], Awaitable[None]]
+
+
+def home_of(stream: str, replicas: Iterable[int]) -> int | None:
+    """The replica with the highest hash for the stream: when one is lost, only its streams go elsewhere."""
+    return max(replicas, key=lambda number: _hash(stream, number), default=None)
+
+
+def _hash(stream: str, number: int) -> bytes:
+    return hashlib.sha256(f"{number}:{stream}".encode()).digest()
+
+
+@dataclass(eq=False)
+class _Place:
+    """Where a stream is. `asked`: requests that are with its replica now."""
+
+    replica: int | None = None
+    asked: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Places:
+    """The places of all streams. `live`: the replicas that answer.
+
+    A stream moves when its home changes: requests wait until those that are under way are answered and its replica
+    has let go of it; from one that is lost there is nothing to wait for.
+    """
+
+    def __init__(self, release: Release) -> None:
+        self.live: set[int] = set()
+        self._release = release
+        self._places: dict[str, _Place] = {}
+
+    def of(self, stream: str) -> int | None:
+        place = self._places.get(stream)
+        return None if place is None else place.replica
+
+    def put(self, stream: str, replica: int) -> None:
+        """It is known to be there."""
+        self._places.setdefault(stream, _Place()).replica = replica
+
+    def forget(self, stream: str) -> None:
+        self._places.pop(stream, None)
+
+    def lose(self, replica: int) -> None:
+        """Nothing is there any more."""
+        self.live.discard(replica)
+        for place in self._places.values():
+            if place.replica == replica:
+                place.replica = None
+
+    @asynccontextmanager
+    async def visit(self, stream: str) -> AsyncIterator[int | None]:
+        """The replica that has the stream for as long as the context lasts; None where none is live."""
+        place = self._places.setdefault(stream, _Place())
+        async with place.lock:
+            await self._bring_home(stream, place)
+            place.asked += 1
+            replica = place.replica
+        try:
+            yield replica
+        finally:
+            place.asked -= 1
+            if place.asked == 0:
+                place.idle.set()
+
+    async def _bring_home(self, stream: str, place: _Place) -> None:
+        home = home_of(stream, self.live)
+        if place.replica == home:
+            return
+        while place.asked:
+            place.idle.clear()
+            await place.idle.wait()
+        if place.replica is not None and place.replica in self.live:
+            await self._release(place.replica, stream)
+        place.replica = home_of(stream, self.live)  # it may have changed meanwhile
