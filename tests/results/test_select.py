@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.results.samples import RESULT, cell
 from trust_tta.errors import ConfigError
-from trust_tta.results import Aggregate, format_gain, format_percent, format_value, split, table
+from trust_tta.results import Aggregate, format_gain, format_percent, format_value, table
 from trust_tta.results.display import CORRUPTIONS, METHODS
 
 
@@ -44,44 +44,24 @@ def test_one_seed_has_no_spread() -> None:
     assert table([cell("tent", "fog", 0.5)]).cell("tent", "fog") == Aggregate(0.5, n=1)
 
 
-def test_mean_column_and_gain() -> None:
+def test_mean_column() -> None:
     cells = [cell("source", d, a) for d, a in (("fog", 0.5), ("snow", 0.25))]
     cells += [cell("trust", d, a, seed=s) for s in (0, 1) for d, a in (("fog", 0.75 + s / 8), ("snow", 0.5))]
     found = table(cells)
     assert [m.mean for m in found.means] == [0.375, 0.65625]
     # Row means of the two seeds are 0.625 and 0.6875.
     assert found.means[1].std == pytest.approx(statistics.stdev([0.625, 0.6875]), abs=1e-15)
-    assert found.gains("source") == (0.0, 0.28125)
-    with pytest.raises(ConfigError, match="no row 'tent'"):
-        found.gains("tent")
 
 
 def test_missing_entries_spoil_the_row_mean_and_are_said() -> None:
     found = table([cell("source", "fog", 0.5), cell("source", "snow", 0.5), cell("trust", "fog", 0.9)])
-    assert found.cell("trust", "snow") == Aggregate(missing=1)
-    assert found.means == (Aggregate(0.5, n=1), Aggregate(missing=1))
-    assert found.gains("source") == (0.0, None)
+    assert found.cell("trust", "snow") == Aggregate()
+    assert found.means == (Aggregate(0.5, n=1), Aggregate())
 
 
 def test_uneven_seeds_keep_the_mean_of_what_is_shown() -> None:
     cells = [cell("trust", "fog", 0.5, seed=0), cell("trust", "fog", 0.75, seed=1), cell("trust", "snow", 0.25)]
     assert table(cells).means == (Aggregate((0.625 + 0.25) / 2, n=1),)
-
-
-def test_averaging_over_domains_takes_complete_seeds_only() -> None:
-    cells = [cell("source", d, a) for d, a in (("fog", 0.5), ("snow", 0.25))]
-    cells += [cell("trust", d, a, seed=0) for d, a in (("fog", 1.0), ("snow", 0.5))]
-    cells += [cell("trust", "fog", 1.0, seed=1), cell("tent", "fog", 1.0)]
-    found = table(cells, columns="dataset", over=["domain"])
-    assert found.columns == ("cifar10-c",)
-    assert found.cell("source", "cifar10-c") == Aggregate(0.375, n=1)
-    assert found.cell("trust", "cifar10-c") == Aggregate(0.75, n=1, missing=1)
-    assert found.cell("tent", "cifar10-c") == Aggregate(missing=1)
-
-
-def test_domains_may_have_networks_of_their_own_when_averaged() -> None:
-    cells = [cell("trust", d, 0.5, dataset="pacs", checkpoint=d) for d in ("photo", "sketch")]
-    assert table(cells, columns="dataset", over=["domain"]).cell("trust", "pacs").mean == 0.5
 
 
 @pytest.mark.parametrize(
@@ -122,21 +102,11 @@ def test_labels_are_rows_in_the_order_of_methods_and_options() -> None:
     assert table([*cells, cell("tent", "fog", 0.5)], rows="label").rows == ("tent", "K=2", "K=12")
 
 
-def test_split_groups_in_order() -> None:
-    cells = [cell("trust", "fog", 0.5, dataset=d, batch_size=b) for d in ("pacs", "cifar10-c") for b in (128, 64)]
-    assert list(split(cells, ["dataset", "batch_size"])) == [
-        ("cifar10-c", 64),
-        ("cifar10-c", 128),
-        ("pacs", 64),
-        ("pacs", 128),
-    ]
-
-
 def test_values_that_a_method_does_not_give_are_missing() -> None:
     none = replace(cell("lame", "fog", 0.5), result=replace(RESULT, accuracy_before=None))
     nan = replace(cell("trust", "fog", 0.5), result=replace(RESULT, accuracy_before=math.nan))
     found = table([none, nan], value="accuracy_before")
-    assert [m.missing for m in found.means] == [1, 1]
+    assert found.means == (Aggregate(), Aggregate())
 
 
 def test_no_cells_make_an_empty_table() -> None:

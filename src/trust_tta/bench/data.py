@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.bench.config import ARRAY, CLEAN, DataConfig, StreamsConfig
+from trust_tta.class_names import CIFAR10_CLASSES
 from trust_tta.data.arrays import open_images, open_labels
-from trust_tta.data.classes import CIFAR10_CLASSES, numbered_classes
+from trust_tta.data.classes import numbered_classes
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
 from trust_tta.data.dataset import Dataset, Images, align_classes, array_dataset, join_datasets

@@ -5,8 +5,9 @@ The public names are imported when they are first used, so that corrupting and c
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trust_tta.lazy import offer
 
 if TYPE_CHECKING:
     from trust_tta.data.check import check_root as check_root
@@ -14,10 +15,18 @@ if TYPE_CHECKING:
     from trust_tta.data.corrupt_tree import corrupt_array as corrupt_array
     from trust_tta.data.corrupt_tree import corrupt_folder as corrupt_folder
     from trust_tta.data.corruptions.apply import corrupt as corrupt
-    from trust_tta.data.dataset import Dataset as Dataset
-    from trust_tta.data.dataset import align_classes as align_classes
-    from trust_tta.data.dataset import array_dataset as array_dataset
-    from trust_tta.data.dataset import join_datasets as join_datasets
+    from trust_tta.data.dataset import (
+        Dataset as Dataset,
+    )
+    from trust_tta.data.dataset import (
+        align_classes as align_classes,
+    )
+    from trust_tta.data.dataset import (
+        array_dataset as array_dataset,
+    )
+    from trust_tta.data.dataset import (
+        join_datasets as join_datasets,
+    )
     from trust_tta.data.embedded import load_sample as load_sample
     from trust_tta.data.fetch import fetch_cifar10 as fetch_cifar10
     from trust_tta.data.images import read_image as read_image
@@ -26,22 +35,18 @@ if TYPE_CHECKING:
     from trust_tta.data.streams import StreamConfig as StreamConfig
     from trust_tta.data.streams import stream_datasets as stream_datasets
 
-_MODULES = {
-    "check": "check_root",
-    "classes": "match_classes",
-    "corrupt_tree": "corrupt_array corrupt_folder",
-    "corruptions.apply": "corrupt",
-    "dataset": "Dataset align_classes array_dataset join_datasets",
-    "embedded": "load_sample",
-    "fetch": "fetch_cifar10",
-    "images": "read_image",
-    "reading": "available_domains open_dataset",
-    "streams": "StreamConfig stream_datasets",
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names.split():
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = offer(
+    __name__,
+    {
+        "check": "check_root",
+        "classes": "match_classes",
+        "corrupt_tree": "corrupt_array corrupt_folder",
+        "corruptions.apply": "corrupt",
+        "dataset": "Dataset align_classes array_dataset join_datasets",
+        "embedded": "load_sample",
+        "fetch": "fetch_cifar10",
+        "images": "read_image",
+        "reading": "available_domains open_dataset",
+        "streams": "StreamConfig stream_datasets",
+    },
+)

@@ -1,58 +1,18 @@
-"""Classes: the names that known data sets have, and the match of a data set's names with a network's."""
+"""The match of a data set's classes with a network's, by their names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trust_tta.class_names import imagenet_classes
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.textfiles import read_asset
 
-
-def _rows(name: str) -> list[list[str]]:
-    """The rows of a table that ships with the package, without comments."""
-    return [line.split("\t") for line in read_asset(name).splitlines() if not line.startswith("#")]
-
-
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR100_CLASSES = tuple(read_asset("cifar100_classes.txt").split())
-PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 MOST_CLASSES = 100_000  # more than any data set has; a label above it is a mistake
-
 _SHOWN = 20  # names of a list in a message
-
-
-@dataclass(frozen=True)
-class ImageNetClass:
-    """One class; `rendition` says whether ImageNet-R has it."""
-
-    wnid: str
-    name: str
-    rendition: bool
-
-
-@cache
-def imagenet_classes() -> tuple[ImageNetClass, ...]:
-    """The 1000 classes, in label order (the sorted WordNet ids)."""
-    return tuple(ImageNetClass(wnid, name, flag == "1") for wnid, name, flag in _rows("imagenet_classes.tsv"))
-
-
-@cache
-def label_of_wnid() -> dict[str, int]:
-    """From WordNet id to label 0..999."""
-    return {c.wnid: label for label, c in enumerate(imagenet_classes())}
-
-
-def pixel_classes(dataset: str) -> dict[str, str]:
-    """The classes of voc and context (with the background first), ade20k, cityscapes or camvid, and their colors.
-
-    Names are in label order; colors are written RRGGBB.
-    """
-    return {name: color for owner, color, name in _rows("pixel_classes.tsv") if owner == dataset}
 
 
 def rendition_mask() -> NDArray[np.int64]:

@@ -2,108 +2,100 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from trust_tta.lazy import offer
+
 if TYPE_CHECKING:
-    from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
-    from trust_tta.methods.base import Learner, LearningOptions, Method, MethodOptions
-    from trust_tta.methods.clean import FisherWeights, SourceStatistics, gather_fisher, gather_source_statistics
-    from trust_tta.methods.cotta import Cotta
-    from trust_tta.methods.deyo import Deyo
-    from trust_tta.methods.dpcore import Dpcore
-    from trust_tta.methods.eta import Eata, Eta, Rdumb
-    from trust_tta.methods.foa import Foa
-    from trust_tta.methods.heads import Neo, T3a
-    from trust_tta.methods.lame import Lame
-    from trust_tta.methods.losses import entropy
-    from trust_tta.methods.norms import BnAlpha, BnEma
-    from trust_tta.methods.ranking import rank_orders
-    from trust_tta.methods.registry import find_method, list_methods, method_options
-    from trust_tta.methods.roid import Cmf, Roid
-    from trust_tta.methods.rotta import Rotta
-    from trust_tta.methods.sar import Sar
-    from trust_tta.methods.shot import Shot
-    from trust_tta.methods.source import BatchStatistics, Source
-    from trust_tta.methods.state import Number
-    from trust_tta.methods.tent import Tent
-    from trust_tta.methods.tide import Tide
-    from trust_tta.methods.trust import Trust, TrustNaive
-    from trust_tta.methods.typed import create_method
+    from trust_tta.methods.ablations import Augmentation as Augmentation
+    from trust_tta.methods.ablations import Ensemble as Ensemble
+    from trust_tta.methods.ablations import Repetition as Repetition
+    from trust_tta.methods.base import (
+        Learner as Learner,
+    )
+    from trust_tta.methods.base import (
+        LearningOptions as LearningOptions,
+    )
+    from trust_tta.methods.base import (
+        Method as Method,
+    )
+    from trust_tta.methods.base import (
+        MethodOptions as MethodOptions,
+    )
+    from trust_tta.methods.clean import (
+        FisherWeights as FisherWeights,
+    )
+    from trust_tta.methods.clean import (
+        SourceStatistics as SourceStatistics,
+    )
+    from trust_tta.methods.clean import (
+        gather_fisher as gather_fisher,
+    )
+    from trust_tta.methods.clean import (
+        gather_source_statistics as gather_source_statistics,
+    )
+    from trust_tta.methods.cotta import Cotta as Cotta
+    from trust_tta.methods.deyo import Deyo as Deyo
+    from trust_tta.methods.dpcore import Dpcore as Dpcore
+    from trust_tta.methods.eta import Eata as Eata
+    from trust_tta.methods.eta import Eta as Eta
+    from trust_tta.methods.eta import Rdumb as Rdumb
+    from trust_tta.methods.foa import Foa as Foa
+    from trust_tta.methods.heads import Neo as Neo
+    from trust_tta.methods.heads import T3a as T3a
+    from trust_tta.methods.lame import Lame as Lame
+    from trust_tta.methods.losses import entropy as entropy
+    from trust_tta.methods.norms import BnAlpha as BnAlpha
+    from trust_tta.methods.norms import BnEma as BnEma
+    from trust_tta.methods.ranking import rank_orders as rank_orders
+    from trust_tta.methods.registry import (
+        find_method as find_method,
+    )
+    from trust_tta.methods.registry import (
+        list_methods as list_methods,
+    )
+    from trust_tta.methods.registry import (
+        method_options as method_options,
+    )
+    from trust_tta.methods.roid import Cmf as Cmf
+    from trust_tta.methods.roid import Roid as Roid
+    from trust_tta.methods.rotta import Rotta as Rotta
+    from trust_tta.methods.sar import Sar as Sar
+    from trust_tta.methods.shot import Shot as Shot
+    from trust_tta.methods.source import BatchStatistics as BatchStatistics
+    from trust_tta.methods.source import Source as Source
+    from trust_tta.methods.state import Number as Number
+    from trust_tta.methods.tent import Tent as Tent
+    from trust_tta.methods.tide import Tide as Tide
+    from trust_tta.methods.trust import Trust as Trust
+    from trust_tta.methods.trust import TrustNaive as TrustNaive
+    from trust_tta.methods.typed import create_method as create_method
 
-__all__ = [
-    "Augmentation",
-    "BatchStatistics",
-    "BnAlpha",
-    "BnEma",
-    "Cmf",
-    "Cotta",
-    "Deyo",
-    "Dpcore",
-    "Eata",
-    "Ensemble",
-    "Eta",
-    "FisherWeights",
-    "Foa",
-    "Lame",
-    "Learner",
-    "LearningOptions",
-    "Method",
-    "MethodOptions",
-    "Neo",
-    "Number",
-    "Rdumb",
-    "Repetition",
-    "Roid",
-    "Rotta",
-    "Sar",
-    "Shot",
-    "Source",
-    "SourceStatistics",
-    "T3a",
-    "Tent",
-    "Tide",
-    "Trust",
-    "TrustNaive",
-    "create_method",
-    "entropy",
-    "find_method",
-    "gather_fisher",
-    "gather_source_statistics",
-    "list_methods",
-    "method_options",
-    "rank_orders",
-]
-
-# Where the names above are that are no methods; loaded on first use, as the methods are.
-_HOMES = {
-    "FisherWeights": "clean",
-    "Learner": "base",
-    "LearningOptions": "base",
-    "Method": "base",
-    "MethodOptions": "base",
-    "Number": "state",
-    "SourceStatistics": "clean",
-    "create_method": "registry",
-    "entropy": "losses",
-    "find_method": "registry",
-    "gather_fisher": "clean",
-    "gather_source_statistics": "clean",
-    "list_methods": "registry",
-    "method_options": "registry",
-    "rank_orders": "ranking",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'trust_tta.methods' has no attribute {name!r}")
-    from trust_tta.methods.registry import METHODS
-
-    places = (place.partition(":") for place in METHODS.values())
-    found = {attribute: module for module, _, attribute in places}
-    return getattr(importlib.import_module(found.get(name) or f"trust_tta.methods.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = offer(
+    __name__,
+    {
+        "ablations": "Augmentation Ensemble Repetition",
+        "base": "Learner LearningOptions Method MethodOptions",
+        "clean": "FisherWeights SourceStatistics gather_fisher gather_source_statistics",
+        "cotta": "Cotta",
+        "deyo": "Deyo",
+        "dpcore": "Dpcore",
+        "eta": "Eata Eta Rdumb",
+        "foa": "Foa",
+        "heads": "Neo T3a",
+        "lame": "Lame",
+        "losses": "entropy",
+        "norms": "BnAlpha BnEma",
+        "ranking": "rank_orders",
+        "registry": "create_method find_method list_methods method_options",
+        "roid": "Cmf Roid",
+        "rotta": "Rotta",
+        "sar": "Sar",
+        "shot": "Shot",
+        "source": "BatchStatistics Source",
+        "state": "Number",
+        "tent": "Tent",
+        "tide": "Tide",
+        "trust": "Trust TrustNaive",
+    },
+)

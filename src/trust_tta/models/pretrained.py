@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from trust_tta.class_names import CIFAR10_CLASSES, imagenet_classes, pixel_classes
 from trust_tta.download import check_hash, fetch
 from trust_tta.errors import CheckpointError, DownloadError
 from trust_tta.optional import require
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
 from trust_tta.progress import SILENT, Progress
-
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,8 @@ class Pretrained:
         if self.num_classes == 10:
             return CIFAR10_CLASSES
         if self.num_classes == 150:
-            text = resources.files("trust_tta").joinpath("assets/pixel_classes.tsv").read_text(encoding="utf-8")
-            return tuple(line.split("\t")[2] for line in text.splitlines() if line.startswith("ade20k\t"))
-        text = resources.files("trust_tta").joinpath("assets/imagenet_classes.tsv").read_text(encoding="utf-8")
-        return tuple(line.split("\t")[1] for line in text.splitlines() if not line.startswith("#"))
+            return tuple(pixel_classes("ade20k"))
+        return tuple(c.name for c in imagenet_classes())
 
 
 _UPSTREAM = "https://github.com/MzeroMiko/VMamba/releases/download/"

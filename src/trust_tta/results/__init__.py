@@ -13,7 +13,7 @@ from trust_tta.results.record import (
     SamplePrediction,
     discordant,
 )
-from trust_tta.results.select import Aggregate, Table, split, table
+from trust_tta.results.select import Aggregate, Table, table
 from trust_tta.results.store import Counts, Failure, ResultStore
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "format_value",
     "from_json",
     "make_label",
-    "split",
     "table",
     "to_json",
     "write_csv",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -22,13 +22,12 @@ _KEY_FIELDS = tuple(f.name for f in fields(CellKey))
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One entry of a table over `n` seeds; `missing` counts the parts whose absence keeps seeds out of the mean."""
+    """One entry of a table over `n` seeds; without a mean where something it is of is missing."""
 
     mean: float | None = None
     std: float | None = None  # over seeds, None below two
     half_width: float | None = None  # of the 95 % t-interval of the mean
     n: int = 0
-    missing: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,6 @@ class Table:
         """The entry at two labels."""
         return self.cells[self.rows.index(row)][self.columns.index(column)]
 
-    def gains(self, baseline: str) -> tuple[float | None, ...]:
-        """Each row's mean less that of the row `baseline`; None where either is missing."""
-        if baseline not in self.rows:
-            raise ConfigError(f"there is no row {baseline!r} to compare with; the rows are {', '.join(self.rows)}")
-        base = self.means[self.rows.index(baseline)].mean
-        return tuple(None if base is None or m.mean is None else m.mean - base for m in self.means)
-
 
 def table(
     cells: Iterable[Cell],
@@ -59,13 +51,11 @@ def table(
     rows: Label = "method",
     columns: Label = "domain",
     value: str = "accuracy",
-    over: Collection[str] = (),
 ) -> Table:
     """Pivot finished cells.
 
     `rows` and `columns` are "label", fields of CellKey, options as "options.k", or functions of the key. Entries are
-    means over seeds; fields in `over` (say "domain") are averaged first, within a seed, and only where every part that
-    another row of that column has is there. Cells that differ in anything else are refused rather than mixed.
+    means over seeds; cells that differ in anything else are refused rather than mixed.
     """
     if value not in VALUES:
         raise ConfigError(f"{value!r} is not a value of a result; give one of {', '.join(VALUES)}")
@@ -75,22 +65,10 @@ def table(
     for cell in cells:
         groups[_place(row_ranks, rows, cell), _place(column_ranks, columns, cell)].append(cell)
     row_labels, column_labels = _in_order(row_ranks), _in_order(column_ranks)
-    expected: dict[str, set[Hashable]] = defaultdict(set)
-    for (_, column), found in groups.items():
-        expected[column].update(_part(cell.key, over) for cell in found)
-    lines = [[_by_seed(groups.get((r, c), []), value, over, expected[c]) for c in column_labels] for r in row_labels]
-    entries = tuple(tuple(aggregate([*seeds.values()], missing=missing) for seeds, missing in line) for line in lines)
-    means = (_row_mean([seeds for seeds, _ in line], shown) for line, shown in zip(lines, entries, strict=True))
+    lines = [[_by_seed(groups.get((r, c), []), value) for c in column_labels] for r in row_labels]
+    entries = tuple(tuple(aggregate([*seeds.values()]) for seeds in line) for line in lines)
+    means = (_row_mean(line, shown) for line, shown in zip(lines, entries, strict=True))
     return Table(value, row_labels, column_labels, entries, tuple(means))
-
-
-def split(cells: Iterable[Cell], names: Sequence[str]) -> dict[tuple[Any, ...], list[Cell]]:
-    """Cells by their values of the key fields `names`, groups in display order."""
-    groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
-    for cell in cells:
-        groups[tuple(field_value(cell.key, name) for name in names)].append(cell)
-    order = sorted(groups, key=lambda values: [rank(n, v) for n, v in zip(names, values, strict=True)])
-    return {values: groups[values] for values in order}
 
 
 def field_value(key: CellKey, name: str) -> Any:
@@ -121,37 +99,20 @@ def _in_order(ranks: dict[str, list[Rank]]) -> tuple[str, ...]:
     return tuple(sorted(ranks, key=lambda label: (ranks[label], label)))
 
 
-def _part(key: CellKey, over: Collection[str]) -> Hashable:
-    return tuple(str(field_value(key, name)) for name in over)
+def _by_seed(cells: list[Cell], value: str) -> dict[int, float]:
+    """The value of each seed that has one."""
+    _refuse_mixture([cell.key for cell in cells])
+    values = {cell.key.seed: getattr(cell.result, value) for cell in cells}
+    return {s: float(v) for s, v in sorted(values.items()) if v is not None and not math.isnan(v)}
 
 
-def _by_seed(
-    cells: list[Cell], value: str, over: Collection[str], expected: set[Hashable]
-) -> tuple[dict[int, float], int]:
-    """The value of each complete seed, and how many parts the others lack."""
-    _refuse_mixture(cells, over)
-    seeds: dict[int, dict[Hashable, float]] = defaultdict(dict)
-    for cell in cells:
-        number = getattr(cell.result, value)
-        if number is not None and not math.isnan(number):
-            seeds[cell.key.seed][_part(cell.key, over)] = float(number)
-    complete = {s: math.fsum(p.values()) / len(p) for s, p in sorted(seeds.items()) if p.keys() == expected}
-    missing = sum(len(expected) - len(p) for p in seeds.values()) if seeds else len(expected)
-    return complete, missing
-
-
-def _refuse_mixture(cells: list[Cell], over: Collection[str]) -> None:
-    """The cells of an entry may differ in seed and averaged fields; data follow both, weights only the latter."""
-    keys = [cell.key for cell in cells]
-    _agree(keys, [name for name in _KEY_FIELDS if name not in {"seed", "fingerprint", "checkpoint", *over}])
-    parts: dict[Hashable, list[CellKey]] = defaultdict(list)
-    twins: dict[Hashable, list[CellKey]] = defaultdict(list)
+def _refuse_mixture(keys: list[CellKey]) -> None:
+    """The cells of an entry may differ in seed, and in the data that follow it."""
+    _agree(keys, [name for name in _KEY_FIELDS if name not in ("seed", "fingerprint")])
+    runs: dict[int, list[CellKey]] = defaultdict(list)
     for key in keys:
-        parts[_part(key, over)].append(key)
-        twins[_part(key, over), key.seed].append(key)
-    for same_part in parts.values():
-        _agree(same_part, ["checkpoint"])
-    for same_run in twins.values():
+        runs[key.seed].append(key)
+    for same_run in runs.values():
         _agree(same_run, ["fingerprint"])
         if len(same_run) > 1:
             digest = same_run[0].digest[:12]
@@ -168,25 +129,24 @@ def _agree(keys: list[CellKey], names: Sequence[str]) -> None:
             )
 
 
-def aggregate(values: Sequence[float], *, missing: int = 0) -> Aggregate:
+def aggregate(values: Sequence[float]) -> Aggregate:
     """The mean of values of different seeds, with its spread and interval."""
     n = len(values)
     if n == 0:
-        return Aggregate(missing=missing)
+        return Aggregate()
     mean = math.fsum(values) / n
     if n == 1:
-        return Aggregate(mean, n=1, missing=missing)
+        return Aggregate(mean, n=1)
     from scipy import special
 
     std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    return Aggregate(mean, std, float(special.stdtrit(n - 1, 0.975)) * std / math.sqrt(n), n, missing)
+    return Aggregate(mean, std, float(special.stdtrit(n - 1, 0.975)) * std / math.sqrt(n), n)
 
 
 def _row_mean(by_column: list[dict[int, float]], entries: Sequence[Aggregate]) -> Aggregate:
     """The mean of the shown entries, with the spread over seeds where all columns have the same ones."""
-    absent = sum(entry.mean is None for entry in entries)
-    if absent:
-        return Aggregate(missing=absent)
+    if any(entry.mean is None for entry in entries):
+        return Aggregate()
     if all(column.keys() == by_column[0].keys() for column in by_column):
         return aggregate([math.fsum(column[s] for column in by_column) / len(by_column) for s in by_column[0]])
     mean = math.fsum(entry.mean for entry in entries if entry.mean is not None) / len(entries)
