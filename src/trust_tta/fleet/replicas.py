@@ -58,7 +58,7 @@ class Replica:
     def offer(self) -> Offer:
         """What it learned since the last merge; nothing has been seen: an offer without evidence."""
         seen = self._inputs.images > 0
-        signature = self._inputs.mean.float() if seen else torch.full((2, 1), float("nan"))
+        signature = torch.from_numpy(self._inputs.mean).float() if seen else torch.full((2, 1), float("nan"))
         method = self.stream.method
         return Offer(self.name, self.base, self.images if seen else 0, state_of(method), signature, method.worth)
 

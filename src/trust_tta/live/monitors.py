@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,10 @@ from torch import Tensor
 
 from trust_tta.methods.base import Method
 
+# Sums are a few numbers each, on the host, where NumPy takes a third of PyTorch's time.
+Values: TypeAlias = NDArray[np.float64]
+
+TINY = 1e-37  # a float32 whose logarithm is finite
 INPUT_WINDOW = 32  # images over which the input's statistics are taken
 LATEST_WINDOW = 16  # images that are enough to say that a drift is over
 CLASS_WINDOW = 256  # images over which predictions and agreement are taken
@@ -58,43 +62,45 @@ class Reading:
 
 
 class Window:
-    """The sum of a vector over the last batches that make up `size` images."""
+    """The sum of an array over the last batches that make up `size` images."""
 
     def __init__(self, size: int) -> None:
         self.size, self.images = size, 0
-        self._entries: deque[tuple[int, Tensor]] = deque()
-        self._sum: Tensor | None = None
+        self._entries: deque[tuple[int, Values]] = deque()
+        self._mean: Values | None = None
 
-    def add(self, images: int, total: Tensor) -> None:
+    def add(self, images: int, total: Tensor | Values) -> None:
         """Take the sum over `images` more, and forget the batches that are not needed any more."""
-        total = total.detach().double().cpu()
-        self._entries.append((images, total))
+        self._entries.append((images, np.asarray(total, dtype=np.float64)))
         self.images += images
         while self.images - self._entries[0][0] >= self.size:
             self.images -= self._entries.popleft()[0]
-        self._sum = torch.stack([entry for _, entry in self._entries]).sum(0)
+        # Anew each time: a sum that is only updated would differ after a restart, in its last bits.
+        self._mean = np.add.reduce([entry for _, entry in self._entries]) / self.images
 
     @property
     def full(self) -> bool:
         return self.images >= self.size
 
     @property
-    def mean(self) -> Tensor:
+    def mean(self) -> Values:
         """Per image; there must have been one."""
-        if self._sum is None:
+        if self._mean is None:
             raise ValueError("the window is empty")
-        return self._sum / self.images
+        return self._mean
 
     def clear(self) -> None:
         self._entries.clear()
-        self.images, self._sum = 0, None
+        self.images, self._mean = 0, None
 
     def replace(self, other: Window) -> None:
         """Hold what another window holds."""
-        self.load(other.state())
+        self.clear()
+        for images, total in other._entries:
+            self.add(images, total)
 
     def state(self) -> list[list[Any]]:
-        return [[images, total] for images, total in self._entries]
+        return [[images, torch.from_numpy(total.copy())] for images, total in self._entries]
 
     def load(self, state: list[list[Any]]) -> None:
         self.clear()
@@ -106,16 +112,19 @@ class Monitors:
     """Sums over the last images. All of it is a few vectors, which `state` gives and `load` takes back."""
 
     def __init__(self, *, input_reference: Tensor | None = None, class_reference: Tensor | None = None) -> None:
-        self.input_reference, self.class_reference = input_reference, class_reference
+        self.input_reference = None if input_reference is None else input_reference.double().cpu().numpy()
+        self.class_reference = None if class_reference is None else class_reference.double().cpu().numpy()
         self._inputs, self._served, self._before = Window(INPUT_WINDOW), Window(CLASS_WINDOW), Window(CLASS_WINDOW)
         self._probes = Window(CLASS_WINDOW)
         self._latest, self._drifted = Window(LATEST_WINDOW), Window(CLASS_WINDOW)
         self.returned = False  # whether the last images are like the reference again
         self._entropy = self._confidence = self._effective = 0.0
+        self._changes: tuple[float, float | None] = (1.0, None)
+        self._probe: dict[str, Any] = {}  # what the last one said
 
     def see_inputs(self, images: int, statistics: Tensor, *, drift_limit: float | None = None) -> None:
         """The statistics (2, c) of a batch; with the limit of the input distance while a drift lasts."""
-        total = statistics.double().cpu() * images
+        total = statistics.cpu().numpy().astype(np.float64) * images
         self._inputs.add(images, total)
         self._latest.add(images, total)
         self.returned = drift_limit is not None and self._has_returned(drift_limit)
@@ -146,20 +155,22 @@ class Monitors:
     def see_predictions(self, probabilities: Tensor) -> None:
         """What was served, (rows, classes)."""
         values, rows = probabilities.cpu().numpy(), len(probabilities)
-        surprise = np.log(np.maximum(values, np.finfo(values.dtype).tiny))
+        surprise = np.log(np.maximum(values, TINY))
         self._entropy, self._confidence = -float((values * surprise).sum()) / rows, float(values.max(1).mean())
         if self._served.full:
             self._before.add(rows, self._served.mean * rows)
-        self._served.add(rows, torch.from_numpy(values.sum(0, dtype=np.float64)))
+        self._served.add(rows, values.sum(0, dtype=np.float64))
         self._effective = effective_classes(self._served.mean)
+        before = effective_classes(self._before.mean) if self._before.full else self._effective
+        self._changes = self._effective / before, _shift(self._served, self.class_reference)
 
     def see_probe(self, served: Tensor, source: Tensor) -> None:
         """Predictions (rows, classes) for the same images by what was learned and by the source."""
-        served, source = served.cpu(), source.cpu()
-        weights = source.amax(1).double()
-        agree = (served.argmax(1) == source.argmax(1)).double()
-        sums = torch.stack([weights.sum(), (weights * agree).sum()])
-        self._probes.add(len(served), torch.cat([sums, served.double().sum(0), source.double().sum(0)]))
+        ours, theirs = served.cpu().numpy(), source.cpu().numpy()
+        weights, agree = theirs.max(1).astype(np.float64), ours.argmax(1) == theirs.argmax(1)
+        sums = [ours.sum(0, dtype=np.float64), theirs.sum(0, dtype=np.float64)]
+        self._probes.add(len(ours), np.concatenate([[weights.sum(), weights[agree].sum()], *sums]))
+        self._probe = self._read_probes()
 
     @property
     def classes(self) -> int | None:
@@ -168,16 +179,16 @@ class Monitors:
 
     def changes(self) -> tuple[float, float | None]:
         """Of what is served: `effective_classes_change` and `class_shift`."""
-        before = effective_classes(self._before.mean) if self._before.full else self._effective
-        return self._effective / before, _shift(self._served, self.class_reference)
+        return self._changes
 
     def forget_predictions(self) -> None:
         """The state is another one now; the images are still the same."""
         for window in (self._served, self._before, self._probes):
             window.clear()
+        self._probe = {}
 
     def read(self, images: int, *, weight_distance: float, skipped: int) -> Reading:
-        change, shift = self.changes()
+        change, shift = self._changes
         return Reading(
             images=images,
             entropy=self._entropy,
@@ -188,7 +199,7 @@ class Monitors:
             class_shift=shift,
             weight_distance=weight_distance,
             skipped=skipped,
-            **self._read_probes(),
+            **self._probe,
         )
 
     def input_distance(self) -> float | None:
@@ -203,7 +214,7 @@ class Monitors:
         return self._comparable_reference is not None
 
     @property
-    def _comparable_reference(self) -> Tensor | None:
+    def _comparable_reference(self) -> Values | None:
         """None where there is none; what BatchNorm kept may be of another layer than the one that is reached first."""
         reference = self.input_reference
         alike = reference is not None and self._inputs.images and self._inputs.mean.shape == reference.shape
@@ -213,7 +224,7 @@ class Monitors:
         if self._probes.images == 0:
             return {}
         (weight, agreeing), rest = self._probes.mean[:2].tolist(), self._probes.mean[2:]
-        served, source = rest.chunk(2)
+        served, source = np.split(rest, 2)
         shift = None
         if self.class_reference is not None and self._probes.full:
             shift = total_variation(source, self.class_reference)
@@ -231,6 +242,7 @@ class Monitors:
     def load(self, state: Mapping[str, Any]) -> None:
         for name, window in self._windows().items():
             window.load(state.get(name, []))  # snapshots of earlier versions have fewer
+        self._probe = self._read_probes()
 
     def _windows(self) -> dict[str, Window]:
         return {
@@ -252,33 +264,33 @@ def rows_of(output: Tensor, *, probabilities: bool = False) -> Tensor:
     return output if probabilities else output.softmax(1)
 
 
-def effective_classes(mean: Tensor) -> float:
+def effective_classes(mean: Tensor | Values) -> float:
     """exp of the entropy of a mean prediction (classes,): n when n classes are predicted equally often."""
-    shares = mean.numpy()  # a few numbers each: NumPy takes a third of the time
+    shares = np.asarray(mean, dtype=np.float64)
     shares = shares / shares.sum()
-    return math.exp(-float(shares @ np.log(np.maximum(shares, np.finfo(shares.dtype).tiny))))
+    return math.exp(-float(shares @ np.log(np.maximum(shares, TINY))))
 
 
-def total_variation(a: Tensor, b: Tensor) -> float:
+def total_variation(a: Tensor | Values, b: Tensor | Values) -> float:
     """Half the sum of differences of two distributions (classes,): the share of predictions that changed class."""
-    first, second = a.numpy(), b.numpy()
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     return float(np.abs(first / first.sum() - second / second.sum()).sum() / 2)
 
 
-def input_distance(a: Tensor, b: Tensor) -> float:
+def input_distance(a: Tensor | Values, b: Tensor | Values) -> float:
     """Symmetric KL divergence of two sets of normal channels, given as mean and mean square (2, c); mean over c."""
-    return float(input_distances(a.numpy(), b.numpy()))
+    return float(input_distances(np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)))
 
 
-def input_distances(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+def input_distances(a: Values, b: Values) -> Values:
     """The same of many, (..., 2, c), from one, (2, c)."""
-    (mean_a, square_a), (mean_b, square_b) = np.moveaxis(a, -2, 0), b
-    var_a, var_b = square_a - mean_a * mean_a, square_b - mean_b * mean_b
+    (mean_b, square_b), mean_a = b, a[..., 0, :]
+    var_a, var_b = a[..., 1, :] - mean_a * mean_a, square_b - mean_b * mean_b
     # The floor keeps images without any contrast from giving infinity.
     floor = 1e-3 * max(var_b.mean(), 1e-12)
     var_a, var_b = np.maximum(var_a, floor), np.maximum(var_b, floor)
     gap = np.square(mean_a - mean_b)
-    distances: NDArray[np.float64] = ((var_a + gap) / var_b + (var_b + gap) / var_a).mean(-1) / 2 - 1
+    distances: Values = ((var_a + gap) / var_b + (var_b + gap) / var_a).mean(-1) / 2 - 1
     return distances
 
 
@@ -290,5 +302,5 @@ def weight_distance(method: Method) -> float:
     return float((method.weights.read() - origin).norm() / origin.norm().clamp_min(1e-12))
 
 
-def _shift(window: Window, reference: Tensor | None) -> float | None:
+def _shift(window: Window, reference: Values | None) -> float | None:
     return None if reference is None or not window.full else total_variation(window.mean, reference)
