@@ -39,7 +39,7 @@ def examine(images: Tensor) -> Facts:
     pixels = images.flatten(2)
     lowest, highest = torch.aminmax(pixels, dim=2)
     sums = pixels.sum((1, 2), dtype=torch.float64)[:, None]
-    return torch.cat([lowest.double(), highest.double(), sums], 1).cpu().numpy()
+    return torch.cat([lowest, highest, sums], 1).cpu().numpy()
 
 
 def usable(facts: Facts) -> NDArray[np.bool_]:

@@ -96,7 +96,8 @@ class Judge:
         images = images[:: -(-len(images) // MOST_LOOKED_AT)]
         values = self._stem(images).float() if self._norms else images.float()
         dims = [d for d in range(values.dim()) if d != 1]
-        return torch.stack([values.mean(dims), values.square().mean(dims)])
+        variance, mean = torch.var_mean(values, dims, correction=0)
+        return torch.stack([mean, mean.square().add_(variance)])
 
     def _stem(self, images: Tensor) -> Tensor:
         def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -1,0 +1,47 @@
+"""The script that measures the guard: how long each method runs, and what its record and tables say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.ruinous_streams import Book, Run, count_batches, gather_material, main, parse
+
+RUN = Run("tent", "noise", "none", 2000, source=92.0, fresh=92.2, after=40.0, stream_accuracy=None, seconds=10.0)
+
+
+def test_some_methods_and_benign_streams_have_fewer_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["", "out", "--batches", "2000,trust=400", "--benign-batches", "500"])
+    arguments = parse()
+    asked = [("tent", "noise"), ("trust", "noise"), ("tent", "fog"), ("trust", "fog")]
+    assert [count_batches(arguments, *pair) for pair in asked] == [2000, 400, 500, 400]
+
+
+def test_records_are_merged_into_one_with_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = replace(RUN, guard="calibrated")
+    fog = replace(RUN, stream="fog", stream_accuracy=80.0)
+    Book(tmp_path / "a", {}).add([RUN, replace(guarded, after=91.8), fog])
+    Book(tmp_path / "b", {}).add([replace(guarded, stream="mixed", after=91.0)])
+    cost = replace(fog, guard="calibrated", stream_accuracy=79.9, seconds=10.4)
+    Book(tmp_path / "c", {}).add([cost])
+    files = [str(tmp_path / f"{name}.json") for name in "abc"]
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "all"), "--merge", *files])
+    main()
+    assert len(json.loads((tmp_path / "all.json").read_text())["runs"]) == 5
+    lines = (tmp_path / "all.md").read_text().splitlines()
+    assert "| tent | 2000 | 92.0 | 92.2 | 40.0 / 91.8 | **91.0** |" in lines  # bold: over half a point is lost
+    assert "| tent | fog | 2000 | 80.0 | 79.9 | -0.10 | +4.0 % |  |" in lines
+
+
+@pytest.mark.parametrize("stream", ["noise", "constant", "one class", "mixed", "flips", "nan", "fog"])
+def test_a_batch_is_the_same_each_time_and_has_the_labels_of_its_images(stream: str) -> None:
+    material = gather_material()
+    images, labels = material.batch(stream, 3, 8)
+    assert images.shape == (8, 32, 32, 3)
+    assert (material.batch(stream, 3, 8)[0] == images).all()
+    assert (labels is None) == (stream in ("noise", "constant", "mixed"))
+    if stream == "one class":
+        assert set(labels.tolist()) == {3}  # type: ignore[union-attr]
