@@ -24,7 +24,7 @@ from trust_tta.methods.state import Array, Spec, clone
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 
-SOURCE_WORTH = 32.0  # images that the statistics of training count for at the beginning
+SOURCE_WORTH = 16.0  # images that the statistics of training count for at the beginning
 KEPT = 8.0  # images that the memory counts for at least when a new domain begins
 
 
