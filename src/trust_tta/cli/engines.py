@@ -16,19 +16,21 @@ if TYPE_CHECKING:
 ENGINES = ("local", "ray")
 
 
-def add_engine_arguments(parser: ArgumentParser) -> None:
+def add_engine_arguments(parser: ArgumentParser, *, task: str = "cell") -> None:
     parser.add_argument("--engine", default="local", metavar="NAME", help="local (default), or ray: a Ray cluster")
     parser.add_argument(
         "--address",
         metavar="HOST:PORT",
         help="head of the Ray cluster, or auto for the one on this machine (default: start one here, on loopback)",
     )
-    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs, and threads, of a cell on the cluster (default 1)")
+    parser.add_argument(
+        "--cpus", type=int, metavar="N", help=f"CPUs, and threads, of a {task} on the cluster (default 1)"
+    )
     parser.add_argument(
         "--gpus",
         type=float,
         metavar="X",
-        help="GPUs of a cell on the cluster, such as 0.25 (default: 1 where it uses one)",
+        help=f"GPUs of a {task} on the cluster, such as 0.25 (default: 1 where it uses one)",
     )
 
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, wait_politely
+from trust_tta.cli.engines import add_engine_arguments, check_engine
 from trust_tta.cli.output import say, try_folder
 from trust_tta.cli.progress import Drawer
-from trust_tta.errors import ConfigError
+from trust_tta.errors import ConfigError, TrustError
 from trust_tta.textfiles import read_toml
 
 if TYPE_CHECKING:
-    from trust_tta.training import PixelRecipe, PixelTrainingData, Trained, TrainingData, TrainRecipe
+    from trust_tta.training import PixelRecipe, PixelTrainingData, TrainingData, TrainRecipe
+    from trust_tta.training.runs import Written
+    from trust_tta.training.several import Training
 
 EXAMPLES = """\
   trust-tta train --data cifar10 --root data --out runs/nano --device cuda --precision bf16
   trust-tta train --data pacs --root data --target photo --size 96 --out runs/pacs_photo    leaves one domain out
+  trust-tta train --data pacs --target photo,sketch --out runs/pacs_{domain} --processes 2  one network for each
   trust-tta train --data folder --root my_images --size 64 --epochs 50 --out runs/mine      my_images/<class>/*.jpg
   trust-tta train --data camvid --model upernet_vmamba_nano --recipe recipes/camvid.toml --out runs/camvid
   trust-tta train --data cifar10 --recipe recipe.toml --set depths=[1,1] --set dims=[32,64] --out runs/small"""
@@ -39,6 +45,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="pixels of a side (default: 32 for CIFAR, else 96; pictures with labels of pixels stay as they are)",
     )
+    parser.add_argument("--processes", type=int, metavar="N", help="networks trained at once, of several (default 1)")
+    add_engine_arguments(parser, task="training")
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument("--recipe", metavar="FILE", help="TOML file with any of the following; flags override it")
     add_schema_arguments(recipe, TrainRecipe)
@@ -53,7 +61,9 @@ def add_data_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--root", default="data", metavar="FOLDER", help="folder of the data set (default: data)")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="for model.safetensors, train.json and card.md")
-    parser.add_argument("--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out")
+    parser.add_argument(
+        "--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out; train takes several: A,B"
+    )
     parser.add_argument(
         "--share", type=float, default=0.1, metavar="X", help="share held out for validation (default 0.1)"
     )
@@ -66,7 +76,13 @@ def run(arguments: Namespace) -> None:
         raise ConfigError(f"--size {arguments.size}: give at least 8 pixels")
     names.check("--data", arguments.data, names.datasets())
     names.check("--model", arguments.model, names.models())
+    check_engine(arguments)
     recipe = read_recipe(arguments)
+    targets = (arguments.target or "").split(",")
+    if len(targets) > 1 or arguments.engine != "local":
+        run_several(arguments, targets, recipe)
+        return
+    arguments.out = arguments.out.replace("{domain}", arguments.target or "all")
     try_folder("--out", arguments.out)
     from trust_tta.bench.environment import choose_device
     from trust_tta.training import train
@@ -84,6 +100,69 @@ def run(arguments: Namespace) -> None:
             progress=progress,
         )
     conclude(trained, arguments)
+
+
+def run_several(arguments: Namespace, targets: Sequence[str], recipe: TrainRecipe | PixelRecipe) -> None:
+    """A network for each domain that is left out; those that fail do not keep the others from being trained."""
+    from trust_tta.training import TrainRecipe
+    from trust_tta.training.several import train_side_by_side
+
+    if not isinstance(recipe, TrainRecipe) or not all(targets) or len(set(targets)) < len(targets):
+        raise ConfigError(f"--target {arguments.target}: give domains of a data set that has some, each once, as A,B")
+    if len(targets) > 1 and "{domain}" not in arguments.out:
+        raise ConfigError(
+            f"--out {arguments.out}: of several targets each needs a folder; give {arguments.out}_{{domain}}"
+        )
+    trainings = [_training(arguments, target, recipe) for target in targets]
+    with Drawer() as progress:
+        if arguments.engine == "local":
+            ended = train_side_by_side(trainings, processes=arguments.processes or 1, progress=progress)
+        else:
+            ended = _train_on_cluster(arguments, trainings, progress)
+    failed = [f"{target}: {end}" for target, end in zip(targets, ended, strict=True) if isinstance(end, TrustError)]
+    for target, end in zip(targets, ended, strict=True):
+        if not isinstance(end, TrustError):
+            conclude(end, Namespace(**{**vars(arguments), "target": target}))
+    if failed:
+        raise TrustError("; ".join(failed))
+
+
+def _training(arguments: Namespace, target: str, recipe: TrainRecipe) -> Training:
+    import torch
+
+    from trust_tta.bench.environment import choose_device
+    from trust_tta.training.several import Training
+
+    out = arguments.out.replace("{domain}", target)
+    try_folder("--out", out)
+    local = arguments.engine == "local"
+    return Training(
+        data=arguments.data,
+        root=str(Path(arguments.root).resolve()),
+        target=target,
+        out=str(Path(out).resolve()),
+        recipe=recipe,
+        model=arguments.model,
+        overrides=dict(arguments.set),
+        size=arguments.size,
+        share=arguments.share,
+        device=str(choose_device(arguments.device)) if local else arguments.device,
+        threads=max(1, torch.get_num_threads() // (arguments.processes or 1)),
+    )
+
+
+def _train_on_cluster(
+    arguments: Namespace, trainings: Sequence[Training], progress: Drawer
+) -> list[Written | TrustError]:
+    from trust_tta.fleet.cluster import connected
+    from trust_tta.fleet.sweeps import choose_share
+    from trust_tta.fleet.trainings import train_on_cluster
+
+    cpus = arguments.cpus or 1
+    most = arguments.processes and arguments.processes * cpus if arguments.address is None else None
+    with connected(arguments.address, cpus=most) as ray:
+        share = choose_share(arguments.device, ray.cluster_resources(), cpus=cpus, gpus=arguments.gpus)
+        return train_on_cluster(trainings, ray=ray, share=share, progress=progress)
 
 
 def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
@@ -124,7 +203,7 @@ def open_data(arguments: Namespace, *, seed: int) -> TrainingData | PixelTrainin
     return open_training_data(arguments.data, arguments.root, target=arguments.target, share=arguments.share, seed=seed)
 
 
-def conclude(trained: Trained, arguments: Namespace) -> None:
+def conclude(trained: Written, arguments: Namespace) -> None:
     """The last lines: how good it is, where it is, and a command that tries it."""
     from trust_tta.training.recipe import labels_pixels
 
@@ -138,7 +217,7 @@ def conclude(trained: Trained, arguments: Namespace) -> None:
     say(f"the network is in {trained.weights}; next: {next_command(trained, arguments)}")
 
 
-def next_command(trained: Trained, arguments: Namespace) -> str:
+def next_command(trained: Written, arguments: Namespace) -> str:
     """A benchmark of the network on data that are there: the domain left out, or the data set itself."""
     dataset = arguments.data.lower()
     words = ["trust-tta", "bench", "--checkpoint", str(trained.weights)]

@@ -322,7 +322,7 @@ class _Driver:
             try:
                 ended: list[Ending] = self.ray.get(task)
             except self.ray.exceptions.RayTaskError as error:  # not of a cell: the worker lacks something
-                self._refuse(run.number, _of_worker(error))
+                self._refuse(run.number, of_worker(error))
             except self.ray.exceptions.RayError as error:
                 self._take_back(run, error)
             else:
@@ -386,7 +386,8 @@ def _job(assignment: Assignment) -> Job:
     return Job(config, whole, pack(config, plan), versions())
 
 
-def _of_worker(error: Exception) -> TrustError:
+def of_worker(error: Exception) -> TrustError:
+    """What a task raised, in one line."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, TrustError):
         return cause

@@ -36,10 +36,9 @@ Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A trained network on its device in evaluation mode, where its files are, and what they record."""
+class Written:
+    """Where the files of a trained network are, and what they record."""
 
-    model: ScanNetwork | UPerNet
     folder: Path
     record: Mapping[str, Any]  # of train.json
 
@@ -51,6 +50,13 @@ class Trained:
     def accuracy(self) -> float:
         """Of the weights that were written, on the images held out."""
         return float(list(self.record["accuracy"].values())[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained(Written):
+    """The same with the network itself, on its device in evaluation mode."""
+
+    model: ScanNetwork | UPerNet
 
 
 def train(

@@ -1,0 +1,97 @@
+"""Several trainings on a Ray cluster: each is a task, which goes on from its folder when its worker dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from trust_tta.bench.environment import choose_device
+from trust_tta.bench.sweep import POLL_SECONDS
+from trust_tta.errors import TrustError
+from trust_tta.fleet.sweeps import ATTEMPTS, Share, of_worker
+from trust_tta.progress import SILENT, Progress
+from trust_tta.training.runs import Written
+from trust_tta.training.several import Lines, Training
+
+
+class Letterbox:
+    """An actor that keeps lines until the driver takes them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def post(self, line: str) -> None:
+        self.lines.append(line)
+
+    def take(self) -> list[str]:
+        taken, self.lines = self.lines, []
+        return taken
+
+
+def run_training(training: Training, letterbox: Any) -> Written | TrustError:
+    """A task; the device is chosen where it runs."""
+
+    def tell(line: str) -> None:
+        letterbox.post.remote(f"{training.target}: {line}")
+
+    try:
+        return replace(training, device=str(choose_device(training.device))).run(Lines(tell))
+    except TrustError as error:
+        return error
+
+
+def train_on_cluster(
+    trainings: Sequence[Training], *, ray: ModuleType, share: Share, progress: Progress = SILENT
+) -> list[Written | TrustError]:
+    """Run trainings on the cluster that `ray` is connected to; for each, what was written, or why it was not."""
+    letterbox = ray.remote(num_cpus=0, max_restarts=-1)(Letterbox).remote()
+    task = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)(run_training)
+    start = partial(_start, task, letterbox, share)
+    ended: dict[int, Written | TrustError] = {}
+    running = {start(training): (number, 1) for number, training in enumerate(trainings)}
+    progress.start(len(trainings), "networks")
+    try:
+        while running:
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
+            _tell(ray, letterbox, progress)
+            for done in ready:
+                number, attempts = running.pop(done)
+                found = _result(ray, done, last=attempts >= ATTEMPTS)
+                if found is None:
+                    progress.note(f"the worker that trained without {trainings[number].target} died; another goes on")
+                    running[start(trainings[number])] = number, attempts + 1
+                    continue
+                ended[number] = found
+                progress.advance()
+    finally:
+        for left in running:
+            ray.cancel(left, force=True)
+        ray.kill(letterbox)
+    progress.finish()
+    return [ended[number] for number in range(len(trainings))]
+
+
+def _start(task: Any, letterbox: Any, share: Share, training: Training) -> Any:
+    return task.remote(replace(training, threads=share.cpus), letterbox)
+
+
+def _tell(ray: ModuleType, letterbox: Any, progress: Progress) -> None:
+    try:
+        for line in ray.get(letterbox.take.remote(), timeout=POLL_SECONDS):
+            progress.note(line)
+    except ray.exceptions.RayError:  # it is started again, or the machine is busy
+        pass
+
+
+def _result(ray: ModuleType, done: Any, *, last: bool) -> Written | TrustError | None:
+    """What a task gave; None where it is worth another try."""
+    try:
+        found: Written | TrustError = ray.get(done)
+        return found
+    except ray.exceptions.RayTaskError as error:
+        return of_worker(error)
+    except ray.exceptions.RayError as error:
+        return TrustError(f"its worker died {ATTEMPTS} times ({type(error).__name__})") if last else None
