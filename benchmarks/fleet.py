@@ -267,13 +267,24 @@ def facts_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def render(arguments: argparse.Namespace) -> None:
     """Fill the tables of docs/fleet.md and draw docs/assets/fleet.svg."""
     record = json.loads(Path(arguments.out).read_text(encoding="utf-8"))
-    page = DOCS / "fleet.md"
+    page, kills = DOCS / "fleet.md", DOCS / "results" / "fleet_kills.json"
     tables = {"averaging": averaging_table(record["runs"]), "poisoned": poisoned_table(record["runs"])}
-    text = re.sub(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{tables[m[2]]}\n\n{m[3]}",
-                  page.read_text(encoding="utf-8"), flags=re.DOTALL)  # fmt: skip
+    tables["chart"] = "![Accuracy against images seen, by how often a fleet averages](assets/fleet.svg)"
+    tables["kills"] = kills_table(json.loads(kills.read_text(encoding="utf-8"))) if kills.exists() else ""
+    pattern = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    text = pattern.sub(lambda m: f"{m[1]}\n{tables[m[2]]}\n\n{m[3]}", page.read_text(encoding="utf-8"))
     with replacing(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
     draw(record["runs"], DOCS / "assets" / "fleet.svg")
+
+
+def kills_table(record: dict[str, Any]) -> str:
+    """Of what `benchmarks.fleet_kills` found."""
+    words = {"cells": "cells", "done": "done at the end", "failed": "failed", "left": "left"}
+    rows = [[f"kills of a {kind}", str(count)] for kind, count in record["killed"].items()]
+    rows += [[text, str(record[name])] for name, text in words.items()]
+    rows.append(["the same as undisturbed", "yes" if record["same_as_undisturbed"] else "NO"])
+    return as_table(["", ""], [*rows, ["seconds", f"{record['seconds']:.0f}"]])
 
 
 def paired(runs: Sequence[dict[str, Any]], method: str, conditions: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

@@ -116,9 +116,21 @@ def running_tasks() -> list[int]:
             title = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
         except OSError:
             continue
-        if title.startswith(b"ray::run_chain"):
+        if title.startswith(b"ray::run_chain") and is_below(int(entry.name)):
             found.append(int(entry.name))
     return found
+
+
+def is_below(pid: int) -> bool:
+    """Whether this process started that one, or one that did."""
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        try:
+            pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return False
 
 
 def _toml(config: RunConfig) -> str:
