@@ -254,3 +254,14 @@ def test_a_drift_that_fades_away_ends() -> None:
             assert i > 20
             return
     raise AssertionError("the drift never ended")
+
+
+def test_a_batch_that_differs_by_chance_costs_nothing() -> None:
+    stream, alone = Stream(make("tide", lr=1e-3), reference=reference("tent")), make("tide", lr=1e-3)
+    events = []
+    for i, images in enumerate(clean(8, seed=23)):
+        batch = 1.1 * images if i == 4 else images
+        result = stream(batch)
+        events += [(e.kind, e.action) for e in result.events]
+        assert torch.equal(result.logits, alone(batch))
+    assert events == [("drift", "none"), ("drift_over", "none")]

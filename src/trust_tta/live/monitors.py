@@ -83,6 +83,10 @@ class Window:
         return self.images >= self.size
 
     @property
+    def batches(self) -> int:
+        return len(self._entries)
+
+    @property
     def mean(self) -> Values:
         """Per image; there must have been one."""
         if self._mean is None:
@@ -145,12 +149,16 @@ class Monitors:
         """The last images are the first of a drift."""
         self._drifted.replace(self._inputs)
 
-    def end_drift(self) -> bool:
-        """Forget the drift and what was before its end; whether it had lasted long."""
-        long = self._drifted.full
+    @property
+    def drifted_long(self) -> bool:
+        """Whether the drift that lasts is more than a batch that differed by chance."""
+        return self._drifted.batches > 2 and self._drifted.images >= 2 * INPUT_WINDOW
+
+    def end_drift(self) -> None:
+        """Forget the drift, and what was before its end."""
+        self.returned = False
         self._drifted.clear()
         self._inputs.replace(self._latest)
-        return long
 
     def see_predictions(self, probabilities: Tensor) -> None:
         """What was served, (rows, classes)."""

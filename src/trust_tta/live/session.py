@@ -123,7 +123,10 @@ class Session:
             if not partly:
                 self._lasting.pop("broken_input", None)
             returned = self.watch.look(images, drifting="drift" in self._lasting)
-        if not returned and self._may_update():
+        left = returned and self._return_action(self.watch) in ("source", "rollback")
+        if not left and self._may_update(
+            drifting="drift" in self._lasting and not returned
+        ):  # what is left at once learns nothing more
             return self._update(self.watch, images)
         logits = self.evaluate(images)
         if not self.books.paused:  # the update that is not made pays for a look at the source
@@ -157,10 +160,10 @@ class Session:
         except DataError:
             return self.evaluate(images), False
 
-    def _may_update(self) -> bool:
+    def _may_update(self, *, drifting: bool) -> bool:
         if self.books.paused or "skip" in self._lasting.values():
             return False
-        if self.books.collapsed and "drift" not in self._lasting and self.watch and self.watch.monitors.knows_inputs:
+        if self.books.collapsed and not drifting and self.watch and self.watch.monitors.knows_inputs:
             return False  # what has failed is not tried again where there is nothing to adapt to
         turn = self.books.wait == 0
         self._set_pace(self._pace.step())
@@ -240,14 +243,18 @@ class Session:
             return self._begin("drift", self.policy.on_drift, alarms["drift"], evidence)
         return False
 
+    def _return_action(self, watch: Watch) -> Action:
+        """What to do at the end of the drift that lasts; nothing where it may have been chance."""
+        far = watch.limits.drift is not None and self.books.farthest >= FAR * watch.limits.drift
+        real = far or watch.monitors.drifted_long
+        return self.policy.on_return if real and not self.books.at_source else "none"
+
     def _end_drift(self, watch: Watch, evidence: dict[str, Any]) -> bool:
-        long, limit = watch.monitors.end_drift(), watch.limits.drift
-        returned = long or (limit is not None and self.books.farthest >= FAR * limit)
-        evidence = {**evidence, "farthest": self.books.farthest}
+        action, evidence = self._return_action(watch), {**evidence, "farthest": self.books.farthest}
+        watch.monitors.end_drift()
         self.books.farthest = 0.0
         del self._lasting["drift"]
         watch.doubt = CLASS_WINDOW
-        action: Action = self.policy.on_return if returned and not self.books.at_source else "none"
         return self._act("drift_over", action, "the images are like the reference again", evidence)
 
     def _begin(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
