@@ -56,7 +56,8 @@ def main() -> None:
     fused, recorded, waitless = (Speeds(f"speed_h200_{name}.json") for name in ("fused", "recorded", "waitless"))
     steps = steps_table(final, fused, recorded, waitless, profile("profile_h200_plain.txt"))
     tables = (network_table(final, authors), memory_line(final), scan_table(final))
-    write(DOCS / "performance.md", HEAD, "## On one H200", *tables, "## On a CPU", cpu_lines(cpu))
+    measured = [*profile_section(), *scaling_section()]
+    write(DOCS / "performance.md", HEAD, "## On one H200", *tables, *measured, "## On a CPU", cpu_lines(cpu))
     write(RESULTS / "speed_history.md", HISTORY, steps, FAILED)
 
 
@@ -136,6 +137,75 @@ def scan_table(final: Speeds) -> str:
         "the bytes that four separate scans would have to move, as other implementations do."
     )
     return "\n".join(lines) + "\n" + note
+
+
+def optional_record(name: str) -> dict[str, Any] | None:
+    path = RESULTS / name
+    record: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return record
+
+
+def profile_section() -> list[str]:
+    """Where the time of each step goes by kind of kernel, before the last round of changes and after it."""
+    before, after = (optional_record(f"profile_h200{name}.json") for name in ("_before", ""))
+    if before is None or after is None:
+        return []
+    rows = [
+        ((row["work"], row["dtype"]), name, row)
+        for name, record in (("before", before), ("now", after))
+        for row in record["rows"]
+    ]
+    kinds = list(dict.fromkeys(kind for _, name, row in rows if name == "before" for kind in row["kinds"]))
+    lines = [
+        f"| work | dtype | | ms | GiB | kernels | {' | '.join(kinds)} |",
+        "| --- " * (6 + len(kinds)) + "|",
+    ]
+    for key in dict.fromkeys(key for key, _, _ in rows):
+        for own, name, row in rows:
+            if own == key:
+                cells = [*key, name, f"{row['median_ms']:.4g}", f"{row['peak_bytes'] / 2**30:.3g}", str(row["kernels"])]
+                cells += [f"{row['kinds'].get(kind, 0):.3g}" for kind in kinds]
+                lines.append(f"| {' | '.join(cells)} |")
+    return [
+        "### Where the time goes",
+        "Milliseconds by kind of kernel, batch 128, before the last round of changes and now; from "
+        "`python benchmarks/profile_steps.py`, whose records list the single kernels.",
+        "\n".join(lines),
+    ]
+
+
+def scaling_section() -> list[str]:
+    """The cost per image against batch, pixels and orders, with the fitted exponents and the end of the memory."""
+    record = optional_record("scaling_h200.json")
+    if record is None:
+        return []
+    lines = ["| axis | work | milliseconds per image | exponent | steepest step | memory ends at |"]
+    lines.append("| --- " * 6 + "|")
+    for grown in record["grown"]:
+        rows = [r for r in record["rows"] if (r["part"], r["work"]) == (grown["part"], grown["work"])]
+        lines.append(f"| {' | '.join(scaling_cells(grown, rows, record['device_bytes']))} |")
+    plan = record["plan"]
+    return [
+        "### How it grows",
+        f"VMamba-T in bf16. The batch grows at {plan['size']} pixels, the pixels at batch {plan['batch']}, the orders "
+        f"at batch {plan['few']}. Exponents are fitted over the upper half of an axis, where the device is full: 1 is "
+        "linear in the step, a constant cost per image; the steepest step is that between two neighbours anywhere.",
+        "\n".join(lines),
+    ]
+
+
+def scaling_cells(grown: dict[str, Any], rows: list[dict[str, Any]], device_bytes: int | None) -> list[str]:
+    names = {"batch": "batch", "pixels": "size", "k": "k"}
+    costs = [
+        f"{row[names[grown['part']]]}: {row['median_ms'] / row['batch']:.3g}" if row["median_ms"] else row["failed"]
+        for row in rows
+    ]
+    end = "–"
+    if device_bytes and grown["bytes_each"] and grown["part"] != "k":
+        most = (device_bytes - grown["bytes_fixed"]) / grown["bytes_each"]
+        end = f"{most:,.0f} images" if grown["part"] == "batch" else f"{most**0.5:,.0f} x {most**0.5:,.0f} pixels"
+    numbers = [f"{grown[name]:.2f}" if grown[name] is not None else "–" for name in ("exponent", "steepest")]
+    return [grown["part"], grown["work"], ", ".join(costs), *numbers, end]
 
 
 def first_steps(fused: Speeds, recorded: Speeds, plain: dict[str, dict[str, str]]) -> list[Step]:
@@ -252,10 +322,51 @@ def last_steps(waitless: Speeds, final: Speeds) -> list[Step]:
     ]
 
 
+def profiled_steps() -> list[Step]:
+    """Changes between the two profiles."""
+    before, after = (optional_record(f"profile_h200{name}.json") for name in ("_before", ""))
+    if before is None or after is None:
+        return []
+
+    def both(work: str, dtype: str, key: str = "median_ms", unit: float = 1.0) -> tuple[str, str]:
+        found = [
+            next(row[key] for row in record["rows"] if (row["work"], row["dtype"]) == (work, dtype))
+            for record in (before, after)
+        ]
+        return f"{found[0] / unit:.3g}", f"{found[1] / unit:.3g}"
+
+    products = "float32 products on tensor cores, three for one"
+    return [
+        (products, "forward, float32", *both("forward", "float32"), "half of 32 ms of products less"),
+        (
+            "the same, with GELU, the residual and the derivatives of both in the products' kernels",
+            "TRUST K=6, float32",
+            *both("trust K=6", "float32"),
+            "150 ms less",
+        ),
+        (
+            "the hidden map of the MLPs made again in the backward",
+            "TRUST K=6, bf16, GiB",
+            *both("trust K=6", "bf16", "peak_bytes", 2**30),
+            "three of eleven kept maps fewer per block",
+        ),
+        (
+            "the same kernels in bf16; batch norm by two passes over the map, the residual's gradient included; the "
+            "norm of the merged sequences in smaller tiles, its backward in one kernel",
+            "TRUST K=6, bf16",
+            *both("trust K=6", "bf16"),
+            "60 ms less",
+        ),
+        ("the same", "Tent, bf16", *both("tent", "bf16"), "10 ms less"),
+        ("the same, and the moments of a stream by one kernel", "TIDE, bf16", *both("tide", "bf16"), "20 ms less"),
+    ]
+
+
 def steps_table(
     final: Speeds, fused: Speeds, recorded: Speeds, waitless: Speeds, plain: dict[str, dict[str, str]]
 ) -> str:
     rows = first_steps(fused, recorded, plain) + later_steps(fused, recorded, waitless) + last_steps(waitless, final)
+    rows += profiled_steps()
     head = ["| change | measured on | before | after | predicted |", "| --- | --- | --- | --- | --- |"]
     hosts = ", ".join(speeds.ms("forward", batch=1) for speeds in (fused, recorded, waitless, final))
     note = (
@@ -280,9 +391,15 @@ FAILED = """What did not help, or failed:
   convolutions and faster for two. One kernel cuts them now.
 - The partial sums of the scan's backward in one buffer: the kernel took a quarter longer in float32, so each has its
   own again.
+- The start of a scan's chunk as a part of its first element, which saves a fifth of the shuffles: 2% faster in bf16, a
+  sixth slower in float32, which then needs more registers.
+- SS2D's thin products on tensor cores in float32 where maps are small (49 positions): twice the library's time.
+- GELU by an error function that is right to the last bit, after a product in the same kernel: its arithmetic takes as
+  long in bf16 as a kernel of its own would take to move the map. A polynomial within 4e-7 of GELU takes half of it.
 
-Not done: an image at float32 spends half of its forward pass in products that run at the device's float32 rate. A plain
-forward pass in half precision, without a method around it, is bound by the host; a method records it."""
+Not done: a plain forward pass, without a method or `tt.fast` around it, is bound by the host; these record it. The stem
+could be computed once for all orders, but its norms are adapted: only its first convolution would be saved, 1% of a
+step."""
 
 
 def cpu_lines(cpu: Speeds) -> str:

@@ -1,0 +1,148 @@
+"""How the cost of an image grows with the batch, the pixels and the number of orders, on one device.
+
+    PYTHONPATH=src python benchmarks/scaling.py --out docs/results/scaling_h200.json
+
+VMamba-T with random weights in bf16. `--quick --device cpu` tries the script on a tiny network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trust_tta.atomic import replacing
+from trust_tta.bench.environment import collect_facts
+from trust_tta.bench.speed import take_orders
+from trust_tta.bench.timing import Case, Limits, Timing, Work, exponent, measure
+from trust_tta.methods.registry import create_method
+from trust_tta.models.factory import create_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is measured: each axis in turn, the other two held at a fixed place."""
+
+    model: str = "vmamba_tiny_s1l8_bn"
+    dtype: str = "bf16"
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    sizes: tuple[int, ...] = (32, 64, 128, 224, 384, 512, 768, 1024)
+    orders: tuple[int, ...] = (1, 2, 4, 6, 12, 24)
+    size: int = 224  # of the batches and the orders
+    batch: int = 8  # of the sizes
+    few: int = 32  # images of the orders
+
+
+QUICK = Plan(model="vmamba_nano", batches=(1, 2), sizes=(16, 32), orders=(1, 2), size=16, batch=2, few=2)
+
+
+def timings(plan: Plan, backend: str) -> Iterator[Timing]:
+    """Every point of every axis, without its numbers."""
+    fixed: dict[str, Any] = {"backend": backend, "dtype": plan.dtype}
+    for work in ("source", "tide", "trust_naive"):
+        yield from (Timing(part="batch", work=work, batch=b, size=plan.size, **fixed) for b in plan.batches)
+        yield from (Timing(part="pixels", work=work, batch=plan.batch, size=s, **fixed) for s in plan.sizes)
+    yield from (Timing(part="k", work="trust", batch=plan.few, size=plan.size, k=k, **fixed) for k in plan.orders)
+
+
+def point(timing: Timing, model: Any, device: torch.device, limits: Limits) -> Timing:
+    """The timing with its numbers."""
+
+    @contextmanager
+    def prepare() -> Iterator[Work]:
+        draw = torch.Generator().manual_seed(0)
+        images = torch.randn(timing.batch, 3, timing.size, timing.size, generator=draw).to(device)
+        options = {} if timing.k is None else {"orders": take_orders(timing.k)}
+        method = create_method(timing.work, model, **options)
+        try:
+            yield lambda: method(images)
+        finally:
+            method.reset()
+
+    return measure(Case(timing=timing, prepare=prepare, limits=limits), device)
+
+
+def compile_size(plan: Plan, size: int, device: str) -> None:
+    """Compile the kernels for images of one size into the shared cache: their lengths are constants."""
+    model = create_model(plan.model).to(device).eval()
+    limits = Limits(seconds=0.0, least=1, warmups=0)
+    batches = (plan.batch,) if size != plan.size else (plan.batch, *plan.batches[:-1])
+    for batch in batches:
+        for work in ("source", "tide"):
+            place = Timing(part="", work=work, backend="", dtype=plan.dtype, batch=batch, size=size)
+            point(place, model, torch.device(device), limits)
+
+
+def conclude(rows: Sequence[Timing]) -> list[dict[str, Any]]:
+    """For each axis and work: the exponent of the upper half, where the device is full, the steepest step, memory."""
+    found = []
+    for part, work in dict.fromkeys((row.part, row.work) for row in rows):
+        chosen = [row for row in rows if (row.part, row.work) == (part, work) and row.median_ms]
+        points = [(place(row), float(row.median_ms or 0)) for row in chosen]
+        steps = [
+            math.log(later / sooner) / math.log(x2 / x1)
+            for (x1, sooner), (x2, later) in zip(points, points[1:], strict=False)
+        ]
+        memory = [(place(row), float(row.peak_bytes)) for row in chosen if row.peak_bytes]
+        found.append(
+            {
+                "part": part,
+                "work": work,
+                "exponent": exponent(points[len(points) // 2 :]),
+                "steepest": max(steps, default=None),
+                "bytes_each": (memory[-1][1] - memory[0][1]) / (memory[-1][0] - memory[0][0]) if memory[1:] else None,
+                "bytes_fixed": memory[0][1] if memory else None,
+            }
+        )
+    return found
+
+
+def place(row: Timing) -> float:
+    return float({"batch": row.batch, "pixels": row.size**2, "k": row.k or 1}[row.part])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the record to write")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="a tiny network; its numbers mean nothing")
+    parser.add_argument("--seconds", type=float, default=0.25, help="how long each point is timed")
+    arguments = parser.parse_args()
+    device, plan = torch.device(arguments.device), QUICK if arguments.quick else Plan()
+    if device.type == "cuda":
+        context = multiprocessing.get_context("spawn")
+        sizes = [plan.size, *sorted(set(plan.sizes) - {plan.size}, reverse=True)]
+        with ProcessPoolExecutor(min(len(sizes), os.cpu_count() or 1), mp_context=context) as pool:
+            list(pool.map(compile_size, [plan] * len(sizes), sizes, [arguments.device] * len(sizes)))
+    torch.manual_seed(0)
+    model = create_model(plan.model).to(device).eval()
+    facts = collect_facts(device=device, dtype=plan.dtype, config=json.dumps(asdict(plan)))
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    rows: list[Timing] = []
+    limits = Limits(seconds=arguments.seconds, least=2, warmups=2, long=5.0)
+    for timing in timings(plan, "triton" if device.type == "cuda" else "cpu"):
+        rows.append(point(timing, model, device, limits))
+        record = {
+            "facts": asdict(facts),
+            "plan": asdict(plan),
+            "device_bytes": total,
+            "rows": [asdict(r) for r in rows],
+        }
+        with replacing(arguments.out) as temporary:
+            temporary.write_text(json.dumps({**record, "grown": conclude(rows)}, indent=1), encoding="utf-8")
+        each = f"{rows[-1].median_ms / timing.batch:.4g} ms an image" if rows[-1].median_ms else rows[-1].failed
+        print(f"{timing.part} {timing.work} batch {timing.batch} size {timing.size} k {timing.k}: {each}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
