@@ -43,7 +43,7 @@ def test_round_trips_and_inverse(order: ScanOrder) -> None:
     assert [order[order.inverse[j]] for j in range(4)] == [0, 1, 2, 3]
     assert [order.inverse[order[k]] for k in range(4)] == [0, 1, 2, 3]
     assert order.inverse.inverse == order
-    assert order.is_self_inverse == all(order[order[k]] == k for k in range(4))
+    assert (order == order.inverse) == all(order[order[k]] == k for k in range(4))
     for other in (pickle.loads(pickle.dumps(order)), copy.deepcopy(order)):
         assert other == order
 
@@ -55,9 +55,9 @@ def test_the_inverse_of_a_product_is_the_reversed_product_of_inverses() -> None:
 
 
 def test_ten_orders_are_their_own_inverse_and_the_papers_are_among_them() -> None:
-    assert sum(order.is_self_inverse for order in ALL) == 10
+    assert sum(order == order.inverse for order in ALL) == 10
     assert [str(o) for o in PAPER_ORDERS] == ["abcd", "abdc", "adcb", "bacd", "badc", "dbca"]
-    assert all(order.is_self_inverse for order in PAPER_ORDERS)
+    assert all(order == order.inverse for order in PAPER_ORDERS)
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,6 @@ class ScanOrder:
         return ScanOrder([self._indices.index(j) for j in range(4)])
 
     @property
-    def is_self_inverse(self) -> bool:
-        return self == self.inverse
-
-    @property
     def indices(self) -> tuple[int, int, int, int]:
         return self._indices
 

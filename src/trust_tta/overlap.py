@@ -64,10 +64,6 @@ class Overlap:
     def mean_dice(self) -> float:
         return float(self.dice.nanmean())
 
-    @property
-    def mean_recall(self) -> float:
-        return float(self.recall.nanmean())
-
 
 def count_overlap(predictions: Tensor, labels: Tensor, *, classes: int) -> Overlap:
     """The counts of predicted classes and labels of one shape, integers (...), on their device."""

@@ -34,7 +34,7 @@ def test_the_released_code_is_right_for_the_ten_self_inverse_orders_alone() -> N
             released = golden["asreleased_" + "".join(map(str, order))]
             if logit_error(model(torch.from_numpy(golden["x"]), order=order).numpy(), released) <= 2e-4:
                 right.append(order)
-    assert right == [order for order in tt.ScanOrder.all() if order.is_self_inverse]
+    assert right == [order for order in tt.ScanOrder.all() if order == order.inverse]
     assert len(right) == 10
 
 

@@ -238,16 +238,3 @@ def slide(forward: Callable[[Tensor], Tensor], images: Tensor, *, crop: int, str
     if total is None:
         raise ShapeError(f"images have shape {tuple(images.shape)}; give (n, channels, h, w) without an empty side")
     return total.div_(count)
-
-
-def restore_size(
-    logits: Tensor, size: Sequence[int], *, padding: Sequence[int] = (0, 0, 0, 0), flipped: bool = False
-) -> Tensor:
-    """Logits (n, classes, h, w) at the original `size` of the image, (n, classes, *size).
-
-    What was padded (left, right, top, bottom) is cut off, a mirror image turned back, the rest resized.
-    """
-    left, right, top, bottom = padding
-    height, width = logits.shape[2:]
-    inside = logits[:, :, top : height - bottom, left : width - right]
-    return resize(inside.flip(-1) if flipped else inside, size)

@@ -144,14 +144,6 @@ class CellResult:
     masks: tuple[MaskSample, ...] = field(default=(), metadata=LATER)
 
     @property
-    def class_ious(self) -> tuple[float, ...] | None:
-        """Intersection over union of each class, NaN where it is neither labeled nor predicted; None of images."""
-        if self.pixels is None:
-            return None
-        unions = [(right, predicted + labeled - right) for right, predicted, labeled in self.pixels]
-        return tuple(right / union if union else math.nan for right, union in unions)
-
-    @property
     def mean_dice(self) -> float | None:
         """The mean over classes of twice the intersection over the sum of both; None of images."""
         if self.pixels is None:
