@@ -320,6 +320,20 @@ def test_bench_runs_them_by_toml_and_by_flags(weights: Path, tmp_path: Path) -> 
     assert [row["method"] for row in flag_rows] == ["source", "sar"]
 
 
+def test_bench_gathers_clean_statistics_for_prompts(tmp_path: Path) -> None:
+    little: dict[str, Any] = {"img_size": 32, "depth": 2, "num_classes": 10}
+    file = tmp_path / "vit.pth"
+    torch.save(timm.create_model("vit_tiny_patch16_224", **little).state_dict(), file)
+    flags = ["--model", "timm:vit_tiny_patch16_224", "--checkpoint", str(file), "--num-classes", "10"]
+    flags += ["--override", "img_size=32", "--override", "depth=2", "--device", "cpu"]
+    data = ["--dataset", "sample", "--domains", "fog", "--limit", "16", "--batch-size", "16"]
+    few = ["--option", "foa.population=4", "--option", "dpcore.new_steps=2"]
+    out = ["--store", str(tmp_path / "a.sqlite"), "--export", str(tmp_path / "a.csv")]
+    assert main(["bench", "--methods", "source,foa,dpcore", *flags, *data, *few, *out]) == 0
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    assert {row["method"]: row["forwards"] for row in rows} == {"source": "1", "foa": "5", "dpcore": "4"}
+
+
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_timm_makes_our_networks(name: str) -> None:
     torch.manual_seed(0)
