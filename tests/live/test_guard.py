@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -265,3 +266,16 @@ def test_a_batch_that_differs_by_chance_costs_nothing() -> None:
         events += [(e.kind, e.action) for e in result.events]
         assert torch.equal(result.logits, alone(batch))
     assert events == [("drift", "none"), ("drift_over", "none")]
+
+
+def test_what_was_learned_until_a_class_shift_showed_is_undone() -> None:
+    known = reference("tent")  # in this network's first layer one class looks like a drift
+    known = replace(known, limits=known.limits.model_copy(update={"drift": 10.0}))
+    stream = Stream(make("tide", lr=1e-3), reference=known)
+    events = [event for i in range(30) for event in stream(ruin("one class", i)).events]
+    (shift,) = events
+    assert (shift.kind, shift.action) == ("class_shift", "skip")
+    assert shift.evidence["undone"] == shift.batch
+    fresh = make("tide", lr=1e-3).state_dict()
+    state = stream.method.state_dict()
+    assert all(states_equal(state[part], fresh[part]) for part in ("adapted", "statistics", "extra"))

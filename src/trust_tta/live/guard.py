@@ -28,9 +28,10 @@ EventKind: TypeAlias = Literal[
 class Guard(Schema):
     """The policy from alarms to actions.
 
-    Actions: "none", say so only; "skip", no update while the alarm lasts; "slow", half as many updates; "rollback", to
-    the last good snapshot, and half as many updates; "source", to the source network; "pause", no update until
-    `resume`. A second collapse before a new snapshot has proved good always leads to the source.
+    Actions: "none", say so only; "skip", no update while the alarm lasts, and where it shows late, as a class shift
+    does, those until then are undone; "slow", half as many updates; "rollback", to the last good snapshot, and half as
+    many updates; "source", to the source network; "pause", no update until `resume`. A second
+    collapse before a new snapshot has proved good always leads to the source.
     """
 
     on_drift: Action = Field("none", description="the images changed: what adaptation is for")

@@ -16,7 +16,7 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.statistics import use_batch_statistics
 from trust_tta.recording import Recorder
 
-MOST_LOOKED_AT = 16  # images of one batch whose input statistics are taken
+MOST_LOOKED_AT = 32  # images of one batch whose input statistics are taken
 CANARY_IMAGES = 64  # of a canary that is chosen from a reference
 RESERVOIR_IMAGES = 32  # of one that is chosen from the stream; they are part of every snapshot
 SURE = 0.9  # confidence of the source from which on an image is worth keeping

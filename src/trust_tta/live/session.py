@@ -225,12 +225,23 @@ class Session:
 
     def _follow_class_shift(self, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
         if "class_shift" in alarms:
-            return self._begin("class_shift", self.policy.on_class_shift, alarms["class_shift"], evidence)
+            return self._begin_class_shift(alarms["class_shift"], evidence)
         # Without a full window of the source's predictions nothing is known, and nothing ends.
         if "class_shift" in self._lasting and (evidence.get("source_shift") is not None or "drift" in alarms):
             del self._lasting["class_shift"]
             self._event("class_shift_over", "none", "the classes are those of the reference again", evidence)
         return False
+
+    def _begin_class_shift(self, reason: str, evidence: dict[str, Any]) -> bool:
+        """Where updates are skipped from now on, those that were made until the shift showed are undone."""
+        action, undone = self.policy.on_class_shift, self.books.updates
+        if "class_shift" in self._lasting or action != "skip" or not undone:
+            return self._begin("class_shift", action, reason, evidence)
+        self.save(within_batch=True)
+        restored = self.restore_good()
+        self._begin("class_shift", action, reason, {**evidence, "undone": undone})
+        self.save(good=restored == "source")
+        return True
 
     def _follow_drift(self, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
         """A drift lasts until the images are nearer to the reference than to it: see `_end_drift`."""
