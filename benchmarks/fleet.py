@@ -91,6 +91,7 @@ class Job(NamedTuple):
 class Counts:
     """Of merges, over a run."""
 
+    rounds: int = 0
     taken: int = 0
     returned: int = 0
     left_out: int = 0
@@ -106,15 +107,17 @@ def run(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
     replicas = make_replicas(condition, job.method, arguments.device)
     merger = Merger(source_of(replicas[0].stream.method), policy_of(condition, arguments))
     generator = torch.Generator().manual_seed(job.seed)
-    counts, right = Counts(), []
+    counts, right, since = Counts(), [], 0
     began = time.perf_counter()
-    for step, (batches, truths) in enumerate(zip(inputs, labels, strict=True)):
+    for batches, truths in zip(inputs, labels, strict=True):
         for r, (batch, truth) in enumerate(zip(batches, truths, strict=True)):
             poisoned = condition.poison is not None and r == REPLICAS - 1
             given = 3 * torch.randn(batch.shape, generator=generator).to(batch) if poisoned else batch
             logits = replicas[r % len(replicas)](given).logits
             right.append((logits.argmax(1) == truth).sum())
-        if condition.every and (step + 1) * REPLICAS * BATCH % condition.every == 0:
+        since += REPLICAS * BATCH
+        if condition.every and since >= merger.policy.interval(counts.rounds):
+            since, counts.rounds = 0, counts.rounds + 1
             meet(replicas, merger, condition, counts)
     seconds = time.perf_counter() - began
     for replica in replicas:

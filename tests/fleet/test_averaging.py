@@ -169,6 +169,11 @@ def test_offers_that_cannot_be_merged_are_passed_over() -> None:
     assert merge.members == ("a", "b")
 
 
+def test_the_first_merges_come_sooner() -> None:
+    assert [Averaging(every=256).interval(merges) for merges in range(6)] == [16, 32, 64, 128, 256, 256]
+    assert Averaging(every=2).interval(0) == 1
+
+
 def test_one_replica_is_no_fleet() -> None:
     assert Merger(zero()).merge([offer("a", torch.ones(SIZE))]) == []
 

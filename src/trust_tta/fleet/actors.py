@@ -40,11 +40,10 @@ class ReplicaActor:
 
     def __init__(self, recipe: Recipe, name: str, coordinator: Any, replicas: int) -> None:
         torch.set_num_threads(recipe.threads)
-        every = max(1, recipe.policy.every // replicas)
         replica = Replica(Stream(recipe.make(), guard=Guard()), name, fleet=replicas)
         self.wait = recipe.policy.patience + ANSWER_SECONDS
         self.coordinator = coordinator
-        self.member = Member(replica, self._meet, every=every)
+        self.member = Member(replica, self._meet, recipe.policy, replicas=replicas)
 
     def predict(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits (n, classes) of images (n, c, h, w), adapting on them."""

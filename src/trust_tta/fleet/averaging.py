@@ -21,6 +21,8 @@ from trust_tta.live.monitors import input_distance
 from trust_tta.schema import Count, Fraction, Positive, Schema
 
 FEWEST_TO_JUDGE = 3  # offers, of which one can be the odd one out
+EARLY = 4  # merges that come sooner, each after twice the images of the one before
+LONGEST = 16.0  # times the mean of what replicas learned, however many they are
 MOST_EVIDENCE = 2.0  # times the median: a replica that boasts counts for no more
 
 
@@ -34,9 +36,13 @@ class Averaging(Schema):
         3.0, description="times the median distance from the median, from which on one is left out"
     )
     power: Fraction = Field(
-        0.5, description="0: the mean of what replicas learned, 1: its sum, as if one had learned it all in turn"
+        1.0, description="0: the mean of what replicas learned, 1: its sum, as if one had learned it all in turn"
     )
     patience: Positive = Field(2.0, description="seconds that a merge waits for stragglers")
+
+    def interval(self, merges: int) -> int:
+        """Images of the fleet between the last of so many merges and the next: few at first, when most is learned."""
+        return max(1, self.every >> max(0, EARLY - merges))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +156,7 @@ def merge_offers(offers: Sequence[Offer], bases: Mapping[int, State], policy: Av
     kept = keep_alike(learned, factor=policy.outlier)
     chosen = [(offer, base) for offer, base, keep in zip(offers, start, kept, strict=True) if keep]
     evidence = bounded([offer.images for offer, _ in chosen])
-    length = len(chosen) ** policy.power
+    length = min(len(chosen) ** policy.power, LONGEST)
     weights = mean_of([base.weights for _, base in chosen], evidence)
     walked = trimmed_mean(learned[torch.tensor(kept)], evidence, trim=policy.trim)
     means, squares, remembered = merge_statistics(chosen, trim=policy.trim)

@@ -81,21 +81,24 @@ class Coordinator:
 
 
 class Member:
-    """A replica that meets the others every `every` of its images; a coordinator that is lost costs it nothing.
+    """A replica that meets the others as often as `policy` says; a coordinator that is lost costs it nothing.
 
-    `meet` gives the merge of an offer, or None, or raises. `alone`: how often nobody answered.
+    `replicas`: how many see images meanwhile. `meet` gives the merge of an offer, or None, or raises. `alone`: how
+    often nobody answered.
     """
 
-    def __init__(self, replica: Replica, meet: Callable[[Offer], Merge | None], *, every: int) -> None:
-        self.replica, self.meet, self.every = replica, meet, every
+    def __init__(
+        self, replica: Replica, meet: Callable[[Offer], Merge | None], policy: Averaging, *, replicas: int
+    ) -> None:
+        self.replica, self.meet, self.policy, self.replicas = replica, meet, policy, replicas
         self.taken = self.returned = self.alone = 0
-        self._since = 0
+        self._since = self._met = 0
 
     def __call__(self, images: Any) -> Result:
         result = self.replica(images)
         self._since += len(result.logits)
-        if self._since >= self.every:
-            self._since = 0
+        if self._since * self.replicas >= self.policy.interval(self._met):
+            self._since, self._met = 0, self._met + 1
             self.meet_others()
         return result
 
