@@ -148,7 +148,8 @@ def table(record: dict[str, Any]) -> str:
         cells = (
             f"`{row['network']}`", row["image_size"], f"{row['bytes'] / 1e6:.1f}", row["nodes"],
             f"{found['largest_error']:.1g} of {found['largest_logit']:.2g}",
-            f"{found['equal_classes']} of {found['images']}", file, ours, f"{row['ratio']['wall']:.2f} ({row['ratio']['cpu']:.2f})",
+            f"{found['equal_classes']} of {found['images']}", file, ours,
+            f"{row['ratio']['wall']:.2f} ({row['ratio']['cpu']:.2f})",
             f"{row['int8_bytes'] / 1e6:.1f} MB, {small}",
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
