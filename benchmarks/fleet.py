@@ -267,6 +267,13 @@ def facts_of(arguments: argparse.Namespace) -> dict[str, Any]:
 # The page
 
 
+def join(files: Sequence[str], out: Path) -> None:
+    records = [json.loads(Path(name).read_text(encoding="utf-8")) for name in files]
+    runs = [run for record in records for run in record["runs"]]
+    with replacing(out) as temporary:
+        temporary.write_text(json.dumps({"about": records[0]["about"], "runs": runs}) + "\n", encoding="utf-8")
+
+
 def render(arguments: argparse.Namespace) -> None:
     """Fill the tables of docs/fleet.md and draw docs/assets/fleet.svg."""
     record = json.loads(Path(arguments.out).read_text(encoding="utf-8"))
@@ -292,44 +299,36 @@ def kills_table(record: dict[str, Any]) -> str:
 
 def paired(runs: Sequence[dict[str, Any]], method: str, conditions: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """The runs of each condition over those corruptions and seeds that every one of them has."""
-    found = {c: {(r["corruption"], r["seed"]): r for r in runs if (r["method"], r["condition"]) == (method, c)}
-             for c in conditions}  # fmt: skip
-    shared = sorted(set.intersection(*(set(rows) for rows in found.values())))
+    own = {c: [r for r in runs if (r["method"], r["condition"]) == (method, c)] for c in conditions}
+    found = {c: {(r["corruption"], r["seed"]): r for r in rows} for c, rows in own.items() if rows}
+    shared = sorted(set.intersection(*(set(rows) for rows in found.values()))) if found else []
     return {c: [rows[key] for key in shared] for c, rows in found.items()}
 
 
 def averaging_table(runs: Sequence[dict[str, Any]]) -> str:
     names = [c.name for c in CONDITIONS if c.poison is None]
-    head = ["method", "fleet", "accuracy in %", "against one that sees all", "time", "of it merging", "MB per replica"]
+    head = ["method", "fleet", "accuracy in %", "against one that sees all", "time spent on merging", "MB per replica"]
     rows = []
     for method in dict.fromkeys(run["method"] for run in runs):
         chosen = paired(runs, method, names)
-        one = chosen["one sees all"]
+        one = chosen.get("one sees all", [])
         for name, own in chosen.items() if one else ():
             moved = mean(r["merges"]["bytes"] for r in own) / REPLICAS / 1e6
             gap = gap_of(own, one, "accuracy") if name != "one sees all" else "–"
-            time_of = mean(r["seconds"] for r in own)
-            merging = mean(r["merges"]["seconds"] for r in own) / time_of
+            merging = sum(r["merges"]["seconds"] for r in own) / sum(r["seconds"] for r in own)
             row = [f"`{method}`", name, f"{100 * mean(r['accuracy'] for r in own):.2f}", gap]
-            rows.append([*row, f"{time_of:.0f} s", f"{merging:.0%}", f"{moved:.0f}" if moved else "–"])
+            rows.append([*row, f"{merging:.0%}" if moved else "–", f"{moved:.0f}" if moved else "–"])
     return as_table(head, rows)
 
 
 def poisoned_table(runs: Sequence[dict[str, Any]]) -> str:
     names = ["every 256", *(c.name for c in CONDITIONS if c.poison is not None)]
-    head = [
-        "method",
-        "fleet",
-        "accuracy of the seven in %",
-        "against nobody poisoned",
-        "merges taken",
-        "returned",
-        "left out",
-    ]
+    head = ["method", "fleet", "accuracy of the seven in %", "against nobody poisoned"]
+    head += ["merges taken", "returned", "offers left out"]
     rows = []
     for method in dict.fromkeys(run["method"] for run in runs):
         chosen = paired(runs, method, names)
-        for name, own in chosen.items() if chosen["every 256"] else ():
+        for name, own in chosen.items() if len(chosen) > 1 and chosen.get("every 256") else ():
             gap = gap_of(own, chosen["every 256"], "accuracy_of_seven") if name != "every 256" else "–"
             row = [f"`{method}`", name, f"{100 * mean(r['accuracy_of_seven'] for r in own):.2f}", gap]
             rows.append(row + [f"{mean(r['merges'][k] for r in own):.0f}" for k in ("taken", "returned", "left_out")])
@@ -391,8 +390,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no run is begun")
     parser.add_argument("--out", required=True, metavar="FILE")
+    parser.add_argument("--join", metavar="FILES", help="make FILE of the runs of these, with --render")
     parser.add_argument("--render", action="store_true", help="write the tables and charts of docs/fleet.md from FILE")
     arguments = parser.parse_args()
+    if arguments.join:
+        join(arguments.join.split(","), Path(arguments.out))
     render(arguments) if arguments.render else measure(arguments)
 
 
