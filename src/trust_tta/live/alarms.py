@@ -68,13 +68,15 @@ class Reference:
         return cls(state["inputs"], state["classes"], state["canary"], Limits(**state["limits"]))
 
 
-def find_alarms(reading: Reading, limits: Limits, *, agreement: float, weight_distance: float) -> dict[Kind, str]:
-    """The alarms of a reading, each with its reason.
+def find_alarms(
+    reading: Reading, limits: Limits, *, agreement: float, weight_distance: float, drifting: bool = False
+) -> dict[Kind, str]:
+    """The alarms of a reading, each with its reason; `drifting`: a drift lasts, wherever this reading stands.
 
     `agreement` and `weight_distance` are absolute bounds that hold for any images, beside the calibrated `limits`.
     """
     alarms: dict[Kind, str] = {}
-    if _above(reading.input_distance, limits.drift):
+    if drifting or _above(reading.input_distance, limits.drift):
         alarms["drift"] = "the images differ from the reference"
     elif _above(reading.source_shift, limits.class_shift):
         alarms["class_shift"] = "the images are like the reference; the classes are not"

@@ -40,9 +40,10 @@ class Guard(Schema):
     on_collapse: Action = Field("rollback", description="what was learned is wrong")
     on_broken_input: Action = Field("skip", description="most images are blank, equal or not finite")
 
-    budget: Fraction = Field(0.03, description="share of the method's work that may be spent on watching it")
+    budget: Fraction = Field(0.02, description="share of the method's work that may be spent on watching it")
     check_every: Count = Field(1024, description="images between two looks at the canary")
     canary_tolerance: Fraction = Field(0.05, description="by how much the score on the canary may fall")
+    drift_tolerance: Fraction = Field(0.25, description="the same while the images differ from a calibrated reference")
     reservoir_tolerance: Fraction = Field(0.15, description="the same for a canary that the stream itself gave")
     agreement: Fraction = Field(0.6, description="agreement with the source below which learning is called wrong")
     weight_distance: Positive = Field(4.0, description="relative norm of what was learned, above which it is")

@@ -54,6 +54,7 @@ class Books:
     snapshot: int = 0  # of the last one written
     paused: bool = False
     collapsed: bool = False  # ever
+    returned: bool = False  # from a drift to a calibrated reference, ever
     farthest: float = 0.0  # input distance in the drift that lasts
     slow: int = 1  # the pace
     wait: int = 0
@@ -145,7 +146,8 @@ class Session:
         spent = self._spent()
         logits, adapted = self._adapt(images)
         work = max(1, self._spent() - spent) * len(images)
-        check = watch.check(self.method, images, strict=probation) if due else None
+        drifting = "drift" in self._lasting
+        check = watch.check(self.method, images, strict=probation, drifting=drifting) if due else None
         if check and books.updates > FREE_UPDATES:
             watch.credit -= check.images
         books.since_check = 0 if due else books.since_check + len(images)
@@ -163,8 +165,9 @@ class Session:
     def _may_update(self, *, drifting: bool) -> bool:
         if self.books.paused or "skip" in self._lasting.values():
             return False
-        if self.books.collapsed and not drifting and self.watch and self.watch.monitors.knows_inputs:
-            return False  # what has failed is not tried again where there is nothing to adapt to
+        wary = self.books.collapsed or self.books.returned
+        if wary and not drifting and self.watch and self.watch.monitors.knows_inputs:
+            return False  # where there is nothing to adapt to, the source is not left again
         turn = self.books.wait == 0
         self._set_pace(self._pace.step())
         return turn
@@ -197,7 +200,7 @@ class Session:
                 return self._begin("broken_input", self.policy.on_broken_input, "predictions are not finite", {})
             return self._collapse("the predictions are not finite", {}, before)
         watch.see(images, served, work=work, probabilities=self.method.probabilities)
-        self.reading, alarms = watch.read(self.method, self.books.images)
+        self.reading, alarms = watch.read(self.method, self.books.images, drifting="drift" in self._lasting)
         evidence = self.reading.as_dict() | (check.evidence() if check else {})
         if watch.monitors.returned:
             return self._end_drift(watch, evidence)
@@ -264,6 +267,7 @@ class Session:
         action, evidence = self._return_action(watch), {**evidence, "farthest": self.books.farthest}
         watch.monitors.end_drift()
         self.books.farthest = 0.0
+        self.books.returned = self.books.returned or (action == "source" and watch.limits.every is not None)
         del self._lasting["drift"]
         watch.doubt = CLASS_WINDOW
         return self._act("drift_over", action, "the images are like the reference again", evidence)
@@ -357,7 +361,8 @@ class Session:
             self.method.load_state_dict(self.store.read(self.books.good).state["method"])
         except StateError:
             return self.restore_source()
-        check = self.watch.check(self.method, self._nothing, strict=True) if self.watch else None
+        drifting = "drift" in self._lasting
+        check = self.watch.check(self.method, self._nothing, strict=True, drifting=drifting) if self.watch else None
         if check and not check.passed:
             return self.restore_source()
         self._forget()
@@ -371,7 +376,7 @@ class Session:
 
     def start_over(self) -> Action:
         """As at the start: what failed may be tried again."""
-        self.books.collapsed = False
+        self.books.collapsed = self.books.returned = False
         self._set_pace(Pace())
         return self.restore_source()
 
@@ -385,7 +390,7 @@ class Session:
         """Write a snapshot; the one before proved good if nothing happened since. If the check fails, undo."""
         stale = 2 * self.books.since_check >= self.policy.snapshot_every
         if self.watch is not None and self.books.updates and len(images) and stale:
-            check = self.watch.check(self.method, images)
+            check = self.watch.check(self.method, images, drifting="drift" in self._lasting)
             self.books.since_check = 0
             self.watch.credit -= check.images if check else 0
             if check and not check.passed:

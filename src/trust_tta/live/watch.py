@@ -103,10 +103,11 @@ class Watch:
             shift is not None and self.limits.class_shift is not None and shift > self.limits.class_shift
         )
 
-    def check(self, method: Method, images: Tensor, *, strict: bool = False) -> Check | None:
+    def check(self, method: Method, images: Tensor, *, strict: bool = False, drifting: bool = False) -> Check | None:
         """Try the state on the canary, else on this batch; None where there is nothing to try it on.
 
-        `strict` halves the tolerance: what has failed once is given less room.
+        `strict` halves the tolerance: what has failed once is given less room. In a drift there is more: what is
+        learned there is not meant for the canary, and left for the source when the drift ends.
         """
         self.learns = self.learns or _holds_tensors(method.state_dict())
         if not self.learns or (self.judge.follows_stream and not method.adapted):
@@ -115,6 +116,8 @@ class Watch:
         if canary is None:
             classes = self.monitors.classes or 2
             canary, tolerance = self.reservoir.canary(self.judge, classes=classes), self.guard.reservoir_tolerance
+        if drifting and canary is self.canary and self.limits.every is not None:
+            tolerance = max(tolerance, self.guard.drift_tolerance)
         if canary is not None:
             score = canary.score(self.judge.try_state(canary.images))
             return Check(canary.kind, len(canary.images), score, canary.expected - tolerance / (1 + strict))
@@ -125,14 +128,14 @@ class Watch:
         least = (1 + self.guard.agreement) / 2 if strict else self.guard.agreement
         return Check("batch", len(canary.images), score, least)
 
-    def read(self, method: Method, images: int) -> tuple[Reading, dict[Kind, str]]:
+    def read(self, method: Method, images: int, *, drifting: bool) -> tuple[Reading, dict[Kind, str]]:
         """Where the stream stands, and the alarms."""
         if self._distance is None:
             self._distance = weight_distance(method)
         reading = self.monitors.read(images, weight_distance=self._distance, skipped=method.counters.skipped)
         guard = self.guard
         bounds = {"agreement": guard.agreement, "weight_distance": guard.weight_distance}
-        return reading, find_alarms(reading, self.limits, **bounds)
+        return reading, find_alarms(reading, self.limits, **bounds, drifting=drifting)
 
     def forget_predictions(self) -> None:
         """The state is another one now."""
