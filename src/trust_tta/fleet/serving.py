@@ -127,7 +127,7 @@ class Replica:
     async def ask(self, what: str, *given: Any) -> tuple[str, Any]:
         """("done", what was asked for), or ("refused", (status, words, seconds to wait))."""
         try:
-            found = await asyncio.to_thread(getattr(self, f"_{what}"), *given)
+            found = await asyncio.to_thread(self._answers()[what], *given)
             return "done", await asyncio.wrap_future(found) if isinstance(found, Future) else found
         except RequestError as error:
             return "refused", (error.status, str(error), error.retry_after)
@@ -135,48 +135,32 @@ class Replica:
             log.error("failed", extra={"reason": str(error)})
             return "refused", (503, str(error), 2)
 
+    def _answers(self) -> dict[str, Callable[..., Any]]:
+        """What can be asked, and who knows it."""
+        service = self.service
+        return {
+            "predict": self._predict,
+            "feedback": service.give_feedback,
+            "act": service.act,
+            "fork": service.fork,
+            "remove": service.remove,
+            "release": service.release,
+            "state": service.read_state,
+            "checkpoint": service.read_checkpoint,
+            "streams": service.streams,
+            "events": lambda stream, most: service.journal.events(stream=stream, most=most),
+            "metrics": lambda: service.metrics.text().decode(),
+            "everything": service.board.everything,
+            "poll": self._poll,
+            "close": service.stop,
+        }
+
     def _predict(self, stream: str, images: Any, adapt: bool) -> Future[Answer]:
         return self.service.predict(torch.tensor(images), stream=stream, adapt=adapt)
-
-    def _feedback(self, labels: Sequence[tuple[str, int]]) -> list[Label | None]:
-        return self.service.give_feedback(labels)
-
-    def _act(self, name: str, action: str) -> Future[dict[str, Any]]:
-        return self.service.act(name, action)
-
-    def _fork(self, name: str, new: str) -> Future[dict[str, Any]]:
-        return self.service.fork(name, new)
-
-    def _remove(self, name: str) -> Future[None]:
-        return self.service.remove(name)
-
-    def _release(self, name: str) -> Future[None]:
-        return self.service.release(name)
-
-    def _state(self, name: str) -> Future[bytes]:
-        return self.service.read_state(name)
-
-    def _checkpoint(self, name: str) -> Future[bytes]:
-        return self.service.read_checkpoint(name)
-
-    def _streams(self) -> list[dict[str, Any]]:
-        return self.service.streams()
-
-    def _events(self, stream: str | None, most: int) -> list[dict[str, Any]]:
-        return self.service.journal.events(stream=stream, most=most)
-
-    def _metrics(self) -> str:
-        return self.service.metrics.text().decode()
-
-    def _everything(self) -> str:
-        return self.service.board.everything()
 
     def _poll(self) -> dict[str, Any]:
         """Who it is, what it has, and what is new on its board."""
         return {"pid": os.getpid(), "streams": self.service.pool.loaded, "news": self.service.board.tick()}
-
-    def _close(self) -> None:
-        self.service.stop()
 
 
 class ReplicaLostError(Exception):
@@ -278,8 +262,9 @@ class Fleet:
         return value
 
     async def _ask(self, number: int, what: str, *given: Any) -> Any:
-        """The same, but not longer than the replica is there."""
-        call = asyncio.ensure_future(self._call(number, what, *given, seconds=self.settings.answer_seconds))
+        """The same, but not longer than the replica is there; who asks gives up before it is taken for lost."""
+        seconds = self.settings.answer_seconds + POLL_SECONDS
+        call = asyncio.ensure_future(self._call(number, what, *given, seconds=seconds))
         lost = asyncio.ensure_future(self._lost[number].wait())
         try:
             await asyncio.wait({call, lost}, return_when=asyncio.FIRST_COMPLETED)
