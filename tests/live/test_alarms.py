@@ -100,6 +100,13 @@ def test_alarms_are_told_apart(changes: dict[str, float], kinds: set[str]) -> No
     assert set(find_alarms(reading, LIMITS, agreement=0.5, weight_distance=1.0)) == kinds
 
 
+def test_a_batch_within_the_limit_is_judged_as_drift_while_one_lasts() -> None:
+    changes = {"probed": 256, "agreement": 0.9, "probed_classes": 8.0, "source_classes": 8.0, "source_shift": 0.3}
+    reading = Reading(**{**READING.__dict__, **changes, "input_distance": 0.05})
+    for drifting, kind in ((False, "class_shift"), (True, "drift")):
+        assert set(find_alarms(reading, LIMITS, agreement=0.5, weight_distance=1.0, drifting=drifting)) == {kind}
+
+
 def test_without_a_reference_only_absolute_rules_hold() -> None:
     reading = Reading(**{**READING.__dict__, "source_shift": 0.9, "probed": 256, "agreement": 0.9})
     assert find_alarms(reading, Limits(), agreement=0.5, weight_distance=1.0) == {}
