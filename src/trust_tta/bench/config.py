@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from trust_tta.errors import ConfigError
 from trust_tta.preprocessing import Preprocessing, find_preset
 from trust_tta.results.codec import canonical_json
 from trust_tta.results.display import make_label
@@ -336,24 +335,19 @@ def demo_configs(out: Path, *, seeds: int = 3, images: int = DEMO_IMAGES) -> tup
     return config, config.changed(methods=(MethodConfig(name="trust"),), stream=one_seed)
 
 
-PIXEL_DEMO = ("upernet_vmamba_nano_camvid.safetensors", "camvid_sample")  # the network, and a folder as CamVid's
+PIXEL_NETWORK, PIXEL_PICTURES = "upernet_vmamba_nano_camvid", "camvid_sample"
+PIXEL_CORRUPTIONS = ("gaussian_noise", "snow")
 
 
 def pixel_demo_configs(out: Path, *, seeds: int = 1, images: int = 16) -> tuple[RunConfig, ...]:
-    """The experiment of `trust-tta demo --task segmentation`; refused where network or pictures are not shipped."""
-    assets = Path(str(resources.files("trust_tta"))) / "assets"
-    network, pictures = (assets / name for name in PIXEL_DEMO)
-    if missing := [path.name for path in (network, pictures) if not path.exists()]:
-        raise ConfigError(
-            f"this version does not ship {' and '.join(missing)}; train a network on CamVid "
-            "(trust-tta train --data camvid --model upernet_vmamba_nano) and give it to trust-tta bench --checkpoint"
-        )
+    """The experiment of `trust-tta demo --task segmentation`: 16 of CamVid's test pictures; TRUST takes two orders."""
+    pictures = Path(str(resources.files("trust_tta"))) / "assets" / PIXEL_PICTURES
     config = RunConfig(
         experiment="demo",
-        model=ModelConfig(checkpoint=str(network)),
-        data=DataConfig(dataset="camvid", root=str(pictures), domains=DEMO_CORRUPTIONS, limit=images),
+        model=ModelConfig(checkpoint=PIXEL_NETWORK),
+        data=DataConfig(dataset="camvid", root=str(pictures), domains=PIXEL_CORRUPTIONS, limit=images),
         stream=StreamsConfig(batch_size=(4,), seeds=tuple(range(seeds))),
-        methods=tuple(MethodConfig(name=name) for name in (*DEMO_METHODS, "trust")),
+        methods=(*(MethodConfig(name=name) for name in DEMO_METHODS), MethodConfig(name="trust", options={"k": 2})),
         store=str(out / "results.sqlite"),
         keep_samples=4,
     )

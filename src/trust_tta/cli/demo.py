@@ -12,7 +12,7 @@ from trust_tta.errors import ConfigError, TrustError
 EXAMPLES = """\
   trust-tta demo                       a few minutes on two cores; results in the folder demo
   trust-tta demo --images 64 --seeds 1 --out /tmp/demo   a quick look
-  trust-tta demo --task segmentation   labels of pixels, where this version ships a network for them
+  trust-tta demo --task segmentation   labels of pixels: streets under noise and snow
   trust-tta demo                       again: finished cells are not run twice"""
 
 KEPT = "finished cells are kept"
@@ -24,8 +24,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--task", default="classification", choices=("classification", "segmentation"), help="what is predicted"
     )
     parser.add_argument("--out", default="demo", metavar="FOLDER", help="folder for results and report (default: demo)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds (default 3)")
-    parser.add_argument("--images", type=int, metavar="N", help="images per corruption and seed (default 224)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds (default 3; of segmentation: 1)")
+    parser.add_argument(
+        "--images", type=int, metavar="N", help="images per corruption and seed (default 224; of segmentation 16)"
+    )
 
 
 def run(arguments: Namespace) -> None:
@@ -43,12 +45,13 @@ def run(arguments: Namespace) -> None:
 
     dense = arguments.task == "segmentation"
     images = arguments.images if arguments.images is not None else 16 if dense else DEMO_IMAGES
-    if arguments.seeds < 1 or not 2 <= images <= 2000:
-        raise ConfigError(f"--seeds {arguments.seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
+    seeds = arguments.seeds if arguments.seeds is not None else 1 if dense else 3
+    if seeds < 1 or not 2 <= images <= 2000:
+        raise ConfigError(f"--seeds {seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
     make: Callable[..., tuple[RunConfig, ...]] = pixel_demo_configs if dense else demo_configs
-    parts = make(out, seeds=arguments.seeds, images=images)
+    parts = make(out, seeds=seeds, images=images)
     config = parts[0]
-    counts = f"{len(config.data.domains or ())} corruptions, {arguments.seeds} seeds, {images} images each"
+    counts = f"{len(config.data.domains or ())} corruptions, {seeds} seeds, {images} images each"
     names = ", ".join(method.name for method in config.methods)
     if dense:
         say(f"a network for CamVid on its test pictures: {names}; {counts}")

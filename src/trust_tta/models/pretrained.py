@@ -11,7 +11,7 @@ from trust_tta.class_names import CIFAR10_CLASSES, imagenet_classes, pixel_class
 from trust_tta.download import check_hash, fetch
 from trust_tta.errors import CheckpointError, DownloadError
 from trust_tta.optional import require
-from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
+from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD, PRESETS, Preprocessing
 from trust_tta.progress import SILENT, Progress
 
 
@@ -34,10 +34,12 @@ class Pretrained:
         """The names of its classes, in label order."""
         if self.num_classes == 10:
             return CIFAR10_CLASSES
-        if self.num_classes == 150:
-            return tuple(pixel_classes("ade20k"))
+        if self.num_classes in _PIXELS:
+            return tuple(pixel_classes(_PIXELS[self.num_classes]))
         return tuple(c.name for c in imagenet_classes())
 
+
+_PIXELS = {11: "camvid", 150: "ade20k"}
 
 _UPSTREAM = "https://github.com/MzeroMiko/VMamba/releases/download/"
 
@@ -93,10 +95,23 @@ _NANO = Pretrained(
     sha256="16a0a9d531deb58eb9eb94d332b64d568a98fe80776cab4847ce9a911487226b",
 )
 
+_CAMVID = Pretrained(
+    name="upernet_vmamba_nano_camvid",
+    variant="upernet_vmamba_nano",
+    file="upernet_vmamba_nano_camvid.safetensors",
+    address=None,
+    accuracy=55.2,
+    num_classes=11,
+    preprocessing=Preprocessing(size=180, resize=None, crop=False, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    license="Apache-2.0",
+    sha256="c458e7319b03632f63a27432a2839fd52b16f0a97b032fdb38680df5a8640fa5",
+)
+
 PRETRAINED = {
     p.name: p
     for p in (
         _NANO,
+        _CAMVID,
         _upstream("vmamba_tiny_s1l8", "v2cls", "vssm1_tiny_0230s_ckpt_epoch_264.pth", 82.6),
         _upstream("vmamba_tiny_s2l5", "v2cls", "vssm_tiny_0230_ckpt_epoch_262.pth", 82.5),
         _upstream("vmamba_small_s1l20", "v2cls", "vssm1_small_0229s_ckpt_epoch_240.pth", 83.3),
