@@ -43,8 +43,9 @@ def test_a_checkpoint_for_each_domain_is_no_conflict() -> None:
     assert group.apart == ""
 
 
-def test_severities_of_a_gradual_stream_stay_together() -> None:
-    cells = [make_cell("tent", f"fog/{s}", severity=s, setting="gradual") for s in (1, 2, 3)]
+@pytest.mark.parametrize("setting", ["gradual", "sequence", "sequence+correlated"])
+def test_severities_of_one_stream_stay_together(setting: str) -> None:
+    cells = [make_cell("tent", f"fog/{s}", severity=s, setting=setting) for s in (1, 2, 3)]
     (group,) = make_groups(cells)
     assert not group.resets
     assert group.domains == ("fog/1", "fog/2", "fog/3")

@@ -287,8 +287,8 @@ def _separate(group: Group, fields: Sequence[str]) -> list[Group]:
 
 
 def _group_values(key: CellKey) -> tuple[Any, ...]:
-    gradual = "gradual" in key.setting.split("+")  # there the severity is part of the stream
-    return tuple(None if name == "severity" and gradual else getattr(key, name) for name in _TITLE_FIELDS)
+    graded = not {"gradual", "sequence"}.isdisjoint(key.setting.split("+"))  # there the severity is part of the stream
+    return tuple(None if name == "severity" and graded else getattr(key, name) for name in _TITLE_FIELDS)
 
 
 def _without_severity(key: CellKey) -> tuple[Any, ...]:
