@@ -359,6 +359,8 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
         left, right = figure.subplots(1, 2)
         for axes, names, what in ((left, clean, "curve"), (right, poisoned, "curve_of_seven")):
             for i, (name, own) in enumerate(paired(runs, "tide", names).items()):
+                if not all(what in r for r in own):
+                    continue
                 curve = 100 * np.mean([r[what] for r in own], axis=0)
                 images = np.linspace(0, own[0]["images"], POINTS + 1)[1:]
                 style = {
