@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "trust_tta"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LEAVES = {
-    "_version", "atomic", "bands", "class_names", "download", "errors", "lazy", "optional", "orders", "overlap",
-    "plugins", "preprocessing", "progress", "recording", "roles", "schema", "textfiles",
+    "_version", "atomic", "bands", "class_names", "compiled", "download", "errors", "lazy", "optional", "orders",
+    "overlap", "plugins", "preprocessing", "progress", "recording", "roles", "schema", "textfiles",
 }  # fmt: skip
 ROOMS: dict[str, set[str]] = {
     "scan": set(),

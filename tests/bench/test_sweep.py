@@ -21,7 +21,7 @@ from trust_tta.bench.sweep import sweep
 from trust_tta.data.corrupt_tree import corrupt_array
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.streams import Domain
-from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
+from trust_tta.errors import BackendError, CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
@@ -186,6 +186,25 @@ def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path: Path) -> None:
     with ResultStore(config.store) as store:
         outcome = sweep(config, store, progress=(recorder := Recorder()), retry=True)
     assert (outcome.done, outcome.failed, len(recorder.failures)) == (2, 2, 2)
+
+
+def test_a_process_that_lost_its_device_fails_one_cell_and_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(tmp_path, methods=["bn", "source"])
+
+    def broken(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.accelerator, "synchronize", broken)
+        patched.setattr(Method, "forward", broken)
+        with pytest.raises(BackendError, match="is lost .* run the command again"):
+            run(config)
+    with ResultStore(config.store) as store:
+        assert len(store.failures()) == 1
+        sweep(config, store, retry=True)
+        assert not store.failures()
 
 
 class NoRoom(Recorder):

@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from trust_tta.bench.config import FROM_CLEAN, RunConfig
 from trust_tta.bench.environment import collect_facts, now
 from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.plan import CLEAN_IMAGES, Chain, Plan, weigh
 from trust_tta.bench.runner import Conditions, kept_pictures, run_stream
-from trust_tta.errors import ConfigError, TrustError
+from trust_tta.errors import BackendError, ConfigError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.clean import gather_from_clean
 from trust_tta.methods.registry import create_method, method_options
@@ -232,12 +234,28 @@ class CellRunner:
                 raise outside.error from outside.error.__cause__
             except Exception as error:  # whatever it is, the other cells are still worth running
                 self.writer.fail(chain, unfinished, failure_text(error))
+                if device_is_lost(error):
+                    raise BackendError(
+                        f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
+                        "are left for another: run the command again"
+                    ) from error
                 return True
             if found is None:
                 return True
             if found.key in unfinished:  # the others were recorded before, and run again only to get here
                 self.writer.finish(chain, found)
                 unfinished.remove(found.key)
+
+
+def device_is_lost(error: Exception) -> bool:
+    """Whether an error of a GPU ended its context: whatever this process asks of it from now on fails."""
+    if not isinstance(error, torch.AcceleratorError):
+        return False
+    try:
+        torch.accelerator.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 class _Pulse(Silent):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from trust_tta.compiled import compiled
+
 Array = NDArray[Any]
 # no fastmath: sums must come out the same wherever an image stands in its batch
-_jit = numba.njit(cache=True, nogil=True, error_model="numpy")
+_jit = compiled(nogil=True, error_model="numpy")
 
 
-@_jit  # type: ignore[untyped-decorator]
+@_jit
 def gather_neighbors(images: Array, shifts: Array, reach: int) -> None:
     """Give each pixel the color of a near one, bottom right to top left, in place.
 
@@ -31,7 +32,7 @@ def gather_neighbors(images: Array, shifts: Array, reach: int) -> None:
                         images[i, y, x, c] = images[i, y + dy, x + dx, c]
 
 
-@_jit  # type: ignore[untyped-decorator]
+@_jit
 def streak(images: Array, weights: Array, dy: Array, dx: Array, out: Array) -> None:
     """Weighted sum of bytes along a line of offsets, edges repeated, rounded to bytes.
 
@@ -52,7 +53,7 @@ def streak(images: Array, weights: Array, dy: Array, dx: Array, out: Array) -> N
                     out[i, y, x, c] = np.uint8(min(total[c], 255.0))
 
 
-@_jit  # type: ignore[untyped-decorator]
+@_jit
 def add_zoomed(images: Array, rows: Array, columns: Array, out: Array) -> None:
     """Add a linearly interpolated zoom of every image to `out`.
 
@@ -74,7 +75,7 @@ def add_zoomed(images: Array, rows: Array, columns: Array, out: Array) -> None:
                     out[i, y, x, c] += upper * (1 - down) + lower * down
 
 
-@_jit  # type: ignore[untyped-decorator]
+@_jit
 def _reflect(index: int, size: int, repeat_edge: int) -> int:
     period = 2 * (size - 1 + repeat_edge)
     if period == 0:
@@ -83,7 +84,7 @@ def _reflect(index: int, size: int, repeat_edge: int) -> int:
     return index if index < size else period - index - repeat_edge
 
 
-@_jit  # type: ignore[untyped-decorator]
+@_jit
 def sample(images: Array, rows: Array, columns: Array, repeat_edge: int, out: Array) -> None:
     """Read images at fractional places, linearly interpolated and reflected at the border.
 
@@ -104,7 +105,7 @@ def sample(images: Array, rows: Array, columns: Array, repeat_edge: int, out: Ar
                     out[i, y, x, c] = upper * (1 - down) + lower * down
 
 
-@_jit  # type: ignore[untyped-decorator]
+@_jit
 def chamfer_distance(edges: Array, out: Array) -> None:
     """Distance (h, w) to the nearest edge in steps of a king's and a knight's move, infinite where there is none."""
     height, width = edges.shape

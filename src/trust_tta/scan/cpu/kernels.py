@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
+
+from trust_tta.compiled import compiled
 
 LANES = 4  # channels whose recurrences run side by side
 TILE = 16  # pixels and channels that are transposed together: both sides stay in the nearest cache
 # Without numba's runtime (_nrt) a slice costs no reference count, which short rows feel; scratch comes from the caller.
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
-_jit = numba.njit(**_OPTIONS, fastmath={"contract", "nsz", "arcp"})
+_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
+_jit = compiled(**_OPTIONS, fastmath={"contract", "nsz", "arcp"})
 # Sums may be reordered into vector registers; _fast_exp must not be, or its range reduction loses bits.
-_jit_sum = numba.njit(**_OPTIONS, fastmath={"contract", "nsz", "arcp", "reassoc"})
+_jit_sum = compiled(**_OPTIONS, fastmath={"contract", "nsz", "arcp", "reassoc"})
 
 # exp(r) on |r| <= ln(2)/2 as a Taylor sum, and log(1 + z)/z on [0, 1] as a Chebyshev fit: float32 accuracy.
 _EXP = tuple(np.float32(1 / math.factorial(k)) for k in range(8))
