@@ -104,7 +104,7 @@ def take_prompts(model: nn.Module) -> PromptedNetwork:
         return Tokens(network)
     raise ConfigError(
         f"prompts are put into the tokens of a vision transformer or the first map of a VMamba, and "
-        f"{type(model).__name__} has no such place; use one of timm's ViTs, or another method such as 'tent'"
+        f"{type(model).__name__} has no such place; use a VMamba, one of timm's ViTs, or another method such as 'tent'"
     )
 
 
