@@ -178,7 +178,7 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 --processes 4 --seconds 160`; it names what was not begun by then | one H200 |
 | `ruinous_streams.json` | the same on few batches, at the learning rate that [the page on the guard](../guard.md) \
 names | two cores of a server CPU, busy |
-| `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 90 --kills 96 --requests 15000 \
+| `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 300 --kills 96 --requests 100000 \
 --streams 1000 --malformed 5000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
 two cores of a server CPU, busy (the record has the load) |
