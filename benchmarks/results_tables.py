@@ -99,12 +99,17 @@ def page(group: Group, config: Path, times: Sequence[Mapping[str, Any]]) -> str:
 
 def together(report: Report, config: Path) -> str:
     """An overview of all settings, then what each one's accuracy table says."""
-    sections = [f"# {config.stem}\n\n{commands(config, report.groups[0], (), flag=' --together')}", overview(report)]
+    sections = [f"# {config.stem}\n\n{commands(config, _widest(report), (), flag=' --together')}", overview(report)]
     for group in report.groups:
         title = group.title[0].upper() + group.title[1:]
         table = first_and_last(group) if len(group.domains) > WIDE else to_markdown(accuracy_table(group))
         sections.append(f"## {title}\n{circumstances(group)}\n\n{table}")
     return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def _widest(report: Report) -> Group:
+    """The group whose data are enough for all: that of most domains."""
+    return max(report.groups, key=lambda group: len(group.domains))
 
 
 def overview(report: Report) -> str:
@@ -210,8 +215,11 @@ def over(group: Group, label: str, domains: Sequence[str]) -> float | None:
 
 def commands(config: Path, group: Group, times: Sequence[Mapping[str, Any]], flag: str = "") -> str:
     processes = max((int(entry["processes"]) for entry in times if entry["step"] == "bench"), default=1)
+    graded = any(name in group.setting.split("+") for name in ("gradual", "sequence"))
+    severities = " --severities 1,2,3,4,5" if graded else ""
+    making = [f"{line}{severities}" if " corrupt " in line else line for line in MAKING.get(group.dataset, ())]
     lines = [
-        *MAKING.get(group.dataset, ()),
+        *making,
         f"trust-tta bench configs/results/{config.name} --processes {processes}",
         f"python benchmarks/results_tables.py configs/results/{config.name} runs/{config.stem}.sqlite{flag}",
     ]

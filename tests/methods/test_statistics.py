@@ -33,7 +33,7 @@ def draw(count: int, n: int, *, shift: float = 0.0, scale: float = 1.0, seed: in
 
 
 def test_the_first_batches_are_averaged_with_the_source_as_so_many_images() -> None:
-    """The mean and the variance of a pool in which training stands as 32 images of mean 0 and variance 1."""
+    """The mean and the variance of a pool in which training stands as so many images of mean 0 and variance 1."""
     statistics, norm = norm_of()
     stream = draw(3, 32, shift=0.01)
     for x in stream:

@@ -19,7 +19,7 @@ from trust_tta.results import ResultStore
 def test_it_runs_on_what_ships(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Adaptation helps from the second batch on: batch statistics alone double the mean IoU under noise."""
+    """The statistics of the batch alone double the mean IoU under noise."""
     monkeypatch.setattr(config, "PIXEL_CORRUPTIONS", ("gaussian_noise",))
     monkeypatch.setattr(config, "DEMO_METHODS", ("source", "bn"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
