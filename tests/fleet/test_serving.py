@@ -18,7 +18,9 @@ if not all(map(available, ("ray", "fastapi", "starlette", "uvicorn", "prometheus
     pytest.skip("Ray Serve is not installed", allow_module_level=True)
 
 from tests.serve.services import PRIVATE, TOKEN, picture, write_checkpoint
-from trust_tta.fleet.serving import Plan, add_up, joined_events, start_serving, stop_serving
+from trust_tta.fleet.ingress import joined_events, start_serving, stop_serving
+from trust_tta.fleet.serving import Plan
+from trust_tta.serve.metrics import add_up
 from trust_tta.serve.server import bind
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Serve's own
@@ -137,8 +139,8 @@ def test_a_fleet_grows_and_streams_follow(client: httpx.Client) -> None:
 
 def test_metrics_add_up() -> None:
     texts = [
-        '# TYPE a_total counter\na_total{x="1"} 2.0\n',
-        '# TYPE a_total counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\n',
+        b'# TYPE a_total counter\na_total{x="1"} 2.0\n',
+        b'# TYPE a_total counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\n',
     ]
     samples = {tuple(s.labels.values()): s.value for s in add_up(texts)["a"].samples}
     assert samples == {("1",): 5.0, ("2",): 1.0}

@@ -112,7 +112,8 @@ def _serve_on_cluster(
 ) -> None:
     """Replicas over the service's folder, which it keeps from others meanwhile, until SIGTERM or SIGINT."""
     from trust_tta.fleet.cluster import connected
-    from trust_tta.fleet.serving import Plan, serve_until_signal, share_of
+    from trust_tta.fleet.ingress import serve_until_signal
+    from trust_tta.fleet.serving import Plan, share_of
 
     replicas, network = arguments.replicas or 2, service.network
     file = Path(arguments.checkpoint)

@@ -91,7 +91,7 @@ class Api:
         return respond({"live": True})
 
     async def v2_ready(self, request: Request) -> Response:
-        ready = self.service.engine.alive
+        ready = self.service.alive
         return respond({"ready": ready}, status=200 if ready else 503)
 
     async def v2_model(self, request: Request) -> Response:
@@ -100,7 +100,7 @@ class Api:
         return respond(protocol.model_metadata(network.name, size=size, output=network.outputs))
 
     async def v2_model_ready(self, request: Request) -> Response:
-        ready = self.service.engine.alive
+        ready = self.service.alive
         return respond({"name": self._model(request).name, "ready": ready}, status=200 if ready else 503)
 
     async def v2_infer(self, request: Request) -> Response:
@@ -183,7 +183,7 @@ class Api:
             raise RequestError(
                 400, 'feedback is {"id": the id of a prediction, "label": its class}, or a list of these'
             )
-        return entry["id"], self.service.read_label(entry["label"])
+        return entry["id"], self.service.network.read_label(entry["label"])
 
     # Streams
 
@@ -194,8 +194,7 @@ class Api:
         most, stream = request.query_params.get("most", "100"), request.query_params.get("stream")
         if not (most.isascii() and most.isdigit() and 1 <= int(most[:9]) <= 10_000):
             raise RequestError(400, f"most is {most[:40]!r}; give an integer from 1 to 10000")
-        read = self.service.journal.events
-        return respond({"events": await self._in_thread(lambda: read(stream=stream, most=int(most)))})
+        return respond({"events": await self._in_thread(lambda: self.service.events(stream, int(most)))})
 
     async def act(self, request: Request) -> Response:
         action = request.path_params["action"]
@@ -231,7 +230,7 @@ class Api:
         network = self.service.network
         html = _template().render(
             model=network.name,
-            method=network.method.name,
+            method=network.method_name,
             version=__version__,
             calibrated=self.service.calibrated,
             note=self._note,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from trust_tta._version import __version__
@@ -17,11 +18,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Of each stream in memory: what a reading says, and its name here.
 OF_STREAMS = {
-    "entropy": ("trust_tta_stream_entropy_nats", "mean entropy of the last batch's predictions"),
-    "confidence": ("trust_tta_stream_confidence_ratio", "mean confidence of the last batch's predictions"),
-    "input_distance": ("trust_tta_stream_input_distance", "distance of the images from the reference"),
-    "weight_distance": ("trust_tta_stream_weight_distance_ratio", "norm of what was learned over that of the source"),
-    "agreement": ("trust_tta_stream_source_agreement_ratio", "agreement with the source network"),
+    "entropy": ("stream_entropy_nats", "mean entropy of the last batch's predictions"),
+    "confidence": ("stream_confidence_ratio", "mean confidence of the last batch's predictions"),
+    "input_distance": ("stream_input_distance", "distance of the images from the reference"),
+    "weight_distance": ("stream_weight_distance_ratio", "norm of what was learned over that of the source"),
+    "agreement": ("stream_source_agreement_ratio", "agreement with the source network"),
 }
 
 
@@ -56,36 +57,55 @@ class Metrics:
         readings: Callable[[], Mapping[str, Mapping[str, float | int | None]]],
     ) -> None:
         """Where the gauges come from: images that wait, streams (in memory, in all), and their last readings."""
-        self.registry.register(_Gauges(queued, streams, readings))
+
+        def gauges() -> Iterator[Metric]:
+            yield gauge("build_info", "the version that runs", "version", {__version__: 1})
+            yield GaugeMetricFamily("trust_tta_queued_images", "images that wait", value=queued())
+            loaded, total = streams()
+            yield gauge("streams", "streams by where they are", "place", {"memory": loaded, "disk": total - loaded})
+            last = readings()
+            for key, (name, text) in OF_STREAMS.items():
+                yield gauge(name, text, "stream", {stream: reading.get(key) for stream, reading in last.items()})
+
+        self.registry.register(_Metrics(gauges))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
 
-class _Gauges(Collector):
-    def __init__(
-        self,
-        queued: Callable[[], int],
-        streams: Callable[[], tuple[int, int]],
-        readings: Callable[[], Mapping[str, Mapping[str, float | int | None]]],
-    ) -> None:
-        self._queued, self._streams, self._readings = queued, streams, readings
+class _Metrics(Collector):
+    """Metrics that are made when they are read."""
+
+    def __init__(self, make: Callable[[], Iterable[Metric]]) -> None:
+        self._make = make
 
     def collect(self) -> Iterable[Metric]:
-        build = GaugeMetricFamily("trust_tta_build_info", "the version that runs", labels=("version",))
-        build.add_metric([__version__], 1)
-        yield build
-        yield GaugeMetricFamily("trust_tta_queued_images", "images that wait", value=self._queued())
-        loaded, total = self._streams()
-        streams = GaugeMetricFamily("trust_tta_streams", "streams by where they are", labels=("place",))
-        streams.add_metric(["memory"], loaded)
-        streams.add_metric(["disk"], total - loaded)
-        yield streams
-        readings = self._readings()
-        for key, (name, text) in OF_STREAMS.items():
-            family = GaugeMetricFamily(name, text, labels=("stream",))
-            for stream, reading in readings.items():
-                value = reading.get(key)
-                if value is not None:
-                    family.add_metric([stream], value)
-            yield family
+        return self._make()
+
+
+def as_text(metrics: Iterable[Metric]) -> bytes:
+    """Metrics in the format that Prometheus reads."""
+    return generate_latest(_Metrics(lambda: metrics))
+
+
+def gauge(name: str, text: str, label: str, values: Mapping[str, float | None]) -> Metric:
+    """A gauge with a value for each value of one label; None leaves one out."""
+    family = GaugeMetricFamily(f"trust_tta_{name}", text, labels=(label,))
+    for place, value in values.items():
+        if value is not None:
+            family.add_metric([place], value)
+    return family
+
+
+def add_up(texts: Iterable[bytes]) -> dict[str, Metric]:
+    """The metrics of several processes by name, with equal series summed."""
+    found: dict[str, Metric] = {}
+    sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
+    for family in (family for text in texts for family in text_string_to_metric_families(text.decode())):
+        found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        for sample in family.samples:
+            key = family.name, sample.name, tuple(sorted(sample.labels.items()))
+            sums[key] = sums.get(key, 0.0) + sample.value
+    for (name, series, labels), value in sums.items():
+        found[name].add_sample(series, dict(labels), value)
+    return found

@@ -7,11 +7,11 @@ import logging
 import os
 import sqlite3
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ from trust_tta.serve.pool import Pool
 from trust_tta.serve.settings import RequestError, Settings
 from trust_tta.textfiles import read_json
 
+T = TypeVar("T")
+
 ACTIONS = ("pause", "resume", "rollback", "reset")
 WARM_UP = 8  # images; enough for the statistics of a batch
 
@@ -43,21 +45,38 @@ log = logging.getLogger("trust_tta.serve")
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
-    """What is served: a method over a network, which each stream forks. `outputs`: shape of one image's logits."""
+class NetworkFacts:
+    """What clients are told of a served network. `outputs`: the shape of one image's logits."""
 
     name: str
-    method: Method
-    checkpoint: Checkpoint
+    method_name: str
+    preprocessing: Preprocessing
+    classes: tuple[str, ...] | None
     outputs: tuple[int, ...]
 
-    @property
-    def preprocessing(self) -> Preprocessing:
-        return self.checkpoint.preprocessing
+    def read_label(self, given: Any) -> int:
+        """The number of a class that a client gives by number or by name."""
+        if isinstance(given, str) and self.classes and given in self.classes:
+            return self.classes.index(given)
+        count = self.outputs[0]
+        if type(given) is int and 0 <= given < count:
+            return given
+        names = f", or a name such as '{self.classes[0]}'" if self.classes else ""
+        raise RequestError(
+            400, f"the label {json.dumps(given)[:60]} is no class; give a number from 0 to {count - 1}{names}"
+        )
 
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        return self.checkpoint.classes
+
+@dataclass(frozen=True, eq=False)
+class Network(NetworkFacts):
+    """A served network: a method over it, which each stream forks."""
+
+    method: Method
+    checkpoint: Checkpoint
+
+    def facts(self) -> NetworkFacts:
+        """All but the weights, for a process that does not load them."""
+        return NetworkFacts(**{field.name: getattr(self, field.name) for field in fields(NetworkFacts)})
 
     def identity(self) -> dict[str, Any]:
         """What a folder of streams must have been made with."""
@@ -81,7 +100,7 @@ def open_network(
     made.fork()(noise)
     outputs = tuple(made.evaluate(noise).shape[1:])
     name = Path(checkpoint).stem if opened.file is None or Path(checkpoint) == opened.file else checkpoint
-    return Network(name, made, opened.release(), outputs)
+    return Network(name, made.name, opened.preprocessing, opened.classes, outputs, made, opened.release())
 
 
 class Service:
@@ -131,6 +150,10 @@ class Service:
         reference = calibrate(self.network.method.fork(), (batch.to(device) for batch in batches))
         write_state(self.pool.folder.parent / REFERENCE_FILE, reference.state(), about={})
 
+    @property
+    def alive(self) -> bool:
+        return self.engine.alive
+
     def start(self) -> None:
         self.engine.start()
 
@@ -160,51 +183,32 @@ class Service:
                 self.board.add_label(label)
         return found
 
-    def read_label(self, given: Any) -> int:
-        return number_of_class(given, self.network.outputs[0], self.network.classes)
-
     # What changes streams; all of it happens in the engine's thread
 
     def act(self, name: str, action: str) -> Future[dict[str, Any]]:
         """Pause, resume, roll back or reset a stream."""
-        self._check_known(name)
-
-        def do() -> dict[str, Any]:
-            event = getattr(self.pool.get(name), action)()
-            return {"stream": name, "action": event.action}
-
-        return self.engine.ask(do)
+        return self._do(name, lambda: {"stream": name, "action": getattr(self.pool.get(name), action)().action})
 
     def fork(self, name: str, new: str) -> Future[dict[str, Any]]:
-        self._check_known(name)
-
         def do() -> dict[str, Any]:
             stream = self.pool.fork(name, new)
             return {"stream": new, "batches": stream.batches, "images": stream.images}
 
-        return self.engine.ask(do)
+        return self._do(name, do)
 
     def remove(self, name: str) -> Future[None]:
-        self._check_known(name)
-
-        def do() -> None:
-            self.pool.remove(name)
-            self.board.remove(name)
-
-        return self.engine.ask(do)
+        return self._do(name, lambda: self._part_with(name, self.pool.remove))
 
     def release(self, name: str) -> Future[None]:
         """Write a snapshot of a stream, and let another service have it."""
+        return self.engine.ask(lambda: self._part_with(name, self.pool.store))
 
-        def do() -> None:
-            self.pool.store(name)
-            self.board.remove(name)
-
-        return self.engine.ask(do)
+    def _part_with(self, name: str, how: Callable[[str], None]) -> None:
+        how(name)
+        self.board.remove(name)
 
     def read_state(self, name: str) -> Future[bytes]:
         """The stream as a snapshot: a safetensors file."""
-        self._check_known(name)
 
         def do() -> bytes:
             self.pool.get(name)
@@ -215,21 +219,26 @@ class Service:
             finally:
                 folder.close()
 
-        return self.engine.ask(do)
+        return self._do(name, do)
 
     def read_checkpoint(self, name: str) -> Future[bytes]:
         """The whole network with what the stream has learned: a safetensors file that `create_model` takes."""
-        self._check_known(name)
-        return self.engine.ask(lambda: adapted_checkpoint(self.network, self.pool.get(name).method))
+        return self._do(name, lambda: adapted_checkpoint(self.network, self.pool.get(name).method))
+
+    def _do(self, name: str, do: Callable[[], T]) -> Future[T]:
+        """Do something with a stream that exists, in the engine's thread."""
+        if name not in self.pool:
+            raise RequestError(404, f"there is no stream '{name}'; GET /streams lists them")
+        return self.engine.ask(do)
 
     def streams(self) -> list[dict[str, Any]]:
         """Every stream, with what is known of it."""
         loaded, summaries = set(self.pool.loaded), self.board.summaries()
         return [summaries.get(name, {"name": name}) | {"loaded": name in loaded} for name in self.pool.names]
 
-    def _check_known(self, name: str) -> None:
-        if name not in self.pool:
-            raise RequestError(404, f"there is no stream '{name}'; GET /streams lists them")
+    def events(self, stream: str | None, most: int) -> list[dict[str, Any]]:
+        """The newest events, of one stream or of all, oldest first."""
+        return self.journal.events(stream=stream, most=most)
 
     # What happens
 
@@ -270,17 +279,6 @@ class Service:
     def _readings(self) -> dict[str, dict[str, float | int | None]]:
         summaries = self.board.summaries()
         return {name: summaries[name]["reading"] for name in self.pool.loaded if name in summaries}
-
-
-def number_of_class(given: Any, count: int, classes: tuple[str, ...] | None) -> int:
-    """A class by its number or its name."""
-    if isinstance(given, str) and classes and given in classes:
-        return classes.index(given)
-    if type(given) is int and 0 <= given < count:
-        return given
-    shown = json.dumps(given)[:60]
-    names = f", or a name such as '{classes[0]}'" if classes else ""
-    raise RequestError(400, f"the label {shown} is no class; give a number from 0 to {count - 1}{names}")
 
 
 def adapted_checkpoint(network: Network, method: Method) -> bytes:
