@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import trust_tta as tt
+from tests.export.networks import SMALL, small
 from trust_tta import recording
 from trust_tta.errors import ConfigError
 from trust_tta.methods.registry import create_method
@@ -88,6 +93,44 @@ def test_weights_may_change_their_layout_between_batches() -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", SMALL)
+def test_tensors_may_stand_in_for_the_parameters(family: str) -> None:
+    """A recording has leaves of its own over the weights, which are no parameters."""
+    network: Any = small(family)
+    images, slots = batches(1, size=2, device="cpu")[0], network.slot_table[1]
+    wanted = torch.autograd.grad(network(images, slots=slots).square().sum(), list(network.parameters()))
+    leaves = {name: p.detach().requires_grad_() for name, p in network.named_parameters()}
+    logits = functional_call(network, leaves, (images,), {"slots": slots})
+    for got, gradient in zip(torch.autograd.grad(logits.square().sum(), list(leaves.values())), wanted, strict=True):
+        torch.testing.assert_close(got, gradient)
+
+
+class Constants(TorchDispatchMode):
+    """Counts the tensors that are made of numbers of the host."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.lift_fresh.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_a_pass_neither_asks_the_device_nor_feeds_it(family: str) -> None:
+    """A recording can do neither. Tensors without values refuse to be asked."""
+    network: Any = small(family)
+    with FakeTensorMode(), Constants() as constants:  # type: ignore[no-untyped-call]
+        leaves = {name: torch.empty(p.shape, requires_grad=True) for name, p in network.named_parameters()}
+        buffers = {name: torch.empty(b.shape, dtype=b.dtype) for name, b in network.named_buffers()}
+        slots = torch.empty(network.slot_table.shape[1:], dtype=torch.int64)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = functional_call(network, leaves | buffers, (torch.empty(4, 3, 32, 32),), {"slots": slots})
+        torch.autograd.grad(logits, list(leaves.values()), torch.empty_like(logits))
+        assert constants.count == 0
+        torch.empty(3)[[0, 2]]
+        assert constants.count == 1
+
+
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("bn", {}),
     ("tent", {"lr": 1e-3}),
@@ -118,6 +161,112 @@ def test_recorded_equals_plain(name: str, options: dict[str, Any], low: bool, mo
             found.append(torch.stack([method(images) for images in batches(4)]).float())
     scale = found[0].abs().max()
     assert (found[0] - found[1]).abs().max() <= (2e-2 if low else 1e-4) * scale
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("family", SMALL)
+def test_every_network_is_recorded(family: str, low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for most in (0, 8):
+        monkeypatch.setattr(recording, "MOST_RECORDINGS", most)
+        network: Any = small(family).cuda()
+        method = create_method("ensemble", network, k=3, lr=1e-3)
+        with torch.autocast("cuda", torch.bfloat16, enabled=low):
+            found.append(torch.stack([method(images) for images in batches(4)]).float())
+        assert (len(method.call.recordings), method.call.failed) == (min(most, 2), False)
+    assert (found[0] - found[1]).abs().max() <= (2e-2 if low else 1e-3) * found[0].abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", SMALL)
+def test_fast_records_every_network(family: str) -> None:
+    network: Any = small(family).cuda()
+    fast = tt.fast(network)
+    for images in batches(4):
+        for order in network.traversals[:3]:
+            with torch.no_grad():
+                torch.testing.assert_close(
+                    fast(images, order=order), network(images, order=order), rtol=1e-4, atol=1e-5
+                )
+    assert fast._recorder is not None
+    assert len(fast._recorder.recordings) == 1
+
+
+class Breaking(nn.Module):
+    """Breaks off where a tensor stands in for its parameter, having given the device work that reads the order late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: Tensor = nn.Parameter(torch.ones(()))
+        self.read: list[Tensor] = []
+
+    def forward(self, images: Tensor, slots: Tensor) -> Tensor:
+        if not isinstance(self.weight, nn.Parameter):
+            self.read.append(torch.empty_like(slots))
+            torch.cuda._sleep(400_000_000)  # a fifth of a second
+            self.read[-1].copy_(slots)
+            raise KeyError("no parameter")
+        return images.flatten(1) * self.weight + slots.sum()
+
+
+@pytest.mark.gpu
+def test_a_recording_that_breaks_off_keeps_its_tensors_until_the_device_has_read_them() -> None:
+    network = Breaking().cuda()
+    call, slots = Recorder(network, [network.weight]), torch.arange(4, device="cuda")
+    images = torch.randn(2, 3, 4, 4, device="cuda")
+    call(images, slots)
+    with pytest.warns(UserWarning, match="not recorded"):
+        call(images, slots)
+    taken = [torch.full((4,), 99, device="cuda") for _ in range(1000)]  # the freed memory is among it
+    torch.cuda.synchronize()
+    assert len(taken) == 1000
+    assert network.read[-1].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.gpu
+def test_replays_on_several_streams_take_turns() -> None:
+    network: Any = small("vmamba").cuda()
+    fast, given = tt.fast(network), batches(8, size=64)
+    with torch.no_grad():
+        wanted = [network(images) for images in given]
+        found = [fast(images) for images in given[:2]]
+        torch.cuda.synchronize()
+        for images in given[2:]:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                found.append(fast(images))
+    torch.cuda.synchronize()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_what_was_recorded_in_inference_mode_serves_outside_it() -> None:
+    network: Any = small("vmamba").cuda()
+    fast, (images, *rest) = tt.fast(network), batches(4)
+    with torch.no_grad():
+        wanted = [network(each) for each in rest]
+    with torch.inference_mode():
+        fast(images)
+        found = [fast(rest[0])]
+    found += [fast(each) for each in rest[1:]]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_gradients_of_a_recording_that_is_gone_do_not_stop_the_next() -> None:
+    model = make_model()
+    parameters = list(model.parameters())
+    call, slots, (images,) = Recorder(model, parameters), model.slots(None, 8), batches(1)
+    for _ in range(2):
+        kept = torch.autograd.grad(call(images, slots).sum(), parameters, allow_unused=True)
+    for parameter in parameters:
+        parameter.data = parameter.data.clone()
+    for _ in range(2):
+        torch.autograd.grad(call(images, slots).sum(), parameters, allow_unused=True)
+    assert (len(call.recordings), call.failed) == (1, False)
+    assert len(kept) == len(parameters)
 
 
 @pytest.mark.gpu

@@ -40,7 +40,8 @@ class Recorder:
         self.failed = False  # a recording that broke off may leave the device unusable for another: no second try
         self.tensors: list[Tensor] = []  # the network's, looked up once: walking through its modules is slow
         self.addresses: list[int] = []
-        self.pool: Any = None
+        self.pool: Any = None  # the memory that the recordings share
+        self.stream: torch.cuda.Stream | None = None  # of the last replay
         self.unfinished: weakref.ref[Token] | None = None  # a pass whose activations must not be overwritten
 
     def __call__(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
@@ -48,6 +49,7 @@ class Recorder:
         recording = None if slots is None else self._recording(images, slots)
         if slots is None or recording is None or (self.unfinished is not None and self.unfinished() is not None):
             return self.plain(images, slots)
+        self._wait_for_last(torch.cuda.current_stream(images.device))
         if recording.backward is None:
             return recording.replay(images, slots)
         token = Token()
@@ -85,8 +87,15 @@ class Recorder:
                 warnings.warn(f"passes are not recorded as CUDA graphs and stay slow ({problem})", stacklevel=2)
         return self.recordings.get(key)
 
+    def _wait_for_last(self, stream: torch.cuda.Stream) -> None:
+        """The replays share memory: one on another stream begins when the last one has ended."""
+        if self.stream is not None and self.stream != stream:
+            stream.wait_stream(self.stream)
+        self.stream = stream
+
     def _record(self, images: Tensor, slots: Tensor, learning: bool, low: torch.dtype | None) -> Recording:
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        if not self.recordings:  # a handle is dead once the recordings that used it are gone
+            self.pool = torch.cuda.graph_pool_handle()
         # Weights cast before an update must not serve after it.
         cast: AbstractContextManager[Any] = nullcontext()
         if low is not None:
@@ -94,7 +103,9 @@ class Recorder:
         # A recording that breaks off can leave its stream in place.
         back = torch.cuda.stream(torch.cuda.current_stream(images.device))
         untouched = kept_state(self.network, images.device)
-        with _one_at_a_time, back, cast, torch.set_grad_enabled(learning), untouched:
+        # Tensors made in inference mode could not be written to outside it; leaving it turns gradients on.
+        ordinary = torch.inference_mode(False)
+        with _one_at_a_time, back, cast, ordinary, torch.set_grad_enabled(learning), untouched:
             return Recording(self.network, images, slots, self.parameters if learning else (), self.pool)
 
     def _forget_if_moved(self) -> None:
@@ -124,14 +135,11 @@ class Recording:
             logits: Tensor = functional_call(network, weights, (self.images,), {"slots": self.slots})
             return logits
 
-        stream = torch.cuda.Stream(images.device)
-        stream.wait_stream(torch.cuda.current_stream(images.device))
-        with torch.cuda.stream(stream):  # libraries set up their workspace for a stream on first use
+        with side_stream(images.device) as stream:  # libraries set up their workspace for a stream on first use
             logits = call()
             self.dlogits = torch.zeros_like(logits)
             if leaves:
                 self._differentiate(logits, leaves)
-        torch.cuda.current_stream(images.device).wait_stream(stream)
         # Work that other threads start meanwhile does not break the recording, unless it waits for the device.
         settings: dict[str, Any] = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
         self.forward = torch.cuda.CUDAGraph()
@@ -159,6 +167,21 @@ class Recording:
         self.dlogits.copy_(dlogits)
         self.backward.replay()  # type: ignore[union-attr]
         return self.gradients
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Work inside goes to a stream of its own, after what the current one has to do and before what it will be given.
+
+    Also where it breaks off: what it reads of the current stream's memory is free for others from then on.
+    """
+    current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield stream
+    finally:
+        current.wait_stream(stream)
 
 
 @contextmanager

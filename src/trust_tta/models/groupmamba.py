@@ -6,6 +6,7 @@ Shaker et al., "GroupMamba: Efficient Group-Based Visual State Space Model", CVP
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import cast
 
 import torch
@@ -87,8 +88,8 @@ class GroupedScan(nn.Module):
         return Parameters(*(torch.cat(self.each(name)) for name in names))
 
     def each(self, name: str) -> list[Tensor]:
-        """A parameter of every group."""
-        return [self.get_parameter(f"{group}.{name}") for group in GROUPS]
+        """A weight of every group; where a call puts a plain tensor in place of a parameter, that one."""
+        return [attrgetter(f"{group}.{name}")(self) for group in GROUPS]
 
 
 class DepthwiseConvolution(nn.Module):

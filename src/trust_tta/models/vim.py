@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import ClassVar, cast
 
 import torch
@@ -82,8 +83,8 @@ class Mixer(nn.Module):
         return F.conv1d(padded, weight, bias, groups=len(weight)).view(u.shape)
 
     def each(self, name: str) -> list[Tensor]:
-        """A parameter of every set."""
-        return [self.get_parameter(name.format(end)) for end in self.ends]
+        """A weight of every set; where a call puts a plain tensor in place of a parameter, that one."""
+        return [attrgetter(name.format(end))(self) for end in self.ends]
 
 
 class Layer(nn.Module):
