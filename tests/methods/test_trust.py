@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.export.networks import small
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba, weights
 from trust_tta.errors import ConfigError, ShapeError, TrustError
 from trust_tta.methods.base import Method
@@ -377,6 +378,16 @@ def test_where_images_do_not_meet_the_statistics_of_a_split_make_no_difference()
             for s in ("part", "batch")
         ]
         assert same(runs[0], runs[1])
+
+
+def test_a_network_without_a_place_for_copies_is_refused() -> None:
+    """GroupMamba stacks the weights of its groups itself: copies of them were made, and never met an image."""
+    with pytest.raises(ConfigError, match="for which GroupMamba has no place; use 'part'"):
+        make("trust", small("groupmamba"), mode="split", split_statistics="batch")
+    learned = make("trust", small("groupmamba"), mode="split", split_statistics="batch", statistics="source", k=2)
+    before = {name: weight.detach().clone() for name, weight in learned.adapted.items() if ".A_logs" in name}
+    learned(batches(1)[0])
+    assert any(not torch.equal(weight, learned.adapted[name]) for name, weight in before.items())
 
 
 def test_split_with_the_statistics_of_the_batch_of_one_order_is_sequential() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from trust_tta.errors import ShapeError
+from trust_tta.errors import ConfigError, ShapeError
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.parameters import parameter_roles
 from trust_tta.methods.state import clone
@@ -121,8 +121,7 @@ def side_by_side_pass(
 def copies_in_place(method: Trust, copies: Sequence[Mapping[str, Tensor]]) -> Iterator[None]:
     """Inside, each module that scans runs once for each part of the batch, with the part's weights and order."""
     model: Any = method.model
-    scans = {name for name, role in parameter_roles(model).items() if role.kind == "scan"}
-    modules: dict[str, Any] = {path: model.get_submodule(path) for path in {n.rpartition(".")[0] for n in scans}}
+    modules: dict[str, Any] = _scanning_modules(model)
     slots = [model.slots(order, 1) for order in method.orders]
     for path, module in modules.items():
         prefix = f"{path}."
@@ -133,6 +132,21 @@ def copies_in_place(method: Trust, copies: Sequence[Mapping[str, Tensor]]) -> It
     finally:
         for module in modules.values():
             del module.forward  # the class's own comes to light again
+
+
+def _scanning_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold parameters of the scans, by their paths."""
+    scans = [name for name, role in parameter_roles(model).items() if role.kind == "scan"]
+    return {path: model.get_submodule(path) for path in {name.rpartition(".")[0] for name in scans}}
+
+
+def check_copies(model: nn.Module) -> None:
+    """Refuse a network whose scans read weights out of modules that are not called: copies of these have no place."""
+    if any(type(module).forward is nn.Module.forward for module in _scanning_modules(model).values()):
+        raise ConfigError(
+            "split_statistics='batch' gives each part of a batch a copy of the scan's weights, for which "
+            f"{type(model).__name__} has no place; use 'part'"
+        )
 
 
 def _by_parts(

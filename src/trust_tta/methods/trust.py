@@ -17,7 +17,7 @@ from trust_tta.errors import ConfigError
 from trust_tta.methods import merging
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, pseudo_label_loss
-from trust_tta.methods.parallel import Step, adapt_apart, adapt_side_by_side
+from trust_tta.methods.parallel import Step, adapt_apart, adapt_side_by_side, check_copies
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.views import log_mean_probability, mirrored
 from trust_tta.orders import (
@@ -196,6 +196,13 @@ class Trust(Averaging):
 
     Options = TrustOptions
     options: TrustOptions
+
+    def adapted_names(self, model: nn.Module) -> list[str]:
+        names = super().adapted_names(model)
+        one_pass = (self.options.mode, self.options.split_statistics) == ("split", "batch")
+        if one_pass and self.options.statistics != "source":
+            check_copies(model)
+        return names
 
     def start(self) -> None:
         traversals = traversals_of(self.model)
