@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -159,23 +160,29 @@ def test_recorded_equals_plain(name: str, options: dict[str, Any], low: bool, mo
         method = create_method(name, make_model(), **options)
         with torch.autocast("cuda", torch.bfloat16, enabled=low):
             found.append(torch.stack([method(images) for images in batches(4)]).float())
-    scale = found[0].abs().max()
-    assert (found[0] - found[1]).abs().max() <= (2e-2 if low else 1e-4) * scale
+    # Adam takes the sign of gradients that are zero but for rounding, and norms of the stream do not hide it.
+    far = 2e-2 if low else 5e-3 if options.get("statistics") == "stream" else 1e-4
+    assert (found[0] - found[1]).abs().max() <= far * found[0].abs().max()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("family", SMALL)
-def test_every_network_is_recorded(family: str, low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for most in (0, 8):
-        monkeypatch.setattr(recording, "MOST_RECORDINGS", most)
-        network: Any = small(family).cuda()
-        method = create_method("ensemble", network, k=3, lr=1e-3)
-        with torch.autocast("cuda", torch.bfloat16, enabled=low):
-            found.append(torch.stack([method(images) for images in batches(4)]).float())
-        assert (len(method.call.recordings), method.call.failed) == (min(most, 2), False)
-    assert (found[0] - found[1]).abs().max() <= (2e-2 if low else 1e-3) * found[0].abs().max()
+def test_every_network_is_recorded_with_its_gradients(family: str, low: bool) -> None:
+    network: Any = small(family).cuda()
+    parameters = list(network.parameters())
+    call = Recorder(network, parameters)
+
+    def differentiate(forward: Callable[..., Tensor], images: Tensor, slots: Tensor) -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
+            logits = forward(images, slots=slots)
+        gradients = torch.autograd.grad(logits.float().square().sum(), parameters)
+        return [logits.detach().clone(), *(g.clone() for g in gradients)]
+
+    for images, slots in zip(batches(4), network.slot_table[:4], strict=True):
+        for got, wanted in zip(differentiate(call, images, slots), differentiate(network, images, slots), strict=True):
+            assert (got - wanted).abs().max() <= (2e-2 if low else 1e-3) * wanted.abs().max()
+    assert (len(call.recordings), call.failed) == (1, False)
 
 
 @pytest.mark.gpu
