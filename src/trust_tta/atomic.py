@@ -46,6 +46,13 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, content: str | bytes | memoryview) -> None:
+    """Write a file, text as UTF-8, whole or not at all; folders above it are made where they are missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 def temporary_name(path: Path) -> Path:
     """A hidden name in the folder of `path` that no other process uses; it tells which process it belongs to."""
     return path.with_name(f".{path.name}.{_machine():08x}-{os.getpid()}-{uuid.uuid4().hex[:16]}.tmp")

@@ -66,6 +66,11 @@ class TrustWarning(UserWarning):
     """Something that works and that you may not want; the message says what to do instead."""
 
 
+def reason_of(error: BaseException, *, longest: int = 200) -> str:
+    """What an error of another library says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split())[:longest] or type(error).__name__
+
+
 def one_line(text: str, *, longest: int = LONGEST_MESSAGE) -> str:
     """`text` as one printable line: escapes instead of what a terminal would obey, the middle left out if too long."""
     if len(text) > longest:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trust_tta.atomic import replacing
-from trust_tta.errors import CheckpointError, ConfigError, StateError
+from trust_tta.atomic import write_whole
+from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import METHODS, create_method, method_options
@@ -59,13 +59,11 @@ def save_pretrained(
     if method is not None:
         about |= {"adapted_by": method.name, "adapted_to": str(adapted_to)}
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     if method is not None:
         _write_adaptation(target / STATE, method, state)
-    with replacing(target / HUB_WEIGHTS) as temporary:
-        temporary.write_bytes(encode_weights(state, about))
-    _write_text(target / CONFIG, json.dumps({"library_name": "trust-tta", **about}, indent=1) + "\n")
-    _write_text(target / CARD, _card(network, about, method))
+    write_whole(target / HUB_WEIGHTS, encode_weights(state, about))
+    write_whole(target / CONFIG, json.dumps({"library_name": "trust-tta", **about}, indent=1) + "\n")
+    write_whole(target / CARD, _card(network, about, method))
     return target
 
 
@@ -121,8 +119,7 @@ def push_to_hub(
             api.create_repo(repo_id, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=said).commit_url)
         except Exception as error:  # whatever the library raises, it is the hub that did not take it
-            problem = " ".join(str(error).split())[:200] or type(error).__name__
-            raise CheckpointError(f"'{repo_id}' cannot be written on the hub: {problem}") from error
+            raise CheckpointError(f"'{repo_id}' cannot be written on the hub: {reason_of(error)}") from error
 
 
 def _ours(network: nn.Module) -> ScanNetwork | UPerNet:
@@ -156,11 +153,6 @@ def _plain(name: str, value: Any) -> Any:
     raise ConfigError(
         f"the option {name} is a {type(value).__name__}, which a file cannot keep; save the network alone"
     )
-
-
-def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Method | None) -> str:

@@ -41,7 +41,6 @@ def run(arguments: Namespace) -> None:
     if not arguments.quiet:
         for group in report.groups:
             say(group_text(group))
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_page(report, out, title=arguments.title)
     if arguments.tables:
         tables = write_tables(report, arguments.tables)

@@ -6,7 +6,6 @@ import json
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trust_tta.cli import names
@@ -58,13 +57,17 @@ def run(arguments: Namespace) -> None:
     if arguments.model is not None:
         names.check("--model", arguments.model, names.models())
     out = try_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
+    from trust_tta.atomic import write_whole
     from trust_tta.bench.environment import choose_device
     from trust_tta.bench.speed import failed_backends, measure_speed
 
     device = choose_device(arguments.device)
     with Drawer() as drawer:
         record = measure_speed(
-            make_settings(arguments, device), device=device, keep=lambda record: write(out, record), progress=drawer
+            make_settings(arguments, device),
+            device=device,
+            keep=lambda record: write_whole(out, json.dumps(record, indent=1) + "\n"),
+            progress=drawer,
         )
     show(record, gpu=device.type == "cuda")
     say(f"the record is in {out}")
@@ -93,14 +96,6 @@ def make_settings(arguments: Namespace, device: torch.device) -> Settings:
     if arguments.repeats is not None:
         changes["limits"] = replace(settings.limits, least=arguments.repeats)
     return replace(settings, **changes)
-
-
-def write(path: Path, record: dict[str, Any]) -> None:
-    from trust_tta.atomic import replacing
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def show(record: dict[str, Any], *, gpu: bool) -> None:

@@ -17,7 +17,7 @@ from trust_tta.data.classes import numbered_classes
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, array_dataset
 from trust_tta.data.specs import DatasetSpec
-from trust_tta.errors import DataError
+from trust_tta.errors import DataError, reason_of
 from trust_tta.textfiles import read_json
 
 LABELS = "labels.npy"
@@ -54,8 +54,7 @@ def open_array(path: Path) -> NDArray[Any]:
     except DataError:
         raise
     except Exception as error:  # a broken header raises whatever its parser stumbles over
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} is not a whole .npy file: {reason}; make or fetch it again") from error
+        raise DataError(f"{path} is not a whole .npy file: {reason_of(error)}; make or fetch it again") from error
     return array
 
 
@@ -188,8 +187,7 @@ def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 100 for label in labels):
             raise pickle.UnpicklingError("its labels are not a list of integers from 0 to 99")
     except Exception as error:  # a broken pickle raises whatever it stumbles over
-        reason = " ".join(str(error).split())
-        raise DataError(f"{name} is not a CIFAR batch: {reason}; fetch it again") from error
+        raise DataError(f"{name} is not a CIFAR batch: {reason_of(error)}; fetch it again") from error
     if len(labels) != len(pixels):
         raise DataError(f"{name} holds {len(pixels)} images but {len(labels)} labels; fetch it again")
     return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)

@@ -32,7 +32,7 @@ from trust_tta.data.reading import (
     subfolders,
 )
 from trust_tta.data.specs import DATASETS, DatasetSpec, DomainSpec, find_spec
-from trust_tta.errors import DataError, TrustError
+from trust_tta.errors import DataError, TrustError, reason_of
 from trust_tta.progress import SILENT, Progress
 
 Status: TypeAlias = Literal["ok", "warning", "error"]
@@ -376,7 +376,7 @@ def _pair_problem(dataset: PixelDataset, index: int, *, thorough: bool) -> tuple
             read_image(image)
             dataset.mask(index)
     except DataError as error:
-        return mask if str(mask) in str(error) else image, " ".join(str(error).split())
+        return mask if str(mask) in str(error) else image, str(error)
     return None
 
 
@@ -423,7 +423,7 @@ def _image_problem(read: Callable[[Path], object], path: Path) -> tuple[Path, st
     try:
         read(path)
     except DataError as error:
-        return path, "cannot be read: " + " ".join(str(error.__cause__ or error).split())
+        return path, f"cannot be read: {reason_of(error.__cause__ or error)}"
     return None
 
 

@@ -23,7 +23,7 @@ from trust_tta.data.files import hash_pixels, make_folder, write_npy
 from trust_tta.data.images import read_image
 from trust_tta.data.specs import GROUP, find_spec
 from trust_tta.download import fetch
-from trust_tta.errors import DataError, TrustError
+from trust_tta.errors import DataError, TrustError, reason_of
 from trust_tta.progress import SILENT, Progress
 from trust_tta.textfiles import parse_json
 
@@ -184,7 +184,7 @@ def _install(path: Path, folder: Path, *, pins: Mapping[str, str], progress: Pro
     try:
         train, test = read_archive(path)
     except (OSError, EOFError, tarfile.TarError, ValueError, SyntaxError, zlib.error) as error:
-        raise DataError(f"{path.name} cannot be unpacked: {' '.join(str(error).split())}") from error
+        raise DataError(f"{path.name} cannot be unpacked: {reason_of(error)}") from error
     arrays: dict[str, NDArray[Any]] = dict(zip(pins, (*train, *test), strict=True))
     for name, pin in pins.items():
         if hash_pixels(arrays[name]) != pin:

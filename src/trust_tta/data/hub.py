@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.dataset import Dataset, python_dataset
-from trust_tta.errors import ConfigError, DataError
+from trust_tta.errors import ConfigError, DataError, reason_of
 from trust_tta.optional import require
 from trust_tta.schema import did_you_mean, show
 
@@ -64,8 +64,7 @@ def _load(name: str, root: Path, *, split: str, subset: str | None, revision: st
         path = next((str(folder) for folder in (Path(name), root / name) if folder.is_dir()), name)
         return library.load_dataset(path, subset, split=split, revision=revision)
     except Exception as error:  # whatever the library raises, there are no images
-        problem = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"the data set 'hf:{name}' cannot be loaded: {problem}") from error
+        raise DataError(f"the data set 'hf:{name}' cannot be loaded: {reason_of(error)}") from error
 
 
 def _split_of(found: Any, split: str, name: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from trust_tta.errors import DataError
+from trust_tta.errors import DataError, reason_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF")  # whatever the name says, nothing else is tried
@@ -58,9 +58,9 @@ def open_checked(file: ImageFile, *, name: str | None = None) -> Iterator[Image.
             yield image
     except Exception as error:  # decoders raise whatever they stumble over
         shown = name or ("in memory" if isinstance(file, bytes) else os.fspath(file))
-        reason = " ".join(str(error).split())
-        message = f"the image {shown} cannot be read: {reason}; replace it or run `trust-tta data check`"
-        raise DataError(message) from error
+        raise DataError(
+            f"the image {shown} cannot be read: {reason_of(error)}; replace it or run `trust-tta data check`"
+        ) from error
 
 
 def check_size(height: int, width: int) -> None:

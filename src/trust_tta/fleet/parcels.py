@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trust_tta.atomic import replacing
+from trust_tta.atomic import write_whole
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.plan import Plan
 
@@ -30,9 +30,7 @@ class Parcel:
         for name, content in inside.items():
             target = _below(folder, Path(name))
             if not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(target) as temporary:
-                    temporary.write_bytes(content)
+                write_whole(target, content)
         return _below(folder, path) if inside else path
 
     def unpack(self, config: RunConfig, plan: Plan) -> tuple[RunConfig, Plan]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trust_tta.atomic import replacing
+from trust_tta.atomic import write_whole
 from trust_tta.errors import StateError
 
 FORMAT = 1
@@ -142,8 +142,7 @@ def write_state(path: Path, state: Mapping[str, Any], *, about: Mapping[str, Any
     header = json.dumps({"format": FORMAT, "about": dict(about), "tree": tree}, sort_keys=True, allow_nan=False)
     metadata = {"trust_tta": header, "sha256": _digest(header, tensors)}
     try:
-        with replacing(path) as temporary:
-            temporary.write_bytes(save(tensors, metadata))
+        write_whole(path, save(tensors, metadata))
     except OSError as error:
         raise StateError(
             f"the snapshot {path} cannot be written ({error.strerror}); free or repair the disk"

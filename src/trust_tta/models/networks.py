@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError
+from trust_tta.errors import ConfigError, reason_of
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.config import (
     GroupMambaConfig,
@@ -123,9 +123,10 @@ def _call(name: str, found: Any, fields: Mapping[str, Any]) -> nn.Module:
     try:
         network = found(**fields)
     except Exception as error:  # whatever another package raises, it is the call that does not fit
-        problem = " ".join(str(error).split())[:200] or type(error).__name__
         given = f" with {', '.join(fields)}" if fields else ""
-        raise ConfigError(f"the network '{name}' cannot be made{given}: {type(error).__name__}: {problem}") from error
+        raise ConfigError(
+            f"the network '{name}' cannot be made{given}: {type(error).__name__}: {reason_of(error)}"
+        ) from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"'{name}' gives a {type(network).__name__}; it must give an nn.Module")
     return network

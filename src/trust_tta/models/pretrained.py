@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trust_tta.class_names import CIFAR10_CLASSES, imagenet_classes, pixel_classes
 from trust_tta.download import check_hash, fetch
-from trust_tta.errors import CheckpointError, DownloadError
+from trust_tta.errors import CheckpointError, DownloadError, reason_of
 from trust_tta.optional import require
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD, PRESETS, Preprocessing
 from trust_tta.progress import SILENT, Progress
@@ -178,8 +178,9 @@ def hub_folder(source: str | os.PathLike[str], *, revision: str | None = None) -
     try:
         found = library.snapshot_download(repository, revision=revision or stated or None, allow_patterns=_HUB_FILES)
     except Exception as error:  # whatever the library raises, there is nothing to read
-        problem = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"'{source}' is no folder here and cannot be had from the hub: {problem}") from error
+        raise CheckpointError(
+            f"'{source}' is no folder here and cannot be had from the hub: {reason_of(error)}"
+        ) from error
     return Path(found)
 
 

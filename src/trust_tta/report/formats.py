@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trust_tta.atomic import replacing
+from trust_tta.atomic import write_whole
 from trust_tta.report.model import Group, Report, make_groups
 from trust_tta.report.published import load_published
 from trust_tta.report.summary import summarize
@@ -79,17 +79,13 @@ RENDERERS: Mapping[str, Callable[[DataTable], str]] = {"csv": to_csv, "md": to_m
 
 def write_tables(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
     """Each group's table of accuracies in three formats; gives the files."""
-    out = Path(folder)
-    out.mkdir(parents=True, exist_ok=True)
     written = []
     for i, group in enumerate(group for group in report.groups if group.cells):
         name = re.sub(r"[^\w.-]+", "_", f"{i + 1:02d}_{group.experiment}_{group.title}")[:100]
         drawn = accuracy_table(group)
         for ending, render in RENDERERS.items():
-            path = out / f"{name}.{ending}"
-            with replacing(path) as temporary:
-                temporary.write_text(safe(render(drawn)), encoding="utf-8")
-            written.append(path)
+            written.append(Path(folder) / f"{name}.{ending}")
+            write_whole(written[-1], safe(render(drawn)))
     return written
 
 

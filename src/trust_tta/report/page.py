@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trust_tta._version import __version__
-from trust_tta.atomic import replacing
+from trust_tta.atomic import write_whole
 from trust_tta.report import pixels, sections, svg
 from trust_tta.report.looks import palette_css
 from trust_tta.report.model import Report
@@ -35,9 +35,7 @@ _PICTURES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"RIFF", "
 
 def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str | None = None) -> None:
     """Write the page of a report to `out_path`, whole or not at all."""
-    html = render_page(report, title=title)
-    with replacing(Path(out_path)) as temporary:
-        temporary.write_text(html, encoding="utf-8")
+    write_whole(Path(out_path), render_page(report, title=title))
 
 
 def render_page(report: Report, *, title: str | None = None) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from trust_tta.atomic import replacing
+from trust_tta.atomic import write_whole
 from trust_tta.errors import DataError
 from trust_tta.results.codec import from_json, to_json
 
@@ -86,9 +86,7 @@ KINDS: tuple[type[OrderRecord], ...] = (EntropyByOrder, LossSurface, WeightNorms
 
 def write_record(record: OrderRecord, path: Path) -> None:
     """Write one record, whole or not at all; missing folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(to_json(record) + "\n", encoding="utf-8")
+    write_whole(path, to_json(record) + "\n")
 
 
 def read_records(paths: Iterable[str | os.PathLike[str]]) -> list[OrderRecord]:

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from trust_tta.atomic import flush_file, flush_folder, temporary_name
-from trust_tta.errors import DataError, StateError
+from trust_tta.errors import DataError, StateError, reason_of
 from trust_tta.results.codec import SCHEMA_VERSION, check_schema
 
 APPLICATION_ID = 0x54727354  # "TrsT", at byte 68 of the file
@@ -115,7 +115,7 @@ def explained(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as error:  # not even the message about a broken file is text
         raise damaged(path, error) from error
     except sqlite3.DatabaseError as error:
-        text = " ".join(str(error).split())
+        text = reason_of(error)
         if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and "decode to UTF-8" not in text:
             raise _unwritable(path, text) from error
         raise damaged(path, error) from error

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from trust_tta.data.images import is_image, read_image
-from trust_tta.errors import DataError
+from trust_tta.errors import DataError, reason_of
 from trust_tta.live.inputs import LARGEST, examine, usable
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.settings import RequestError
@@ -40,8 +40,7 @@ def decode(data: bytes, preprocessing: Preprocessing, *, most_pixels: int) -> Te
     except UnidentifiedImageError:
         raise RequestError(415, "this is no image that can be read; send JPEG, PNG or WebP") from None
     except Exception as error:  # decoders raise whatever they stumble over
-        reason = " ".join(str(error).split())[:200]
-        raise RequestError(400, f"the image cannot be decoded: {reason or type(error).__name__}") from None
+        raise RequestError(400, f"the image cannot be decoded: {reason_of(error)}") from None
 
 
 def from_pixels(pixels: NDArray[np.uint8], preprocessing: Preprocessing, *, most_pixels: int) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trust_tta.atomic import replacing
+from trust_tta.atomic import write_whole
 from trust_tta.errors import ConfigError, StateError
 from trust_tta.live.alarms import calibrate
 from trust_tta.live.guard import Event, Guard
@@ -295,8 +295,7 @@ def _close(lock: int | None) -> None:
 def _check_identity(path: Path, identity: dict[str, Any]) -> None:
     """Refuse streams of another network or method: their states would not fit, or fit and be wrong."""
     if not path.exists():
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(identity, indent=1) + "\n")
         return
     stored = read_json(path, error=StateError)
     for key in ("checkpoint", "method", "options"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trust_tta.atomic import replacing
+from trust_tta.atomic import write_whole
+from trust_tta.download import file_sha256
 from trust_tta.errors import CheckpointError
 from trust_tta.models.checkpoint import Statement
 from trust_tta.models.weights import encode_weights
@@ -76,7 +76,7 @@ def write_network(
         "overrides": dict(origin.overrides),
         "accuracy": dict(accuracy),
         "measured_on": origin.data.measured_on,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "sha256": file_sha256(path),
         "data": origin.data.description,
         "data_sha256": dict(origin.hashes),
         "seconds": seconds,
@@ -94,9 +94,8 @@ def write_network(
         metric="mean IoU" if isinstance(origin.data, PixelTrainingData) else "top-1",
         how=how,
     )
-    for name, text in ((RECORD, json.dumps(record, indent=1) + "\n"), (CARD, card)):
-        with replacing(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_whole(folder / RECORD, json.dumps(record, indent=1) + "\n")
+    write_whole(folder / CARD, card)
     return record
 
 
@@ -115,10 +114,7 @@ def export_model(
         if not bool(torch.isfinite(value).all()):
             raise CheckpointError(f"{name} does not fit {dtype} (it has values that become inf or nan); use float32")
         state[name] = value
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
-        temporary.write_bytes(encode_weights(state, metadata))
+    write_whole(Path(path), encode_weights(state, metadata))
 
 
 def model_card(

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from trust_tta.atomic import replacing
+from trust_tta.atomic import write_whole
 from trust_tta.data.files import hash_pixels
 from trust_tta.errors import CheckpointError, StateError
 from trust_tta.training.recipe import Recipe
@@ -39,11 +39,9 @@ def label_type(labels: NDArray[Any]) -> type[np.integer[Any]]:
 
 def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]) -> None:
     """Write tensors and plain values; a crash leaves the last state that was whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()  # written as bytes, so that a full disk is reported as such
     torch.save({"format": _FORMAT, "identity": dict(identity), **state}, content)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content.getbuffer())
+    write_whole(path, content.getbuffer())
 
 
 def load_state(path: Path, identity: Mapping[str, str], device: torch.device) -> dict[str, Any]:
