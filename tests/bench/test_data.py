@@ -12,6 +12,7 @@ from tests.bench.tiny import tiny_config
 from trust_tta.bench.config import DataConfig
 from trust_tta.bench.data import CorruptedImages, ExperimentData
 from trust_tta.data.corruptions.apply import corrupt
+from trust_tta.data.dataset import ArrayImages
 from trust_tta.data.embedded import load_sample
 from trust_tta.errors import ConfigError, DataError
 
@@ -53,7 +54,8 @@ def test_a_fingerprint_follows_the_pixels() -> None:
     clean = np.arange(4 * 8 * 8 * 3, dtype=np.int64).reshape(4, 8, 8, 3).astype(np.uint8)
     other = clean.copy()
     other[3, 0, 0, 0] += 1
-    assert CorruptedImages(clean, "contrast", 5, 0).digest() != CorruptedImages(other, "contrast", 5, 0).digest()
+    one, two = (CorruptedImages(ArrayImages(images), "contrast", 5, 0).digest() for images in (clean, other))
+    assert one != two
 
 
 def test_an_array_is_corrupted_like_the_sample(tmp_path: Path) -> None:

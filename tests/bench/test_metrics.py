@@ -112,9 +112,6 @@ def test_confident_and_right_or_wrong() -> None:
     assert zero.nll == pytest.approx(126 * math.log(2), rel=1e-12)  # the smallest normal float32 is 2 to the -126
 
 
-batches = st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.floats(0, 1)), max_size=6)
-
-
 def filled(parts: list[tuple[int, bool, float]], seed: int) -> ClassificationMeter:
     meter = ClassificationMeter(confusion=True, keep=range(3))
     for i, (n, with_before, seconds) in enumerate(parts):
@@ -122,19 +119,6 @@ def filled(parts: list[tuple[int, bool, float]], seed: int) -> ClassificationMet
         before = logits.flip(1) if with_before else None
         meter.update(logits, labels, before=before, indices=torch.arange(n), seconds=seconds)
     return meter
-
-
-@given(first=batches, second=batches)
-@settings(deadline=None, max_examples=60)
-def test_merging_is_exactly_concatenation(
-    first: list[tuple[int, bool, float]], second: list[tuple[int, bool, float]]
-) -> None:
-    a, b = filled(first, seed=0), filled(second, seed=len(first))
-    whole = filled(first + second, seed=0)
-    merged, expected = finish(a.merge(b)), finish(whole)
-    assert to_json(merged) == to_json(expected)
-    # Merging leaves its parts alone.
-    assert to_json(finish(a)) == to_json(finish(filled(first, seed=0)))
 
 
 @given(cuts=st.lists(st.integers(0, 100), max_size=5))
@@ -303,7 +287,7 @@ def test_other_misuse_is_refused_and_counts_nothing() -> None:
     for label in (-1, 3):
         with pytest.raises(DataError, match=f"label {label} "):
             meter.update(FIT, torch.tensor([0, label]))
-    assert meter.samples == 0
+    assert finish(meter).samples == 0
     with pytest.raises(DataError, match="probabilities"):
         ClassificationMeter(probabilities=True).update(FIT + 1, LABELS)
     with pytest.raises(DataError, match="label 1 "):
@@ -311,8 +295,6 @@ def test_other_misuse_is_refused_and_counts_nothing() -> None:
     for classes in ([], [0, 0], [3], [-1]):
         with pytest.raises(ConfigError, match="subset"):
             ClassificationMeter(classes=classes).update(FIT, LABELS)
-    with pytest.raises(ConfigError, match="merged"):
-        ClassificationMeter().merge(ClassificationMeter(probabilities=True))
 
 
 def test_result_reads_back_from_its_record() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from tests.conftest import SetThreads
 from trust_tta.bench.speed import (
+    Place,
     Settings,
     Shape,
     count,
@@ -157,7 +158,7 @@ def test_shapes_and_counts_of_a_network(model: VMamba) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    cases = network_cases(model, backend="reference", dtype="float32", batch=7, size=16, limits=ONCE)
+    cases = network_cases(model, Place("reference", "float32", batch=7, size=16, limits=ONCE))
     rows = [measure(case, CPU) for case in cases]
     assert [row.failed for row in rows] == [""] * 10
     last = ["TRUST K=6 parallel split", "averaging the weights of 6 orders", "offline ranking of all orders"]
@@ -169,9 +170,7 @@ def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_batch_of_one_runs_in_every_mode_but_split(model: VMamba) -> None:
-    rows = [
-        measure(case, CPU) for case in network_cases(model, backend="cpu", dtype="bf16", batch=1, size=16, limits=ONCE)
-    ]
+    rows = [measure(case, CPU) for case in network_cases(model, Place("cpu", "bf16", batch=1, size=16, limits=ONCE))]
     assert [row.failed for row in rows] == [""] * 9
     assert not [row for row in rows if "split" in row.work]
 

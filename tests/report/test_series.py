@@ -9,7 +9,7 @@ import pytest
 from tests.report.samples import make_cell, make_groups
 from tests.results.samples import FACTS
 from trust_tta.report import series
-from trust_tta.results import Cell, Course, Reliability
+from trust_tta.results import Cell, Course
 
 
 def means(sweep: series.Sweep) -> tuple[tuple[object, float], ...]:
@@ -49,15 +49,6 @@ def test_long_streams_are_thinned_and_keep_their_end() -> None:
     (curve,) = series.running_accuracy(group)
     assert len(curve.points) <= series.MOST_POINTS
     assert curve.points[-1][0] == 662
-
-
-def test_pooled_bins_add_up() -> None:
-    one = replace(make_cell("tent", "fog").result.reliability, count=(4,) + (0,) * 14, confidence=(1.0,) + (0.0,) * 14)
-    bins = replace(one, correct=(1,) + (0,) * 14)
-    cell = make_cell("tent", "fog")
-    pooled = series.pooled_reliability([replace(cell, result=replace(cell.result, reliability=bins))] * 3)
-    assert (pooled.count[0], pooled.confidence[0], pooled.correct[0]) == (12, 3.0, 3)
-    assert series.pooled_reliability([]) == Reliability()
 
 
 def test_the_stream_order_is_that_of_the_runs() -> None:

@@ -201,6 +201,13 @@ def test_uneven_course_and_bins_are_refused() -> None:
         Reliability(count=(1,))
 
 
+def test_bins_add_up() -> None:
+    one = Reliability(count=(4,) + (0,) * 14, confidence=(1.0,) + (0.0,) * 14, correct=(1,) + (0,) * 14)
+    total = Reliability.total([one] * 3)
+    assert (total.count[0], total.confidence[0], total.correct[0]) == (12, 3.0, 3)
+    assert Reliability.total([]) == Reliability()
+
+
 def test_room_works_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"

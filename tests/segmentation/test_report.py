@@ -139,7 +139,7 @@ def test_the_mean_iou_is_that_of_torchmetrics() -> None:
     meter.update(logits, labels)
     options = {"num_classes": 6, "ignore_index": IGNORED}
     theirs = torchmetrics.multiclass_jaccard_index(logits.argmax(1), labels, average="none", **options)
-    torch.testing.assert_close(meter.overlap.iou.float(), theirs)
+    torch.testing.assert_close(meter.batches[0].overlap.iou.float(), theirs)
     dice = torchmetrics.multiclass_f1_score(logits.argmax(1), labels, average="none", **options)
     torch.testing.assert_close(count_overlap(logits.argmax(1), labels, classes=6).dice.float(), dice)
     assert meter.accuracy == pytest.approx(float(theirs.mean()), abs=1e-6)

@@ -34,7 +34,7 @@ from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
 
-_PROBE = 8  # images whose pixels stand for the code that makes all of them
+_PROBES = 8  # images whose pixels stand for the code that makes all of them
 _CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(
     ("imagenet-c", "imagenet-sketch", "imagenet-v2", "imagenet-r"), "imagenet"
 )
@@ -43,42 +43,16 @@ _LEFT_OUT = ("pacs",)  # a network for one of the domains was trained on the oth
 
 @dataclass(frozen=True, eq=False)
 class CorruptedImages:
-    """Clean images uint8 (n, h, w, 3), each corrupted when it is first read, by its index and the seed alone."""
+    """Clean images, each corrupted when it is first read, by its index and the seed alone.
 
-    clean: NDArray[np.uint8]
-    corruption: str
-    severity: int
-    seed: int
-    made: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.clean)
-
-    def read(self, index: int) -> NDArray[np.uint8]:
-        if index not in self.made:
-            image = np.ascontiguousarray(self.clean[index : index + 1])
-            self.made[index] = corrupt(image, self.corruption, self.severity, self.seed, first_index=index)[0]
-        return self.made[index]
-
-    def digest(self) -> str:
-        """Of the clean pixels, the recipe, and the first results, which change when the code does."""
-        probe = np.stack([self.read(index) for index in range(min(_PROBE, len(self)))])
-        recipe = f"{self.corruption} {self.severity} {self.seed}"
-        return hash_texts((hash_pixels(self.clean), recipe, hash_pixels(probe)))
-
-
-@dataclass(frozen=True, eq=False)
-class CorruptedPictures:
-    """Pictures of any size, corrupted at that size and then brought to the size of a protocol; labels stay as they are.
-
-    Each is corrupted when it is first read, by its index and the seed alone.
+    Pictures whose pixels are labeled are corrupted at their own size and then brought to that of their protocol.
     """
 
     clean: Images
-    protocol: PixelProtocol
     corruption: str
     severity: int
     seed: int
+    protocol: PixelProtocol | None = None
     made: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -88,13 +62,15 @@ class CorruptedPictures:
         if index not in self.made:
             image = self.clean.read(index)[None]
             made = corrupt(image, self.corruption, self.severity, self.seed, first_index=index)[0]
-            self.made[index] = self.protocol.resize_image(made)
+            self.made[index] = self.protocol.resize_image(made) if self.protocol else made
         return self.made[index]
 
     def digest(self) -> str:
-        """Of the clean files, the recipe, and a first result, which changes when the code does."""
+        """Of the clean images, the recipe, and the first results, which change when the code does."""
+        probes = 1 if self.protocol else _PROBES  # pictures differ in size
+        first = np.stack([self.read(index) for index in range(min(probes, len(self)))])
         recipe = f"{self.corruption} {self.severity} {self.seed}"
-        return hash_texts((self.clean.digest(), recipe, hash_pixels(self.read(0))))
+        return hash_texts((self.clean.digest(), recipe, hash_pixels(first)))
 
 
 class ExperimentData:
@@ -133,10 +109,8 @@ class ExperimentData:
             clean = self.clean()
             if domain == CLEAN:
                 return clean
-            if isinstance(clean, PixelDataset):
-                pictures = CorruptedPictures(clean.images, clean.protocol, domain, severity, seed)
-                return clean.with_images(pictures, domain=domain, severity=severity)
-            images = CorruptedImages(_pixels(clean), domain, severity, seed)
+            protocol = clean.protocol if isinstance(clean, PixelDataset) else None
+            images = CorruptedImages(clean.images, domain, severity, seed, protocol)
             return replace(clean, domain=domain, images=images, severity=severity)
         if (domain, severity) not in self._opened:
             self._opened[domain, severity] = open_dataset(
@@ -225,8 +199,3 @@ def align(dataset: Dataset, checkpoint: Checkpoint) -> tuple[Dataset, str]:
     if checkpoint.num_classes not in (None, len(dataset.class_names)):
         return dataset, ""  # refused when the network is loaded
     return align_classes(dataset, checkpoint.classes, source=checkpoint.origin)
-
-
-def _pixels(dataset: Dataset) -> NDArray[np.uint8]:
-    pixels: NDArray[np.uint8] = dataset.images.array  # type: ignore[attr-defined]
-    return pixels

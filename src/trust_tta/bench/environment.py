@@ -34,6 +34,17 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def autocast(device: torch.device, dtype: str) -> torch.autocast:
+    """A context that computes in bfloat16 where the dtype is "bf16", and changes nothing else."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done its work; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def collect_facts(*, device: torch.device, dtype: str, config: str) -> Facts:
     """The facts of this process; the times are those of each cell and are filled in later."""
     return Facts(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from trust_tta.bench.config import ARRAY, RunConfig
 from trust_tta.bench.data import ExperimentData, prepare
-from trust_tta.bench.environment import choose_device
+from trust_tta.bench.environment import autocast, choose_device
 from trust_tta.bench.plan import Chain, Plan, make_plan
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.streams import Domain
@@ -88,7 +88,7 @@ def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.devi
 def warm_up(model: nn.Module, images: Tensor, *, dtype: str) -> None:
     """One pass forward and backward over images (n, c, h, w) that changes nothing, in so far as it succeeds."""
     try:
-        with torch.enable_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=dtype == "bf16"):
+        with torch.enable_grad(), autocast(images.device, dtype):
             loss = model(images).square().sum()
         torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
     except TrustError:  # the user's mistake

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,31 +21,33 @@ _SUM_TOLERANCE = 0.02  # half precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchStats:
-    """Sums over one batch: all that the metrics need."""
+class BatchSums:
+    """Sums over one batch, or one picture: all that the metrics of both tasks need."""
 
-    samples: int
-    right: tuple[bool, ...]  # of each image, after the update
-    correct_before: int | None
+    images: int
+    scored: int  # predictions that have a label: of images, or of pixels
     entropy: float
     nll: float
     brier: float
     broken: int
     bins: Reliability
-    seconds: float
-
-    @property
-    def correct(self) -> int:
-        return sum(self.right)
+    seconds: float = 0.0
 
 
-class Meter(Protocol):
-    """The metrics of one task along a stream, batch by batch."""
+Sums = TypeVar("Sums", bound=BatchSums)
 
-    @property
-    def accuracy(self) -> float:
-        """Accuracy so far, after the update; NaN without samples."""
 
+@dataclass(kw_only=True)
+class Meter(ABC, Generic[Sums]):
+    """The metrics of one task along a stream, batch by batch.
+
+    `probabilities` says that outputs are probabilities already, not logits.
+    """
+
+    probabilities: bool = False
+    batches: list[Sums] = field(default_factory=list, init=False)
+
+    @abstractmethod
     def update(
         self,
         outputs: Tensor,
@@ -56,6 +59,24 @@ class Meter(Protocol):
     ) -> None:
         """Add a batch: outputs after the update and `before` it, labels, data set indices (n,)."""
 
+    @abstractmethod
+    def score(self, batches: Sequence[Sums], *, before: bool = False) -> float | None:
+        """The accuracy over some batches after the update, NaN without samples, or `before` it, None if unknown."""
+
+    @abstractmethod
+    def details(self) -> dict[str, Any]:
+        """The fields of the record that only this task has."""
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy so far, after the update; NaN without samples."""
+        return cast(float, self.score(self.batches))
+
+    def mean(self, name: str, batches: Sequence[Sums]) -> float:
+        """The mean of a sum over the predictions that have a label; NaN without any."""
+        scored = sum(batch.scored for batch in batches)
+        return math.fsum(getattr(batch, name) for batch in batches) / scored if scored else math.nan
+
     def result(
         self,
         *,
@@ -66,33 +87,71 @@ class Meter(Protocol):
         peak_memory: int | None = None,
         clean_accuracy: float | None = None,
     ) -> CellResult:
-        """The record of the stream, with the costs that only the runner knows."""
+        """The record of the stream, with the costs that only the runner knows; means are NaN without samples."""
+        seconds = [batch.seconds for batch in self.batches]
+        bins = Reliability.total(batch.bins for batch in self.batches)
+        return CellResult(
+            samples=sum(batch.images for batch in self.batches),
+            accuracy=self.accuracy,
+            accuracy_before=self.score(self.batches, before=True),
+            entropy=self.mean("entropy", self.batches),
+            nll=self.mean("nll", self.batches),
+            ece=bins.ece,
+            brier=self.mean("brier", self.batches),
+            broken=sum(batch.broken for batch in self.batches),
+            forwards=forwards,
+            backwards=backwards,
+            updates=updates,
+            skipped_updates=skipped_updates,
+            seconds_median=statistics.median(seconds) if seconds else 0.0,
+            seconds_mean=math.fsum(seconds) / len(seconds) if seconds else 0.0,
+            seconds_total=math.fsum(seconds),
+            peak_memory=peak_memory,
+            clean_accuracy=clean_accuracy,
+            course=self._course(),
+            reliability=bins,
+            **self.details(),
+        )
+
+    def _course(self) -> Course:
+        before = [self.score([batch], before=True) for batch in self.batches]
+        known = tuple(value for value in before if value is not None)
+        return Course(
+            samples=tuple(batch.images for batch in self.batches),
+            accuracy=tuple(cast(float, self.score([batch])) for batch in self.batches),
+            accuracy_before=known if known and len(known) == len(before) else None,
+            entropy=tuple(self.mean("entropy", [batch]) for batch in self.batches),
+            seconds=tuple(batch.seconds for batch in self.batches),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifiedBatch(BatchSums):
+    right: tuple[bool, ...]  # of each image, after the update
+    right_before: int | None
 
 
 @dataclass(kw_only=True)
-class ClassificationMeter:
-    """Metrics of a stream of classified images, batch by batch.
+class ClassificationMeter(Meter[ClassifiedBatch]):
+    """Metrics of a stream of classified images.
 
-    `probabilities` says that outputs are probabilities already; `classes` restricts the decision to some columns
-    (labels keep the full numbering); `keep` names the data set indices whose predictions are to be kept.
+    `classes` restricts the decision to some columns (labels keep the full numbering); `keep` names the data set indices
+    whose predictions are to be kept.
     """
 
-    probabilities: bool = False
     classes: Sequence[int] | None = None
     confusion: bool = False
     keep: Collection[int] = ()
-    batches: list[BatchStats] = field(default_factory=list, init=False)
     kept: list[SamplePrediction] = field(default_factory=list, init=False)
     counts: Tensor | None = field(default=None, init=False)  # (c, c), label by prediction
 
-    @property
-    def samples(self) -> int:
-        return sum(batch.samples for batch in self.batches)
-
-    @property
-    def accuracy(self) -> float:
-        """Accuracy so far, after the update; NaN without samples."""
-        return _ratio(sum(batch.correct for batch in self.batches), self.samples)
+    def score(self, batches: Sequence[ClassifiedBatch], *, before: bool = False) -> float | None:
+        images = sum(batch.images for batch in batches)
+        right = [batch.right_before if before else sum(batch.right) for batch in batches]
+        known = [count for count in right if count is not None]
+        if len(known) < len(right) or (before and not images):
+            return None
+        return sum(known) / images if images else math.nan
 
     def update(
         self,
@@ -117,10 +176,11 @@ class ClassificationMeter:
         predicted = columns[outputs[:, columns].argmax(1)].where(~broken, torch.tensor(-1))
         earlier = None if before is None else _predict(before.detach().cpu(), columns)
         self.batches.append(
-            BatchStats(
-                samples=len(labels),
+            ClassifiedBatch(
+                images=len(labels),
+                scored=len(labels),
                 right=tuple((predicted == labels).tolist()),
-                correct_before=None if earlier is None else _equal(earlier, labels),
+                right_before=None if earlier is None else int((earlier == labels).sum()),
                 entropy=torch.special.entr(p).sum().item(),
                 nll=nll.sum().item(),
                 brier=(p - torch.nn.functional.one_hot(truth, p.shape[1])).square().sum().item(),
@@ -135,67 +195,13 @@ class ClassificationMeter:
             sure = None if before is None else before.detach().double().cpu()[:, columns].softmax(1).amax(1)
             self._keep(indices.tolist(), labels, (earlier, sure), (predicted, p.amax(1)))
 
-    def merge(self, other: ClassificationMeter) -> ClassificationMeter:
-        """The meter of this stream followed by the other's."""
-        settings = (self.probabilities, self.confusion, list(self.classes or ()))
-        if settings != (other.probabilities, other.confusion, list(other.classes or ())):
-            raise ConfigError("meters with different settings cannot be merged; make both with the same arguments")
-        both = replace(self, keep={*self.keep, *other.keep})
-        both.batches = self.batches + other.batches
-        both.kept = self.kept + other.kept
-        found = [counts for counts in (self.counts, other.counts) if counts is not None]
-        both.counts = torch.stack(found).sum(0) if found else None
-        return both
-
-    def result(
-        self,
-        *,
-        forwards: int,
-        backwards: int,
-        updates: int,
-        skipped_updates: int,
-        peak_memory: int | None = None,
-        clean_accuracy: float | None = None,
-    ) -> CellResult:
-        """The record of the stream, with the costs that only the runner knows; means are NaN without samples."""
-        n, course = self.samples, self._course()
-        bins = add_bins([batch.bins for batch in self.batches])
-        before = [batch.correct_before for batch in self.batches]
-        known = [correct for correct in before if correct is not None]
-        return CellResult(
-            samples=n,
-            accuracy=self.accuracy,
-            accuracy_before=_ratio(sum(known), n) if n and len(known) == len(before) else None,
-            entropy=_ratio(math.fsum(batch.entropy for batch in self.batches), n),
-            nll=_ratio(math.fsum(batch.nll for batch in self.batches), n),
-            ece=bins.ece,
-            brier=_ratio(math.fsum(batch.brier for batch in self.batches), n),
-            broken=sum(batch.broken for batch in self.batches),
-            forwards=forwards,
-            backwards=backwards,
-            updates=updates,
-            skipped_updates=skipped_updates,
-            seconds_median=statistics.median(course.seconds) if n else 0.0,
-            seconds_mean=math.fsum(course.seconds) / len(course.seconds) if n else 0.0,
-            seconds_total=math.fsum(course.seconds),
-            peak_memory=peak_memory,
-            clean_accuracy=clean_accuracy,
-            course=course,
-            reliability=bins,
-            confusion=None if self.counts is None else tuple(tuple(row) for row in self.counts.tolist()),
-            predictions=tuple(self.kept),
-            correct=np.packbits(np.array([r for batch in self.batches for r in batch.right], dtype=bool)).tobytes(),
-        )
-
-    def _course(self) -> Course:
-        before = [b.correct_before / b.samples for b in self.batches if b.correct_before is not None]
-        return Course(
-            samples=tuple(b.samples for b in self.batches),
-            accuracy=tuple(b.correct / b.samples for b in self.batches),
-            accuracy_before=tuple(before) if before and len(before) == len(self.batches) else None,
-            entropy=tuple(b.entropy / b.samples for b in self.batches),
-            seconds=tuple(b.seconds for b in self.batches),
-        )
+    def details(self) -> dict[str, Any]:
+        right = np.array([right for batch in self.batches for right in batch.right], dtype=bool)
+        return {
+            "confusion": None if self.counts is None else tuple(tuple(row) for row in self.counts.tolist()),
+            "predictions": tuple(self.kept),
+            "correct": np.packbits(right).tobytes(),
+        }
 
     def _count(self, labels: Tensor, predicted: Tensor, c: int) -> None:
         pairs = (labels * c + predicted)[predicted >= 0]
@@ -295,20 +301,3 @@ def reliability(confidence: Tensor, correct: Tensor) -> Reliability:
         confidence=tuple(torch.bincount(place, weights=confidence, minlength=BINS).tolist()),
         correct=tuple(torch.bincount(place[correct], minlength=BINS).tolist()),
     )
-
-
-def add_bins(bins: Iterable[Reliability]) -> Reliability:
-    parts = list(bins)
-    return Reliability(
-        count=tuple(sum(part.count[i] for part in parts) for i in range(BINS)),
-        confidence=tuple(math.fsum(part.confidence[i] for part in parts) for i in range(BINS)),
-        correct=tuple(sum(part.correct[i] for part in parts) for i in range(BINS)),
-    )
-
-
-def _equal(predicted: Tensor, labels: Tensor) -> int:
-    return int((predicted == labels).sum())
-
-
-def _ratio(total: float, n: int) -> float:
-    return total / n if n else math.nan

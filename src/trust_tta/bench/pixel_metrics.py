@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,54 +14,41 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from trust_tta.bench.metrics import add_bins, reliability
+from trust_tta.bench.metrics import BatchSums, Meter, reliability
 from trust_tta.data.masks import resize_mask
 from trust_tta.errors import ShapeError
 from trust_tta.models.upernet import resize
 from trust_tta.overlap import IGNORED, Overlap, count_overlap, sum_overlaps
-from trust_tta.results.record import CellResult, Course, MaskSample, Reliability
+from trust_tta.results.record import MaskSample, Reliability
 
 PICTURE_SIDE = 160  # pixels of the longer side of a kept picture
 
 
 @dataclass(frozen=True, kw_only=True)
-class PixelBatch:
-    """Sums over the labeled pixels of one batch."""
-
-    images: int
-    pixels: int
+class PixelBatch(BatchSums):
     overlap: Overlap
-    before: Overlap | None
-    entropy: float
-    nll: float
-    brier: float
-    broken: int
-    bins: Reliability
-    seconds: float
+    before: Overlap | None = None
 
 
 @dataclass(kw_only=True)
-class PixelMeter:
-    """Outputs (n, classes, h, w), resized to the labels (n, h', w'), batch by batch.
+class PixelMeter(Meter[PixelBatch]):
+    """Outputs (n, classes, h, w), resized to the labels (n, h', w').
 
     Counts of overlaps are summed over the whole stream before any is divided.
     """
 
     classes: int
-    probabilities: bool = False
     keep: frozenset[int] = frozenset()  # indices of the pictures whose labels are kept, true and predicted
     palette: NDArray[np.uint8] | None = None  # (classes, 3)
     masks: list[MaskSample] = field(default_factory=list, init=False)
-    batches: list[PixelBatch] = field(default_factory=list, init=False)
 
-    @property
-    def accuracy(self) -> float:
-        """The mean IoU so far, after the update; NaN without labeled pixels."""
-        return self.overlap.mean_iou
-
-    @property
-    def overlap(self) -> Overlap:
-        return sum_overlaps((batch.overlap for batch in self.batches), classes=self.classes)
+    def score(self, batches: Sequence[PixelBatch], *, before: bool = False) -> float | None:
+        """The mean IoU."""
+        overlaps = [batch.before if before else batch.overlap for batch in batches]
+        known = [overlap for overlap in overlaps if overlap is not None]
+        if before and (not known or len(known) < len(overlaps)):
+            return None
+        return sum_overlaps(known, classes=self.classes).mean_iou
 
     def update(
         self,
@@ -89,14 +77,14 @@ class PixelMeter:
         self.batches.append(
             PixelBatch(
                 images=len(labels),
-                pixels=sum(one.pixels for one in found),
+                scored=sum(one.scored for one in found),
                 overlap=sum_overlaps((one.overlap for one in found), classes=self.classes),
                 before=earlier,
                 entropy=math.fsum(one.entropy for one in found),
                 nll=math.fsum(one.nll for one in found),
                 brier=math.fsum(one.brier for one in found),
                 broken=sum(one.broken for one in found),
-                bins=add_bins([one.bins for one in found]),
+                bins=Reliability.total(one.bins for one in found),
                 seconds=seconds,
             )
         )
@@ -123,69 +111,25 @@ class PixelMeter:
         of_truth = log_p.gather(1, truth.clamp_max(self.classes - 1)[:, None])[:, 0]
         return PixelBatch(
             images=1,
-            pixels=len(truth),
+            scored=len(truth),
             overlap=self._count(full, labels),
-            before=None,
             entropy=float(torch.special.entr(p).sum()),
             nll=-float(of_truth[inside].double().sum()),
             brier=float((p.square().sum(1) - 2 * of_truth.exp() + 1)[inside].double().sum()),
             broken=int(rows.isnan().any(1).sum()),
             bins=reliability(sure.double().cpu(), (chosen == truth).cpu()),
-            seconds=0.0,
         )
 
     def _count(self, full: Tensor, labels: Tensor) -> Overlap:
         return count_overlap(full.argmax(0), labels, classes=self.classes)
 
-    def result(
-        self,
-        *,
-        forwards: int,
-        backwards: int,
-        updates: int,
-        skipped_updates: int,
-        peak_memory: int | None = None,
-        clean_accuracy: float | None = None,
-    ) -> CellResult:
-        """The record of the stream, with the costs that only the runner knows; means are over labeled pixels."""
-        pixels, total = sum(batch.pixels for batch in self.batches), self.overlap
-        seconds = [batch.seconds for batch in self.batches]
-        bins = add_bins([batch.bins for batch in self.batches])
-        known = [batch.before for batch in self.batches if batch.before is not None]
-        whole = bool(known) and len(known) == len(self.batches)
-        return CellResult(
-            samples=sum(batch.images for batch in self.batches),
-            accuracy=total.mean_iou,
-            accuracy_before=sum_overlaps(known, classes=self.classes).mean_iou if whole else None,
-            entropy=_ratio(math.fsum(batch.entropy for batch in self.batches), pixels),
-            nll=_ratio(math.fsum(batch.nll for batch in self.batches), pixels),
-            ece=bins.ece,
-            brier=_ratio(math.fsum(batch.brier for batch in self.batches), pixels),
-            broken=sum(batch.broken for batch in self.batches),
-            forwards=forwards,
-            backwards=backwards,
-            updates=updates,
-            skipped_updates=skipped_updates,
-            seconds_median=statistics.median(seconds) if seconds else 0.0,
-            seconds_mean=math.fsum(seconds) / len(seconds) if seconds else 0.0,
-            seconds_total=math.fsum(seconds),
-            peak_memory=peak_memory,
-            clean_accuracy=clean_accuracy,
-            course=self._course(),
-            reliability=bins,
-            masks=tuple(sorted(self.masks, key=lambda kept: kept.index)),
-            pixels=tuple(zip(*(c.tolist() for c in (total.right, total.predicted, total.labeled)), strict=True)),
-        )
-
-    def _course(self) -> Course:
-        before = [batch.before.mean_iou for batch in self.batches if batch.before is not None]
-        return Course(
-            samples=tuple(batch.images for batch in self.batches),
-            accuracy=tuple(batch.overlap.mean_iou for batch in self.batches),
-            accuracy_before=tuple(before) if before and len(before) == len(self.batches) else None,
-            entropy=tuple(_ratio(batch.entropy, batch.pixels) for batch in self.batches),
-            seconds=tuple(batch.seconds for batch in self.batches),
-        )
+    def details(self) -> dict[str, Any]:
+        total = sum_overlaps((batch.overlap for batch in self.batches), classes=self.classes)
+        counts = (total.right.tolist(), total.predicted.tolist(), total.labeled.tolist())
+        return {
+            "masks": tuple(sorted(self.masks, key=lambda kept: kept.index)),
+            "pixels": tuple(zip(*counts, strict=True)),
+        }
 
 
 def mask_picture(mask: NDArray[np.uint8], palette: NDArray[np.uint8] | None) -> bytes:
@@ -205,7 +149,3 @@ def mask_picture(mask: NDArray[np.uint8], palette: NDArray[np.uint8] | None) -> 
 def _full(output: Tensor, labels: Tensor) -> Tensor:
     """An output (classes, h, w) at the size of its labels (h', w')."""
     return resize(output[None], labels.shape)[0]
-
-
-def _ratio(total: float, count: int) -> float:
-    return total / count if count else math.nan

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from trust_tta.bench.environment import autocast, wait_for
 from trust_tta.bench.metrics import ClassificationMeter, Meter
 from trust_tta.bench.pixel_metrics import PICTURE_SIDE, PixelMeter
-from trust_tta.data.dataset import Dataset
+from trust_tta.data.dataset import Dataset, spread
 from trust_tta.data.pixels import PixelDataset
 from trust_tta.data.streams import Domain
 from trust_tta.methods.base import Method
@@ -57,10 +59,11 @@ def run_domain(method: Method, domain: Domain, conditions: Conditions, *, progre
         domain,
         conditions,
         probabilities=method.probabilities,
-        keep=_spread(domain, conditions.keep_samples),
+        keep=kept_indices(domain, conditions.keep_samples),
     )
     costs: Counter[str] = Counter()
-    _start_memory(conditions.device)
+    if conditions.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(conditions.device)
     for batch in domain.batches:
         if domain.reset_each_batch:
             method.restore_source()
@@ -82,7 +85,7 @@ def run_domain(method: Method, domain: Domain, conditions: Conditions, *, progre
 
 def make_meter(
     domain: Domain, conditions: Conditions, *, probabilities: bool = False, keep: Iterable[int] = ()
-) -> Meter:
+) -> Meter[Any]:
     """The metrics of the domain's task."""
     if isinstance(domain.dataset, PixelDataset):
         return PixelMeter(
@@ -106,7 +109,7 @@ def clean_accuracy(method: Method, conditions: Conditions, *, progress: Progress
         return None
     meter = make_meter(conditions.clean, conditions)
     for batch in conditions.clean.batches:
-        with _autocast(conditions):
+        with autocast(conditions.device, conditions.dtype):
             outputs = method.evaluate(batch.images.to(conditions.device))
         meter.update(outputs, batch.labels)
         progress.advance(0)
@@ -125,6 +128,12 @@ def small_picture(image: NDArray[np.uint8], *, side: int = LONGER_SIDE) -> bytes
         return file.getvalue()
 
 
+def kept_indices(domain: Domain, count: int) -> list[int]:
+    """`count` indices at even distances among those of the stream."""
+    present = np.sort(domain.batches.order[: domain.batches.images])
+    return [int(index) for index in present[spread(len(present), count)]]
+
+
 def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
     """The images of which predictions were kept, as the data set has them before preprocessing, by index."""
     if isinstance(dataset, PixelDataset):
@@ -134,33 +143,12 @@ def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
 
 def _timed(method: Method, images: Tensor, conditions: Conditions) -> tuple[Tensor, float]:
     """The outputs (n, classes) and the seconds they took; moving images to the device is not counted."""
-    _wait(conditions.device)
+    wait_for(conditions.device)
     start = time.perf_counter()
-    with _autocast(conditions):
+    with autocast(conditions.device, conditions.dtype):
         outputs: Tensor = method(images)
-    _wait(conditions.device)
+    wait_for(conditions.device)
     return outputs, time.perf_counter() - start
-
-
-def _autocast(conditions: Conditions) -> torch.autocast:
-    return torch.autocast(conditions.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16")
-
-
-def _spread(domain: Domain, count: int) -> set[int]:
-    """`count` indices at even distances among those of the stream."""
-    present = sorted(domain.batches.order[: domain.batches.images].tolist())
-    count = min(count, len(present))
-    return {present[i * len(present) // count] for i in range(count)}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _start_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _peak_memory(device: torch.device) -> int | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -154,28 +154,27 @@ def quick(settings: Settings) -> Settings:
 
 def make_cases(settings: Settings, model: VMamba, scan: Scan, *, device: torch.device, bandwidth: float) -> list[Case]:
     """Networks, each beside the same with the reference scan; memory by orders, growth, the scan alone."""
-    backend, limits, size = NATIVE[device.type], settings.limits, settings.size
-    largest, smallest = max(settings.batches), min(settings.batches)
+    limits, largest = settings.limits, max(settings.batches)
+    brief = replace(limits, seconds=limits.seconds / 4)
+    at = Place(NATIVE[device.type], "float32", batch=largest, size=settings.size, limits=limits)
     cases = [
         case
         for batch in settings.batches
         for dtype in settings.dtypes
-        for case in network_cases(model, backend=backend, dtype=dtype, batch=batch, size=size, limits=limits)
+        for case in network_cases(model, replace(at, batch=batch, dtype=dtype))
     ]
-    brief = replace(limits, seconds=limits.seconds / 4)
-    # Seconds a pass on a GPU: a few repeats tell the ratio.
+    # Seconds per pass on a GPU: a few repeats tell the ratio.
     reference = limits if device.type == "cpu" else replace(brief, warmups=1, least=min(2, limits.least), long=5.0)
-    slow = reference_cases(model, batch=largest, size=size, whole_step=device.type == "cpu", limits=reference)
+    slow = reference_cases(model, replace(at, backend="reference", limits=reference), whole_step=device.type == "cpu")
     cases = [case for fast in cases for case in (fast, *(s for s in slow if _is_twin(s.timing, fast.timing)))]
+    at = replace(at, limits=brief)
     if settings.memory:
-        cases += order_cases(
-            model, settings.orders, backend=backend, dtype="float32", batch=smallest, size=size, limits=brief
-        )
+        cases += order_cases(model, settings.orders, replace(at, batch=min(settings.batches)))
     if device.type == "cpu":  # a GPU is not full at small sizes: its exponents say nothing
-        cases += scaling_cases(model, backend=backend, batch=largest, size=size, limits=brief)
+        cases += scaling_cases(model, at)
     # The scans come last: recording a graph that fails can leave the device's random numbers unusable.
-    for shape in stage_shapes(model, batch=largest, size=size):
-        for name, dtype in [*((backend, d) for d in settings.dtypes), ("reference", "float32")]:
+    for shape in stage_shapes(model, batch=largest, size=settings.size):
+        for name, dtype in [*((at.backend, d) for d in settings.dtypes), ("reference", "float32")]:
             cases += scan_cases(
                 scan, shape, backend=name, dtype=dtype, device=device, bandwidth=bandwidth, limits=brief
             )
@@ -226,6 +225,25 @@ SCAN_FLOPS = 9  # for each state, position and direction, as VMamba's authors co
 Maker: TypeAlias = Callable[[VMamba, Tensor], Iterator[Work]]
 
 
+class Step(NamedTuple):
+    """A piece of work on a network; `k`: the number of orders, where it has any."""
+
+    name: str
+    k: int | None
+    maker: Maker
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and at which size a step is timed."""
+
+    backend: str
+    dtype: str
+    batch: int
+    size: int
+    limits: Limits
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """Parameters, those that Tent and TRUST adapt, and floating-point operations of one image's forward pass."""
@@ -260,73 +278,59 @@ def count(model: VMamba, *, size: int) -> Counts:
     )
 
 
-def network_cases(model: VMamba, *, backend: str, dtype: str, batch: int, size: int, limits: Limits) -> list[Case]:
+def network_cases(model: VMamba, at: Place) -> list[Case]:
     """Everything that is compared at one batch size; a batch of one cannot be split among orders."""
-    works: list[tuple[str, int | None, Maker]] = [
-        ("forward", None, _forward),
-        ("forward by the method 'source'", None, _source),
-        ("forward and backward", None, _forward_and_backward),
-        ("Tent", None, _method("tent")),
-        ("TRUST naive", 1, _method("trust_naive")),
-        *trust_modes(split=batch > 1),
-        (f"averaging the weights of {ORDERS} orders", ORDERS, _averaging),
-        ("offline ranking of all orders", len(model.traversals), _ranking),
+    steps = [
+        Step("forward", None, _forward),
+        Step("forward by the method 'source'", None, _source),
+        Step("forward and backward", None, _forward_and_backward),
+        Step("Tent", None, _method("tent")),
+        NAIVE,
+        *trust_modes(split=at.batch > 1),
+        Step(f"averaging the weights of {ORDERS} orders", ORDERS, _averaging),
+        Step("offline ranking of all orders", len(model.traversals), _ranking),
     ]
-    return [
-        _case(model, "network", work, maker, k=k, backend=backend, dtype=dtype, batch=batch, size=size, limits=limits)
-        for work, k, maker in works
-    ]
+    return [_case(model, "network", step, at) for step in steps]
 
 
-def trust_modes(*, split: bool) -> list[tuple[str, int | None, Maker]]:
+def trust_modes(*, split: bool) -> list[Step]:
     orders = take_orders(ORDERS)
-    modes = [
-        (f"TRUST K={ORDERS} sequential", ORDERS, _method("trust", orders=orders)),
-        (f"TRUST K={ORDERS} parallel replicate", ORDERS, _method("trust", orders=orders, mode="replicate")),
+    modes = {"sequential": "sequential", "replicate": "parallel replicate", "split": "parallel split"}
+    steps = [
+        Step(f"TRUST K={ORDERS} {name}", ORDERS, _method("trust", orders=orders, mode=mode))
+        for mode, name in modes.items()
     ]
-    divided = _method("trust", orders=orders, mode="split")
-    return [*modes, (f"TRUST K={ORDERS} parallel split", ORDERS, divided)] if split else [*modes]
+    return steps if split else steps[:-1]
 
 
-def reference_cases(model: VMamba, *, batch: int, size: int, whole_step: bool, limits: Limits) -> list[Case]:
+def reference_cases(model: VMamba, at: Place, *, whole_step: bool) -> list[Case]:
     """The same network with the reference scan; a whole step of TRUST takes minutes at 224 pixels."""
-    works: list[tuple[str, int | None, Maker]] = [
-        ("forward", None, _forward),
-        ("forward and backward", None, _forward_and_backward),
-    ]
-    if whole_step:
-        works.append(trust_modes(split=False)[0])
-    return [
-        _case(model, "network", w, m, k=k, backend="reference", dtype="float32", batch=batch, size=size, limits=limits)
-        for w, k, m in works
-    ]
+    steps = [Step("forward", None, _forward), Step("forward and backward", None, _forward_and_backward)]
+    steps += trust_modes(split=False)[:1] if whole_step else []
+    return [_case(model, "network", step, at) for step in steps]
 
 
-def order_cases(
-    model: VMamba, counts: Sequence[int], *, backend: str, dtype: str, batch: int, size: int, limits: Limits
-) -> list[Case]:
+def order_cases(model: VMamba, counts: Sequence[int], at: Place) -> list[Case]:
     """The parallel mode with K orders: what they cost in memory over one, TRUST naive."""
-    cases = []
-    place: dict[str, Any] = {"backend": backend, "dtype": dtype, "batch": batch, "size": size, "limits": limits}
-    for k in counts:
-        parallel = f"TRUST K={k} parallel replicate", _method("trust", orders=take_orders(k), mode="replicate")
-        work, maker = parallel if k > 1 else ("TRUST naive", _method("trust_naive"))
-        cases.append(_case(model, "orders", work, maker, k=k, **place))
-    return cases
+    steps = [
+        Step(f"TRUST K={k} parallel replicate", k, _method("trust", orders=take_orders(k), mode="replicate"))
+        if k > 1
+        else NAIVE
+        for k in counts
+    ]
+    return [_case(model, "orders", step, at) for step in steps]
 
 
-def scaling_cases(model: VMamba, *, backend: str, batch: int, size: int, limits: Limits) -> list[Case]:
+def scaling_cases(model: VMamba, at: Place) -> list[Case]:
     """TRUST over three batch sizes and three image sizes in one order, and over K at a quarter of the batch."""
-    naive = _method("trust_naive")
-    place: dict[str, Any] = {"backend": backend, "dtype": "float32", "limits": limits}
-    few = max(2, batch // 4)
-    batches, sizes = (few, max(3, batch // 2), max(4, batch)), (size // 2, size * 3 // 4, size)
-    cases = [_case(model, "batch", "TRUST naive", naive, k=1, batch=b, size=size, **place) for b in batches]
-    cases += [_case(model, "pixels", "TRUST naive", naive, k=1, batch=batch, size=s, **place) for s in sizes]
-    for k in (1, 2, 4, 6):
-        maker = _method("trust", orders=take_orders(k))
-        cases.append(_case(model, "k", "TRUST sequential", maker, k=k, batch=few, size=size, **place))
-    return cases
+    few = max(2, at.batch // 4)
+    batches, sizes = (few, max(3, at.batch // 2), max(4, at.batch)), (at.size // 2, at.size * 3 // 4, at.size)
+    orders = [Step("TRUST sequential", k, _method("trust", orders=take_orders(k))) for k in (1, 2, 4, 6)]
+    return [
+        *(_case(model, "batch", NAIVE, replace(at, batch=batch)) for batch in batches),
+        *(_case(model, "pixels", NAIVE, replace(at, size=size)) for size in sizes),
+        *(_case(model, "k", step, replace(at, batch=few)) for step in orders),
+    ]
 
 
 def take_orders(k: int, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[ScanOrder | str]:
@@ -336,31 +340,21 @@ def take_orders(k: int, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[S
     return [*papers, *(order for order in orders if order not in papers)][:k]
 
 
-def _case(
-    model: VMamba,
-    part: str,
-    work: str,
-    maker: Maker,
-    *,
-    k: int | None,
-    backend: str,
-    dtype: str,
-    batch: int,
-    size: int,
-    limits: Limits,
-) -> Case:
+def _case(model: VMamba, part: str, step: Step, at: Place) -> Case:
     def prepare() -> Iterator[Work]:
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(batch, model.config.in_channels, size, size, generator=generator).to(device)
-        model.set_scan_backend(backend)
+        images = torch.randn(at.batch, model.config.in_channels, at.size, at.size, generator=generator).to(device)
+        model.set_scan_backend(at.backend)
         try:
-            yield from maker(model, images)
+            yield from step.maker(model, images)
         finally:
             model.set_scan_backend("auto")
 
-    timing = Timing(part=part, work=work, backend=backend, dtype=dtype, batch=batch, size=size, k=k)
-    return Case(timing=timing, prepare=contextmanager(prepare), limits=limits)
+    timing = Timing(
+        part=part, work=step.name, backend=at.backend, dtype=at.dtype, batch=at.batch, size=at.size, k=step.k
+    )
+    return Case(timing=timing, prepare=contextmanager(prepare), limits=at.limits)
 
 
 def _forward(model: VMamba, images: Tensor) -> Iterator[Work]:
@@ -408,6 +402,9 @@ def _method(name: str, **options: Any) -> Maker:
             method.reset()  # the method's weights are the network's own
 
     return maker
+
+
+NAIVE = Step("TRUST naive", 1, _method("trust_naive"))
 
 
 # the scan alone

@@ -14,7 +14,7 @@ from trust_tta.bench.environment import collect_facts, now
 from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.plan import CLEAN_IMAGES, Chain, Plan, weigh
 from trust_tta.bench.runner import Conditions, kept_pictures, run_stream
-from trust_tta.errors import BackendError, ConfigError, TrustError
+from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
 from trust_tta.methods.base import Method
 from trust_tta.methods.clean import gather_from_clean
 from trust_tta.methods.registry import create_method, method_options
@@ -302,5 +302,5 @@ def _is_settled(chain: Chain, done: set[str], failed: set[str]) -> bool:
 
 def failure_text(error: Exception) -> str:
     """What a store says of a cell that ended in this error."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = reason_of(error, longest=LONGEST_MESSAGE)
     return text if isinstance(error, TrustError) else f"{type(error).__name__}: {text}"

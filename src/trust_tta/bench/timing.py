@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import torch
 
+from trust_tta.bench.environment import autocast, wait_for
 from trust_tta.errors import TrustWarning
 
 Work: TypeAlias = Callable[[], object]
@@ -75,7 +76,7 @@ class Case:
 def measure(case: Case, device: torch.device) -> Timing:
     """The timing with its numbers, or with the reason why it has none."""
     try:
-        with warnings.catch_warnings(), _autocast(device, case.timing.dtype), case.prepare() as work:
+        with warnings.catch_warnings(), autocast(device, case.timing.dtype), case.prepare() as work:
             warnings.simplefilter("ignore", TrustWarning)  # of poor predictions, which nobody looks at here
             times, peak = _times(work, device, case)
         return _filled(case, times, peak)
@@ -107,10 +108,10 @@ def wall_clock(device: torch.device) -> Clock:
     """Seconds by the host's clock, the device's work included."""
 
     def clock(work: Work) -> float:
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         work()
-        _wait(device)
+        wait_for(device)
         return time.perf_counter() - start
 
     return clock
@@ -198,15 +199,6 @@ def _spread(times: Sequence[float]) -> tuple[float, float]:
         return times[0], times[0]
     cuts = statistics.quantiles(times, n=5, method="inclusive")
     return cuts[0], cuts[3]
-
-
-def _autocast(device: torch.device, dtype: str) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _free(device: torch.device) -> None:

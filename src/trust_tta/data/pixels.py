@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.dataset import Dataset, FileImages, Images, spread
+from trust_tta.data.dataset import Dataset, FileImages, spread
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.images import list_images
 from trust_tta.data.masks import Mask, PixelProtocol, find_protocol, lookup_table, read_mask
@@ -76,10 +76,6 @@ class PixelDataset(Dataset):
                 f"{self.name} has the labels 0..{len(self.class_names) - 1} and {IGNORED}"
             )
         return self.protocol.resize_mask(mask)
-
-    def with_images(self, images: Images, *, domain: str, severity: int | None) -> PixelDataset:
-        """The same labels under other pictures, as corrupted ones."""
-        return replace(self, images=images, domain=domain, severity=severity)
 
     def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> PixelDataset:
         """The data set with label i as `outputs[i]`, under the class names of a network, colors included."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trust_tta.report.model import Group, Report, Variant
+from trust_tta.report.series import finite_mean
 from trust_tta.report.tables import Column, DataTable, Entry, Line
 from trust_tta.report.text import domain_name, safe_line
 from trust_tta.results import Cell, format_percent
@@ -54,7 +55,8 @@ def class_table(group: Group, report: Report) -> DataTable | None:
     lines = []
     for variant, rows in counted.items():
         cells = group.cells_of(variant.label)
-        scores = [_mean(c.result.mean_dice for c in cells), _mean(c.result.pixel_accuracy for c in cells)]
+        found = ([c.result.mean_dice for c in cells], [c.result.pixel_accuracy for c in cells])
+        scores = [finite_mean(value for value in values if value is not None) for values in found]
         ious = [row[0] / (row[1] + row[2] - row[0]) if row[1] + row[2] else math.nan for row in rows]
         entries = [_entry(value) for value in (*scores, *ious)]
         lines.append(Line(variant.name, tuple(entries), variant, tuple(cells)))
@@ -125,11 +127,6 @@ def _counts(cells: Sequence[Cell]) -> list[list[int]]:
                 total.append([0, 0, 0])
             total[i] = [a + b for a, b in zip(total[i], row, strict=True)]
     return total
-
-
-def _mean(values: Iterable[float | None]) -> float:
-    numbers = [v for v in values if v is not None and math.isfinite(v)]
-    return math.fsum(numbers) / len(numbers) if numbers else math.nan
 
 
 def _entry(value: float) -> Entry:

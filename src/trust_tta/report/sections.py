@@ -20,7 +20,7 @@ from trust_tta.report.published import load_published
 from trust_tta.report.summary import at_equal_cost, not_compared
 from trust_tta.report.tables import DataTable, over_domains
 from trust_tta.report.text import domain_name, safe_line
-from trust_tta.results import SamplePrediction, format_percent
+from trust_tta.results import Reliability, SamplePrediction, format_percent
 from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, OrderRecord, WeightNorms
 
 MOST_IMAGES = 8  # of a domain
@@ -208,7 +208,7 @@ def calibration(group: Group) -> Section | None:
     """ECE, NLL and Brier score, and a reliability diagram for each method."""
     table, drawn, ece = tables.calibration_table(group), [], group.means("ece")
     for variant in group.variants:
-        bins = series.pooled_reliability(group.cells_of(variant.label))
+        bins = Reliability.total(cell.result.reliability for cell in group.cells_of(variant.label))
         if sum(bins.count):
             chart = charts.reliability(f"Reliability of {variant.name}: {group.title}", variant, bins)
             score = f", ECE {format_percent(ece[variant.label])} %" if variant.label in ece else ""

@@ -12,9 +12,8 @@ from trust_tta.errors import ConfigError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.evidence import domain_seeds, paired
 from trust_tta.report.model import Group, Variant
-from trust_tta.results import Cell, Reliability
+from trust_tta.results import Cell
 from trust_tta.results.display import BASELINES
-from trust_tta.results.record import BINS
 from trust_tta.results.select import aggregate
 
 MOST_POINTS = 60
@@ -101,17 +100,6 @@ def running_accuracy(group: Group, domain: str | None = None) -> list[Curve]:
             end = group.mean(variant.label) if domain is None else group.entry(variant.label, domain)
             curves.append(Curve(variant, points, (*[None] * (len(points) - 1), end.half_width)))
     return curves
-
-
-def pooled_reliability(cells: Iterable[Cell]) -> Reliability:
-    """The bins of several cells added up."""
-    bins = [cell.result.reliability for cell in cells]
-    columns = range(BINS)
-    return Reliability(
-        count=tuple(sum(b.count[i] for b in bins) for i in columns),
-        confidence=tuple(math.fsum(b.confidence[i] for b in bins) for i in columns),
-        correct=tuple(sum(b.correct[i] for b in bins) for i in columns),
-    )
 
 
 def stream_order(group: Group) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,16 @@ class Reliability:
         lengths = [len(self.count), len(self.confidence), len(self.correct)]
         if lengths != [BINS] * 3:
             raise DataError(f"reliability bins have lengths {lengths}; give {BINS} of each")
+
+    @classmethod
+    def total(cls, bins: Iterable[Reliability]) -> Reliability:
+        """The bins of several added up."""
+        every = list(bins)
+        return cls(
+            count=tuple(sum(each.count[i] for each in every) for i in range(BINS)),
+            confidence=tuple(math.fsum(each.confidence[i] for each in every) for i in range(BINS)),
+            correct=tuple(sum(each.correct[i] for each in every) for i in range(BINS)),
+        )
 
     @property
     def ece(self) -> float:
