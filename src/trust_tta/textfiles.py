@@ -47,9 +47,9 @@ def read_toml(path: Path | str, *, error: type[TrustError] = ConfigError) -> dic
     return parse_toml(read_text(path, error=error), where=f"'{path}'", error=error)
 
 
-def read_asset(name: str) -> str:
-    """The text of a file that ships with the package."""
-    return resources.files("trust_tta").joinpath("assets", name).read_text(encoding="utf-8")
+def read_asset(name: str, *, room: str = "") -> str:
+    """The text of a file that ships in the assets of the package, or of one of its rooms."""
+    return resources.files("trust_tta").joinpath(room, "assets", name).read_text(encoding="utf-8")
 
 
 def parse_json(text: str, *, where: str, error: type[TrustError] = ConfigError) -> Any:

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data.sheets import write_sheets
 from tests.data.trees import thumbnails
 from trust_tta.data.embedded import (
     SAMPLE_FOLDER,
     SAMPLE_SHA256,
     load_sample,
     read_sheets,
-    write_sheets,
 )
 from trust_tta.errors import DataError
 

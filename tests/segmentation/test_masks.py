@@ -17,7 +17,6 @@ from trust_tta.data.masks import (
     find_protocol,
     keep_ratio,
     lookup_table,
-    paint,
     read_mask,
     resize_mask,
     resize_pixels,
@@ -141,9 +140,3 @@ def test_protocols_by_name() -> None:
     assert native.resize_mask(mask).shape == (30, 40)
     with pytest.raises(ConfigError, match="unknown protocol 'squashed'; did you mean 'squash'"):
         find_protocol("squashed", native=(1, 1))
-
-
-def test_painting_uses_the_palette() -> None:
-    colors = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.uint8)
-    painted = paint(np.array([[0, 1, 255]], dtype=np.uint8), colors)
-    assert painted.tolist() == [[[1, 2, 3], [4, 5, 6], [0, 0, 0]]]

@@ -17,7 +17,7 @@ from trust_tta.errors import ConfigError, TrustError
 from trust_tta.textfiles import read_toml
 
 if TYPE_CHECKING:
-    from trust_tta.training import PixelRecipe, PixelTrainingData, TrainingData, TrainRecipe
+    from trust_tta.training import PixelRecipe, TrainRecipe
     from trust_tta.training.runs import Written
     from trust_tta.training.several import Training
 
@@ -71,6 +71,7 @@ def add_data_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
+    """Train one network, or one for each domain that is left out; one that fails does not keep the others waiting."""
     wait_politely()
     if arguments.size is not None and arguments.size < 8:
         raise ConfigError(f"--size {arguments.size}: give at least 8 pixels")
@@ -78,76 +79,67 @@ def run(arguments: Namespace) -> None:
     names.check("--model", arguments.model, names.models())
     check_engine(arguments)
     recipe = read_recipe(arguments)
-    targets = (arguments.target or "").split(",")
-    if len(targets) > 1 or arguments.engine != "local":
-        run_several(arguments, targets, recipe)
-        return
-    arguments.out = arguments.out.replace("{domain}", arguments.target or "all")
-    try_folder("--out", arguments.out)
-    from trust_tta.bench.environment import choose_device
-    from trust_tta.training import train
-
-    data = open_data(arguments, seed=recipe.seed)
+    targets = arguments.target.split(",") if arguments.target is not None else [None]
+    several = len(targets) > 1 or arguments.engine != "local"
+    _check_targets(arguments, targets, recipe, several=several)
+    trainings = [_training(arguments, target, recipe, several=several) for target in targets]
+    ended: list[Written | TrustError]
     with Drawer() as progress:
-        trained = train(
-            data,
-            recipe,
-            out=arguments.out,
-            model=arguments.model,
-            overrides=dict(arguments.set),
-            size=arguments.size,
-            device=choose_device(arguments.device),
-            progress=progress,
-        )
-    conclude(trained, arguments)
+        if arguments.engine != "local":
+            ended = _train_on_cluster(arguments, trainings, progress)
+        elif several:
+            from trust_tta.training.several import train_side_by_side
 
-
-def run_several(arguments: Namespace, targets: Sequence[str], recipe: TrainRecipe | PixelRecipe) -> None:
-    """A network for each domain that is left out; those that fail do not keep the others from being trained."""
-    from trust_tta.training import TrainRecipe
-    from trust_tta.training.several import train_side_by_side
-
-    if not isinstance(recipe, TrainRecipe) or not all(targets) or len(set(targets)) < len(targets):
-        raise ConfigError(f"--target {arguments.target}: give domains of a data set that has some, each once, as A,B")
-    if len(targets) > 1 and "{domain}" not in arguments.out:
-        raise ConfigError(
-            f"--out {arguments.out}: of several targets each needs a folder; give {arguments.out}_{{domain}}"
-        )
-    trainings = [_training(arguments, target, recipe) for target in targets]
-    with Drawer() as progress:
-        if arguments.engine == "local":
             ended = train_side_by_side(trainings, processes=arguments.processes or 1, progress=progress)
         else:
-            ended = _train_on_cluster(arguments, trainings, progress)
-    failed = [f"{target}: {end}" for target, end in zip(targets, ended, strict=True) if isinstance(end, TrustError)]
+            ended = [trainings[0].run(progress)]
     for target, end in zip(targets, ended, strict=True):
         if not isinstance(end, TrustError):
             conclude(end, Namespace(**{**vars(arguments), "target": target}))
+    failed = [f"{target}: {end}" for target, end in zip(targets, ended, strict=True) if isinstance(end, TrustError)]
     if failed:
         raise TrustError("; ".join(failed))
 
 
-def _training(arguments: Namespace, target: str, recipe: TrainRecipe) -> Training:
+def _check_targets(
+    arguments: Namespace, targets: Sequence[str | None], recipe: TrainRecipe | PixelRecipe, *, several: bool
+) -> None:
+    from trust_tta.training.recipe import PixelRecipe
+
+    dense = isinstance(recipe, PixelRecipe)
+    if several and (dense or not all(targets) or len(set(targets)) < len(targets)):
+        raise ConfigError(f"--target {arguments.target}: give domains of a data set that has some, each once, as A,B")
+    if dense and arguments.target is not None:
+        raise ConfigError(f"--target {arguments.target}: {arguments.data} has no domains to leave out; omit it")
+    if len(targets) > 1 and "{domain}" not in arguments.out:
+        raise ConfigError(
+            f"--out {arguments.out}: of several targets each needs a folder; give {arguments.out}_{{domain}}"
+        )
+
+
+def _training(
+    arguments: Namespace, target: str | None, recipe: TrainRecipe | PixelRecipe, *, several: bool
+) -> Training:
+    out = arguments.out.replace("{domain}", target or "all")
+    try_folder("--out", out)
     import torch
 
     from trust_tta.bench.environment import choose_device
     from trust_tta.training.several import Training
 
-    out = arguments.out.replace("{domain}", target)
-    try_folder("--out", out)
     local = arguments.engine == "local"
     return Training(
         data=arguments.data,
-        root=str(Path(arguments.root).resolve()),
+        root=str(Path(arguments.root).resolve()) if several else arguments.root,
         target=target,
-        out=str(Path(out).resolve()),
+        out=str(Path(out).resolve()) if several else out,
         recipe=recipe,
         model=arguments.model,
         overrides=dict(arguments.set),
         size=arguments.size,
         share=arguments.share,
         device=str(choose_device(arguments.device)) if local else arguments.device,
-        threads=max(1, torch.get_num_threads() // (arguments.processes or 1)),
+        threads=max(1, torch.get_num_threads() // (arguments.processes or 1)) if several else None,
     )
 
 
@@ -190,17 +182,6 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
     if mistakes:
         raise ConfigError("; ".join(mistakes))
     return recipe
-
-
-def open_data(arguments: Namespace, *, seed: int) -> TrainingData | PixelTrainingData:
-    from trust_tta.training import open_pixel_data, open_training_data
-    from trust_tta.training.recipe import labels_pixels
-
-    if labels_pixels(arguments.data):
-        if arguments.target is not None:
-            raise ConfigError(f"--target {arguments.target}: {arguments.data} has no domains to leave out; omit it")
-        return open_pixel_data(arguments.data, arguments.root, share=arguments.share, seed=seed)
-    return open_training_data(arguments.data, arguments.root, target=arguments.target, share=arguments.share, seed=seed)
 
 
 def conclude(trained: Written, arguments: Namespace) -> None:

@@ -130,11 +130,3 @@ def find_protocol(name: str, *, native: tuple[int, int], squash: tuple[int, int]
     if name not in PROTOCOLS:
         raise ConfigError(f"unknown protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")
     return PixelProtocol("native", native) if name == "native" else PixelProtocol("squash", squash)
-
-
-def paint(mask: Mask, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The labels (h, w) in the colors of a palette (classes, 3), (h, w, 3); what does not count is black."""
-    colors = np.zeros((256, 3), dtype=np.uint8)
-    colors[: len(palette)] = palette
-    colors[IGNORED] = 0
-    return colors[mask]

@@ -100,12 +100,12 @@ class Mailbox:
     """An actor that keeps what workers tell until the driver takes it; what it loses comes again with the result."""
 
     def __init__(self) -> None:
-        self.messages: list[tuple[int, Message]] = []
+        self.messages: list[tuple[Any, ...]] = []
 
-    def post(self, run: int, message: Message) -> None:
-        self.messages.append((run, message))
+    def post(self, *message: Any) -> None:
+        self.messages.append(message)
 
-    def take(self) -> list[tuple[int, Message]]:
+    def take(self) -> list[tuple[Any, ...]]:
         taken, self.messages = self.messages, []
         return taken
 

@@ -11,31 +11,17 @@ from typing import Any
 from trust_tta.bench.environment import choose_device
 from trust_tta.bench.sweep import POLL_SECONDS
 from trust_tta.errors import TrustError
-from trust_tta.fleet.sweeps import ATTEMPTS, Share, of_worker
+from trust_tta.fleet.sweeps import ATTEMPTS, Mailbox, Share, of_worker
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.runs import Written
 from trust_tta.training.several import Lines, Training
 
 
-class Letterbox:
-    """An actor that keeps lines until the driver takes them."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def post(self, line: str) -> None:
-        self.lines.append(line)
-
-    def take(self) -> list[str]:
-        taken, self.lines = self.lines, []
-        return taken
-
-
-def run_training(training: Training, letterbox: Any) -> Written | TrustError:
+def run_training(training: Training, mailbox: Any) -> Written | TrustError:
     """A task; the device is chosen where it runs."""
 
     def tell(line: str) -> None:
-        letterbox.post.remote(f"{training.target}: {line}")
+        mailbox.post.remote(f"{training.target}: {line}")
 
     try:
         return replace(training, device=str(choose_device(training.device))).run(Lines(tell))
@@ -47,16 +33,16 @@ def train_on_cluster(
     trainings: Sequence[Training], *, ray: ModuleType, share: Share, progress: Progress = SILENT
 ) -> list[Written | TrustError]:
     """Run trainings on the cluster that `ray` is connected to; for each, what was written, or why it was not."""
-    letterbox = ray.remote(num_cpus=0, max_restarts=-1)(Letterbox).remote()
+    mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
     task = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)(run_training)
-    start = partial(_start, task, letterbox, share)
+    start = partial(_start, task, mailbox, share)
     ended: dict[int, Written | TrustError] = {}
     running = {start(training): (number, 1) for number, training in enumerate(trainings)}
     progress.start(len(trainings), "networks")
     try:
         while running:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
-            _tell(ray, letterbox, progress)
+            _tell(ray, mailbox, progress)
             for done in ready:
                 number, attempts = running.pop(done)
                 found = _result(ray, done, last=attempts >= ATTEMPTS)
@@ -69,18 +55,18 @@ def train_on_cluster(
     finally:
         for left in running:
             ray.cancel(left, force=True)
-        ray.kill(letterbox)
+        ray.kill(mailbox)
     progress.finish()
     return [ended[number] for number in range(len(trainings))]
 
 
-def _start(task: Any, letterbox: Any, share: Share, training: Training) -> Any:
-    return task.remote(replace(training, threads=share.cpus), letterbox)
+def _start(task: Any, mailbox: Any, share: Share, training: Training) -> Any:
+    return task.remote(replace(training, threads=share.cpus), mailbox)
 
 
-def _tell(ray: ModuleType, letterbox: Any, progress: Progress) -> None:
+def _tell(ray: ModuleType, mailbox: Any, progress: Progress) -> None:
     try:
-        for line in ray.get(letterbox.take.remote(), timeout=POLL_SECONDS):
+        for (line,) in ray.get(mailbox.take.remote(), timeout=POLL_SECONDS):
             progress.note(line)
     except ray.exceptions.RayError:  # it is started again, or the machine is busy
         pass

@@ -8,8 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from functools import cache
-from importlib import resources
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from trust_tta.report.tables import accuracy_table
 from trust_tta.report.text import domain_name, duration, safe
 from trust_tta.results import Cell, CellKey, Facts
 from trust_tta.results.select import VALUES
+from trust_tta.textfiles import read_asset
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -42,14 +42,15 @@ def render_page(report: Report, *, title: str | None = None) -> str:
     """The page as text."""
     facts = Counter(_circumstances(cell) for cell in report.cells)
     runs = {cell.key: i for i, cell in enumerate(report.cells)}
+    asset = partial(read_asset, room="report")
     album: dict[bytes, int] = {}  # each picture once, with its place: groups often show the same ones
     html = (
         _environment()
         .get_template("page.html")
         .render(
             title=title or "Test-time adaptation: results",
-            style=_asset("page.css") + _asset("pixels.css") + palette_css(),
-            script=_asset("page.js") + _asset("pixels.js"),
+            style=asset("page.css") + asset("pixels.css") + palette_css(),
+            script=asset("page.js") + asset("pixels.js"),
             version=__version__,
             report=report,
             published=load_published(),
@@ -130,10 +131,6 @@ def _addresses(album: Iterable[bytes]) -> list[str]:
     kinds = [next((kind for magic, kind in _PICTURES if content.startswith(magic)), "image/png") for content in album]
     texts = [base64.b64encode(content).decode("ascii") for content in album]
     return [f"data:{kind};base64,{text}" for kind, text in zip(kinds, texts, strict=True)]
-
-
-def _asset(name: str) -> str:
-    return resources.files("trust_tta.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import cache
-from importlib import resources
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,7 +31,7 @@ from trust_tta.serve.metrics import CONTENT_TYPE
 from trust_tta.serve.protocol import BadRequestError
 from trust_tta.serve.service import ACTIONS, Service
 from trust_tta.serve.settings import DEFAULT_STREAM, RequestError, check_stream_name
-from trust_tta.textfiles import parse_json
+from trust_tta.textfiles import parse_json, read_asset
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -239,7 +238,9 @@ class Api:
 
     async def asset(self, request: Request) -> Response:
         name = request.url.path.removeprefix("/")
-        return Response(_asset(name), media_type="text/css" if name.endswith(".css") else "text/javascript")
+        return Response(
+            read_asset(name, room="serve"), media_type="text/css" if name.endswith(".css") else "text/javascript"
+        )
 
     async def live(self, request: Request) -> Response:
         """Server-sent events: everything, then what is new."""
@@ -469,10 +470,5 @@ async def _read_form(request: Request, body: bytes) -> tuple[bytes, dict[str, st
 
 
 @cache
-def _asset(name: str) -> str:
-    return resources.files("trust_tta.serve").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-@cache
 def _template() -> Any:
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(read_asset("page.html", room="serve"))

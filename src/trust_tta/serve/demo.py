@@ -33,7 +33,7 @@ NOTE = (
     "noise, then fog again and clear weather. One adapts, under guard; the other is paused: it is the source network."
 )
 # What comes, in batches: the severity of fog, 0 for none, None for noise.
-WEATHER: tuple[tuple[int | None, int], ...] = ((0, 8), (2, 3), (3, 3), (4, 4), (5, 20), (None, 10), (5, 12), (0, 16))
+WEATHER = ((0, 8), (2, 3), (3, 3), (4, 4), (5, 20), (None, 10), (5, 12), (0, 16))
 
 log = logging.getLogger("trust_tta.serve")
 
@@ -41,8 +41,8 @@ log = logging.getLogger("trust_tta.serve")
 class Replay:
     """Sends batches until it is stopped; what it sends is made as it is needed."""
 
-    def __init__(self, address: str, *, model: str, token: str, weather: tuple[tuple[int | None, int], ...] = WEATHER):
-        self._host, self._model, self._token, self._weather = urlsplit(address).netloc, model, token, weather
+    def __init__(self, address: str, *, model: str, token: str) -> None:
+        self._host, self._model, self._token = urlsplit(address).netloc, model, token
         self._thread = threading.Thread(target=self._run, name="demo", daemon=True)
         self._stopped = threading.Event()
 
@@ -56,7 +56,7 @@ class Replay:
         try:
             connection = http.client.HTTPConnection(self._host, timeout=120)
             source_made = False
-            for images, labels in batches(self._weather):
+            for images, labels in batches():
                 due = time.monotonic() + PACE
                 self._send(connection, ADAPTING, images, labels)
                 self._send(connection, FIXED, images, labels, adapt=source_made)
@@ -101,22 +101,18 @@ class Replay:
         return answer
 
 
-def batches(
-    weather: tuple[tuple[int | None, int], ...] = WEATHER, *, again: bool = True
-) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64] | None]]:
-    """Images (16, 32, 32, 3) and labels (16,), None for noise, in the order of the weather; `again` and again."""
+def batches() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64] | None]]:
+    """Images (16, 32, 32, 3) and labels (16,), None for noise, in the order of the weather, over and over."""
     pictures, labels = load_sample()
     order, chance = np.random.default_rng(0).permutation(len(pictures))[:POOL], np.random.default_rng(1)
     pictures, labels, at = pictures[order], labels[order], 0
     while True:
-        for severity, count in weather:
+        for severity, count in WEATHER:
             change = _change(severity, chance)
             for _ in range(count):
                 chosen = np.arange(at, at + BATCH) % POOL
                 at = (at + BATCH) % POOL
                 yield change(pictures[chosen]), None if severity is None else labels[chosen]
-        if not again:
-            return
 
 
 def _change(severity: int | None, chance: np.random.Generator) -> Callable[[NDArray[np.uint8]], NDArray[np.uint8]]:

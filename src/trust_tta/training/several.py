@@ -1,4 +1,4 @@
-"""Several networks at once, each trained in a process of its own: one for every domain that is left out."""
+"""Trainings as values, and several of them at once, each in a process of its own: one per domain that is left out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import torch
 
 from trust_tta.errors import TrustError
 from trust_tta.progress import SILENT, Progress, Silent
-from trust_tta.training.data import open_training_data
-from trust_tta.training.recipe import TrainRecipe
+from trust_tta.training.data import TrainingData, open_training_data
+from trust_tta.training.pixels import PixelTrainingData, open_pixel_data
+from trust_tta.training.recipe import PixelRecipe, TrainRecipe, labels_pixels
 from trust_tta.training.runs import Written, train
 
 Message: TypeAlias = str | Written | TrustError
@@ -28,22 +29,22 @@ class Training:
 
     data: str
     root: str
-    target: str
+    target: str | None
     out: str
-    recipe: TrainRecipe
+    recipe: TrainRecipe | PixelRecipe
     model: str
     overrides: Mapping[str, Any]
     size: int | None
     share: float
     device: str
-    threads: int = 1
+    threads: int | None = 1  # None: as many as there are
 
     def run(self, progress: Progress = SILENT) -> Written:
         """Train, or go on with what `out` holds."""
-        torch.set_num_threads(self.threads)
-        data = open_training_data(self.data, self.root, target=self.target, share=self.share, seed=self.recipe.seed)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
         done = train(
-            data,
+            self._open_data(),
             self.recipe,
             out=self.out,
             model=self.model,
@@ -53,6 +54,12 @@ class Training:
             progress=progress,
         )
         return Written(folder=done.folder, record=done.record)
+
+    def _open_data(self) -> TrainingData | PixelTrainingData:
+        seed = self.recipe.seed
+        if labels_pixels(self.data):
+            return open_pixel_data(self.data, self.root, share=self.share, seed=seed)
+        return open_training_data(self.data, self.root, target=self.target, share=self.share, seed=seed)
 
 
 def train_side_by_side(
