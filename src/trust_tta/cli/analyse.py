@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli import names
-from trust_tta.cli.arguments import add_run_arguments, changes, in_words_of_flags, option, wait_politely
+from trust_tta.cli.arguments import add_option_argument, add_run_arguments, read_experiments, wait_politely
 from trust_tta.cli.output import say, try_folder
 from trust_tta.cli.progress import Drawer
-from trust_tta.cli.rank import DEFAULT_LIMIT, print_ranking, rank
+from trust_tta.cli.rank import print_ranking, rank, with_limit
 from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,14 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, help="surface, norms and memory look at the first domain, orders at all")
     add_run_arguments(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the records, KIND-DOMAIN.json")
-    parser.add_argument(
-        "--option",
-        type=option,
-        action="append",
-        default=[],
-        metavar="trust.OPTION=VALUE",
-        help="an option of TRUST; repeatable",
-    )
+    add_option_argument(parser, method="trust")
     text = f"points of a surface in each direction (default {POINTS}, with --small {SMALL_POINTS})"
     parser.add_argument("--points", type=int, metavar="N", help=text)
 
@@ -57,13 +50,8 @@ def run(arguments: Namespace) -> None:
     points = surface_points(small=arguments.small) if arguments.points is None else arguments.points
     if points < 2:
         raise ConfigError(f"--points {arguments.points} make no surface; give 2 or more")
-    from trust_tta.bench.parsing import read_parts
-
-    changed = changes(arguments) | {"method_options": arguments.option}
-    if not arguments.config:
-        changed["methods"] = ["trust"]
-    with in_words_of_flags(arguments):
-        parts = read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
+    changed = {"method_options": arguments.option} | ({} if arguments.config else {"methods": ["trust"]})
+    parts = read_experiments(arguments, changed)
     analyse(arguments.kind, parts, Path(arguments.out), points=points, every=arguments.domains is not None)
 
 
@@ -103,9 +91,7 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
     from trust_tta.bench import compare_orders
     from trust_tta.bench.experiment import Experiment
 
-    if config.data.limit is None:
-        config = config.changed(data=config.data.changed(limit=DEFAULT_LIMIT))
-    experiment = Experiment(config)
+    experiment = Experiment(with_limit(config))
     for domain in experiment.domains if every else experiment.domains[:1]:
         if kind == "surface":
             yield domain.name, _surface(experiment, domain, points)

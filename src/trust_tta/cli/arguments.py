@@ -8,6 +8,7 @@ import tomllib
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trust_tta.errors import ConfigError
@@ -15,6 +16,7 @@ from trust_tta.errors import ConfigError
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
 
+    from trust_tta.bench.config import RunConfig
     from trust_tta.schema import Schema
 
 # The kind of value behind a key, where its default does not show it; keys that are tables have no flag.
@@ -61,6 +63,27 @@ def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
             flag, type=setting, action="append", default=[], metavar="NAME=VALUE", help=f"{text}; repeatable"
         )
     parser.add_argument("--small", action="store_true", help="run the configuration's section [small]")
+
+
+def add_option_argument(parser: ArgumentParser, *, method: str = "METHOD") -> None:
+    """The flag for options of methods, or of one."""
+    parser.add_argument(
+        "--option",
+        type=option,
+        action="append",
+        default=[],
+        metavar=f"{method}.OPTION=VALUE",
+        help=f"an option of {'a method' if method == 'METHOD' else method}; repeatable",
+    )
+
+
+def read_experiments(arguments: Namespace, changed: dict[str, Any]) -> tuple[RunConfig, ...]:
+    """The experiments of the configuration, with what the flags and `changed` change in it."""
+    from trust_tta.bench.parsing import read_parts
+
+    path = Path(arguments.config) if arguments.config else None
+    with in_words_of_flags(arguments):
+        return read_parts(path, changes(arguments) | changed, small=arguments.small)
 
 
 def changes(arguments: Namespace) -> dict[str, Any]:

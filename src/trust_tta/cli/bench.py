@@ -6,7 +6,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trust_tta.cli import names
-from trust_tta.cli.arguments import add_run_arguments, changes, in_words_of_flags, names_list, option, wait_politely
+from trust_tta.cli.arguments import (
+    add_option_argument,
+    add_run_arguments,
+    names_list,
+    read_experiments,
+    wait_politely,
+)
 from trust_tta.cli.engines import add_engine_arguments, check_engine
 from trust_tta.cli.output import try_file
 from trust_tta.errors import ConfigError, TrustError
@@ -29,14 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration"
     )
-    parser.add_argument(
-        "--option",
-        type=option,
-        action="append",
-        default=[],
-        metavar="METHOD.OPTION=VALUE",
-        help="an option of a method; repeatable",
-    )
+    add_option_argument(parser)
     parser.add_argument(
         "--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)"
     )
@@ -49,15 +48,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     wait_politely()
     check(arguments)
-    from trust_tta.bench.parsing import read_parts
     from trust_tta.cli.cells import export, list_cells, run_parts
     from trust_tta.cli.engines import make_engine
 
-    changed = changes(arguments) | {"method_options": arguments.option}
+    changed = {"method_options": arguments.option}
     if arguments.methods is not None:
         changed["methods"] = arguments.methods
-    with in_words_of_flags(arguments):
-        parts = read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
+    parts = read_experiments(arguments, changed)
     if arguments.list:
         for config in parts:
             list_cells(config)

@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
+from typing import Any
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import integers, names_list
@@ -48,34 +49,16 @@ def run(arguments: Namespace) -> None:
     from trust_tta.data.corruptions.table import CORRUPTIONS
 
     source = Path(arguments.input)
-    corruptions = CORRUPTIONS if arguments.corruptions is None else arguments.corruptions
+    shared: dict[str, Any] = {name: getattr(arguments, name) for name in ("severities", "seed", "table", "workers")}
+    shared["corruptions"] = CORRUPTIONS if arguments.corruptions is None else arguments.corruptions
     with Drawer() as drawer:
         if source.is_dir():
             if arguments.labels:
                 raise ConfigError("--labels belong to an array; the labels of an image folder are its class folders")
-            paths = corrupt_folder(
-                source,
-                arguments.output,
-                corruptions=corruptions,
-                severities=arguments.severities,
-                seed=arguments.seed,
-                table=arguments.table,
-                size=arguments.size,
-                workers=arguments.workers,
-                progress=drawer,
-            )
+            paths = corrupt_folder(source, arguments.output, size=arguments.size, progress=drawer, **shared)
         else:
-            paths = corrupt_array(
-                source,
-                arguments.output,
-                labels=_labels(source, arguments.labels),
-                corruptions=corruptions,
-                severities=arguments.severities,
-                seed=arguments.seed,
-                table=arguments.table,
-                workers=arguments.workers,
-                progress=drawer,
-            )
+            labels = _labels(source, arguments.labels)
+            paths = corrupt_array(source, arguments.output, labels=labels, progress=drawer, **shared)
     for path in paths:
         say(str(path))
     if not source.is_dir() and _labels(source, arguments.labels) is None:

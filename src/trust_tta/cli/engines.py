@@ -6,23 +6,31 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
     from trust_tta.bench.processes import Engine
+    from trust_tta.fleet.sweeps import Share
 
 ENGINES = ("local", "ray")
 
 
-def add_engine_arguments(parser: ArgumentParser, *, task: str = "cell") -> None:
+def add_cluster_arguments(parser: ArgumentParser) -> None:
+    """What runs the work, and where."""
     parser.add_argument("--engine", default="local", metavar="NAME", help="local (default), or ray: a Ray cluster")
     parser.add_argument(
         "--address",
         metavar="HOST:PORT",
         help="head of the Ray cluster, or auto for the one on this machine (default: start one here, on loopback)",
     )
+
+
+def add_engine_arguments(parser: ArgumentParser, *, task: str = "cell") -> None:
+    """The same, and what each task gets of a cluster."""
+    add_cluster_arguments(parser)
     parser.add_argument(
         "--cpus", type=int, metavar="N", help=f"CPUs, and threads, of a {task} on the cluster (default 1)"
     )
@@ -34,13 +42,18 @@ def add_engine_arguments(parser: ArgumentParser, *, task: str = "cell") -> None:
     )
 
 
-def check_engine(arguments: Namespace) -> None:
-    """Everything that can be refused before PyTorch is loaded."""
+def check_cluster(arguments: Namespace, *flags: str) -> None:
+    """Refuse an unknown engine, and flags of a cluster without one."""
     if arguments.engine not in ENGINES:
         raise ConfigError(f"--engine {arguments.engine} is unknown; give {' or '.join(ENGINES)}")
-    given = [flag for flag in ("address", "cpus", "gpus") if getattr(arguments, flag) is not None]
+    given = [flag for flag in ("address", *flags) if getattr(arguments, flag) is not None]
     if arguments.engine == "local" and given:
         raise ConfigError(f"--{given[0]} is for a cluster; add --engine ray, or omit it")
+
+
+def check_engine(arguments: Namespace) -> None:
+    """Everything that can be refused before PyTorch is loaded."""
+    check_cluster(arguments, "cpus", "gpus")
     for flag in ("processes", "cpus"):
         number = getattr(arguments, flag)
         if number is not None and number < 1:
@@ -57,17 +70,24 @@ def local_engine(processes: int) -> Engine | None:
 
 
 @contextmanager
+def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleType, Share]]:
+    """Ray, connected as long as the context lasts, and each task's share of the cluster."""
+    from trust_tta.fleet.cluster import connected
+    from trust_tta.fleet.sweeps import choose_share
+
+    cpus, started_here = arguments.cpus or 1, arguments.address is None
+    most = arguments.processes * cpus if arguments.processes and started_here else None
+    with connected(arguments.address, cpus=most) as ray:
+        yield ray, choose_share(device, ray.cluster_resources(), cpus=cpus, gpus=arguments.gpus)
+
+
+@contextmanager
 def make_engine(arguments: Namespace, *, device: str) -> Iterator[Engine | None]:
     """The engine that was asked for, as long as the context lasts; None: this process itself."""
     if arguments.engine == "local":
         yield local_engine(arguments.processes or 1)
         return
-    from trust_tta.fleet.cluster import connected
-    from trust_tta.fleet.sweeps import choose_share, share_out
+    from trust_tta.fleet.sweeps import share_out
 
-    cpus, local = arguments.cpus or 1, arguments.address is None
-    with connected(
-        arguments.address, cpus=arguments.processes and arguments.processes * cpus if local else None
-    ) as ray:
-        share_of_cell = choose_share(device, ray.cluster_resources(), cpus=cpus, gpus=arguments.gpus)
-        yield partial(share_out, ray=ray, share=share_of_cell, at_once=arguments.processes)
+    with open_cluster(arguments, device=device) as (ray, share):
+        yield partial(share_out, ray=ray, share=share, at_once=arguments.processes)

@@ -55,14 +55,16 @@ def check_options(given: Iterable[tuple[str, str, Any]]) -> None:
 
 def models() -> list[str]:
     from trust_tta.models.variants import VARIANTS
+    from trust_tta.plugins import installed
 
-    return [*sorted(VARIANTS), *_installed("trust_tta.models")]
+    return [*sorted(VARIANTS), *installed("trust_tta.models")]
 
 
 def datasets() -> list[str]:
     from trust_tta.data.specs import DATASETS
+    from trust_tta.plugins import installed
 
-    return [*(spec.name for spec in DATASETS), *_installed("trust_tta.datasets")]
+    return [*(spec.name for spec in DATASETS), *installed("trust_tta.datasets")]
 
 
 def domains(dataset: str) -> list[str]:
@@ -201,9 +203,3 @@ def _nearest(path: Path) -> str:
 
 def _fold(name: str) -> str:
     return name.lower().replace("_", "-").replace(" ", "-")
-
-
-def _installed(group: Any) -> list[str]:
-    from trust_tta.plugins import installed
-
-    return installed(group)

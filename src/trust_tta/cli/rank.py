@@ -57,13 +57,17 @@ def run(arguments: Namespace) -> None:
 
 
 def rank(config: RunConfig) -> Ranking:
-    """Rank the orders on the experiment's data, with progress; on DEFAULT_LIMIT images per domain if it sets none."""
+    """Rank the orders on the experiment's data, with progress."""
     from trust_tta.bench.compare_orders import rank_domains
 
-    if config.data.limit is None:
-        config = config.changed(data=config.data.changed(limit=DEFAULT_LIMIT))
     with Drawer() as drawer:
-        return rank_domains(config, progress=drawer)
+        return rank_domains(with_limit(config), progress=drawer)
+
+
+def with_limit(config: RunConfig) -> RunConfig:
+    """The experiment, on DEFAULT_LIMIT images per domain if it sets no limit itself."""
+    data = config.data
+    return config if data.limit is not None else config.changed(data=data.changed(limit=DEFAULT_LIMIT))
 
 
 def print_ranking(ranking: Ranking, k: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli.arguments import wait_politely
-from trust_tta.cli.engines import ENGINES
+from trust_tta.cli.engines import add_cluster_arguments, check_cluster
 from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError
 
@@ -58,13 +58,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="images gathered into a batch, at most (default 32)"
     )
-    parser.add_argument("--engine", default="local", metavar="NAME", help="local (default), or ray: a Ray cluster")
+    add_cluster_arguments(parser)
     parser.add_argument("--replicas", type=int, metavar="N", help="processes that share the streams (default 2)")
-    parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="head of the Ray cluster, or auto for the one on this machine (default: start one here, on loopback)",
-    )
     parser.add_argument("--demo", action="store_true", help="replay images at itself: clean, fog, noise")
 
 
@@ -136,15 +131,10 @@ def _check(arguments: Namespace) -> None:
     """Everything that can be refused before PyTorch is loaded."""
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")
-    if arguments.engine not in ENGINES:
-        raise ConfigError(f"--engine {arguments.engine} is unknown; give {' or '.join(ENGINES)}")
-    if arguments.engine == "local":
-        given = [flag for flag in ("replicas", "address") if getattr(arguments, flag) is not None]
-        if given:
-            raise ConfigError(f"--{given[0]} is for a cluster; add --engine ray, or omit it")
-    elif arguments.replicas is not None and not 1 <= arguments.replicas <= 1024:
+    check_cluster(arguments, "replicas")
+    if arguments.replicas is not None and not 1 <= arguments.replicas <= 1024:
         raise ConfigError(f"--replicas {arguments.replicas}: give a number from 1 to 1024")
-    elif arguments.demo:
+    if arguments.engine != "local" and arguments.demo:
         raise ConfigError("--demo is for one process; omit --engine ray")
 
 

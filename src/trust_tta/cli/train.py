@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, wait_politely
-from trust_tta.cli.engines import add_engine_arguments, check_engine
+from trust_tta.cli.engines import add_engine_arguments, check_engine, open_cluster
 from trust_tta.cli.output import say, try_folder
 from trust_tta.cli.progress import Drawer
 from trust_tta.errors import ConfigError, TrustError
@@ -86,7 +86,10 @@ def run(arguments: Namespace) -> None:
     ended: list[Written | TrustError]
     with Drawer() as progress:
         if arguments.engine != "local":
-            ended = _train_on_cluster(arguments, trainings, progress)
+            from trust_tta.fleet.trainings import train_on_cluster
+
+            with open_cluster(arguments, device=arguments.device) as (ray, share):
+                ended = train_on_cluster(trainings, ray=ray, share=share, progress=progress)
         elif several:
             from trust_tta.training.several import train_side_by_side
 
@@ -141,20 +144,6 @@ def _training(
         device=str(choose_device(arguments.device)) if local else arguments.device,
         threads=max(1, torch.get_num_threads() // (arguments.processes or 1)) if several else None,
     )
-
-
-def _train_on_cluster(
-    arguments: Namespace, trainings: Sequence[Training], progress: Drawer
-) -> list[Written | TrustError]:
-    from trust_tta.fleet.cluster import connected
-    from trust_tta.fleet.sweeps import choose_share
-    from trust_tta.fleet.trainings import train_on_cluster
-
-    cpus = arguments.cpus or 1
-    most = arguments.processes and arguments.processes * cpus if arguments.address is None else None
-    with connected(arguments.address, cpus=most) as ray:
-        share = choose_share(arguments.device, ray.cluster_resources(), cpus=cpus, gpus=arguments.gpus)
-        return train_on_cluster(trainings, ray=ray, share=share, progress=progress)
 
 
 def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
