@@ -73,7 +73,7 @@ def add_option_argument(parser: ArgumentParser, *, method: str = "METHOD") -> No
         action="append",
         default=[],
         metavar=f"{method}.OPTION=VALUE",
-        help=f"an option of {'a method' if method == 'METHOD' else method}; repeatable",
+        help=f"an option of {'a method' if method == 'METHOD' else method.upper()}; repeatable",
     )
 
 
