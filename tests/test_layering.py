@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "trust_tta"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LEAVES = {
-    "_version", "atomic", "bands", "class_names", "compiled", "download", "errors", "lazy", "optional", "orders",
+    "_version", "atomic", "bands", "class_names", "compiled", "download", "errors", "optional", "orders",
     "overlap", "plugins", "preprocessing", "progress", "recording", "roles", "schema", "textfiles",
 }  # fmt: skip
 ROOMS: dict[str, set[str]] = {
@@ -50,7 +50,7 @@ ROOMS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (
-    "download", "errors", "lazy", "optional", "orders", "plugins", "progress", "roles", "schema", "results",
+    "download", "errors", "optional", "orders", "plugins", "progress", "roles", "schema", "results",
     "report",
 )  # fmt: skip
 KERNELS = ("scan/cpu/kernels.py", "scan/triton/forward.py", "scan/triton/backward.py")

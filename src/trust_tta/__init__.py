@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trust_tta._version import __version__ as __version__
 from trust_tta.errors import TrustError as TrustError
-from trust_tta.lazy import offer
+from trust_tta.optional import offer
 from trust_tta.orders import ScanOrder as ScanOrder
 
 if TYPE_CHECKING:

@@ -135,12 +135,16 @@ def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor])
     """What a method needs beside the adapted network: its options and state, and what of the network was different."""
     before = {**method._caller[1].state_dict(), **method.weights.source}
     source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
+    options = {name: _plain(name, value) for name, value in _changed_options(method).items()}
+    write_state(
+        path, {"state": method.state_dict(), "source": source}, about={"method": method.name, "options": options}
+    )
+
+
+def _changed_options(method: Method) -> dict[str, Any]:
     usual = method_options(type(method))
     options = {name: getattr(method.options, name) for name in usual}
-    changed = {name: _plain(name, value) for name, value in options.items() if value != usual[name]}
-    write_state(
-        path, {"state": method.state_dict(), "source": source}, about={"method": method.name, "options": changed}
-    )
+    return {name: value for name, value in options.items() if value != usual[name]}
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -182,10 +186,7 @@ def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Meth
 
 def _adaptation(method: Method, about: Mapping[str, str]) -> list[str]:
     counters, kind = method.counters, method.statistics.kind
-    usual = method_options(type(method))
-    options = ", ".join(
-        f"{n}={show(getattr(method.options, n))}" for n in usual if getattr(method.options, n) != usual[n]
-    )
+    options = ", ".join(f"{name}={show(value)}" for name, value in _changed_options(method).items())
     lines = [
         "## What it was adapted to",
         "",

@@ -1,9 +1,10 @@
-"""Optional packages: imported where they are used, with an error that says how to get them."""
+"""Imports that wait until they are needed: optional packages, and the names that a package of ours offers."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 from trust_tta.errors import DependencyError
@@ -22,3 +23,30 @@ def require(package: str, *, extra: str) -> ModuleType:
         raise DependencyError(
             f"the package '{package}' is not installed; install it with: pip install 'trust-tta[{extra}]'"
         ) from error
+
+
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed, or does not say."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def offer(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of `package`, so that nobody waits for PyTorch who does not need it.
+
+    `modules`: the names in each of its modules, with spaces; each is imported on first use.
+    """
+    homes = {name: module for module, names in modules.items() for name in names.split()}
+
+    def find(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+
+    return find, lambda: sorted(homes), sorted(homes)

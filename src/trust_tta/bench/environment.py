@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import subprocess
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 import trust_tta
 from trust_tta._version import __version__
 from trust_tta.errors import ConfigError
+from trust_tta.optional import version_of
 from trust_tta.results.record import Facts
 
 
@@ -51,7 +51,7 @@ def collect_facts(*, device: torch.device, dtype: str, config: str) -> Facts:
         trust_tta=__version__,
         torch=str(torch.__version__),
         numpy=np.__version__,
-        triton=_version("triton"),
+        triton=version_of("triton"),
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         device=describe_device(device),
@@ -96,10 +96,3 @@ def find_commit(package: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return described.stdout.strip() or None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

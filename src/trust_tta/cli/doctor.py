@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import platform
 from argparse import ArgumentParser, Namespace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta._version import __version__
 from trust_tta.cli.output import say
 from trust_tta.errors import BackendError
-from trust_tta.optional import available
+from trust_tta.optional import available, version_of
 
 if TYPE_CHECKING:
     from trust_tta.scan.selfcheck import Check
@@ -106,10 +105,7 @@ def _describe_extra(extra: str, package: str, use: str) -> str:
 
 
 def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "present, version unknown" if available(package) else "missing"
+    return version_of(package) or ("present, version unknown" if available(package) else "missing")
 
 
 def _section(title: str, lines: list[tuple[str, str]]) -> None:

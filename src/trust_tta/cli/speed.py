@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trust_tta.cli import names
@@ -114,32 +114,22 @@ def show(record: dict[str, Any], *, gpu: bool) -> None:
 def network_table(rows: Sequence[Record], network: Record) -> str:
     """Times, images per second, memory; for the forward pass also the arithmetic it reaches."""
     flops = network["flops_products"] + network["flops_scan"]
-    header = ("", "scan", "dtype", "batch", "ms", "p20", "p80", "n", "images/s", "GiB", "GFLOP/s")
-    lines = []
-    for row in rows:
-        place = (row["work"], row["backend"], row["dtype"], str(row["batch"]))
-        if row["failed"]:
-            lines.append((*place, "failed", *[""] * 6))
-            continue
+
+    def numbers(row: Record) -> tuple[str, ...]:
         rate = 1e3 * row["batch"] / row["median_ms"]
-        reached = f"{rate * flops / 1e9:.1f}" if row["work"] == "forward" else ""
         memory = f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else ""
-        lines.append((*place, *_times(row), f"{rate:.1f}", memory, reached))
-    return _draw(header, lines) + _failures(rows)
+        return f"{rate:.1f}", memory, f"{rate * flops / 1e9:.1f}" if row["work"] == "forward" else ""
+
+    return _draw(rows, ("batch",), ("images/s", "GiB", "GFLOP/s"), numbers)
 
 
 def scan_table(rows: Sequence[Record]) -> str:
     """Times, and their ratio to the bytes that must move at the speed of a copy."""
-    header = ("", "scan", "dtype", "batch", "channels", "length", "ms", "p20", "p80", "n", "x floor", "x unfused")
-    lines = []
-    for row in rows:
-        shape = (str(row[name]) for name in ("batch", "channels", "size"))
-        place = (row["work"], row["backend"], row["dtype"], *shape)
-        if row["failed"]:
-            lines.append((*place, "failed", *[""] * 5))
-        else:
-            lines.append((*place, *_times(row), f"{row['floor_ratio']:.2f}", f"{row['unfused_ratio']:.2f}"))
-    return _draw(header, lines) + _failures(rows)
+
+    def numbers(row: Record) -> tuple[str, ...]:
+        return f"{row['floor_ratio']:.2f}", f"{row['unfused_ratio']:.2f}"
+
+    return _draw(rows, ("batch", "channels", "size"), ("x floor", "x unfused"), numbers)
 
 
 def summary_lines(record: Record, *, gpu: bool) -> Iterator[str]:
@@ -174,12 +164,18 @@ def _times(row: Record) -> tuple[str, ...]:
     return *times, str(row["repeats"])
 
 
-def _failures(rows: Sequence[Record]) -> str:
-    failed = [row for row in rows if row["failed"]]
-    return "".join(f"failed: {row['work']}, {row['dtype']}, batch {row['batch']}: {row['failed']}\n" for row in failed)
-
-
-def _draw(header: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+def _draw(
+    rows: Sequence[Record], shape: Sequence[str], titles: Sequence[str], numbers: Callable[[Record], tuple[str, ...]]
+) -> str:
+    """What was run and its times; then `numbers`, under `titles`, and the failures below."""
     from trust_tta.report.formats import plain_table, to_text
 
-    return to_text(plain_table(header, lines))
+    sizes = ["length" if name == "size" else name for name in shape]
+    lines = []
+    for row in rows:
+        place = (row["work"], row["backend"], row["dtype"], *(str(row[name]) for name in shape))
+        measured = ("failed", *[""] * (3 + len(titles))) if row["failed"] else (*_times(row), *numbers(row))
+        lines.append((*place, *measured))
+    table = to_text(plain_table(("", "scan", "dtype", *sizes, "ms", "p20", "p80", "n", *titles), lines))
+    failed = [row for row in rows if row["failed"]]
+    return table + "".join(f"failed: {r['work']}, {r['dtype']}, batch {r['batch']}: {r['failed']}\n" for r in failed)

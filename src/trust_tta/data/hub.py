@@ -25,7 +25,8 @@ class Columns:
         self.images: Sequence[Any] = rows.select_columns([image]).with_format(None)[image]
         self.labels, self.class_names = _labels(rows, label)
         if domain:
-            self.domains = [str(name) for name in _names(rows, domain)]
+            values, names = _column(rows, domain)
+            self.domains = [str(value if names is None else names[value]) for value in values]
 
 
 def dataset(name: str) -> Callable[..., Columns]:
@@ -77,7 +78,7 @@ def _split_of(found: Any, split: str, name: str) -> Any:
 
 def _labels(rows: Any, column: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels from 0 and the names of the classes: as the column states them, or what is there in order."""
-    values, stated = rows.with_format(None)[column][:], getattr(rows.features[column], "names", None)
+    values, stated = _column(rows, column)
     if stated is not None:
         labels = np.asarray(values)
         if labels.dtype.kind != "i" or labels.min(initial=0) < 0:
@@ -92,7 +93,6 @@ def _labels(rows: Any, column: str) -> tuple[NDArray[np.int64], tuple[str, ...]]
     return np.asarray([names.index(value) for value in values], np.int64), tuple(names)
 
 
-def _names(rows: Any, column: str) -> list[Any]:
-    values: list[Any] = rows.with_format(None)[column][:]
-    stated = getattr(rows.features[column], "names", None)
-    return values if stated is None else [stated[value] for value in values]
+def _column(rows: Any, column: str) -> tuple[list[Any], list[str] | None]:
+    """The values of a column, and the names that it states for them."""
+    return rows.with_format(None)[column][:], getattr(rows.features[column], "names", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,28 +37,19 @@ class Parcel:
         """The experiment over this machine's files."""
         names = hashlib.sha256("\n".join(sorted(self.files)).encode()).hexdigest()[:16]
         folder = Path(tempfile.gettempdir()) / f"trust-tta-{os.getuid() if hasattr(os, 'getuid') else 0}-{names}"
-        data = config.data
-        changed = data.changed(
-            root=str(self.deliver(Path(data.root), folder)),
-            images=data.images and str(self.deliver(Path(data.images), folder)),
-            labels=data.labels and str(self.deliver(Path(data.labels), folder)),
-        )
-        checkpoints = {
-            domain: replace(found, file=found.file and self.deliver(found.file, folder))
-            for domain, found in plan.checkpoints.items()
-        }
-        return config.changed(data=changed), replace(plan, checkpoints=checkpoints)
+        return _with_paths(config, plan, lambda path: self.deliver(path, folder))
 
 
 def with_absolute_paths(config: RunConfig, plan: Plan) -> tuple[RunConfig, Plan]:
     """The experiment, so that it means the same files in a process that runs in another folder."""
+    return _with_paths(config, plan, lambda path: Path(os.path.abspath(path)))
+
+
+def _with_paths(config: RunConfig, plan: Plan, change: Callable[[Path], Path]) -> tuple[RunConfig, Plan]:
     data = config.data
-    changed = data.changed(
-        root=os.path.abspath(data.root),
-        images=data.images and os.path.abspath(data.images),
-        labels=data.labels and os.path.abspath(data.labels),
-    )
-    checkpoints = {d: replace(c, file=c.file and c.file.absolute()) for d, c in plan.checkpoints.items()}
+    given = {name: getattr(data, name) for name in ("root", "images", "labels")}
+    changed = data.changed(**{name: path and str(change(Path(path))) for name, path in given.items()})
+    checkpoints = {d: replace(c, file=c.file and change(c.file)) for d, c in plan.checkpoints.items()}
     return config.changed(data=changed), replace(plan, checkpoints=checkpoints)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trust_tta.lazy import offer
+from trust_tta.optional import offer
 
 if TYPE_CHECKING:
     from trust_tta.methods.ablations import Augmentation as Augmentation

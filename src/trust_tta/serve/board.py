@@ -74,22 +74,14 @@ class View:
     changed: bool = False
 
     def summary(self) -> dict[str, Any]:
-        accuracy = sum(self.recent) / len(self.recent) if self.recent else None
+        plain = ("name", "number", "batches", "images", "adapted", "paused", "limit", "labels", "right", "accuracy")
         reading = {name: _finite(value) for name, value in self.reading.items()}
-        return {
-            "name": self.name,
-            "number": self.number,
-            "batches": self.batches,
-            "images": self.images,
-            "adapted": self.adapted,
-            "paused": self.paused,
-            "limit": self.limit,
-            "labels": self.labels,
-            "right": self.right,
-            "accuracy": accuracy,
-            "alarms": sorted(self.alarms),
-            "reading": reading,
-        }
+        return {name: getattr(self, name) for name in plain} | {"alarms": sorted(self.alarms), "reading": reading}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Over the last labels that came back."""
+        return sum(self.recent) / len(self.recent) if self.recent else None
 
 
 class Board:
@@ -125,9 +117,8 @@ class Board:
                     view.shown.append(Shown(name, image, self.label_of(best), float(row[best])))
 
     def add_event(self, stream: str, number: int, event: Event) -> None:
-        told = {"id": number, "stream": stream, "time": event.time, "batch": event.batch}
-        told |= {"kind": event.kind, "action": event.action, "reason": event.reason}
-        told |= {"evidence": _shown(event.evidence)}
+        told = {"id": number, "stream": stream, **vars(event), "evidence": _shown(event.evidence)}
+        del told["number"]  # in the stream; the page goes by the id
         with self._lock:
             view = self._view(stream)
             view.changed = True
@@ -262,8 +253,7 @@ def _point(now: float, view: View) -> list[float | None]:
     for name in CURVES[1:-1]:
         values = [r[name] for r in view.readings if r.get(name) is not None]
         means.append(_finite(sum(values) / len(values)) if values else None)
-    accuracy = sum(view.recent) / len(view.recent) if view.recent else None
-    return [round(now, 2), *means, accuracy]
+    return [round(now, 2), *means, view.accuracy]
 
 
 def _shown(evidence: Mapping[str, Any]) -> dict[str, Any]:

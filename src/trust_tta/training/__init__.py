@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trust_tta.lazy import offer
+from trust_tta.optional import offer
 
 if TYPE_CHECKING:
     from trust_tta.training.data import TrainingData as TrainingData
