@@ -1,4 +1,4 @@
-"""What scan orders do beside accuracy: their entropy, the loss around adapted networks, norms of weights, memory."""
+"""What scan orders change besides accuracy: entropy, the loss around adapted networks, norms of weights, memory."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MEMORY_COUNTS = (1, 2, 4, 6, 8)
 
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """The plane through three sets of weights: an origin and two directions of length one at right angles."""
+    """The plane through three sets of weights: an origin and two orthonormal directions."""
 
     origin: Tensor
     right: Tensor
     up: Tensor
-    corners: tuple[tuple[float, float], ...]  # of the three sets
+    corners: tuple[tuple[float, float], ...]  # coordinates of the three sets
 
     def at(self, x: float, y: float) -> Tensor:
         """The weights at a point, computed in float64."""
@@ -46,14 +46,14 @@ class Plane:
 
 @dataclass(frozen=True, eq=False)
 class Adapted:
-    """A method, the weights that each of its orders gave on the last batch, and all batches of the domain."""
+    """A method, the weights that each of its orders led to on the last batch, and all batches of the domain."""
 
     method: Trust
     weights: list[Tensor]  # snapshots
     batches: list[tuple[Tensor, Tensor]]
 
     def loss(self, weights: Tensor) -> float:
-        """The cross-entropy of the true labels over all images, in the order of evaluation, with these weights."""
+        """The cross-entropy over all images with these weights, in the order of evaluation."""
         self.method.weights.write(weights)
         total = 0.0
         with torch.no_grad():
@@ -82,12 +82,12 @@ def trust_options(config: RunConfig) -> dict[str, Any]:
 
 
 def trust_orders(config: RunConfig, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[ScanOrder | str]:
-    """The orders of the experiment's first TRUST on a network with these traversals."""
+    """The orders that the experiment's first TRUST uses on a network with these traversals."""
     return TrustOptions(**trust_options(config)).chosen(traversals)
 
 
 def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progress: Progress = SILENT) -> LossSurface:
-    """The loss on `points` x `points` places around the networks of the first three orders and their mean."""
+    """The loss on a grid of `points` x `points` around the networks of the first three orders and their mean."""
     orders = trust_orders(experiment.config, _network(experiment, domain).traversals)[:3]
     if len(orders) < 3:
         raise ConfigError(f"a plane goes through three networks and TRUST has {len(orders)} orders here; give k=3")
@@ -122,7 +122,7 @@ def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progres
 
 
 def span_plane(weights: Sequence[Tensor]) -> Plane:
-    """The plane through three snapshots (n,); distances on it are those between the weights."""
+    """The plane through three sets of weights (n,); distances on it are those between the weights."""
     origin, second, third = (each.double() for each in weights)
     right = second - origin
     width = float(right.norm())
@@ -137,7 +137,7 @@ def span_plane(weights: Sequence[Tensor]) -> Plane:
 
 
 def weight_norms(experiment: Experiment, domain: Domain) -> dict[str, WeightNorms]:
-    """Norms over orders of the SS2D tensors, the weights and the biases apart."""
+    """Norms over orders of the SS2D tensors, separately for weights and biases."""
     network = _network(experiment, domain)
     adapted = adapt_under_orders(experiment, domain, trust_orders(experiment.config, network.traversals))
     roles = network.parameter_roles()
@@ -162,9 +162,9 @@ def weight_norms(experiment: Experiment, domain: Domain) -> dict[str, WeightNorm
 def memory_by_k(
     experiment: Experiment, domain: Domain, *, images: int | None = None, counts: Sequence[int] = MEMORY_COUNTS
 ) -> MemoryByK:
-    """Peak memory of one batch with K orders in the parallel mode, beside one forward pass of the network.
+    """Peak memory of one batch with K orders in the parallel mode, next to one forward pass of the network.
 
-    `images`: of the batch, at most; the paper takes one.
+    `images`: at most so many of the batch; the paper uses one.
     """
     device = experiment.device
     if device.type != "cuda":
@@ -193,9 +193,9 @@ def memory_by_k(
 
 
 def _peak(work: Callable[[], None], device: torch.device) -> int:
-    """The most bytes that tensors took; a first run lets kernels be compiled and caches be filled."""
+    """Peak bytes of tensors; a first run compiles kernels and fills caches."""
     work()
-    gc.collect()  # a method's network refers to itself, so its tensors outlive it otherwise
+    gc.collect()  # a method's network refers to itself, so that its tensors would outlive it
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     work()
@@ -204,7 +204,7 @@ def _peak(work: Callable[[], None], device: torch.device) -> int:
 
 
 def _grid(corners: Sequence[tuple[float, float]], points: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Places on a square twice as wide as what the corners need, about their middle."""
+    """Grid coordinates of a square around the corners, twice as wide as they need."""
     columns = list(zip(*corners, strict=True))
     middles = [(min(column) + max(column)) / 2 for column in columns]
     reach = max(max(column) - min(column) for column in columns)
@@ -219,7 +219,7 @@ def _title(domain: Domain, *more: str) -> str:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Mean entropy in nats of each order, by letters: on each domain, and over them, which `mean` holds ascending."""
+    """Mean entropy in nats of each order: on each domain, and in `mean`, ascending, over all of them."""
 
     dataset: str
     severity: int | None

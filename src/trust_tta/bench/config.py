@@ -1,4 +1,4 @@
-"""An experiment, declared once: TOML files, flags, keywords, the documents and the stored record all follow it."""
+"""An experiment, declared once: TOML files, flags, keywords, documentation and stored records all derive from it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trust_tta.results.codec import canonical_json
 from trust_tta.results.display import make_label
 from trust_tta.schema import Count, Name, Natural, Positive, Schema, Title, did_you_mean, show
 
-SAMPLE, ARRAY = "sample", "array"  # data that is corrupted as it is read
+SAMPLE, ARRAY = "sample", "array"  # data sets that are corrupted as they are read
 CLEAN = "clean"
-FROM_CLEAN = frozenset({"source_statistics", "fisher"})  # options that nobody writes: clean images give them
+FROM_CLEAN = frozenset({"source_statistics", "fisher"})  # options that are computed from clean images
 
 
 def _several(value: Any) -> Any:
@@ -34,7 +34,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _preset(value: Any) -> Any:
-    """A preset by name; a table that says nothing of a crop crops only what it resizes."""
+    """A preset by name; a table without `crop` crops only if it resizes."""
     if isinstance(value, str):
         return find_preset(value)
     if isinstance(value, Mapping):
@@ -173,7 +173,7 @@ class DataConfig(Schema):
 
 
 class StreamsConfig(Schema):
-    """In which order, and how many at a time, the images come; one stream for each batch size and seed."""
+    """The order and batches in which images come; one stream for each batch size and seed."""
 
     setting: Title = Field(
         "online",
@@ -242,7 +242,7 @@ class MethodConfig(Schema):
 
 
 class RunConfig(Schema):
-    """Everything that one experiment is."""
+    """One experiment."""
 
     experiment: Annotated[Title, Field(min_length=1)] = Field(
         description="name of the experiment; default: that of the file"
@@ -295,7 +295,7 @@ class RunConfig(Schema):
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it; what JSON has not, such as infinity, becomes a string."""
+    """The value as JSON can express it; anything else, such as infinity, becomes a string."""
     if isinstance(value, Mapping):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -311,17 +311,17 @@ def _is_from_outside(network: str | None) -> bool:
     return network is not None and network not in VARIANTS
 
 
-# The embedded run: every choice was made before anyone looked at a result. Corruptions: the first of each of the
-# benchmark's four families (noise, blur, weather, digital) in its own order, at severity 5. Methods: with their default
-# options. Three seeds: each draws its images, their order and the corruptions' random numbers. Images and batch size:
-# as many as two processor cores manage in the time that a demo may take.
+# The demo: every choice was made before anyone looked at a result. Corruptions: the first of each of the benchmark's
+# four families (noise, blur, weather, digital), at severity 5. Methods: with their default options. Three seeds: each
+# draws its images, their order and the corruptions' random numbers. Images and batch size: what two processor cores
+# manage in the time that a demo may take.
 DEMO_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "snow", "contrast")
 DEMO_METHODS = ("source", "bn", "tent", "tide")
 DEMO_IMAGES = 224
 
 
 def demo_configs(out: Path, *, seeds: int = 3, images: int = DEMO_IMAGES) -> tuple[RunConfig, RunConfig]:
-    """The experiment of `trust-tta demo`, with its results in `out`; TRUST, which costs most, has one seed."""
+    """The experiment of `trust-tta demo`, with its results in `out`; TRUST, which costs most, gets one seed."""
     config = RunConfig(
         experiment="demo",
         model=ModelConfig(checkpoint="vmamba_nano_cifar10", name="vmamba_nano", num_classes=10),

@@ -1,4 +1,4 @@
-"""Where the images of an experiment come from: data sets on disk, or clean images corrupted as they are read."""
+"""The images of an experiment: data sets on disk, or clean images that are corrupted as they are read."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
 
-_PROBES = 8  # images whose pixels stand for the code that makes all of them
+_PROBES = 8  # corrupted images that represent the code in a fingerprint
 _CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(
     ("imagenet-c", "imagenet-sketch", "imagenet-v2", "imagenet-r"), "imagenet"
 )
-_LEFT_OUT = ("pacs",)  # a network for one of the domains was trained on the others
+_LEFT_OUT = ("pacs",)  # data sets whose networks were trained on all domains but the target
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class CorruptedImages:
 
 
 class ExperimentData:
-    """The data of one experiment. Sets on disk are opened once; corrupted images are kept as long as their stream."""
+    """The data of one experiment. Data sets are opened once; corrupted images are kept as long as their stream."""
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
@@ -85,7 +85,7 @@ class ExperimentData:
 
     @property
     def names_classes(self) -> bool:
-        """Whether folders or an object name the classes, rather than the data set in an order that all share."""
+        """Whether folders or an object name the classes, rather than the specification of the data set."""
         return not self.config.corrupts and not find_spec(self.config.dataset).class_names
 
     def domains(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class ExperimentData:
         return found
 
     def open(self, domain: str, *, severity: int, seed: int) -> Dataset:
-        """One domain at one severity; the seed counts only where images are corrupted as they are read."""
+        """One domain at one severity; the seed matters only where images are corrupted as they are read."""
         config = self.config
         if config.labels_pixels and domain not in (CLEAN, *ALL_CORRUPTIONS):
             return open_dataset(config.dataset, config.root, domain=domain, options=config.options)
@@ -119,7 +119,7 @@ class ExperimentData:
         return self._opened[domain, severity]
 
     def clean(self, target: str | None = None) -> Dataset:
-        """The clean images that belong to the data; for a `target` that was left out, those of all other domains."""
+        """The clean images that belong to the data; for a left-out `target`, those of all other domains."""
         left_out = target if self.config.dataset in _LEFT_OUT else None
         if left_out not in self._clean:
             self._clean[left_out] = self._open_clean() if left_out is None else self._open_others(left_out)
@@ -156,7 +156,7 @@ class ExperimentData:
         return open_dataset(_CLEAN_SETS[config.dataset], config.root)
 
     def stream(self, streams: StreamsConfig, *, batch_size: int, seed: int, workers: int) -> list[Domain]:
-        """The domains as the network meets them, not yet preprocessed."""
+        """The domains in the order of the stream, not yet preprocessed."""
         config = StreamConfig(
             setting=streams.setting,
             batch_size=batch_size,
@@ -189,13 +189,13 @@ class ExperimentData:
 
 
 def prepare(domain: Domain, preprocessing: Preprocessing, checkpoint: Checkpoint | None = None) -> Domain:
-    """The domain with its images made into network input, and its labels numbered as the checkpoint's outputs."""
+    """The domain with preprocessed images, and with labels numbered as the outputs of the checkpoint."""
     dataset = domain.dataset if checkpoint is None else align(domain.dataset, checkpoint)[0]
     return replace(domain, batches=replace(domain.batches, dataset=dataset, preprocessing=preprocessing))
 
 
 def align(dataset: Dataset, checkpoint: Checkpoint) -> tuple[Dataset, str]:
-    """The data set with its classes matched by name with those of the network, and a warning where nothing tells."""
+    """The data set with its classes matched by name to the network's, and a warning where that is not possible."""
     if checkpoint.num_classes not in (None, len(dataset.class_names)):
         return dataset, ""  # refused when the network is loaded
     return align_classes(dataset, checkpoint.classes, source=checkpoint.origin)

@@ -1,4 +1,4 @@
-"""The circumstances of a run: versions, device, commit."""
+"""The environment of a run: device, versions, commit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def collect_facts(*, device: torch.device, dtype: str, config: str) -> Facts:
-    """The facts of this process; the times are those of each cell and are filled in later."""
+    """The facts of this process; the times of each cell are filled in later."""
     return Facts(
         trust_tta=__version__,
         torch=str(torch.__version__),
@@ -77,7 +77,7 @@ def now() -> str:
 def find_commit(package: Path) -> str | None:
     """The commit that the package's files belong to, with "-dirty" where they differ; None outside a clone."""
     try:
-        # An installed package may lie in somebody else's repository: only files that it tracks count.
+        # An installed package may lie inside another repository: only tracked files count.
         subprocess.run(
             ["git", "ls-files", "--error-unmatch", "__init__.py"],
             cwd=package,

@@ -1,4 +1,4 @@
-"""An experiment that is being run: its data, streams and networks, each opened when it is needed."""
+"""A running experiment: its data, streams and networks, each opened when it is needed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from trust_tta.data.streams import Domain
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.models.checkpoint import Checkpoint
 
-WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch
-_BARE_LABELS = (ARRAY, "array-c")  # numbers without names, of which not all need occur
+WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch size
+_BARE_LABELS = (ARRAY, "array-c")  # numbers without names, not all of which need to occur
 
 
 class Experiment:
-    """The data and networks of a plan; of streams and networks only the last one is kept."""
+    """The data and networks of a plan; only the last stream and the last network are kept."""
 
     def __init__(self, config: RunConfig, *, data: ExperimentData | None = None, plan: Plan | None = None) -> None:
         self.config = config
         self.device = choose_device(config.device)
         self.data = data or ExperimentData(config.data)
         self.plan = plan or make_plan(config, self.data)
-        self.workers = 0 if self.device.type == "cpu" else 4  # threads that decode would disturb times on a CPU
+        self.workers = 0 if self.device.type == "cpu" else 4  # decoding threads would disturb timings on a CPU
         self._network: tuple[str, nn.Module] | None = None
         self._stream: tuple[tuple[int, int], list[Domain]] | None = None
 
@@ -37,7 +37,7 @@ class Experiment:
         return [self.prepare(domain) for domain in self._open_stream(stream.batch_size[0], stream.seeds[0])]
 
     def domains_of(self, chain: Chain) -> list[Domain]:
-        """What the chain's network meets, as its input."""
+        """The domains of a chain, as network input."""
         stream = self._open_stream(chain.batch_size, chain.seed)
         return [self.prepare(stream[place]) for place in chain.places]
 
@@ -46,16 +46,16 @@ class Experiment:
         return prepare(domain, self.plan.preprocessing[base], self.plan.checkpoints[base])
 
     def clean(self, chain: Chain, *, limit: int | None) -> Domain:
-        """At most `limit` clean images, drawn once for all cells, as the chain's network takes them."""
+        """At most `limit` clean images, the same for all cells, as input of the chain's network."""
         target = self._open_stream(chain.batch_size, chain.seed)[chain.places[0]].dataset.domain
         domain = self.data.clean_stream(target, batch_size=chain.batch_size, limit=limit, workers=self.workers)
         return prepare(domain, self.plan.preprocessing[target], self.plan.checkpoints[target])
 
     def network(self, domain: Domain) -> nn.Module:
-        """The network of this domain; a new one first does one pass each way, so that no cell pays for compiling."""
+        """The network of this domain; a new one runs forward and backward once, so that no cell pays for compiling."""
         checkpoint = self.plan.checkpoints[domain.dataset.domain]
         if self._network is None or self._network[0] != checkpoint.sha256:
-            self._network = None  # let go before the next is made
+            self._network = None  # freed before the next is made
             model = load_network(checkpoint, dataset=domain.dataset, device=self.device)
             warm_up(model, domain.batches.load(0).images[:WARM_UP_IMAGES].to(self.device), dtype=self.config.dtype)
             self._network = checkpoint.sha256, model
@@ -73,7 +73,7 @@ class Experiment:
 
 
 def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.device) -> nn.Module:
-    """The network in evaluation mode; one with other classes than the data set is refused."""
+    """The network in evaluation mode; a number of classes that does not fit the data set is refused."""
     classes = len(dataset.class_names)
     outputs = classes if checkpoint.num_classes is None else checkpoint.num_classes
     fits = outputs >= classes if dataset.name in _BARE_LABELS else outputs == classes
@@ -86,12 +86,12 @@ def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.devi
 
 
 def warm_up(model: nn.Module, images: Tensor, *, dtype: str) -> None:
-    """One pass forward and backward over images (n, c, h, w) that changes nothing, in so far as it succeeds."""
+    """Try one pass forward and backward over images (n, c, h, w), which changes nothing."""
     try:
         with torch.enable_grad(), autocast(images.device, dtype):
             loss = model(images).square().sum()
         torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
     except TrustError:  # the user's mistake
         raise
-    except Exception:  # a cell that meets the same says so itself
+    except Exception:  # a cell with the same problem will report it
         return

@@ -1,4 +1,4 @@
-"""Accuracy, calibration and their course along a stream of batches."""
+"""Accuracy and calibration along a stream of batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from trust_tta.errors import ConfigError, DataError, ShapeError
 from trust_tta.results.record import BINS, CellResult, Course, Reliability, SamplePrediction
 
-_SMALLEST = float(torch.finfo(torch.float32).tiny)  # a probability of 0 must not make a whole mean infinite
+_SMALLEST = float(torch.finfo(torch.float32).tiny)  # a probability of 0 must not make a mean infinite
 _SUM_TOLERANCE = 0.02  # half precision
 
 
@@ -215,7 +215,7 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
         before: tuple[Tensor | None, Tensor | None],
         after: tuple[Tensor, Tensor],
     ) -> None:
-        """Keep what is wanted; `before` and `after` are classes (n,) and confidence in them (n,)."""
+        """Keep the wanted predictions; `before` and `after` are classes (n,) and confidence in them (n,)."""
         wanted = frozenset(self.keep)
         (earlier, sure), (predicted, confidence) = before, after
         self.kept += [
@@ -246,7 +246,7 @@ def _check_shapes(outputs: Tensor, labels: Tensor, before: Tensor | None, indice
 
 
 def _columns(classes: Sequence[int] | None, c: int) -> Tensor:
-    """The columns among which the decision falls, as indices (c',)."""
+    """The columns of the classes to choose from, as indices (c',)."""
     if classes is None:
         return torch.arange(c)
     columns = torch.tensor(list(classes), dtype=torch.long)
@@ -273,7 +273,7 @@ def _from_logits(logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _from_probabilities(outputs: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (n, c) made to sum to one, and negative log-likelihood (n,)."""
+    """Probabilities (n, c), normalized, and negative log-likelihood (n,)."""
     p = outputs / outputs.sum(1, keepdim=True)
     return p, -p.gather(1, truth[:, None])[:, 0].clamp(min=_SMALLEST).log()
 

@@ -1,4 +1,4 @@
-"""Reading experiments from TOML, from flags or from both; every mistake is told at once."""
+"""Reading experiments from TOML, from flags or from both; all mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trust_tta.textfiles import read_toml
 
 PARTS, SMALL = "parts", "small"
 
-# The names that configurations of the field use, dotted and in any case, and what they are called here.
+# Names that other projects' configurations use, dotted and in any case, and ours for them.
 ALIASES = {
     "setting": "stream.setting",
     "rng_seed": "stream.seeds",
@@ -32,12 +32,12 @@ ALIASES = {
     "optim.steps": "options.steps",
     "model.episodic": "options.episodic",
 }
-_KEPT = ("methods", "model.overrides", "model.preprocessing", "data.options", "options")  # have names of their own
+_KEPT = ("methods", "model.overrides", "model.preprocessing", "data.options", "options")  # they have keys of their own
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one experiment; `where` stands before its mistakes."""
+    """The tables of one experiment; its mistakes are prefixed with `where`."""
 
     where: str
     content: dict[str, Any]
@@ -57,7 +57,7 @@ def read_parts(
 ) -> tuple[RunConfig, ...]:
     """The experiments of a TOML file, one for each of its [[parts]], or the one of its small scale.
 
-    Of several parts, a data set among the `changes` picks its own. The small scale is checked even if not chosen.
+    A data set among the `changes` selects the parts that use it. The small scale is checked even if not chosen.
     """
     content, changes = {} if path is None else read_toml(path), changes or {}
     mistakes: list[str] = []
@@ -79,7 +79,7 @@ def read_parts(
 
 
 def parse_config(content: Mapping[str, Any], *, name: str, origin: str) -> RunConfig:
-    """The experiment that nested tables describe; all mistakes in one ConfigError."""
+    """The experiment that nested tables describe; one ConfigError lists all mistakes."""
     mistakes: list[str] = []
     config = _make("", content, name, mistakes)
     if config is None or mistakes:
@@ -91,7 +91,7 @@ def translate(content: Mapping[str, Any]) -> dict[str, Any]:
     """`content` under our names, as nested tables; what is unknown keeps its name."""
     translated: dict[str, Any] = {}
     for name, value in _flatten(content):
-        if name == "corruption.num_ex" and value == -1:  # the field's word for all
+        if name == "corruption.num_ex" and value == -1:  # means all images
             continue
         if name == "corruption.severity" and isinstance(value, list) and len(value) == 1:
             (value,) = value
@@ -110,11 +110,11 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def change(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with the changes of a command line: `methods` picks among those given, `method_options` sets."""
+    """The tables with the changes of a command line: `methods` selects methods, `method_options` sets options."""
     rest = {name: value for name, value in changes.items() if name not in ("methods", "method_options")}
     merged = merge(content, rest)
     tables = [{"name": entry} if isinstance(entry, str) else entry for entry in _listed(merged.get("methods", []))]
-    if not all(isinstance(table, Mapping) for table in tables):  # told with the other mistakes
+    if not all(isinstance(table, Mapping) for table in tables):  # reported with the other mistakes
         return merged
     if "methods" in changes:  # in this order; a name without a table stands for the method's defaults
         named = {name: [table for table in tables if table.get("name") == name] for name in changes["methods"]}
@@ -133,7 +133,7 @@ def _told(mistakes: list[str], origin: str) -> ConfigError:
 
 
 def _make(where: str, content: Mapping[str, Any], name: str, mistakes: list[str]) -> RunConfig | None:
-    """One experiment; its mistakes are noted behind `where` it is, those of a section shared by several only once."""
+    """One experiment; its mistakes are added with the prefix `where`, those of a shared section only once."""
     values = {"experiment": name, **content}
     named = values["experiment"] if isinstance(values["experiment"], str) else name
     values.setdefault("store", f"runs/{named}.sqlite")
@@ -147,7 +147,7 @@ def _make(where: str, content: Mapping[str, Any], name: str, mistakes: list[str]
 
 
 def _share_options(values: dict[str, Any]) -> list[str]:
-    """Hand the table `options` to the methods that have them; what is wrong with it."""
+    """Give the options of the table `options` to the methods that have them; returns what is wrong with it."""
     shared = values.pop("options", {})
     if not isinstance(shared, Mapping):
         return [f"options is {show(shared)}; give a table"]
@@ -158,7 +158,7 @@ def _share_options(values: dict[str, Any]) -> list[str]:
             method if valid is None else {**{o: v for o, v in shared.items() if o in valid}, **method}
             for method, valid in zip(methods, known, strict=True)
         ]
-    if None in known:  # a method that nobody knows is told of itself
+    if None in known:  # unknown methods are reported anyway
         return []
     every = {option for valid in known for option in valid or ()}
     return [f"options.{o}: no listed method has it; {did_you_mean(o, sorted(every))}" for o in shared if o not in every]
@@ -186,7 +186,7 @@ def _full_scale(content: Mapping[str, Any], mistakes: list[str]) -> list[Tables]
 
 
 def _small_scale(content: Mapping[str, Any], *, name: str, mistakes: list[str]) -> Tables | None:
-    """The file with the sections of [small] in place of its own: one experiment, with a name and store of its own."""
+    """The file with its sections replaced by those of [small]: one experiment, with its own name and store."""
     section = content.get(SMALL)
     if section is None:
         return None
@@ -223,7 +223,7 @@ def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
 
 
 def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set a value inside tables, made where missing; what is no table stays, to be told with the other mistakes."""
+    """Set a value in nested tables, created where missing; anything else in their place is reported later."""
     for name in path[:-1]:
         inner: Any = table.setdefault(name, {})
         if not isinstance(inner, dict):

@@ -1,4 +1,4 @@
-"""Metrics of a stream of pictures whose pixels are classified: the mean IoU stands where accuracy stands elsewhere."""
+"""Metrics of a stream of pictures whose pixels are classified: the mean IoU takes the place of accuracy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PixelMeter(Meter[PixelBatch]):
     """
 
     classes: int
-    keep: frozenset[int] = frozenset()  # indices of the pictures whose labels are kept, true and predicted
+    keep: frozenset[int] = frozenset()  # indices of pictures whose true and predicted labels are kept
     palette: NDArray[np.uint8] | None = None  # (classes, 3)
     masks: list[MaskSample] = field(default_factory=list, init=False)
 

@@ -1,4 +1,4 @@
-"""From an experiment to its cells, each with everything that decides its numbers."""
+"""From an experiment to its cells, each with everything that determines its numbers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from trust_tta.results.display import BASELINES
 from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
-MEASURES = ("clean_after", "keep_samples", "confusion")  # ask more of a cell, and are not part of its key
-CLEAN_IMAGES = 256  # from which a method learns what clean images look like
+MEASURES = ("clean_after", "keep_samples", "confusion")  # measured in addition, and not part of a cell's key
+CLEAN_IMAGES = 256  # from which methods gather statistics of clean data
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Cells that a method goes through without being reset in between; a single one where every domain resets."""
+    """Cells that a method goes through without a reset in between; a single one where every domain resets."""
 
     method: MethodConfig
     batch_size: int
     seed: int
-    places: tuple[int, ...]  # of the domains in the stream
+    places: tuple[int, ...]  # positions of the domains in the stream
     keys: tuple[CellKey, ...]
     batches: tuple[int, ...]  # of each cell
-    measures: dict[str, int]  # how much of each of MEASURES is wanted
-    cost: int  # passes of the network per batch, as far as they can be foreseen
+    measures: dict[str, int]  # requested amount of each of MEASURES
+    cost: int  # estimated passes of the network per batch
 
     @property
     def passes(self) -> int:
@@ -44,7 +44,7 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All chains of an experiment, in the order in which they are run, and the networks of its domains."""
+    """All chains of an experiment, in the order they run, and the networks of its domains."""
 
     chains: tuple[Chain, ...]
     checkpoints: dict[str, Checkpoint]  # by domain
@@ -57,12 +57,12 @@ class Plan:
 
     @property
     def labels(self) -> dict[CellKey, str]:
-        """What each cell's method is called wherever results are shown."""
+        """The label of each cell's method, wherever results are shown."""
         return {key: chain.method.shown for chain in self.chains for key in chain.keys}
 
     @cached_property
     def baselines(self) -> dict[CellKey, CellKey]:
-        """The cell that each cell's gain is measured against: the first baseline among the methods."""
+        """For each cell, the cell that its gain is measured against: that of the first baseline among the methods."""
         present = {chain.method.name for chain in self.chains}
         name = next((name for name in BASELINES if name in present), None)
         found = {(c.batch_size, c.seed, c.places): c.keys for c in self.chains if c.method.name == name}
@@ -103,7 +103,7 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Plan:
 
 
 def weigh(plan: Plan, store: ResultStore) -> Plan:
-    """The plan with costs as finished cells of the same methods had them, where the store has any."""
+    """The plan with costs taken from finished cells of the same methods, where the store has any."""
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
     wanted = {(chain.keys[0].method, chain.keys[0].options) for chain in plan.chains}
     for cell in store.results(lambda key: (key.method, key.options) in wanted, course=False):
@@ -123,7 +123,7 @@ def weigh(plan: Plan, store: ResultStore) -> Plan:
 
 
 def foreseen_passes(options: Mapping[str, Any]) -> int:
-    """Passes over a batch by a method with these options; a backward pass takes as long as two forward ones."""
+    """Estimated passes per batch of a method with these options; a backward pass counts as two."""
     if "lr" not in options:
         return max(1, int(options.get("population") or 1))
     orders = options.get("orders")
@@ -132,7 +132,7 @@ def foreseen_passes(options: Mapping[str, Any]) -> int:
 
 
 def stretches(domains: list[Domain]) -> Iterator[tuple[int, ...]]:
-    """The places of the domains between one reset and the next."""
+    """The positions of the domains between one reset and the next."""
     starts = [i for i, domain in enumerate(domains) if domain.reset_before or domain.reset_each_batch]
     for start, end in zip(starts, [*starts[1:], len(domains)], strict=True):
         yield tuple(range(start, end))
@@ -153,11 +153,11 @@ def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
         preprocessing=model.preprocessing,
         fields=model.overrides,
     )
-    return found.release() if model.per_domain else found  # not all networks at once
+    return found.release() if model.per_domain else found  # so that not all networks are in memory at once
 
 
 def fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str, Preprocessing]) -> Iterator[str]:
-    """Of what the network has met by the end of each cell: pixels, order, preprocessing, and all that came before."""
+    """A fingerprint for each cell of all that the network has seen by its end: pixels, order, preprocessing."""
     before = ""
     for domain in cells:
         dataset, batches = domain.dataset, domain.batches
@@ -216,7 +216,7 @@ def _chain(
 
 
 def key_options(method: MethodConfig) -> dict[str, object]:
-    """All options of the method; statistics of clean images, which the runner gathers, by how they are gathered."""
+    """All options of the method; in place of statistics that the runner gathers, a note of how it gathers them."""
     options = method.all_options()
     options |= {name: f"{CLEAN_IMAGES} clean images" for name in FROM_CLEAN & options.keys()}
     return options

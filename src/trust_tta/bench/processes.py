@@ -1,4 +1,4 @@
-"""Experiments shared by several processes of this machine, each with the store, the data and the network for itself."""
+"""Experiments shared by several processes of this machine, each with its own store, data and network."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError
 from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.store import ResultStore
 
-GRACE_SECONDS = 10.0  # for a worker to give back its cells before it is killed
-REFUSALS = (CheckpointError, ConfigError, DataError, StateError)  # of one experiment; the others are run
+GRACE_SECONDS = 10.0  # for a worker to release its cells before it is killed
+REFUSALS = (CheckpointError, ConfigError, DataError, StateError)  # end one experiment; the others are run
 
-# What a worker tells: steps of progress, a line worth keeping, or why an experiment (by number) cannot be run.
+# Messages of a worker: steps of progress, a line to keep, or why an experiment (by number) cannot be run.
 Message: TypeAlias = int | str | tuple[int, TrustError]
 
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """An experiment with its plan, which no worker has to make again; `prefix` stands before its cells' lines."""
+    """An experiment with its plan, which workers need not make again; `prefix` begins the lines of its cells."""
 
     config: RunConfig
     plan: Plan
@@ -42,7 +42,7 @@ class Assignment:
 
 
 class Engine(Protocol):
-    """Whatever runs assignments; it gives what kept one from being run, by its number."""
+    """Runs assignments; returns why some could not be run, by number."""
 
     def __call__(
         self, assigned: Mapping[int, Assignment], *, chains: int, progress: Progress
@@ -52,7 +52,7 @@ class Engine(Protocol):
 def sweep_together(
     configs: Sequence[RunConfig], engine: Engine, *, retry: bool = False, progress: Progress = SILENT
 ) -> list[Outcome | TrustError]:
-    """Run experiments with an engine; for each, how it ended or what kept it from being run.
+    """Run experiments with an engine; for each, its outcome or why it could not be run.
 
     No experiment waits for the one before. However this ends, no worker is left behind.
     """
@@ -75,10 +75,10 @@ def sweep_together(
 
 
 def _assign(configs: Sequence[RunConfig], *, retry: bool) -> tuple[dict[int, Assignment], dict[int, TrustError]]:
-    """The plans of the experiments, noted in their stores, by number; and why some cannot be run."""
+    """The plans of the experiments by number, recorded in their stores; and why some cannot be run."""
     assigned: dict[int, Assignment] = {}
     refused: dict[int, TrustError] = {}
-    opened: dict[DataConfig, ExperimentData] = {}  # data that several experiments share are hashed once
+    opened: dict[DataConfig, ExperimentData] = {}  # data shared by several experiments are hashed once
     for number, config in enumerate(configs):
         prefix = f"{config.data.dataset} {config.stream.setting:<8}  " if len(configs) > 1 else ""
         try:
@@ -101,7 +101,7 @@ def _left(assignment: Assignment) -> list[Chain]:
 def share(
     assigned: Mapping[int, Assignment], *, processes: int, chains: int, progress: Progress = SILENT
 ) -> dict[int, TrustError]:
-    """Run assignments of so many chains in at most `processes`; gives what kept one from being run, by its number.
+    """Run assignments with so many chains in at most `processes`; returns why some could not be run, by number.
 
     When a worker dies, the others take over its cells.
     """
@@ -132,12 +132,12 @@ def _part_with(process: BaseProcess, progress: Progress) -> None:
 
 @contextmanager
 def _workers(assigned: Mapping[int, Assignment], processes: int) -> Iterator[dict[Connection, BaseProcess]]:
-    """Workers that have their assignments, by the connection on which they tell of them; all have ended afterwards."""
+    """Workers that have their assignments, by their connection; all have ended when the context ends."""
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, BaseProcess] = {}
     started: list[BaseProcess] = []
     try:
-        with _without_interrupts():  # which workers inherit: they end when this process says so
+        with _without_interrupts():  # inherited by the workers, which end when this process says so
             for _ in range(processes):
                 here, there = context.Pipe()
                 process = context.Process(target=work, args=(there, processes), daemon=True)
@@ -145,8 +145,8 @@ def _workers(assigned: Mapping[int, Assignment], processes: int) -> Iterator[dic
                 there.close()
                 started.append(process)
                 workers[here] = process
-        for connection in workers:  # after all have started: a worker reads this only when it has imported everything
-            with suppress(OSError):  # one that died already is noticed when it is listened to
+        for connection in workers:  # once all have started: a worker reads this only after its imports
+            with suppress(OSError):  # a worker that has died is noticed when its messages are read
                 connection.send(dict(assigned))
         yield workers
     finally:
@@ -163,7 +163,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
-    """Ask those that still run to end, and kill those that do not in time."""
+    """Terminate the processes, and kill those that do not end in time."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -175,7 +175,7 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def work(connection: Connection, processes: int) -> None:
-    """A worker: its share of the threads, then the experiments; what is free in any comes before any waiting."""
+    """A worker: takes its share of the threads and runs experiments; free cells of any come before waiting."""
     teller = _Teller(connection)
     signal.signal(signal.SIGTERM, teller.leave)
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
@@ -201,20 +201,20 @@ def _take_part(assignment: Assignment, teller: _Teller, *, patient: bool) -> Non
 
 
 class _Teller(Silent):
-    """The progress of a worker, handed on to the process that started it; leaves when nobody listens any more."""
+    """The progress of a worker, sent to the process that started it; exits when nobody listens any more."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.code: int | None = None  # with which to end, once somebody asked for it
+        self.code: int | None = None  # exit code, once an exit was requested
 
     def leave(self, number: int, _frame: FrameType | None) -> None:
-        """The handler of a signal to end."""
-        signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the clearing up
+        """The handler of SIGTERM."""
+        signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the cleanup
         self.code = 128 + number
         sys.exit(self.code)
 
     def advance(self, n: int = 1) -> None:
-        self.tell(n)  # also 0: a worker that waits must notice, too, that it is alone
+        self.tell(n)  # also 0: a waiting worker must notice, too, when it is alone
 
     def note(self, text: str) -> None:
         self.tell(text)

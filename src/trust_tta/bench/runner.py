@@ -1,4 +1,4 @@
-"""The one evaluation loop: a method meets a stream, batch by batch, and everything about it is measured."""
+"""The one evaluation loop: a method meets a stream, batch by batch, and is measured."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LONGER_SIDE = 64  # pixels of a kept picture
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conditions:
-    """How a stream is run and what is measured beside the accuracy."""
+    """How a stream is run, and what is measured besides accuracy."""
 
     device: torch.device
     dtype: str = "float32"  # or "bf16": the network computes under autocast
     class_mask: bool = True
-    clean: Domain | None = None  # images to measure forgetting on, after each domain
+    clean: Domain | None = None  # images on which forgetting is measured after each domain
     keep_samples: int = 0
     confusion: bool = False
 
@@ -43,7 +43,7 @@ class Conditions:
 def run_stream(
     method: Method, domains: Sequence[Domain], conditions: Conditions, *, progress: Progress = SILENT
 ) -> Iterator[CellResult]:
-    """The result of each domain in turn; the method, and the network under it, end up at the source."""
+    """The result of each domain in turn; the method and its network end up at the source."""
     try:
         for domain in domains:
             if domain.reset_before:
@@ -54,7 +54,7 @@ def run_stream(
 
 
 def run_domain(method: Method, domain: Domain, conditions: Conditions, *, progress: Progress = SILENT) -> CellResult:
-    """Adapt on and predict each batch once; a step of progress is a batch, those of clean images count none."""
+    """Adapt on and predict each batch once; a step of progress is a batch, clean images not counted."""
     meter = make_meter(
         domain,
         conditions,
@@ -104,7 +104,7 @@ def make_meter(
 
 
 def clean_accuracy(method: Method, conditions: Conditions, *, progress: Progress = SILENT) -> float | None:
-    """The accuracy on clean images of the method as it is now, without adapting to them."""
+    """The present accuracy of the method on clean images, without adapting to them."""
     if conditions.clean is None:
         return None
     meter = make_meter(conditions.clean, conditions)
@@ -117,9 +117,9 @@ def clean_accuracy(method: Method, conditions: Conditions, *, progress: Progress
 
 
 def small_picture(image: NDArray[np.uint8], *, side: int = LONGER_SIDE) -> bytes:
-    """An image uint8 (h, w, 3) as WebP, scaled down until its longer side has at most so many pixels.
+    """An image uint8 (h, w, 3) as WebP, scaled down so that its longer side has at most `side` pixels.
 
-    Pictures of 64 pixels are stored without a loss; larger ones, of which pixels are labeled, need not be.
+    Pictures of up to 64 pixels are stored without loss; larger ones, as segmentation has them, need not be.
     """
     picture = Image.fromarray(image)
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
@@ -135,14 +135,14 @@ def kept_indices(domain: Domain, count: int) -> list[int]:
 
 
 def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
-    """The images of which predictions were kept, as the data set has them before preprocessing, by index."""
+    """The images whose predictions were kept, before preprocessing, by index."""
     if isinstance(dataset, PixelDataset):
         return {kept.index: small_picture(dataset.image(kept.index), side=PICTURE_SIDE) for kept in result.masks}
     return {kept.index: small_picture(dataset.image(kept.index)) for kept in result.predictions}
 
 
 def _timed(method: Method, images: Tensor, conditions: Conditions) -> tuple[Tensor, float]:
-    """The outputs (n, classes) and the seconds they took; moving images to the device is not counted."""
+    """The outputs (n, classes) and the seconds they took; moving images to the device does not count."""
     wait_for(conditions.device)
     start = time.perf_counter()
     with autocast(conditions.device, conditions.dtype):
@@ -152,5 +152,5 @@ def _timed(method: Method, images: Tensor, conditions: Conditions) -> tuple[Tens
 
 
 def _peak_memory(device: torch.device) -> int | None:
-    """Bytes that tensors took at most on a GPU; None on a CPU, where only the whole process could be told."""
+    """Peak bytes of tensors on a GPU; None on a CPU, where only the whole process could be measured."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""`trust-tta speed`: a network, Tent, TRUST in each mode and the scan alone, timed side by side as one record."""
+"""`trust-tta speed`: a network, Tent, TRUST in each mode and the scan alone, timed in one run as one record."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def measure_speed(
     keep: Callable[[dict[str, Any]], None] = lambda record: None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Measure everything and return the record; `keep` gets it after every row, so that a stopped run leaves some."""
+    """Measure everything and return the record; `keep` gets it after every row, so that a stopped run leaves a part."""
     begun = time.perf_counter()
     torch.manual_seed(0)
     model = require_vmamba(create_model(settings.model), by="speed").to(device).eval()
@@ -80,7 +80,7 @@ def failed_backends(record: dict[str, Any]) -> list[str]:
 
 
 def _describe(settings: Settings, model: VMamba, device: torch.device, checks: dict[str, Check]) -> dict[str, Any]:
-    """The record before its rows: circumstances, checks, counts, the speed of a copy."""
+    """The record before its rows: environment, checks, counts, the speed of a copy."""
     config = canonical_json(asdict(settings))
     facts = collect_facts(device=device, dtype=",".join(settings.dtypes), config=config)
     brief = replace(settings.limits, seconds=settings.limits.seconds / 4)
@@ -95,7 +95,7 @@ def _describe(settings: Settings, model: VMamba, device: torch.device, checks: d
 
 
 def _conclude(rows: list[Timing]) -> dict[str, Any]:
-    """The rows and what they amount to."""
+    """The rows and their summary."""
     return {
         "rows": [asdict(row) for row in rows],
         "exponents": exponents(rows),
@@ -111,14 +111,14 @@ NATIVE = {"cpu": "cpu", "cuda": "triton"}  # the backend that "auto" takes on a 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The network and the sizes of a run; the largest batch is the one that scans and growth are measured at."""
+    """The network and the sizes of a run; scans and growth are measured at the largest batch size."""
 
     model: str
     batches: tuple[int, ...]
     size: int
     dtypes: tuple[str, ...]
     orders: tuple[int, ...] = (1, 2, 4, 6, 8)
-    memory: bool = False  # also the parallel mode by the number of orders, at the smallest batch
+    memory: bool = False  # also measure the parallel mode by the number of orders, at the smallest batch size
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class Settings:
 
 
 def default_settings(device: torch.device) -> Settings:
-    """What each device is compared on: the paper's network on a GPU, the shipped one on a CPU."""
+    """The defaults of each device: the paper's network on a GPU, the shipped one on a CPU."""
     if device.type == "cuda":
         return Settings(
             model="vmamba_tiny_s1l8_bn", batches=(128, 1), size=224, dtypes=("float32", "bf16"), memory=True
@@ -147,13 +147,13 @@ def default_settings(device: torch.device) -> Settings:
 
 
 def quick(settings: Settings) -> Settings:
-    """A run of a few seconds that goes through every part once; its numbers mean nothing."""
+    """A run of a few seconds that exercises every part once; its numbers mean nothing."""
     limits = Limits(seconds=0.0, least=1, warmups=0)
     return replace(settings, model="vmamba_nano", batches=(8,), size=16, orders=(1, 2), memory=True, limits=limits)
 
 
 def make_cases(settings: Settings, model: VMamba, scan: Scan, *, device: torch.device, bandwidth: float) -> list[Case]:
-    """Networks, each beside the same with the reference scan; memory by orders, growth, the scan alone."""
+    """Networks, each next to the same with the reference scan; memory by orders, growth, the scan alone."""
     limits, largest = settings.limits, max(settings.batches)
     brief = replace(limits, seconds=limits.seconds / 4)
     at = Place(NATIVE[device.type], "float32", batch=largest, size=settings.size, limits=limits)
@@ -182,12 +182,12 @@ def make_cases(settings: Settings, model: VMamba, scan: Scan, *, device: torch.d
 
 
 def _is_twin(slow: Timing, fast: Timing) -> bool:
-    """Whether two rows differ in their backend alone: they are timed one after the other, as machines have moods."""
+    """Whether two rows differ only in their backend: such pairs are timed one right after the other."""
     return replace(slow, backend=fast.backend) == fast
 
 
 def exponents(rows: Iterable[Timing]) -> dict[str, float | None]:
-    """The exponents b with which the time of a step grows: cost ~ x^b, over batch, pixels and orders."""
+    """The exponents b with which the time of a step grows, time ~ x^b, over batch size, pixels and orders."""
     points: dict[str, list[tuple[float, float]]] = {"batch": [], "pixels": [], "k": []}
     for row in rows:
         if row.part in points and row.median_ms:
@@ -219,7 +219,7 @@ def _place(row: Timing) -> tuple[object, ...]:
 
 # the network
 
-ORDERS = 6  # of TRUST where no number is asked for, as in the paper
+ORDERS = 6  # of TRUST by default, as in the paper
 SCAN_FLOPS = 9  # for each state, position and direction, as VMamba's authors count; D u adds one per channel
 
 Maker: TypeAlias = Callable[[VMamba, Tensor], Iterator[Work]]
@@ -279,7 +279,7 @@ def count(model: VMamba, *, size: int) -> Counts:
 
 
 def network_cases(model: VMamba, at: Place) -> list[Case]:
-    """Everything that is compared at one batch size; a batch of one cannot be split among orders."""
+    """All steps at one batch size; a batch of one cannot be split among orders."""
     steps = [
         Step("forward", None, _forward),
         Step("forward by the method 'source'", None, _source),
@@ -311,7 +311,7 @@ def reference_cases(model: VMamba, at: Place, *, whole_step: bool) -> list[Case]
 
 
 def order_cases(model: VMamba, counts: Sequence[int], at: Place) -> list[Case]:
-    """The parallel mode with K orders: what they cost in memory over one, TRUST naive."""
+    """The parallel mode with K orders, whose memory is compared with one, TRUST naive."""
     steps = [
         Step(f"TRUST K={k} parallel replicate", k, _method("trust", orders=take_orders(k), mode="replicate"))
         if k > 1
@@ -334,7 +334,7 @@ def scaling_cases(model: VMamba, at: Place) -> list[Case]:
 
 
 def take_orders(k: int, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[ScanOrder | str]:
-    """Of a network's orders the paper's six, where it has them, then the others as they come."""
+    """The first `k` orders of a network: the paper's six, if it has them, then the others."""
     orders = [find_order(name, traversals) for name in traversals]
     papers = [order for order in PAPER_ORDERS if order in orders]
     return [*papers, *(order for order in orders if order not in papers)][:k]
@@ -369,7 +369,7 @@ def _forward(model: VMamba, images: Tensor) -> Iterator[Work]:
 
 
 def _source(model: VMamba, images: Tensor) -> Iterator[Work]:
-    """As the methods do it: on a GPU a recorded pass."""
+    """As the methods do it: on a GPU, a recorded pass."""
     method = create_method("source", model)
     yield lambda: method(images)
 
@@ -417,7 +417,7 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Shape:
-    """u (batch, 2, channels, length), each read forwards and backwards, with so many states a channel."""
+    """u (batch, 2, channels, length), each read forward and backward, with `state` states per channel."""
 
     batch: int
     channels: int
@@ -507,7 +507,7 @@ def _prepare(
 
 
 def _record(make: Callable[[], Work], device: torch.device) -> Work:
-    """The work as a graph of the device, so that launching it from Python does not count; as it is where that fails."""
+    """The work as a CUDA graph, so that launching it from Python does not count; unchanged if recording fails."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

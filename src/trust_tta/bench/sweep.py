@@ -1,4 +1,4 @@
-"""Running all cells of an experiment into a store: resumable, shareable, and through failures of single cells."""
+"""Running all cells of an experiment into a store: resumable, shareable, and robust to failures of single cells."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from trust_tta.results.display import format_gain, format_percent, plain_text
 from trust_tta.results.record import CellKey, CellResult, Facts
 from trust_tta.results.store import ResultStore
 
-POLL_SECONDS = 1.0  # between looks at cells that another process holds
+POLL_SECONDS = 1.0  # between checks of cells that another process holds
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the cells of an experiment stand after a sweep."""
+    """The state of an experiment's cells after a sweep."""
 
     keys: tuple[CellKey, ...]
     done: int
@@ -36,9 +36,9 @@ class Outcome:
 
 
 def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT, retry: bool = False) -> Outcome:
-    """Run what is not finished, wait for what others run, and say how it ended; `retry` tries failed cells again.
+    """Run what is not finished, wait for what others run, and return the outcome; `retry` tries failed cells again.
 
-    Steps of progress are passes of the network, as far as they can be foreseen; each finished cell is a note.
+    Steps of progress are estimated passes of the network; each finished cell is a note.
     """
     experiment = Experiment(config)
     plan = experiment.plan
@@ -48,7 +48,7 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
         retry_failed(plan, store)
     left = unsettled(weigh(plan, store).chains, store)
     runner = CellRunner(experiment, store, progress)
-    if left:  # a checkpoint that does not fit or data that is missing is the user's mistake, not a cell's failure
+    if left:  # a checkpoint that does not fit or missing data is a user's mistake, not a failure of a cell
         runner.check(left[0])
     store.plan(plan.keys, labels=plan.labels)
     if left:
@@ -59,20 +59,20 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
 
 
 def retry_failed(plan: Plan, store: ResultStore) -> None:
-    """Make the failed cells of a plan free again."""
+    """Release the failed cells of a plan."""
     digests = {key.digest for key in plan.keys}
     store.retry_failed(lambda key: key.digest in digests)
 
 
 def unsettled(chains: Sequence[Chain], store: ResultStore) -> list[Chain]:
-    """Those of the chains that are neither finished nor cut short by a failure."""
+    """The chains that are neither finished nor cut short by a failure."""
     _refuse_lacking(chains, store)
     done, failed = _ended(store)
     return [chain for chain in chains if not _is_settled(chain, done, failed)]
 
 
 def standing(plan: Plan, store: ResultStore) -> Outcome:
-    """How the cells of a plan stand."""
+    """The state of the cells of a plan."""
     digests = {key.digest for key in plan.keys}
     done, failed = _ended(store)
     return Outcome(plan.keys, len(done & digests), len(failed & digests))
@@ -80,7 +80,7 @@ def standing(plan: Plan, store: ResultStore) -> Outcome:
 
 @dataclass(frozen=True)
 class Finished:
-    """A cell that was run, with what the store keeps of it."""
+    """A cell that was run, with all that the store keeps of it."""
 
     key: CellKey
     result: CellResult
@@ -90,7 +90,7 @@ class Finished:
 
 
 class _OutsideError(Exception):
-    """Carries an error of the store or of progress out of a cell that it interrupted but that did not fail."""
+    """Carries an error of the store or of progress out of a cell that it interrupted, which did not fail."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -98,7 +98,7 @@ class _OutsideError(Exception):
 
 
 class ChainRunner:
-    """Runs chains of an experiment, wherever their results go; `recorded` is the configuration that they name."""
+    """Runs chains of an experiment, wherever their results go; `recorded` is the configuration to record with them."""
 
     def __init__(self, experiment: Experiment, *, recorded: str | None = None) -> None:
         self.experiment = experiment
@@ -108,7 +108,7 @@ class ChainRunner:
         )
 
     def check(self, chain: Chain) -> None:
-        """Open what the cells need, so that an error comes before the first of them."""
+        """Open what the cells need, so that errors come before the first of them."""
         config, first = self.experiment.config, self.experiment.domains_of(chain)[0]
         gathers = any(FROM_CLEAN & method_options(method.name).keys() for method in config.methods)
         if config.clean_after or gathers:
@@ -155,7 +155,7 @@ class ChainRunner:
 
 
 class Writer:
-    """Records cells of a plan in a store and says so; `prefix` stands before the line of each cell."""
+    """Records cells of a plan in a store and reports them; `prefix` begins the line of each cell."""
 
     def __init__(
         self, config: RunConfig, plan: Plan, store: ResultStore, progress: Progress = SILENT, *, prefix: str = ""
@@ -175,13 +175,13 @@ class Writer:
             self.progress.note(f"{self._name(chain, key)}  failed")
 
     def _name(self, chain: Chain, key: CellKey) -> str:
-        """Label, domain, batch size where there are several, and seed."""
+        """Label, domain, batch size if there are several, and seed."""
         batch = f"  batch {key.batch_size}" if len(self.config.stream.batch_size) > 1 else ""
         label = f"{self.prefix}{chain.method.shown:<{self.width}}"
         return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
 
     def _numbers(self, found: Finished) -> str:
-        """Accuracy, gain over the baseline where that is finished, and seconds."""
+        """Accuracy, gain over the baseline if that is finished, and seconds."""
         baseline = self.plan.baselines.get(found.key)
         base = self.store.find(baseline) if baseline else None
         gain = "" if base is None else format_gain(found.result.accuracy - base.accuracy)
@@ -189,7 +189,7 @@ class Writer:
 
 
 class CellRunner:
-    """Runs the chains of an experiment that are free in a store; `prefix` stands before the line of each cell."""
+    """Runs the chains of an experiment that are free in a store; `prefix` begins the line of each cell."""
 
     def __init__(
         self, experiment: Experiment, store: ResultStore, progress: Progress = SILENT, *, prefix: str = ""
@@ -198,11 +198,11 @@ class CellRunner:
         self.writer = Writer(experiment.config, experiment.plan, store, progress, prefix=prefix)
 
     def check(self, chain: Chain) -> None:
-        """Open what the cells need, so that an error comes before the first of them."""
+        """Open what the cells need, so that errors come before the first of them."""
         self.chains.check(chain)
 
     def run_all(self, chains: Sequence[Chain], *, wait: bool, announce: bool = True) -> None:
-        """Run each chain that is free; with `wait`, go on until those that others hold are settled as well."""
+        """Run each chain that is free; with `wait`, continue until those that others hold are settled as well."""
         left = list(chains)
         while left:
             held = [chain for chain in left if not self.run(chain)]
@@ -218,7 +218,7 @@ class CellRunner:
                 time.sleep(POLL_SECONDS)
 
     def run(self, chain: Chain) -> bool:
-        """Run a chain where it is free; False where another process holds it.
+        """Run a chain if it is free; False if another process holds it.
 
         An error of a cell is recorded, not raised; one of the store ends the run.
         """
@@ -232,7 +232,7 @@ class CellRunner:
                 found = next(results, None)
             except _OutsideError as outside:
                 raise outside.error from outside.error.__cause__
-            except Exception as error:  # whatever it is, the other cells are still worth running
+            except Exception as error:  # the other cells are still worth running
                 self.writer.fail(chain, unfinished, failure_text(error))
                 if device_is_lost(error):
                     raise BackendError(
@@ -242,13 +242,13 @@ class CellRunner:
                 return True
             if found is None:
                 return True
-            if found.key in unfinished:  # the others were recorded before, and run again only to get here
+            if found.key in unfinished:  # the others were recorded before, and ran again only to get here
                 self.writer.finish(chain, found)
                 unfinished.remove(found.key)
 
 
 def device_is_lost(error: Exception) -> bool:
-    """Whether an error of a GPU ended its context: whatever this process asks of it from now on fails."""
+    """Whether a GPU error ended its context, so that everything this process asks of it from now on fails."""
     if not isinstance(error, torch.AcceleratorError):
         return False
     try:
@@ -259,7 +259,7 @@ def device_is_lost(error: Exception) -> bool:
 
 
 class _Pulse(Silent):
-    """The progress of one chain: keeps its claims alive, and hands batches on as passes."""
+    """The progress of one chain: renews its claims, and reports batches as passes."""
 
     def __init__(self, runner: CellRunner, cost: int) -> None:
         self.runner, self.cost = runner, cost
@@ -273,7 +273,7 @@ class _Pulse(Silent):
 
 
 def _refuse_lacking(chains: Sequence[Chain], store: ResultStore) -> None:
-    """A finished cell is not run again, so one that was run without a measure that is wanted now never gets it."""
+    """Refuse finished cells that lack a requested measure: no finished cell is run again."""
     wanted = {key.digest: chain.measures for chain in chains if any(chain.measures.values()) for key in chain.keys}
     if not wanted:
         return
@@ -301,6 +301,6 @@ def _is_settled(chain: Chain, done: set[str], failed: set[str]) -> bool:
 
 
 def failure_text(error: Exception) -> str:
-    """What a store says of a cell that ended in this error."""
+    """The message that a store keeps of a cell that ended in this error."""
     text = reason_of(error, longest=LONGEST_MESSAGE)
     return text if isinstance(error, TrustError) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Timing pieces of work side by side: warm-up, repeats, spread, peak memory; a failure is a result as well."""
+"""Timing pieces of work: warm-up, repeats, spread, peak memory; a failure is a result, too."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Work: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[Work], float]
 Prepare: TypeAlias = Callable[[], AbstractContextManager[Work]]
 
-_CACHE_BYTES = 256 << 20  # more than the second-level cache of any device
+_CACHE_BYTES = 256 << 20  # more than the L2 cache of any device
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a piece of work is measured: until it has `least` repeats and `seconds`, or one repeat took `long`."""
+    """How long to measure: until there are `least` repeats and `seconds` have passed, or one repeat took `long`."""
 
     seconds: float = 1.0
     least: int = 3
@@ -63,24 +63,24 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A timing to be taken: `prepare` gives the work and cleans up after it; floors are in seconds."""
+    """A timing to take: `prepare` gives the work and cleans up after it; floors are in seconds."""
 
     timing: Timing
     prepare: Prepare
     limits: Limits
-    on_device: bool = False  # time by the device's own clock, with its cache emptied before each repeat
+    on_device: bool = False  # use the device's own clock, and flush its cache before each repeat
     floor: float | None = None
     unfused: float | None = None
 
 
 def measure(case: Case, device: torch.device) -> Timing:
-    """The timing with its numbers, or with the reason why it has none."""
+    """The timing with its numbers, or with the reason for their absence."""
     try:
         with warnings.catch_warnings(), autocast(device, case.timing.dtype), case.prepare() as work:
-            warnings.simplefilter("ignore", TrustWarning)  # of poor predictions, which nobody looks at here
+            warnings.simplefilter("ignore", TrustWarning)  # about poor predictions, which do not matter here
             times, peak = _times(work, device, case)
         return _filled(case, times, peak)
-    except Exception as error:  # too little memory, or a kernel that this device cannot take, is a result
+    except Exception as error:  # too little memory, or a kernel that this device cannot run, is a result
         lines = str(error).strip().splitlines() or [""]
         return replace(case.timing, failed=f"{type(error).__name__}: {lines[0]}".rstrip(": "))
     finally:
@@ -118,7 +118,7 @@ def wall_clock(device: torch.device) -> Clock:
 
 
 def device_clock(device: torch.device) -> Clock:
-    """Seconds by the clock of a CUDA device; what the host takes to launch hides behind the emptying of the cache."""
+    """Seconds by the clock of a CUDA device; the launch on the host is hidden behind the flushing of the cache."""
     cache = torch.empty(_CACHE_BYTES, dtype=torch.int8, device=device)
 
     def clock(work: Work) -> float:
@@ -134,7 +134,7 @@ def device_clock(device: torch.device) -> Clock:
 
 
 def copy_bandwidth(device: torch.device, *, limits: Limits) -> float:
-    """Bytes a second that a copy from the device to itself reads and writes."""
+    """Bytes per second that a copy from the device to itself reads and writes."""
     source = torch.ones(1 << (27 if device.type == "cuda" else 25), device=device)
     target = torch.empty_like(source)
     clock = device_clock(device) if device.type == "cuda" else wall_clock(device)
@@ -169,13 +169,13 @@ def _times(work: Work, device: torch.device, case: Case) -> tuple[list[float], i
     if device.type != "cuda":
         return repeat(work, wall_clock(device), case.limits), None
     torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(2):  # by the second time recorded passes have taken their memory, which replaying does not count
+    for _ in range(2):  # the second run shows the memory of recorded passes, which replays do not count
         if wall_clock(device)(work) > case.limits.long:
             break
     peak = torch.cuda.max_memory_allocated(device)
     warmed = replace(case.limits, warmups=max(0, case.limits.warmups - 2))
     if case.on_device:
-        return repeat(work, device_clock(device), warmed), None  # a recorded graph keeps memory of its own
+        return repeat(work, device_clock(device), warmed), None  # a recorded graph has memory of its own
     return repeat(work, wall_clock(device), warmed), peak
 
 

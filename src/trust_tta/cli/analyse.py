@@ -1,4 +1,4 @@
-"""`trust-tta analyse`: what the paper shows beside accuracies, as records that `trust-tta report` draws."""
+"""`trust-tta analyse`: what the paper shows besides accuracies, as records that `trust-tta report` draws."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLES = """\
   trust-tta analyse orders configs/paper/table2.toml --out runs/analyses      a row for each data set
   trust-tta report runs/table1-small.sqlite --analyses runs/analyses          draws them"""
 
-POINTS, SMALL_POINTS = 11, 7  # of a loss surface, each way
+POINTS, SMALL_POINTS = 11, 7  # of a loss surface in each direction
 ORDERS = 6
 
 
@@ -56,14 +56,14 @@ def run(arguments: Namespace) -> None:
 
 
 def surface_points(*, small: bool) -> int:
-    """How fine a loss surface is, each way, if nothing is said."""
+    """The default resolution of a loss surface in each direction."""
     return SMALL_POINTS if small else POINTS
 
 
 def analyse(
     kind: str, parts: Sequence[RunConfig], out: Path, *, points: int = POINTS, every: bool = False
 ) -> list[Path]:
-    """Write the records of one kind and print them; `every` domain, or the first that there is."""
+    """Write and print the records of one kind, for `every` domain or for the first one."""
     from trust_tta.results.order_records import write_record
 
     written = []
@@ -78,7 +78,7 @@ def analyse(
 
 
 def _orders(config: RunConfig, *, several: bool) -> Iterator[tuple[str, OrderRecord]]:
-    """A record for each domain, or, where there are several data sets, one for each of these."""
+    """A record for each domain or, if there are several data sets, one for each of them."""
     ranking = rank(config)
     print_ranking(ranking, ORDERS)
     if several:
@@ -103,7 +103,7 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
                     say(f"  {name:<44} {mean:9.4f}  {deviation:9.2e}")
                 yield f"{which}-{domain.name}", norms
         else:
-            for images in (1, None):  # as the paper measures it, and a batch as it is adapted to
+            for images in (1, None):  # as the paper measures it, and a whole batch
                 memory = compare_orders.memory_by_k(experiment, domain, images=images)
                 say(f"peak memory: {memory.title}\n  forward alone  {memory.baseline / 2**20:9.1f} MiB")
                 for k, peak in zip(memory.k, memory.peak, strict=True):

@@ -1,4 +1,4 @@
-"""Flags that several commands share, how their values are written, and what they change in a configuration."""
+"""Flags that several commands share, the syntax of their values, and what they change in a configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trust_tta.bench.config import RunConfig
     from trust_tta.schema import Schema
 
-# The kind of value behind a key, where its default does not show it; keys that are tables have no flag.
+# The metavar of a key's flag, where its default does not determine it; tables have no flag.
 _KINDS = {
     "model.name": "NAME",
     "model.checkpoint": "FILE",
@@ -37,19 +37,19 @@ _KINDS = {
 }
 _TABLES = ("methods", "model.overrides", "data.options")
 _TABLE_FLAGS = {"--override": "model.overrides", "--data-option": "data.options"}
-_RESULTS = ("clean_after", "keep_samples", "confusion")  # what only a benchmark keeps
+_RESULTS = ("clean_after", "keep_samples", "confusion")  # for benchmarks only
 
 
 def wait_politely() -> None:
-    """Let PyTorch's threads sleep while they wait; to be called before it is imported.
+    """Let PyTorch's threads sleep while they wait; call this before it is imported.
 
-    Threads that spin slow a busy machine down: 10 times on two cores.
+    Spinning threads slow down a busy machine: by a factor of 10 on two cores.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
-    """The configuration file, and a flag for each of its keys; `results`: also for what of them is kept."""
+    """The configuration file, and a flag for each of its keys; with `results` also for what a benchmark keeps."""
     from trust_tta.bench.config import RunConfig
     from trust_tta.schema import outline
 
@@ -101,7 +101,7 @@ def changes(arguments: Namespace) -> dict[str, Any]:
 
 @contextmanager
 def in_words_of_flags(arguments: Namespace) -> Iterator[None]:
-    """Let mistakes in a configuration name the flags that were typed, or should have been, instead of its keys."""
+    """Let mistakes in a configuration name flags instead of keys, where flags were typed or should have been."""
     from trust_tta.bench.config import RunConfig
     from trust_tta.schema import outline
 
@@ -116,7 +116,7 @@ def in_words_of_flags(arguments: Namespace) -> Iterator[None]:
 
 
 def _flag(key: str) -> str:
-    """The flag of a key: the name of its table where it is called a name, else its own."""
+    """The flag of a key: its table's name if the key is called `name`, else its own."""
     table, _, name = key.rpartition(".")
     return f"--{table if name == 'name' else name}".replace("_", "-")
 
@@ -144,7 +144,7 @@ def _add_flag(parser: ArgumentParser, key: str, default: object, text: str) -> N
 
 
 def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, but: type[Schema] | None = None) -> None:
-    """A flag for every field of a schema `but` those of another; values are checked by the schema, all at once."""
+    """A flag for every field of a schema `but` those of another; the schema checks all values at once."""
     for name in [name for name in schema.model_fields if but is None or name not in but.model_fields]:
         field = schema.model_fields[name]
         flag, default = f"--{name.replace('_', '-')}", field.get_default()
@@ -157,7 +157,7 @@ def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, but
 
 
 def schema_values(arguments: Namespace, schema: type[Schema]) -> dict[str, Any]:
-    """The fields of a schema for which a flag was given."""
+    """The fields of a schema that were given as flags."""
     given = {name: getattr(arguments, name) for name in schema.model_fields}
     return {name: written for name, written in given.items() if written is not None}
 
@@ -176,7 +176,7 @@ def integers(text: str) -> list[int]:
 
 
 def value(text: str) -> Any:
-    """A value as TOML writes it; `0.5,0.5` is a list, a bare word a string."""
+    """A value in TOML syntax; `0.5,0.5` is a list, a bare word is a string."""
     for written in (text, f"[{text}]") if "," in text else (text,):
         try:
             return tomllib.loads(f"value = {written}")["value"]

@@ -1,4 +1,4 @@
-"""`trust-tta bench`: methods x domains x seeds into a results store."""
+"""`trust-tta bench`: methods x domains x seeds, into a results store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)"
     )
     add_engine_arguments(parser)
-    parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed before")
+    parser.add_argument("--retry-failed", action="store_true", help="run failed cells again")
     parser.add_argument("--list", action="store_true", help="show the cells and their state; run nothing")
     parser.add_argument("--export", metavar="FILE", help="write the cells to a .csv or .parquet file at the end")
 

@@ -1,4 +1,4 @@
-"""Experiments shown in the terminal: a line per finished cell, tables at the end, in one process or in several."""
+"""Experiments in the terminal: a line per finished cell and tables at the end, with one process or several."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from trust_tta.results import Cell, ResultStore, write_csv, write_parquet
 def run_parts(
     parts: Sequence[RunConfig], *, retry: bool = False, engine: Engine | None = None
 ) -> tuple[list[Cell], list[str]]:
-    """Run experiments with their tables, in this process or by an engine; all finished cells, a line for each problem.
+    """Run experiments and print their tables; returns all finished cells, and a line for each problem.
 
-    Of several, one that cannot be run (its data or network is missing) does not keep the others from running.
+    `engine`: what runs them; None is this process. An experiment that cannot be run, because its data or network is
+    missing, does not keep the others from running.
     """
     cells: list[Cell] = []
     problems: list[str] = []
@@ -57,7 +58,7 @@ def _run_in_turn(parts: Sequence[RunConfig], retry: bool) -> Iterator[tuple[RunC
 def _run_at_once(
     parts: Sequence[RunConfig], retry: bool, engine: Engine
 ) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
-    """The same by several workers, shown as one run; no part waits for the one before."""
+    """The same with several workers, shown as one run; no part waits for the one before."""
     with terminated_like_interrupted(), Drawer() as drawer:
         ended = sweep_together(parts, engine, retry=retry, progress=drawer)
     yield from zip(parts, ended, strict=True)
@@ -85,7 +86,7 @@ def list_cells(config: RunConfig) -> None:
 
 
 def _show_results(config: RunConfig, outcome: Outcome) -> list[Cell]:
-    """Print the failures and the tables of an experiment; its finished cells."""
+    """Print the failures and tables of an experiment; returns its finished cells."""
     digests = {key.digest for key in outcome.keys}
     with ResultStore(config.store, create=False) as store:
         for failure in store.failures(lambda key: key.digest in digests):
@@ -106,7 +107,7 @@ def _failures(outcome: Outcome) -> list[str]:
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that its workers end with it."""
+    """Let SIGTERM end the command as Ctrl-C does, so that its workers end with it."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)  # a second one must not keep the workers from being ended

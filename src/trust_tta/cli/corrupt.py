@@ -24,7 +24,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", help="a .npy file, uint8 (n, h, w, 3), or a folder of images")
     parser.add_argument("output", metavar="OUTPUT", help="folder for <corruption>.npy and labels.npy, or for folders")
     parser.add_argument(
-        "--corruptions", type=names_list, metavar="A,B", help="some of the 19 (default: the 15 of the benchmarks)"
+        "--corruptions",
+        type=names_list,
+        metavar="A,B",
+        help="which of the 19 (default: the 15 of the benchmarks)",
     )
     parser.add_argument("--severities", type=integers, default=[5], metavar="N[,N]", help="1 to 5 (default 5)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random numbers (default 0)")
@@ -66,7 +69,7 @@ def run(arguments: Namespace) -> None:
 
 
 def _labels(source: Path, given: str | None) -> Path | None:
-    """The labels given, or those that lie beside the images under the matching name."""
+    """The given labels, or those next to the images under the matching name."""
     if given:
         return Path(given)
     beside = source.with_name(source.name.replace("images", "labels"))

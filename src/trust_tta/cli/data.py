@@ -11,7 +11,7 @@ from trust_tta.cli.progress import Drawer
 from trust_tta.errors import CheckpointError, DataError, TrustError
 
 EXAMPLES = """\
-  trust-tta data list                      the data sets we know, and where to get them
+  trust-tta data list                      the known data sets, and where to get them
   trust-tta data get cifar10 --root data   fetch CIFAR-10, checked pixel by pixel
   trust-tta data get cifar10 --from cifar-10-python.tar.gz
   trust-tta data check data                what is there, what is missing, what is broken
@@ -22,17 +22,17 @@ EXAMPLES = """\
 
 def add_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("list", help="the data sets we know", epilog="example: trust-tta data list")
+    actions.add_parser("list", help="list the known data sets", epilog="example: trust-tta data list")
     get = actions.add_parser("get", help="fetch a data set", epilog="example: trust-tta data get cifar10 --root data")
-    get.add_argument("dataset", metavar="NAME", help="cifar10, or a data set of yours that has a function `fetch`")
+    get.add_argument("dataset", metavar="NAME", help="cifar10, or a data set of your own with a function `fetch`")
     get.add_argument("--root", default="data", metavar="FOLDER", help="where to put it (default: data)")
-    get.add_argument("--from", dest="archive", metavar="FILE", help="the archive: a file, or its address")
+    get.add_argument("--from", dest="archive", metavar="FILE", help="the archive: a file or a URL")
     thorough = "example: trust-tta data check data --thorough"
-    check = actions.add_parser("check", help="look at every data set under a folder", epilog=thorough)
-    check.add_argument("root", metavar="ROOT", help="folder that holds data sets, or is one")
+    check = actions.add_parser("check", help="check every data set under a folder", epilog=thorough)
+    check.add_argument("root", metavar="ROOT", help="folder that contains data sets, or is one")
     check.add_argument("--thorough", action="store_true", help="read every pixel, not only the headers")
     check.add_argument("--checkpoint", metavar="NAME", help="compare class folders with those of this network")
-    check.add_argument("--dataset", metavar="NAME", help="a data set of yours, as package.module:Name")
+    check.add_argument("--dataset", metavar="NAME", help="a data set of your own, as package.module:Name")
 
 
 def run(arguments: Namespace) -> None:

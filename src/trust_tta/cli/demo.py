@@ -1,4 +1,4 @@
-"""`trust-tta demo`: see it work on shipped images with a shipped network."""
+"""`trust-tta demo`: a run on shipped images with a shipped network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = """\
   trust-tta demo                       again: finished cells are not run twice"""
 
 KEPT = "finished cells are kept"
-MOST_PROCESSES = 8  # each holds PyTorch and the network
+MOST_PROCESSES = 8  # each loads PyTorch and the network
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,9 +24,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--task", default="classification", choices=("classification", "segmentation"), help="what is predicted"
     )
     parser.add_argument("--out", default="demo", metavar="FOLDER", help="folder for results and report (default: demo)")
-    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds (default 3; of segmentation: 1)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds (default 3; for segmentation 1)")
     parser.add_argument(
-        "--images", type=int, metavar="N", help="images per corruption and seed (default 224; of segmentation 16)"
+        "--images", type=int, metavar="N", help="images per corruption and seed (default 224; for segmentation 16)"
     )
 
 
@@ -57,7 +57,7 @@ def run(arguments: Namespace) -> None:
         say(f"a network for CamVid on its test pictures: {names}; {counts}")
     else:
         say(f"{config.model.name} on CIFAR-10 test images: {names}; {counts}; trust, which costs most, with one seed")
-    # So small a network leaves most of several cores idle, but not of one each.
+    # So small a network does not fill several cores, but it fills one: hence a process per core.
     processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
     cells, problems = run_parts(list(parts), engine=local_engine(processes))
     page = out / "report.html"

@@ -1,4 +1,4 @@
-"""`trust-tta doctor`: what this machine can run, and whether it computes the right thing."""
+"""`trust-tta doctor`: what this machine can run, and whether its results are right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = """\
   trust-tta doctor --data /datasets     look for data sets there
   TRITON_INTERPRET=1 trust-tta doctor   check the GPU kernels too, in Triton's interpreter on the CPU"""
 
-# Extra of trust-tta, the package it brings, what it is for.
+# Extra of trust-tta, the package it installs, what it is for.
 EXTRAS = (
     ("triton", "triton", "the selective scan on a GPU"),
     ("foa", "cma", "the method foa"),
@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Print the findings; a backend that computes something else than the reference is a failure."""
+    """Print the findings; a backend that disagrees with the reference is a failure."""
     from trust_tta.scan.selfcheck import TOLERANCE, check_backend, unusable_backends, usable_backends
 
     _section("versions", versions())
@@ -74,7 +74,7 @@ def versions() -> list[tuple[str, str]]:
 
 
 def shipped() -> list[tuple[str, str]]:
-    """The network and the images that come with the package, each checked against its pinned hash."""
+    """The network and the images that ship with the package, each checked against its pinned hash."""
     from trust_tta.data.embedded import load_sample
     from trust_tta.models.checkpoint import Checkpoint
     from trust_tta.models.pretrained import PRETRAINED

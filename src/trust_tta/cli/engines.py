@@ -1,4 +1,4 @@
-"""What runs the cells of a benchmark: this process, several of this machine, or a Ray cluster."""
+"""What runs cells and trainings: this process, several on this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENGINES = ("local", "ray")
 
 
 def add_cluster_arguments(parser: ArgumentParser) -> None:
-    """What runs the work, and where."""
+    """Flags for what runs the work, and where."""
     parser.add_argument("--engine", default="local", metavar="NAME", help="local (default), or ray: a Ray cluster")
     parser.add_argument(
         "--address",
@@ -29,7 +29,7 @@ def add_cluster_arguments(parser: ArgumentParser) -> None:
 
 
 def add_engine_arguments(parser: ArgumentParser, *, task: str = "cell") -> None:
-    """The same, and what each task gets of a cluster."""
+    """The same, and flags for each task's share of a cluster."""
     add_cluster_arguments(parser)
     parser.add_argument(
         "--cpus", type=int, metavar="N", help=f"CPUs, and threads, of a {task} on the cluster (default 1)"
@@ -63,7 +63,7 @@ def check_engine(arguments: Namespace) -> None:
 
 
 def local_engine(processes: int) -> Engine | None:
-    """So many processes of this machine; None: this one."""
+    """An engine with several processes on this machine; None for one."""
     from trust_tta.bench.processes import share
 
     return partial(share, processes=processes) if processes > 1 else None

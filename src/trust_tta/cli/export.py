@@ -21,18 +21,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="CHECKPOINT|STATE",
-        help="a known name or a file of weights; or what a method adapted: a snapshot, a folder of snapshots, or its "
-        "saved state_dict(), with --checkpoint",
+        help="a known name or a file of weights; or, with --checkpoint, an adapted state: a snapshot, a folder of "
+        "snapshots, or a saved state_dict()",
     )
     parser.add_argument("--to", default="onnx", metavar="FORMAT", help="onnx, pt2, aoti or safetensors (default onnx)")
-    parser.add_argument("--out", metavar="FILE", help="the file to write (default: named after the network, here)")
+    parser.add_argument("--out", metavar="FILE", help="the file to write (default: here, named after the network)")
     parser.add_argument("--checkpoint", metavar="FILE", help="the network that a state was adapted from")
-    parser.add_argument("--variant", metavar="NAME", help="the network of a checkpoint that does not say it")
+    parser.add_argument("--variant", metavar="NAME", help="the variant, for a checkpoint that does not state it")
     parser.add_argument(
         "--size",
         type=_size,
         metavar="PIXELS|any",
-        help="height and width of the images (default: those of training); any, of an ONNX file: whatever is given",
+        help="height and width of the images (default: those of training); any, for ONNX files: any height and width",
     )
     parser.add_argument(
         "--pixels",
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--int8", action="store_true", help="quantize the linear layers of an ONNX file to int8")
     parser.add_argument(
-        "--images", metavar="FOLDER", help="real images to compare with PyTorch on (default: some of CIFAR-10)"
+        "--images", metavar="FOLDER", help="real images for the comparison with PyTorch (default: some of CIFAR-10)"
     )
 
 

@@ -42,9 +42,9 @@ MISUSES = (CheckpointError, ConfigError, DataError, ShapeError)
 
 
 class Command(Protocol):
-    """What a command's module offers; it imports nothing heavy before `run`, so that --help is instant.
+    """The interface of a command's module, which imports nothing heavy before `run`, so that --help is instant.
 
-    `KEPT`, where there is one, says what is left of an interrupted run, which the same command then continues.
+    `KEPT`, if there is one, says what remains of an interrupted run, which the same command then continues.
     """
 
     EXAMPLES: str
@@ -65,7 +65,7 @@ class Parser(ArgumentParser):
         super().exit(status, message)
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As argparse does, but what is unknown is answered here, where the flags are known."""
+        """As in argparse, but unknown flags are answered here, where the known ones are at hand."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             from trust_tta.schema import did_you_mean
@@ -88,7 +88,7 @@ def load_command(name: str) -> Command:
 
 
 def build_parser(commands: Iterable[str] = tuple(COMMANDS)) -> Parser:
-    """The parser of all commands, with the flags of those named; reading one's module takes time."""
+    """The parser of all commands, with the flags of those named: importing a command's module takes time."""
     parser = Parser(
         prog="trust-tta",
         description="Test-time adaptation of vision state-space models: VMamba, TRUST and its baselines.",
@@ -129,14 +129,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _give_up_output()
         return 1
     except OSError as error:
-        if error.errno is None:  # not of the system: a defect
+        if error.errno is None:  # not from the system: a defect
             raise
         return _fail(f"'{error.filename}': {error.strerror}" if error.filename else str(error.strerror), 1)
     return 0
 
 
 def _interrupted(words: Sequence[str]) -> str:
-    """What is left of the run, and the command that continues it or starts over."""
+    """What remains of the run, and the command that continues it or starts over."""
     kept = getattr(load_command(words[0]), "KEPT", "") if words and words[0] in COMMANDS else ""
     command = shlex.join(["trust-tta", *words])
     return f"interrupted; {kept}; to continue: {command}" if kept else f"interrupted; to start over: {command}"
@@ -150,7 +150,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """One line, without the place in our code that Python would name."""
+    """One line, without the source location that Python would add."""
     print("trust-tta: warning:", safe_line(" ".join(str(message).split())), file=sys.stderr)
 
 
@@ -161,7 +161,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _give_up_output() -> None:
-    """Write what is left of the output; what cannot be written must not raise again at exit."""
+    """Flush the output; what cannot be written must not raise again at exit."""
     try:
         sys.stdout.flush()
     except OSError:

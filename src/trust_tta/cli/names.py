@@ -1,4 +1,4 @@
-"""The names a user can type, known without PyTorch, so that a wrong one is answered at once."""
+"""The names a user can type, known without loading PyTorch, so that a wrong one is answered at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from trust_tta.errors import CheckpointError, ConfigError
 from trust_tta.textfiles import read_toml
 
-CORRUPTED = ("sample", "array")  # data that are corrupted as they are read
+CORRUPTED = ("sample", "array")  # data sets that are corrupted as they are read
 
 
 def methods() -> list[str]:
@@ -22,7 +22,7 @@ def methods() -> list[str]:
 
 
 def options(method: str) -> list[str]:
-    """The options of a method of ours, as the types for editors list them; none where they are not known."""
+    """The options of a built-in method, as the type stub lists them; none if they are unknown."""
     tree = ast.parse(resources.files("trust_tta.methods").joinpath("typed.pyi").read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     keywords = {
@@ -46,7 +46,7 @@ def options(method: str) -> list[str]:
 
 
 def check_options(given: Iterable[tuple[str, str, Any]]) -> None:
-    """The methods and options of --option."""
+    """Check the methods and options of --option."""
     for method, name, _ in given:
         check("--option", method, methods())
         if known := options(method):
@@ -68,7 +68,7 @@ def datasets() -> list[str]:
 
 
 def domains(dataset: str) -> list[str]:
-    """The domains of a data set; none where they are whatever folders there are."""
+    """The domains of a data set; none if its folders decide."""
     from trust_tta.data.classes import fold_name
     from trust_tta.data.specs import DATASETS
 
@@ -87,7 +87,7 @@ def corruptions() -> list[str]:
 
 
 def check(flag: str, name: object, known: Iterable[str]) -> None:
-    """Refuse a name that is neither known, in whatever case, nor "package.module:Name", with the nearest one."""
+    """Refuse a name that is neither known, in any case, nor "package.module:Name", and suggest the nearest."""
     from trust_tta.schema import did_you_mean, show
 
     choices = list(known)
@@ -102,7 +102,7 @@ def check_each(flag: str, given: Iterable[object] | None, known: Iterable[str]) 
 
 
 def check_checkpoint(source: str) -> None:
-    """Refuse what is neither a file nor a known name; names that differ by domain are found out later."""
+    """Refuse what is neither a file nor a known name; names that depend on the domain are checked later."""
     from trust_tta.models.pretrained import PRETRAINED
     from trust_tta.schema import did_you_mean
 
@@ -123,7 +123,7 @@ def check_setting(flag: str, setting: str) -> None:
 
 
 def check_run(arguments: Namespace) -> None:
-    """The names in the configuration and in the flags that change it, and flags that exclude each other."""
+    """Check the names in the configuration and in the flags, and flags that exclude each other."""
     config = _glance(arguments.config)
     _check_file(config, str(arguments.config))
     if arguments.checkpoint is not None:
@@ -142,7 +142,7 @@ def check_run(arguments: Namespace) -> None:
 
 
 def _glance(path: str | None) -> dict[str, Any]:
-    """A configuration as it is written; what is wrong with it is said by whoever reads it in earnest."""
+    """A configuration as it is written; other mistakes are reported when it is parsed."""
     if path is None:
         return {}
     if not Path(path).is_file():
@@ -154,7 +154,7 @@ def _glance(path: str | None) -> dict[str, Any]:
 
 
 def _check_file(config: Mapping[str, Any], path: str) -> None:
-    """All wrong names of a configuration, of its parts and of its small scale, in one line."""
+    """Report all wrong names of a configuration, its parts and its small scale in one line."""
     parts = config.get("parts")
     tables = [config, *(parts if isinstance(parts, list) else ()), config.get("small")]
     found = [mistake for table in tables if isinstance(table, Mapping) for mistake in _wrong_names(table)]
@@ -193,7 +193,7 @@ def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _nearest(path: Path) -> str:
-    """The file beside it whose name is nearest, as a question."""
+    """The file in the same folder with the nearest name, as a question."""
     from difflib import get_close_matches
 
     siblings = [file.name for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []

@@ -1,4 +1,4 @@
-"""What commands print, and where they write: text that no terminal obeys, files that are tried before the work."""
+"""What commands print and where they write: text without control characters, files that are tried before the work."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trust_tta.errors import TrustError
 
 
 def say(text: str = "", *, stream: TextIO | None = None) -> None:
-    """Print a line; every command prints through here, so that names and labels never control the terminal."""
+    """Print a line; all commands print through here, so that names and labels never control the terminal."""
     from trust_tta.report.text import printable
 
     print(printable(text), file=stream, flush=True)
 
 
 def try_folder(flag: str, path: str | os.PathLike[str]) -> Path:
-    """Refuse a folder that cannot be written or made, and remove what killed runs left in it."""
+    """Refuse a folder that cannot be written or created, and remove what killed runs left in it."""
     folder = Path(path).expanduser()
     _try(f"{flag} {path}", folder)
     return folder

@@ -1,4 +1,4 @@
-"""`trust-tta paper`: every table and figure of the TRUST paper, listed or run one after the other."""
+"""`trust-tta paper`: the tables and figures of the TRUST paper, listed or run one after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trust_tta.cli.output import say
 from trust_tta.errors import BackendError, CheckpointError, ConfigError, DataError, TrustError
 
 EXAMPLES = """\
-  trust-tta paper                               what there is, and what it needs
+  trust-tta paper                               list them, and what each needs
   trust-tta paper --run --small                 all of it on the shipped network and images, in minutes on a CPU
   trust-tta paper --run table1 batch_size       two of them at full scale, with your data and networks"""
 
@@ -25,7 +25,7 @@ _HEADER = re.compile(r"# (?P<place>[^:\n]+): (?P<about>[^\n]+)\n# (?P<needs>Need
 
 @dataclass(frozen=True)
 class Analysis:
-    """A figure that is no benchmark: what `trust-tta analyse` makes of the network and data of a configuration."""
+    """A figure that is not a benchmark: what `trust-tta analyse` makes of a configuration's network and data."""
 
     place: str
     about: str
@@ -47,7 +47,7 @@ ANALYSES: dict[str, tuple[Analysis, ...]] = {
 
 @dataclass(frozen=True)
 class Item:
-    """A configuration of the paper, with what its first two lines say."""
+    """A configuration of the paper, with the content of its first two lines."""
 
     path: Path
     place: str
@@ -64,10 +64,10 @@ class Item:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--run", nargs="*", metavar="NAME", help="run the named ones, or all of them if none is named")
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="run the named ones, or all if none is named")
     parser.add_argument("--small", action="store_true", help="run on the shipped network and images")
     parser.add_argument("--root", default="data", metavar="DIR", help="folder that holds the data sets (default: data)")
-    parser.add_argument("--configs", metavar="DIR", help="their configurations (default: those that are shipped)")
+    parser.add_argument("--configs", metavar="DIR", help="folder of their configurations (default: the shipped ones)")
     parser.add_argument("--markdown", action="store_true", help="print the list as the table of docs/paper.md")
 
 
@@ -94,7 +94,7 @@ def run(arguments: Namespace) -> None:
 
 
 def run_item(item: Item, *, small: bool, root: str) -> list[str]:
-    """Run a configuration and its analyses, and write the page; what could not be done, a line each."""
+    """Run a configuration and its analyses, and write the page; returns a line for each problem."""
     from trust_tta.bench.parsing import read_parts
     from trust_tta.cli.cells import run_parts
     from trust_tta.report.model import read_report
@@ -134,14 +134,14 @@ def _analyse(item: Item, analysis: Analysis, out: Path, *, small: bool, root: st
 
 
 def shipped() -> Path:
-    """The paper's configurations: of the clone one stands in, of the package, or of the clone it is run from."""
+    """The folder of the paper's configurations: in the current clone, the package, or the clone it runs from."""
     package = Path(trust_tta.__file__).parent
     places = (Path(FOLDER), package / "assets" / "paper", package.parents[1] / FOLDER)
     return next((place for place in places if place.is_dir()), places[0])
 
 
 def read_items(folder: Path) -> list[Item]:
-    """The configurations of a folder in the paper's order: tables, figures, then what is not in it."""
+    """The configurations of a folder in the paper's order: tables, figures, then everything else."""
     items = []
     for path in sorted(folder.glob("*.toml")):
         header = _HEADER.match(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The one drawer of progress: a bar where there is a terminal, a plain line every five seconds where there is none."""
+"""Progress on the command line: a bar in a terminal, otherwise a plain line every five seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERVAL = 5.0  # seconds between plain lines
 
 
 class Drawer:
-    """Draws on stderr what it is told; notes are lines of the output. Use it as a context."""
+    """Draws progress on stderr; notes are lines on stdout. Use it as a context manager."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -91,5 +91,5 @@ def _bars(stream: TextIO) -> Bars:
         TimeRemainingColumn(),
         console=Console(file=stream),
         transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # a redirected output stays where the user sent it
+        redirect_stdout=sys.stdout.isatty(),  # redirected output stays where the user sent it
     )

@@ -23,7 +23,7 @@ EXAMPLES = """\
   trust-tta rank configs/paper/table1.toml --small --json runs/orders    a record for each domain, for a heat map
   trust-tta rank configs/cifar10c_online.toml --k 4     then: bench --option 'trust.orders=["abcd", ...]'"""
 
-DEFAULT_LIMIT = 256  # images of each domain, where nothing else is said: every batch is passed 24 times
+DEFAULT_LIMIT = 256  # images per domain by default: every batch is passed 24 times
 _BAR = 30  # characters
 _FINE, _PLAIN = "░▒▓█", ".:+#"  # from low to high
 
@@ -92,7 +92,7 @@ def heat_map(ranking: Ranking, k: int, *, shades: str) -> str:
 
 
 def _write_json(ranking: Ranking, k: int, path: Path) -> None:
-    """Records for `trust-tta report --analyses`: in a file the mean over the domains, in a folder each domain's."""
+    """Write records for `trust-tta report --analyses`: to a file the mean over the domains, to a folder each domain."""
     from trust_tta.results.order_records import write_record
 
     if path.suffix == ".json":
@@ -109,7 +109,7 @@ def _shade(value: float, low: float, high: float, shades: str) -> str:
 
 
 def _shades() -> str:
-    """Blocks where the terminal's encoding has them."""
+    """Block characters if the terminal's encoding has them."""
     try:
         _FINE.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

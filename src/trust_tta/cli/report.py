@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Write what was asked for, and say in words what the numbers are."""
+    """Write what was asked for, and summarize the numbers in words."""
     from trust_tta.report.figures import write_figures
     from trust_tta.report.formats import group_text, write_tables
     from trust_tta.report.model import read_report

@@ -26,7 +26,7 @@ EXAMPLES = """\
   trust-tta serve --checkpoint net.safetensors --reference clean/ --state /var/lib/trust-tta
   trust-tta serve --engine ray --replicas 4 --state /shared/trust-tta    streams spread over a Ray cluster"""
 
-KEPT = "all that was answered is in the folder of --state"
+KEPT = "everything answered so far is in the folder of --state"
 TOKEN_VARIABLE = "TRUST_TTA_TOKEN"
 
 
@@ -37,27 +37,25 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="a .safetensors or .pth file, or a known name (default vmamba_nano_cifar10, which ships with the package)",
     )
-    parser.add_argument("--variant", metavar="NAME", help="the network of a checkpoint that does not say it")
+    parser.add_argument("--variant", metavar="NAME", help="the variant, for a checkpoint that does not state it")
     parser.add_argument("--method", default="tide", metavar="NAME", help="how streams adapt (default tide)")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port; 0 takes a free one (default 8000)")
     parser.add_argument(
         "--token",
         metavar="TEXT",
-        help=f"what changes a stream needs it (default: the variable {TOKEN_VARIABLE}, or one that is made and shown)",
+        help=f"needed to change a stream (default: the variable {TOKEN_VARIABLE}, or one that is generated and shown)",
     )
     parser.add_argument(
         "--state",
         metavar="FOLDER",
-        help="snapshots and the journal; started again, it goes on (default: nothing stays)",
+        help="folder of snapshots and the journal, from which a restart continues (default: nothing is kept)",
     )
     parser.add_argument(
-        "--reference", metavar="FOLDER", help="clean images, from which the alarms are calibrated once for the state"
+        "--reference", metavar="FOLDER", help="clean images from which the alarms are calibrated, once per state"
     )
     parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto (default auto)")
-    parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="images gathered into a batch, at most (default 32)"
-    )
+    parser.add_argument("--batch-size", type=int, metavar="N", help="largest number of images in a batch (default 32)")
     add_cluster_arguments(parser)
     parser.add_argument("--replicas", type=int, metavar="N", help="processes that share the streams (default 2)")
     parser.add_argument("--demo", action="store_true", help="replay images at itself: clean, fog, noise")
@@ -105,7 +103,7 @@ def run(arguments: Namespace) -> None:
 def _serve_on_cluster(
     arguments: Namespace, service: Service, *, host: str, port: int, token: str, on_ready: Callable[[], None]
 ) -> None:
-    """Replicas over the service's folder, which it keeps from others meanwhile, until SIGTERM or SIGINT."""
+    """Run replicas over the service's folder, which stays locked, until SIGTERM or SIGINT."""
     from trust_tta.fleet.cluster import connected
     from trust_tta.fleet.ingress import serve_until_signal
     from trust_tta.fleet.serving import Plan, share_of

@@ -1,4 +1,4 @@
-"""`trust-tta speed`: times and memory of forward, Tent, TRUST and the scan, side by side in one run."""
+"""`trust-tta speed`: times and memory of the forward pass, Tent, TRUST and the scan, in one run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(arguments: Namespace) -> None:
 
 
 def make_settings(arguments: Namespace, device: torch.device) -> Settings:
-    """The defaults of the device with what the flags change."""
+    """The defaults of the device, with the changes of the flags."""
     from dataclasses import replace
 
     from trust_tta.bench.speed import default_settings, quick
@@ -133,7 +133,7 @@ def scan_table(rows: Sequence[Record]) -> str:
 
 
 def summary_lines(record: Record, *, gpu: bool) -> Iterator[str]:
-    """What the rows amount to."""
+    """A summary of the rows."""
     network = record["network"]
     yield (
         f"{network['name']}: {network['parameters']:,} parameters, of which Tent adapts "

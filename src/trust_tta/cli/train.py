@@ -1,4 +1,4 @@
-"""`trust-tta train`: a network from scratch, resumable, into one described file."""
+"""`trust-tta train`: a network from scratch, resumable, into one self-describing file."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _training(
 
 
 def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
-    """The file, then the flags, over defaults that fit the data and the size; every mistake in one line."""
+    """The file, then the flags, over defaults that fit the data and the size; all mistakes in one line."""
     from trust_tta.models.variants import VARIANTS
     from trust_tta.training.recipe import PixelRecipe, TrainRecipe, labels_pixels, pixel_recipe, recipe_for
 
@@ -174,7 +174,7 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
 
 
 def conclude(trained: Written, arguments: Namespace) -> None:
-    """The last lines: how good it is, where it is, and a command that tries it."""
+    """Print how good the network is, where it is, and a command that tries it."""
     from trust_tta.training.recipe import labels_pixels
 
     images = f"{trained.record['measured_on']} images"
@@ -188,7 +188,7 @@ def conclude(trained: Written, arguments: Namespace) -> None:
 
 
 def next_command(trained: Written, arguments: Namespace) -> str:
-    """A benchmark of the network on data that are there: the domain left out, or the data set itself."""
+    """A benchmark of the network on data that are available: the domain left out, or the data set itself."""
     dataset = arguments.data.lower()
     words = ["trust-tta", "bench", "--checkpoint", str(trained.weights)]
     if dataset == "cifar10":

@@ -1,7 +1,7 @@
 """Networks, adapted or not, as files that run without this package: ONNX, PyTorch's export formats, safetensors.
 
-`origin` finds the network and what is to be said of it, `formats` and `onnx` write it, `check` runs what was written
-beside PyTorch. `export_network` does all of it.
+`origin` finds the network and its metadata, `formats` and `onnx` write it, `check` compares what was written with
+PyTorch. `export_network` does all of it.
 """
 
 from trust_tta.export.run import FORMATS, Exported, export_network

@@ -1,4 +1,4 @@
-"""What was written, run beside PyTorch on real images."""
+"""Comparing an exported network with PyTorch on real images."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from trust_tta.preprocessing import Preprocessing
 
 Run: TypeAlias = Callable[[Tensor], Tensor]
 
-TOLERANCE, INT8_TOLERANCE = 1e-3, 0.1  # of the largest logit
-ALIKE = 0.95  # of the images, or of an image's pixels, must have the same class
-ROUNDING = 1e-6  # an error that is none, however small the logits are
-POINT = 1.0  # of accuracy in percent, which int8 may cost
-SMALL, LARGE = 64, 16  # images to compare on: of up to 64 pixels, and above
-BATCHES = (1, 3, 16)  # repeated, so that every number of images is seen to work
+TOLERANCE, INT8_TOLERANCE = 1e-3, 0.1  # relative to the largest logit
+ALIKE = 0.95  # share of the images, or of an image's pixels, that must have the same class
+ROUNDING = 1e-6  # an error that does not count, however small the logits are
+POINT = 1.0  # percentage point of accuracy that int8 may cost
+SMALL, LARGE = 64, 16  # images to compare: of up to 64 pixels, and larger ones
+BATCHES = (1, 3, 16)  # batch sizes, repeated, to show that any number of images works
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of the written network with the one in PyTorch: the largest error of a logit, and equal classes."""
+    """Agreement of the exported network with PyTorch: the largest error of a logit, and the number of equal classes."""
 
     images: int
     largest_error: float
@@ -42,7 +42,7 @@ class Agreement:
         return dict(vars(self))
 
     def require(self, path: Path, *, tolerance: float) -> None:
-        """Refuse what does not compute the same; a few classes may change where two were equally likely."""
+        """Refuse a network that computes something else; a few classes may change where two were equally likely."""
         alike = self.equal_classes >= ALIKE * self.images
         if not (self.largest_error <= tolerance * self.largest_logit + ROUNDING and alike):
             raise TrustError(
@@ -65,7 +65,7 @@ def find_pictures(folder: Path | None, preprocessing: Preprocessing) -> NDArray[
 
 
 def batches(pictures: NDArray[np.uint8], given: Input) -> Iterator[Tensor]:
-    """The pictures (n, size, size, 3) in batches of several numbers; where any size is taken, of three shapes too."""
+    """The pictures (n, size, size, 3) in batches of several sizes, and in three shapes if any are accepted."""
     size, first = pictures.shape[1], 0
     shapes = (
         [(size, size), (3 * size // 4 + 1, size), (size, 3 * size // 2 + 1)] if given.size is None else [(size, size)]
@@ -92,12 +92,12 @@ def compare(run: Run, network: torch.nn.Module, images: Iterable[Tensor]) -> Agr
 
 
 def _largest(values: Iterable[float]) -> float:
-    """Not a number where one of them is not."""
+    """The largest; NaN if one of them is."""
     return float(np.max(list(values)))
 
 
 def accuracy(run: Run, given: Input) -> float:
-    """Percent of the shipped images, CIFAR-10's of 32 pixels, that are given their class."""
+    """The percentage of the shipped CIFAR-10 images, of 32 pixels, that are classified correctly."""
     images, labels = load_sample()
     with torch.inference_mode():
         predicted = torch.cat([run(batch).argmax(1) for batch in given.from_pictures(images).split(100)])

@@ -25,7 +25,7 @@ def write_program(program: torch.export.ExportedProgram, path: Path, about: Mapp
 
 
 def take_apart(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program in ATen's operators alone, our scan as chunks."""
+    """The program in ATen's operators alone, with our scan in chunks."""
     table: dict[Any, Any] = torch.export.default_decompositions()
     table[torch.ops.trust_tta.scan_linear.default] = scan_in_chunks
     plain: torch.export.ExportedProgram = program.run_decompositions(table)
@@ -39,7 +39,7 @@ def open_program(path: Path) -> Callable[[Tensor], Tensor]:
 
 
 def write_compiled(program: torch.export.ExportedProgram, path: Path, about: Mapping[str, str]) -> None:
-    """A library for this kind of processor, compiled by AOTInductor; needs a C++ compiler."""
+    """A library for this type of processor, compiled by AOTInductor; needs a C++ compiler."""
     with quiet(), torch.no_grad():
         plain = take_apart(program)
         torch._inductor.aoti_compile_and_package(

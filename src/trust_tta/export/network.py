@@ -1,4 +1,4 @@
-"""The network as it leaves: pixels in, logits out, the scan in operators that every runtime has."""
+"""The network to export: pixels in, logits out, the scan in operators that every runtime has."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Input:
         }
 
     def from_pictures(self, pictures: NDArray[np.uint8]) -> Tensor:
-        """Pictures (n, h, w, 3), fitted already, as this input."""
+        """Pictures (n, h, w, 3), already resized, as this input."""
         images = torch.from_numpy(np.require(pictures, requirements=["C", "W"]))
         return images if self.pixels == "uint8" else images.permute(0, 3, 1, 2).contiguous() / 255
 
 
 class PixelNetwork(nn.Module):
-    """A network after the normalization of its input; nothing of the given network is changed."""
+    """A network with the normalization of its input in front; the given network is not changed."""
 
     mean: Tensor
     std: Tensor
@@ -83,7 +83,7 @@ class PixelNetwork(nn.Module):
 
 
 class CellMeans(nn.Module):
-    """nn.AdaptiveAvgPool2d as two products of matrices, so that ONNX has it for maps of any size."""
+    """nn.AdaptiveAvgPool2d as two matrix products, so that ONNX has it for maps of any size."""
 
     def __init__(self, cells: Any) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class CellMeans(nn.Module):
 
 
 def _shares(cells: int, length: int, like: Tensor) -> Tensor:
-    """The share (cells, length) of each place in the mean of each cell."""
+    """The weight (cells, length) of each position in the mean of each cell."""
     cell, place = torch.arange(cells, device=like.device)[:, None], torch.arange(length, device=like.device)
     first, end = cell * length // cells, ((cell + 1) * length + cells - 1) // cells
     return ((place >= first) & (place < end)).to(like.dtype) / (end - first)
@@ -113,7 +113,7 @@ def trace(network: PixelNetwork, given: Input) -> torch.export.ExportedProgram:
 
 
 def require_any_size(network: nn.Module) -> None:
-    """Refuse networks that hold something for each place of a map of one size."""
+    """Refuse networks that have parameters for each position of a map of fixed size."""
     if isinstance(network, Vim | LocalVMamba):
         raise ConfigError(
             f"a {type(network).__name__} is exported for images of one size alone; omit size, or give one"
@@ -122,7 +122,7 @@ def require_any_size(network: nn.Module) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what PyTorch's exporters say about packages they would like to have, and about themselves."""
+    """Silence the warnings of PyTorch's exporters about missing packages and about themselves."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", None)]  # the quantizer's is the root
     levels = [logger.level for logger in loggers]
     for logger in loggers:

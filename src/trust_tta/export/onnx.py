@@ -1,6 +1,6 @@
 """ONNX files: what PyTorch's exporter writes, with operators of our own for the scan and for softplus.
 
-The recurrence is one `Scan` of two operators. Unrolled in chunks it has twice as many nodes, and takes longer.
+The recurrence is one `Scan` of two operators. Unrolled in chunks, it would have twice as many nodes and be slower.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from trust_tta.export.network import quiet
 from trust_tta.optional import require
 
 OPSET = 20
-FOLDED = 1 << 26  # elements of a constant that is computed while exporting
+FOLDED = 1 << 26  # elements of a constant that may be folded while exporting
 
 
 def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping[str, str]) -> None:
-    """Write one file with all weights inside, `about` as its metadata, `images` and `logits` as its names."""
+    """Write one file with all weights, `about` as metadata, the input `images` and the output `logits`."""
     onnx, optimizer = require("onnx", extra="export"), require("onnxscript.optimizer", extra="export")
     with quiet(), torch.no_grad():
         made = torch.onnx.export(
@@ -38,7 +38,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
         optimizer.optimize_ir(made.model, input_size_limit=FOLDED, output_size_limit=FOLDED)
         model = made.model_proto
     for part in (model.graph, *_nodes(model.graph)):
-        part.ClearField("metadata_props")  # traces of the exporting machine
+        part.ClearField("metadata_props")  # stack traces with paths of this machine
     del model.graph.value_info[:]  # shapes from before constants were folded
     _name_sides(model.graph)
     model.producer_name, model.producer_version = "trust-tta", about.get("trust_tta", "")
@@ -48,7 +48,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
 
 
 def _name_sides(graph: Any) -> None:
-    """Call what is free in the shape of the images n, h and w, and likewise where the logits have it."""
+    """Name the free dimensions of the images n, h and w, and the same dimensions of the logits."""
     given = graph.input[0].type.tensor_type.shape.dim
     words = {side.dim_param: word for side, word in zip((s for s in given if s.dim_param), "nhw", strict=False)}
     for value in (*graph.input, *graph.output):
@@ -58,9 +58,9 @@ def _name_sides(graph: Any) -> None:
 
 
 def quantize(path: Path) -> None:
-    """Turn the weights of the linear layers into int8; what they are multiplied with is quantized as it comes.
+    """Turn the weights of the linear layers into int8; their inputs are quantized dynamically.
 
-    The scan's own projections, a matrix for each direction, stay: onnxruntime takes none of these by channel.
+    The scan's own projections, one matrix per direction, stay: onnxruntime cannot quantize these per channel.
     """
     onnx = require("onnx", extra="export")
     from onnxruntime.quantization import QuantType, quantize_dynamic

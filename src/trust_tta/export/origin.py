@@ -1,4 +1,4 @@
-"""What is exported: a network, and all that is known of it, from a checkpoint, a saved state or an object."""
+"""The network to export and its metadata, from a checkpoint, a saved state or an object."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Origin: TypeAlias = str | PathLike[str] | nn.Module
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A network in evaluation mode, its name, and what a file can say of it as texts."""
+    """A network in evaluation mode, its name, and its metadata as strings."""
 
     network: nn.Module
     name: str
@@ -40,7 +40,7 @@ class Subject:
         return cast(ScanNetwork, self.network).classes
 
     def resized(self, size: int) -> Subject:
-        """For images of another size; what is cut off in a crop stays the same share."""
+        """The same for images of another size; a crop keeps the same share of the image."""
         old = self.preprocessing
         resize = old.resize and round(old.resize * size / old.size)
         new = parse(Preprocessing, {**dict(old), "size": size, "resize": resize}, where="preprocessing")
@@ -53,9 +53,9 @@ def find_subject(
     """The network that `origin` is or names.
 
     `origin`: a network, a method with its adapted weights, a known checkpoint, a file of weights, or a saved state. A
-    state is what `method.state_dict()` gave, saved by PyTorch, a snapshot, or a folder of snapshots, whose newest is
-    taken; it holds no network, and `checkpoint` names the one it was adapted from. `variant` is for files that do not
-    say what they are of.
+    state is a `method.state_dict()` saved by PyTorch, a snapshot, or a folder of snapshots, of which the newest is
+    used; it does not contain the network, so `checkpoint` names the one it was adapted from. `variant` is for files
+    that do not state theirs.
     """
     if isinstance(origin, Method):
         return _of_state(_of_network(_source_of(origin)), origin.state_dict(), {})
@@ -77,7 +77,7 @@ def find_subject(
 
 @torch.no_grad()
 def _source_of(method: Method) -> nn.Module:
-    """A copy of a method's network as it was before; the caller's keeps its weights and statistics."""
+    """A copy of a method's network before adaptation; the caller's network is not changed."""
     given = method.detach()
     network = copy.deepcopy(getattr(given, "_orig_mod", given))
     for name, value in method.weights.source.items():
@@ -104,7 +104,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Subject:
 
 
 def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """The state of a method in a file or folder, and what a stream counted; None for what is no state."""
+    """The state of a method in a file or folder, and the counts of its stream; None if there is no state."""
     if path.is_dir():
         folder = Folder(path)
         try:
@@ -122,7 +122,7 @@ def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | Non
     if path.suffix in (".pt", ".pth", ".bin") and path.is_file():
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception:  # whatever it is, the reader of checkpoints says what is wrong with it
+        except Exception:  # the reader of checkpoints will say what is wrong with it
             return None
         return (state, {}) if isinstance(state, dict) and {"method", "adapted", "statistics"} <= state.keys() else None
     return None
@@ -146,7 +146,7 @@ def _method_state(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 
 @torch.no_grad()
 def _of_state(subject: Subject, state: Mapping[str, Any], books: Mapping[str, Any]) -> Subject:
-    """The subject with the weights and the statistics of a state; everything must fit."""
+    """The subject with the weights and statistics of a state, all of which must fit."""
     parameters = dict(subject.network.named_parameters())
     moved = _load(parameters, state["adapted"], "weights")
     statistics = state["statistics"]
@@ -170,7 +170,7 @@ def _of_state(subject: Subject, state: Mapping[str, Any], books: Mapping[str, An
 
 
 def _load(targets: Mapping[str, Tensor | None], values: Mapping[str, Any], what: str) -> int:
-    """Copy named values into the network's tensors; how many of them changed."""
+    """Copy named values into the network's tensors; returns how many changed."""
     changed = 0
     for name, value in values.items():
         target = targets.get(name)

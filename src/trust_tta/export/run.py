@@ -1,4 +1,4 @@
-"""From a network to a file that was seen to work."""
+"""From a network to a file that is known to work."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ FORMATS = {"onnx": ".onnx", "pt2": ".pt2", "aoti": ".aoti.pt2", "safetensors": "
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written and compared. `details`: of an ONNX file its opset and number of nodes.
+    """A file that was written and compared. `details`: for an ONNX file, its opset and number of nodes.
 
-    `accuracy`: in percent on the shipped images, of the network and of its int8 file; None where it was not compared.
+    `accuracy`: in percent on the shipped images, of the network and of its int8 file; None if not compared.
     """
 
     path: Path
@@ -54,14 +54,14 @@ def export_network(
     images: str | PathLike[str] | None = None,
     progress: Progress = SILENT,
 ) -> Exported:
-    """Write a network as a file that runs elsewhere, run it beside PyTorch on real images, and only then name it.
+    """Write a network to a file that runs elsewhere; it gets its name only after a comparison with PyTorch.
 
-    `origin`, `checkpoint`, `variant`: see `origin.find_subject`. `out`: the file; its name follows from the network
-    where it is omitted. `size`: of the images; omitted, that of training; "any", for ONNX, whatever is given.
-    `pixels`: what the file takes, "float" (n, 3, h, w) from 0 to 1, or "uint8" (n, h, w, 3).
-    `int8`: quantize the weights of an ONNX file's linear layers, less than half as large and not quite the same; of a
-    network of CIFAR-10, the accuracy is compared too.
-    `images`: a folder of real images to compare on, else some that ship with the package.
+    `origin`, `checkpoint`, `variant`: see `origin.find_subject`. `out`: the file; by default named after the network.
+    `size`: of the images; by default that of training; "any", for ONNX, accepts any height and width.
+    `pixels`: the input of the file, "float" (n, 3, h, w) from 0 to 1, or "uint8" (n, h, w, 3).
+    `int8`: quantize the weights of an ONNX file's linear layers: less than half the size, with small differences; for
+    a network of CIFAR-10, the accuracy is compared too.
+    `images`: a folder of real images for the comparison; by default some that ship with the package.
     """
     _check_options(to, size, pixels, int8)
     subject = find_subject(origin, checkpoint=checkpoint, variant=variant)
@@ -112,7 +112,7 @@ def _check_options(to: str, size: Size, pixels: Pixels, int8: bool) -> None:
 def _compare_accuracy(
     subject: Subject, network: PixelNetwork, run: check.Run, given: Input
 ) -> tuple[float, float] | None:
-    """Of both on the shipped images, where these are what the network was trained on."""
+    """The accuracy of both on the shipped images, if the network was trained on these classes."""
     if subject.classes != CIFAR10_CLASSES or given.size != 32:
         return None
     ours, theirs = check.accuracy(network, given), check.accuracy(run, given)
@@ -125,7 +125,7 @@ def _compare_accuracy(
 
 
 def _write(subject: Subject, to: str, file: Path, given: Input, about: dict[str, str], *, int8: bool) -> check.Run:
-    """Write the network, and open what was written."""
+    """Write the network, and open the written file."""
     if to == "safetensors":
         formats.write_checkpoint(subject.network, file, about)
         written = Checkpoint.open(file)

@@ -19,12 +19,12 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.checkpoint import Checkpoint
 
-ANSWER_SECONDS = 10.0  # beyond the patience of a round, before a replica goes on alone
+ANSWER_SECONDS = 10.0  # beyond the patience of a round, before a replica continues alone
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What every replica is made of; the checkpoint's file, or name, must be known on every node."""
+    """What every replica is made of; the checkpoint must be available under this path or name on every node."""
 
     checkpoint: str
     method: str = "tide"
@@ -62,7 +62,7 @@ class ReplicaActor:
 
 
 def start_fleet(ray: ModuleType, recipe: Recipe, *, replicas: int, cpus: float = 1.0) -> tuple[Any, list[Any]]:
-    """The coordinator, which is started again where it dies, and the replicas."""
+    """Start the coordinator, which is restarted if it dies, and the replicas."""
     source = source_of(recipe.make())
     options = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 4 * replicas + 16}
     coordinator = ray.remote(**options)(Coordinator).remote(source, recipe.policy, replicas=replicas)

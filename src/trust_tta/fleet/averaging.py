@@ -1,9 +1,9 @@
-"""Replicas that meet the same domain become one: by evidence, and without trusting any single one of them.
+"""Merges of replicas in the same domain, weighted by evidence and without trusting any single replica.
 
 What a replica learned since the last merge is the difference of its weights from that merge. Replicas in one domain are
-merged: the median of what they learned shows who is far off and is left out, a trimmed mean of the others is walked.
-The statistics of their norms are those of all images together. Others are left alone. No cluster is needed here: a
-merge is a function of offers.
+merged: those far from the median of what was learned are left out, and a trimmed mean of the others is applied. The
+statistics of their norms become those of all images together. Replicas in other domains stay as they are. No cluster is
+needed here: a merge is a function of offers.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from torch import Tensor
 from trust_tta.live.monitors import input_distance
 from trust_tta.schema import Count, Fraction, Positive, Schema
 
-FEWEST_TO_JUDGE = 3  # offers, of which one can be the odd one out
-EARLY = 4  # merges that come sooner, each after twice the images of the one before
-LONGEST = 16.0  # times the mean of what replicas learned, however many they are
-MOST_EVIDENCE = 2.0  # times the median: a replica that boasts counts for no more
+FEWEST_TO_JUDGE = 3  # offers: with fewer, none can be the odd one out
+EARLY = 4  # first merges, each after twice as many images as the one before
+LONGEST = 16.0  # times the mean of what replicas learned, however many there are
+MOST_EVIDENCE = 2.0  # times the median: no replica counts for more
 
 
 class Averaging(Schema):
-    """When replicas are merged, who with whom, and how far."""
+    """When replicas are merged, with whom, and how far."""
 
-    every: Count = Field(256, description="images that the replicas see, all together, between two merges")
+    every: Count = Field(256, description="images that all replicas together see between two merges")
     domain: Positive = Field(0.2, description="distance of input statistics below which two replicas share a domain")
-    trim: Fraction = Field(0.125, description="share of the offers that is cut off at either end of every weight")
+    trim: Fraction = Field(0.125, description="share of the offers trimmed at either end of every weight")
     outlier: Positive = Field(
-        3.0, description="times the median distance from the median, from which on one is left out"
+        3.0, description="multiple of the median distance from the median beyond which a replica is left out"
     )
     power: Fraction = Field(
         1.0, description="0: the mean of what replicas learned, 1: its sum, as if one had learned it all in turn"
     )
-    patience: Positive = Field(2.0, description="seconds that a merge waits for stragglers")
+    patience: Positive = Field(2.0, description="seconds for which a merge waits for stragglers")
 
     def interval(self, merges: int) -> int:
-        """Images of the fleet between the last of so many merges and the next: few at first, when most is learned."""
+        """Images of the fleet between one merge and the next: few at first, when most is learned."""
         return max(1, self.every >> max(0, EARLY - merges))
 
 
@@ -49,8 +49,8 @@ class Averaging(Schema):
 class State:
     """What is averaged: weights (n,), mean and mean square (m,) of all norms, and the images these stand for.
 
-    `shares` (p,): what else the method knows of the domain, as means over the images that `shared` counts; empty where
-    it knows nothing yet.
+    `shares` (p,): what else the method knows of the domain, as means over `shared` images; empty where it knows nothing
+    yet.
     """
 
     weights: Tensor
@@ -73,10 +73,10 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """What a replica brings: its state, the merge it comes from (0: the source), and its evidence.
+    """A replica's state, the merge it started from (0: the source), and its evidence.
 
-    `images`: learned from since that merge. `signature`: mean and mean square of each input channel (2, c), of them.
-    `worth`: images of the fleet for which each counted in the state's means.
+    `images`: those it learned from since that merge. `signature`: their mean and mean square per input channel (2, c).
+    `worth`: how many images of the fleet each of them counted for in the state's means.
     """
 
     replica: str
@@ -93,7 +93,7 @@ class Offer:
 
 @dataclass(frozen=True, eq=False)
 class Merge:
-    """One domain's merge: `members` may take `state`; those `left_out` differ too much from them."""
+    """The merge of one domain: `members` may take `state`; those `left_out` differ too much."""
 
     number: int
     members: tuple[str, ...]
@@ -103,7 +103,7 @@ class Merge:
 
 
 class Merger:
-    """Merges rounds of offers, and remembers the merges that replicas may come from. `source`: where all begin."""
+    """Merges rounds of offers, and remembers the merges that replicas may start from. `source`: where all begin."""
 
     def __init__(self, source: State, policy: Averaging | None = None) -> None:
         self.policy = policy or Averaging()
@@ -111,7 +111,7 @@ class Merger:
         self.number = 0
 
     def merge(self, offers: Sequence[Offer]) -> list[Merge]:
-        """The merges of a round, one for each domain in which there are several replicas."""
+        """The merges of a round, one for each domain with several replicas."""
         source = self.bases[0]
         usable = [offer for offer in offers if offer.images > 0 and fits(offer.state, source)]
         merges = []
@@ -132,7 +132,7 @@ def fits(state: State, source: State) -> bool:
 
 
 def by_domain(offers: Sequence[Offer], *, limit: float) -> list[list[Offer]]:
-    """Offers whose signatures are linked by distances below the limit, in the order in which they came."""
+    """Groups of offers whose signatures are linked by distances below the limit, in the order they came."""
     groups: list[list[Offer]] = []
     for offer in offers:
         near = [g for g in groups if any(distance(offer.signature, o.signature) < limit for o in g)]
@@ -142,7 +142,7 @@ def by_domain(offers: Sequence[Offer], *, limit: float) -> list[list[Offer]]:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Of two signatures; infinite where they are not finite or not of one kind."""
+    """The distance of two signatures; infinite where they are not finite or have different shapes."""
     if a.shape != b.shape:
         return math.inf
     found = max(input_distance(a, b), input_distance(b, a))
@@ -150,8 +150,8 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def merge_offers(offers: Sequence[Offer], bases: Mapping[int, State], policy: Averaging, *, number: int) -> Merge:
-    """One state of several: of their bases, and of what they learned since, trimmed and by evidence."""
-    start = [bases.get(offer.base, offer.state) for offer in offers]  # of an unknown base, nothing was learned
+    """One state from several: the mean of their bases, and a trimmed mean, by evidence, of what they learned since."""
+    start = [bases.get(offer.base, offer.state) for offer in offers]  # from an unknown base, nothing was learned
     learned = torch.stack([o.state.weights - s.weights for o, s in zip(offers, start, strict=True)])
     kept = keep_alike(learned, factor=policy.outlier)
     chosen = [(offer, base) for offer, base, keep in zip(offers, start, kept, strict=True) if keep]
@@ -171,7 +171,7 @@ def merge_offers(offers: Sequence[Offer], bases: Mapping[int, State], policy: Av
 
 
 def keep_alike(learned: Tensor, *, factor: float) -> list[bool]:
-    """Which rows of (r, n) lie no farther from their median than `factor` times the median of those distances."""
+    """Which rows of (r, n) are at most `factor` times the median distance away from their median."""
     if len(learned) < FEWEST_TO_JUDGE:
         return [True] * len(learned)
     ordered, _ = sort_columns(list(learned), [])
@@ -182,7 +182,7 @@ def keep_alike(learned: Tensor, *, factor: float) -> list[bool]:
 
 
 def bounded(images: Iterable[float]) -> Tensor:
-    """The evidence (r,) of offers, as shares of one; nobody counts for more than twice the median."""
+    """The evidence (r,) of offers, as shares that sum to 1; none counts for more than twice the median."""
     counts = torch.tensor(list(images), dtype=torch.float64)
     counts = counts.clamp(max=float(MOST_EVIDENCE * counts.median()))
     return counts / counts.sum()
@@ -203,9 +203,9 @@ def trimmed_mean(rows: Tensor, evidence: Tensor, *, trim: float) -> Tensor:
 
 
 def sort_columns(rows: list[Tensor], along: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows (n,) such that each column ascends; what comes `along` is moved with them.
+    """Rows (n,) such that each column ascends; the values `along` move with them.
 
-    Few long rows are sorted by exchanging neighbors, whole rows at a time: ten times as fast as column by column.
+    A few long rows are sorted by exchanging neighbors, whole rows at a time: ten times as fast as column by column.
     """
     rows, along = list(rows), list(along)
     for turn in range(len(rows)):
@@ -273,7 +273,7 @@ def merge_statistics(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> t
 
 
 def merge_shares(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> tuple[Tensor, float]:
-    """The same of what else methods know of a domain, among those that know it in one form."""
+    """The same for what else methods know of a domain, among those that know it in the same form."""
     size = Counter(offer.state.shares.numel() for offer, _ in chosen).most_common(1)[0][0]
     known = [(offer, base) for offer, base in chosen if offer.state.shares.numel() == size > 0]
     if not known:

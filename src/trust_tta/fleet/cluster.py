@@ -1,4 +1,4 @@
-"""A Ray cluster: one of this machine alone, on loopback and behind a token, or one that is running already."""
+"""A Ray cluster: one on this machine alone, on loopback and behind a token, or one that is already running."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trust_tta.errors import ConfigError, StateError, TrustError, one_line
 from trust_tta.optional import require
 
 CONNECT_SECONDS = 3.0  # for a port to answer
-JOIN_SECONDS = 30.0  # for what answers to prove a cluster
+JOIN_SECONDS = 30.0  # to find out whether what answers is a cluster
 
-# Ray binds to all interfaces on Linux unless it is told that this machine is none for clusters.
+# Ray binds to all interfaces on Linux unless it is told that this machine is not for clusters.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
@@ -29,9 +29,9 @@ _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, log
 
 @contextmanager
 def connected(address: str | None = None, *, cpus: int | None = None) -> Iterator[ModuleType]:
-    """Ray, connected to the cluster at `address` ("auto", or HOST:PORT of its head), or to one that is started here.
+    """Ray, connected to the cluster at `address` ("auto", or HOST:PORT of its head), or to one started here.
 
-    A cluster that is started here has `cpus` (default: all), listens on loopback alone and ends with this context.
+    A cluster started here has `cpus` (default: all), listens on loopback alone and ends with this context.
     """
     if address is not None:
         _check_address(address)
@@ -58,25 +58,25 @@ def _start(ray: ModuleType, address: str | None, cpus: int | None) -> None:
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
     except TrustError:
         raise
-    except Exception as error:  # Ray has no common base for what may go wrong here
+    except Exception as error:  # Ray has no common base class for these errors
         where = "on this machine" if address is None else f"at {address}"
         raise ConfigError(f"no Ray cluster could be used {where}: {_first_line(error)}") from error
 
 
 def _keep_private() -> None:
-    """For the cluster that this process starts: loopback, a token that is written nowhere, no reports to anyone."""
+    """Settings of the cluster that this process starts: loopback, a token that is never written down, no telemetry."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # work is worth as much as it is without a cluster
+    os.environ.setdefault("RAY_worker_niceness", "0")  # workers are not nicer than local processes
     if os.environ.setdefault(LOOPBACK, "0") == "0" and (read := sys.modules.get("ray._private.ray_constants")):
-        read.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]  # the variable was read when Ray was imported
-    if "ray" not in sys.modules:  # else it is too late; from Ray 2.59 on it is the default
+        read.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]  # Ray read the variable when it was imported
+    if "ray" not in sys.modules:  # afterwards it is too late; the default from Ray 2.59 on
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     if os.environ.get("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def _check_address(address: str) -> None:
-    """Refuse what cannot be a cluster before Ray, which waits for a minute, is asked."""
+    """Refuse what cannot be a cluster before Ray, which waits for a minute, tries it."""
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")
@@ -94,11 +94,11 @@ def _check_address(address: str) -> None:
     if not speaks:
         raise ConfigError(f"--address {address}: what answers there is no Ray cluster; give HOST:PORT of a head node")
     if _is_loopback(host) and not _answers_elsewhere(int(port)):
-        os.environ.setdefault(LOOPBACK, "0")  # else Ray would look for it on the machine's other address
+        os.environ.setdefault(LOOPBACK, "0")  # otherwise Ray would try the machine's other address
 
 
 def _speaks_grpc(host: str, port: int) -> bool:
-    """Whether HTTP/2, which gRPC is made of, is understood there: its settings come first."""
+    """Whether HTTP/2, on which gRPC rests, is spoken there: the server's settings come first."""
     with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
         try:
@@ -128,7 +128,7 @@ def _answers_elsewhere(port: int) -> bool:
 
 
 def _try_joining(address: str) -> None:
-    """Join in a process of its own first: what is no cluster may keep Ray waiting, or end the process."""
+    """Join in a separate process first: something other than a cluster may make Ray wait, or end the process."""
     command = [sys.executable, "-c", _JOIN, address]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=False)
@@ -142,7 +142,7 @@ def _try_joining(address: str) -> None:
 
 
 def _explain(output: str) -> str:
-    """The last complaint in what a process wrote, in words of what to do about it."""
+    """What to do about the last error in the output of a process."""
     lowered = output.lower()
     if "version mismatch" in lowered:
         mine = f"Ray {require('ray', extra='ray').__version__} and Python {platform.python_version()}"
@@ -161,7 +161,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on every node for results to be the same."""
+    """The versions that must be the same on every node for results to be the same."""
     import numpy
     import torch
 

@@ -1,6 +1,6 @@
-"""Rounds of offers: replicas meet at a coordinator, wait a little for each other, and go on alone where nobody answers.
+"""Rounds of offers: replicas meet at a coordinator, wait briefly for each other, and continue alone if nobody answers.
 
-Nothing here knows of a cluster: `Coordinator.meet` is a coroutine, and a member is given a function that calls it.
+Nothing here depends on a cluster: `Coordinator.meet` is a coroutine, and a member is given a function that calls it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trust_tta.fleet.averaging import Averaging, Merge, Merger, Offer, State
 from trust_tta.fleet.replicas import Replica
 from trust_tta.live.session import Result
 
-ABSENT = 10.0  # times the patience, after which a replica is not waited for any more
+ABSENT = 10.0  # times the patience, after which a replica is no longer waited for
 
 log = logging.getLogger("trust_tta.fleet")
 
@@ -29,10 +29,10 @@ class _Round:
 
 
 class Coordinator:
-    """Merges the offers of a round as soon as everyone is there, or patience is at its end.
+    """Merges the offers of a round as soon as everyone has come, or patience runs out.
 
-    Who was not heard of for a while is not waited for. All that is remembered are the last merges: a coordinator that
-    starts anew after a crash averages what comes, as it is.
+    A replica that has not come for a while is not waited for. Only the last merges are remembered: after a crash, a new
+    coordinator averages the offers as they are.
     """
 
     def __init__(self, source: State, policy: Averaging | None = None, *, replicas: int) -> None:
@@ -45,7 +45,7 @@ class Coordinator:
 
     @property
     def expected(self) -> int:
-        """How many replicas are waited for: all at the beginning, then those that came lately."""
+        """How many replicas to wait for: all at the beginning, then those that came recently."""
         since = time.monotonic() - ABSENT * self.merger.policy.patience
         lately = sum(heard >= since for heard in self._heard.values())
         return max(lately, self.replicas) if self._begun >= since else lately
@@ -70,21 +70,21 @@ class Coordinator:
 
     def _close(self, closing: _Round) -> None:
         if closing is not self._round:
-            return  # everyone was there before patience ended
+            return  # everyone had come before patience ran out
         self._round = _Round()
         self.rounds += 1
         try:
             closing.merges = self.merger.merge(list(closing.offers.values()))
-        except Exception:  # nobody may wait for ever because of one bad offer
+        except Exception:  # one bad offer must not make anyone wait forever
             log.exception("the offers of a round could not be merged")
         closing.merged.set()
 
 
 class Member:
-    """A replica that meets the others as often as `policy` says; a coordinator that is lost costs it nothing.
+    """A replica that meets the others as often as `policy` says; losing the coordinator costs it nothing.
 
-    `replicas`: how many see images meanwhile. `meet` gives the merge of an offer, or None, or raises. `alone`: how
-    often nobody answered.
+    `replicas`: how many share the images. `meet` returns the merge of an offer, or None, or raises. `alone`: how often
+    nobody answered.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Member:
         offer = self.replica.offer()
         try:
             merge = self.meet(offer)
-        except Exception as error:  # whatever became of the others, this one goes on
+        except Exception as error:  # whatever happened to the others, this one continues
             self.alone += 1
             log.warning("'%s' met nobody: %s", self.replica.name, error)
             return

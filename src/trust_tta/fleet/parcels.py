@@ -1,4 +1,4 @@
-"""Small files that travel to the workers of a cluster: once through its object store, where they are missing."""
+"""Small files for workers of a cluster that lack them, sent once through its object store."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trust_tta.atomic import write_whole
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.plan import Plan
 
-SMALL = 64 << 20  # bytes of an experiment's files that travel; larger data must be on every node
+SMALL = 64 << 20  # bytes of an experiment's files that are sent; larger data must be on every node
 
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """Files by their absolute path where they come from."""
+    """Files by their absolute path on the machine that sends them."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def deliver(self, path: Path, folder: Path) -> Path:
-        """The path itself where it exists, else what the parcel holds of it, unpacked in `folder`; else the path."""
+        """The path where it exists, else where the parcel's copy is unpacked in `folder`; the path if there is none."""
         if path.exists():
             return path
         inside = {name: content for name, content in self.files.items() if _is_in(Path(name), path)}
@@ -34,14 +34,14 @@ class Parcel:
         return _below(folder, path) if inside else path
 
     def unpack(self, config: RunConfig, plan: Plan) -> tuple[RunConfig, Plan]:
-        """The experiment over this machine's files."""
+        """The experiment with this machine's paths."""
         names = hashlib.sha256("\n".join(sorted(self.files)).encode()).hexdigest()[:16]
         folder = Path(tempfile.gettempdir()) / f"trust-tta-{os.getuid() if hasattr(os, 'getuid') else 0}-{names}"
         return _with_paths(config, plan, lambda path: self.deliver(path, folder))
 
 
 def with_absolute_paths(config: RunConfig, plan: Plan) -> tuple[RunConfig, Plan]:
-    """The experiment, so that it means the same files in a process that runs in another folder."""
+    """The experiment with paths that hold in a process that runs in another folder."""
     return _with_paths(config, plan, lambda path: Path(os.path.abspath(path)))
 
 
@@ -54,7 +54,7 @@ def _with_paths(config: RunConfig, plan: Plan, change: Callable[[Path], Path]) -
 
 
 def pack(config: RunConfig, plan: Plan) -> Parcel:
-    """The files of an experiment with absolute paths: each source whole, as long as all of it is small."""
+    """The files of an experiment with absolute paths: each source as a whole, as long as there is room."""
     data, files, room = config.data, dict[str, bytes](), SMALL
     given = (Path(path) for path in (data.images, data.labels) if path)
     checkpoints = (checkpoint.file for checkpoint in plan.checkpoints.values() if checkpoint.file)
@@ -67,7 +67,7 @@ def pack(config: RunConfig, plan: Plan) -> Parcel:
 
 
 def _files_of(source: Path, room: int) -> list[Path] | None:
-    """A file, or all files of a folder; None where they are more bytes than there is room for, or are not there."""
+    """A file, or all files of a folder; None where they are missing or need more bytes than there is room for."""
     found: list[Path] = []
     for path in _walk(source):
         room -= path.stat().st_size

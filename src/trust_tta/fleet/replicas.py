@@ -1,4 +1,4 @@
-"""A replica: a live stream that can offer what it learned, and take what others did, as far as its guard lets it."""
+"""A replica: a live stream that offers what it learned, and takes what others learned as far as its guard allows."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from trust_tta.live.stream import Stream
 from trust_tta.methods.base import Method
 from trust_tta.methods.statistics import SOURCE_WORTH
 
-SIGNATURE_IMAGES = 256  # of which the signature is taken, at most
-GLANCED_IMAGES = 8  # of the last ones, on which a merge is judged
-JUDGED_IMAGES = 64  # on which it is where these are predicted otherwise; the canary is looked at once in as many
-UNKNOWN = -1  # a base that no merger knows
+SIGNATURE_IMAGES = 256  # from which the signature is computed, at most
+GLANCED_IMAGES = 8  # the last ones, on which a merge is judged first
+JUDGED_IMAGES = 64  # on which it is judged if predictions changed there; the canary is checked once per as many
+UNKNOWN = -1  # a base unknown to any merger
 
 
 class Replica:
     """One of `fleet` streams over the same network. Calls adapt it; `offer` and `take` are for the merger.
 
-    Its statistics count each image for as many as the fleet sees meanwhile: they leave the source as fast as those of
-    one that sees all, and a mean of all replicas' is what that one would have.
+    Its statistics count each image as many times as there are replicas: they move away from the source as fast as those
+    of a single stream that sees every image, and their mean over the replicas is what that stream would have.
     """
 
     def __init__(self, stream: Stream, name: str, *, fleet: int = 1) -> None:
@@ -40,10 +40,10 @@ class Replica:
         self._inputs = Window(SIGNATURE_IMAGES)
         self._recent: Tensor | None = None  # the last images, with what was served for them
         self._served: Tensor | None = None
-        self._updates = self._unjudged = 0  # images learned from since the canary was looked at
+        self._updates = self._unjudged = 0  # images learned from since the last check of the canary
 
     def __call__(self, images: Any) -> Result:
-        """As the stream."""
+        """Predict a batch, as the stream does."""
         batch = prepare(images, self.stream.method.model)
         result = self.stream(batch)
         self._notice_return()
@@ -56,14 +56,14 @@ class Replica:
         return result
 
     def offer(self) -> Offer:
-        """What it learned since the last merge; nothing has been seen: an offer without evidence."""
+        """What it learned since the last merge; an offer without evidence if it has seen no image."""
         seen = self._inputs.images > 0
         signature = torch.from_numpy(self._inputs.mean).float() if seen else torch.full((2, 1), float("nan"))
         method = self.stream.method
         return Offer(self.name, self.base, self.images if seen else 0, state_of(method), signature, method.worth)
 
     def take(self, merge: Merge, offered: Offer) -> Event:
-        """Go on from a merge of what was `offered`, and keep what was learned meanwhile; the guard may refuse it."""
+        """Continue from a merge of what was `offered`, keeping what was learned since; the guard may refuse it."""
         if self._recent is None or self._served is None:
             raise StateError(f"the replica '{self.name}' has seen no image to judge a merge by; offer after the first")
         now = state_of(self.stream.method)
@@ -87,7 +87,7 @@ class Replica:
             self._served = torch.cat([self._served, logits])[-JUDGED_IMAGES:]
 
     def _notice_return(self) -> None:
-        """A guard or a person may have put the state back: then it comes from no merge any more."""
+        """A guard or a person may have restored an earlier state, which then comes from no known merge."""
         updates = self.stream.method.counters.updates
         if updates < self._updates:
             self.base, self.images = (0 if updates <= 1 else UNKNOWN), 0
@@ -95,7 +95,7 @@ class Replica:
 
 
 def state_of(method: Method) -> State:
-    """What of a method's state is averaged, on the CPU."""
+    """The part of a method's state that is averaged, on the CPU."""
     norms = list(method.statistics.norms.values())
     means = _flat([norm.mean for norm in norms])
     squares = _flat([norm.variance + norm.mean.square() for norm in norms])
@@ -107,7 +107,7 @@ def state_of(method: Method) -> State:
 
 
 def source_of(method: Method) -> State:
-    """The same of the source network, where every replica begins."""
+    """The same for the source network, where every replica begins."""
     twin = method.fork()
     twin.reset()
     state = state_of(twin)
@@ -116,7 +116,7 @@ def source_of(method: Method) -> State:
 
 @torch.no_grad()
 def load_into(method: Method, state: State) -> None:
-    """Let the method go on from an averaged state; the optimizer and what else it remembers stay its own."""
+    """Let the method continue from an averaged state; the optimizer and everything else stay its own."""
     method.weights.write(state.weights.to(method.weights.vector))
     start = 0
     for norm in method.statistics.norms.values():

@@ -1,4 +1,4 @@
-"""Which replica has which stream: the same for everyone who asks, and as few as can be move when one comes or goes."""
+"""Which replica has which stream; as few streams as possible move when a replica comes or goes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Release = Callable[[int, str], Awaitable[None]]
 
 
 def home_of(stream: str, replicas: Iterable[int]) -> int | None:
-    """The replica with the highest hash for the stream: when one is lost, only its streams go elsewhere."""
+    """The replica with the highest hash for the stream: when one is lost, only its own streams move."""
     return max(replicas, key=lambda number: _hash(stream, number), default=None)
 
 
@@ -22,7 +22,7 @@ def _hash(stream: str, number: int) -> bytes:
 
 @dataclass(eq=False)
 class _Place:
-    """Where a stream is. `asked`: requests that are with its replica now."""
+    """Where a stream is. `asked`: requests that its replica is answering now."""
 
     replica: int | None = None
     asked: int = 0
@@ -33,8 +33,8 @@ class _Place:
 class Places:
     """The places of all streams. `live`: the replicas that answer.
 
-    A stream moves when its home changes: requests wait until those that are under way are answered and its replica
-    has let go of it; from one that is lost there is nothing to wait for.
+    A stream moves when its home changes: new requests wait until those in progress are answered and its replica has
+    released it; there is nothing to wait for where the replica is lost.
     """
 
     def __init__(self, release: Release) -> None:
@@ -47,14 +47,14 @@ class Places:
         return None if place is None else place.replica
 
     def put(self, stream: str, replica: int) -> None:
-        """It is known to be there."""
+        """Record that a replica has the stream."""
         self._places.setdefault(stream, _Place()).replica = replica
 
     def forget(self, stream: str) -> None:
         self._places.pop(stream, None)
 
     def lose(self, replica: int) -> None:
-        """Nothing is there any more."""
+        """Record that a replica is lost, with all its streams."""
         self.live.discard(replica)
         for place in self._places.values():
             if place.replica == replica:
@@ -84,4 +84,4 @@ class Places:
             await place.idle.wait()
         if place.replica is not None and place.replica in self.live:
             await self._release(place.replica, stream)
-        place.replica = home_of(stream, self.live)  # it may have changed meanwhile
+        place.replica = home_of(stream, self.live)  # it may have changed in the meantime

@@ -1,6 +1,6 @@
-"""Sweeps on a Ray cluster: chains of cells are its tasks, and the process that started them is the one writer.
+"""Sweeps on a Ray cluster: chains of cells are its tasks, and only the process that started them writes results.
 
-A task gets a chain and gives back what a store keeps of it; no worker opens the store. What is lost with a worker or a
+A task runs a chain and returns what the store keeps of it; no worker opens the store. What is lost with a worker or a
 node is handed out again by the driver, which alone knows what is recorded.
 """
 
@@ -30,7 +30,7 @@ from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
-ATTEMPTS = 8  # of a chain whose workers die: a network that never fits into memory must come to an end
+ATTEMPTS = 8  # at a chain whose workers die: one that never fits into memory must come to an end
 TELL_SECONDS = 0.5  # between two reports of progress
 MAIL_SECONDS = 10.0  # for the mailbox to answer
 SPARE = 1  # tasks that wait at the cluster, so that no worker waits for the driver
@@ -38,7 +38,7 @@ SPARE = 1  # tasks that wait at the cluster, so that no worker waits for the dri
 
 @dataclass(frozen=True)
 class Share:
-    """What a chain of cells is given of a node."""
+    """The resources of a node that a chain of cells gets."""
 
     cpus: int = 1
     gpus: float = 0.0
@@ -50,7 +50,7 @@ class Share:
 
 
 def choose_share(device: str, resources: Mapping[str, float], *, cpus: int = 1, gpus: float | None = None) -> Share:
-    """The share of each chain: of GPUs a whole one where the device asks for it, or has the choice and there is one."""
+    """The share of each chain: a whole GPU if the device is cuda, or if it is auto and the cluster has one."""
     present = resources.get("GPU", 0.0)
     if gpus is None:
         gpus = 1.0 if device.startswith("cuda") or (device == "auto" and present) else 0.0
@@ -65,12 +65,12 @@ def choose_share(device: str, resources: Mapping[str, float], *, cpus: int = 1, 
     return share
 
 
-# What travels
+# What is sent
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """An experiment as a worker gets it: once, however many of its chains it runs."""
+    """An experiment as it is sent to a worker: once, however many of its chains run there."""
 
     config: RunConfig
     assignment: Assignment
@@ -87,7 +87,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Failed:
-    """How the chain's present cell ended."""
+    """The failure of the cell that a chain had reached."""
 
     message: str
 
@@ -97,7 +97,7 @@ Message: TypeAlias = int | Finished  # int: batches
 
 
 class Mailbox:
-    """An actor that keeps what workers tell until the driver takes it; what it loses comes again with the result."""
+    """An actor that holds messages of workers until the driver takes them; results repeat what it loses."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[Any, ...]] = []
@@ -114,7 +114,7 @@ class Mailbox:
 
 
 def run_chain(jobs: list[Any], number: int, threads: int, tell: Callable[[Message], None]) -> list[Ending]:
-    """A task: the chain with this number. `jobs` holds a reference, fetched once per worker process."""
+    """A task: run the chain with this number. `jobs` holds a reference, resolved once per worker process."""
     torch.set_num_threads(threads)
     try:
         runner = _open(jobs[0])
@@ -130,13 +130,13 @@ def run_chain(jobs: list[Any], number: int, threads: int, tell: Callable[[Messag
             pulse.tell_now()
             tell(found)
             ended.append(found)
-    except Exception as error:  # whatever it is, the other chains are still worth running
+    except Exception as error:  # the other chains are still worth running
         ended.append(Failed(failure_text(error)))
     return ended
 
 
 class Teller:
-    """Posts the messages of one run, without waiting for anything."""
+    """Posts the messages of one run without waiting."""
 
     def __init__(self, mailbox: Any, run: int) -> None:
         self.mailbox, self.run = mailbox, run
@@ -165,7 +165,7 @@ def open_job(job: Job) -> ChainRunner:
 
 
 def _check_data(experiment: Experiment, chain: Chain) -> None:
-    """A key says which images a result is of: refuse to make one from others."""
+    """Refuse images other than those that the keys of the chain name."""
     config, cells = experiment.config, experiment.domains_of(chain)
     found = list(fingerprints(config, cells, experiment.plan.preprocessing))
     if found != [key.fingerprint for key in chain.keys]:
@@ -177,7 +177,7 @@ def _check_data(experiment: Experiment, chain: Chain) -> None:
 
 
 class _Pulse(Silent):
-    """Tells how many batches are done, now and then."""
+    """Reports now and then how many batches are done."""
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
         self.tell, self.batches, self.last = tell, 0, time.monotonic()
@@ -197,7 +197,7 @@ class _Pulse(Silent):
 
 @dataclass(eq=False)
 class _Run:
-    """A chain that is handed out, with an id of its own each time."""
+    """A chain that was handed out, under a new id each time."""
 
     id: int
     number: int  # of its experiment
@@ -217,11 +217,11 @@ def share_out(
     at_once: int | None = None,
     progress: Progress = SILENT,
 ) -> dict[int, TrustError]:
-    """Run assignments on the cluster that `ray` is connected to; gives what kept one from being run, by its number."""
+    """Run assignments on the cluster that `ray` is connected to; why some could not be run, by number."""
     with ExitStack() as stack:
         paths = dict.fromkeys(each.config.store for each in assigned.values())
         stores = {path: stack.enter_context(ResultStore(path)) for path in paths}
-        del chains  # the cluster has as many workers as it has
+        del chains  # the number of workers is that of the cluster
         driver = _Driver(ray, assigned, stores, share, progress)
         try:
             driver.run(at_once)
@@ -305,7 +305,7 @@ class _Driver:
             if wanted:
                 self._hand_out(_Run(0, number, index, list(wanted)))
             else:
-                self.held.add((number, index))  # by another process, or it has settled it
+                self.held.add((number, index))  # by another process, unless that has finished it
 
     def _hand_out(self, run: _Run) -> None:
         run.id = next(self.ids)
@@ -321,18 +321,18 @@ class _Driver:
                 continue
             try:
                 ended: list[Ending] = self.ray.get(task)
-            except self.ray.exceptions.RayTaskError as error:  # not of a cell: the worker lacks something
+            except self.ray.exceptions.RayTaskError as error:  # not the cell failed: the worker lacks something
                 self._refuse(run.number, of_worker(error))
             except self.ray.exceptions.RayError as error:
                 self._take_back(run, error)
             else:
                 for message in ended:
                     self._hear(run, message)
-                if not run.unfinished:  # whatever mail is still under way
+                if not run.unfinished:  # whatever messages are still on their way
                     self._hear(run, sum(self._chain(run.number, run.index).batches) - run.told)
 
     def _read_mail(self) -> None:
-        """What runs have told so far; a mailbox that died is replaced for those to come."""
+        """Handle the messages so far; a mailbox that died is replaced."""
         runs = {run.id: run for run in self.running.values()}
         try:
             mail: list[tuple[int, Message]] = self.ray.get(self.mailbox.take.remote(), timeout=MAIL_SECONDS)
@@ -360,7 +360,7 @@ class _Driver:
             run.unfinished.remove(message.key)
 
     def _take_back(self, run: _Run, error: Exception) -> None:
-        """A worker or a node died; the chain is run again, but not for ever."""
+        """A worker or a node died; run its chain again, but not forever."""
         if run.attempts >= ATTEMPTS:
             chain = self._chain(run.number, run.index)
             message = f"its worker died {ATTEMPTS} times ({type(error).__name__}); has the node enough memory?"
@@ -387,7 +387,7 @@ def _job(assignment: Assignment) -> Job:
 
 
 def of_worker(error: Exception) -> TrustError:
-    """What a task raised, in one line."""
+    """The error that a task raised, in one line."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, TrustError):
         return cause

@@ -1,4 +1,4 @@
-"""Several trainings on a Ray cluster: each is a task, which goes on from its folder when its worker dies."""
+"""Several trainings on a Ray cluster: each is a task, which continues from its folder when its worker dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trust_tta.training.several import Lines, Training
 
 
 def run_training(training: Training, mailbox: Any) -> Written | TrustError:
-    """A task; the device is chosen where it runs."""
+    """A task; it chooses its device where it runs."""
 
     def tell(line: str) -> None:
         mailbox.post.remote(f"{training.target}: {line}")
@@ -32,7 +32,7 @@ def run_training(training: Training, mailbox: Any) -> Written | TrustError:
 def train_on_cluster(
     trainings: Sequence[Training], *, ray: ModuleType, share: Share, progress: Progress = SILENT
 ) -> list[Written | TrustError]:
-    """Run trainings on the cluster that `ray` is connected to; for each, what was written, or why it was not."""
+    """Run trainings on the cluster that `ray` is connected to; for each, what was written or why nothing was."""
     mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
     task = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)(run_training)
     start = partial(_start, task, mailbox, share)
@@ -68,12 +68,12 @@ def _tell(ray: ModuleType, mailbox: Any, progress: Progress) -> None:
     try:
         for (line,) in ray.get(mailbox.take.remote(), timeout=POLL_SECONDS):
             progress.note(line)
-    except ray.exceptions.RayError:  # it is started again, or the machine is busy
+    except ray.exceptions.RayError:  # it is restarting, or the machine is busy
         pass
 
 
 def _result(ray: ModuleType, done: Any, *, last: bool) -> Written | TrustError | None:
-    """What a task gave; None where it is worth another try."""
+    """The result of a task; None where another try is worthwhile."""
     try:
         found: Written | TrustError = ray.get(done)
         return found

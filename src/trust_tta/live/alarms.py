@@ -1,8 +1,8 @@
 """When to call a reading an alarm, and how often that will be wrong: "one false alarm in N batches like the reference".
 
-Three alarms are told apart. Drift: the images changed (the input's statistics moved). Class shift: the images did not
-change, but the source network predicts other classes than it used to. Collapse: what was learned is wrong (the adapted
-network and the source part, on images where they should not).
+There are three alarms. Drift: the images changed (the statistics of the input moved). Class shift: the images did not
+change, but the source network predicts other classes than before. Collapse: what was learned is wrong (the adapted
+network and the source disagree on images where they should not).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Kind: TypeAlias = Literal["drift", "class_shift", "collapse"]
 Values: TypeAlias = NDArray[np.float64]
 
 FEWEST_BATCHES = 4
-FEWEST_FOR_BOOTSTRAP = 16  # batches; with fewer, resampling shows less than the tail that is asked for
+FEWEST_FOR_BOOTSTRAP = 16  # batches; with fewer, resampling does not reach the tail that is asked for
 RUNS, RUN_LENGTH = 200, 256  # simulated streams and their batches
-KINDS = 3  # alarms that share the allowance of false ones
+KINDS = 3  # alarms, which share the budget of false ones
 
 
 class Limits(Schema):
-    """From which value on a reading is an alarm. None: never. The defaults are for a stream without a reference.
+    """The value above which a reading is an alarm. None: never. The defaults are for a stream without a reference.
 
     `drift`: of `input_distance`, against what BatchNorm kept from training. `class_shift`: of `source_shift`.
     `disagreement`: of 1 - `agreement`, where there is neither drift nor class shift. `tails`: how the limits of drift
-    and of class shift were found. `every`: the batches between two false alarms that were asked for.
+    and of class shift were found. `every`: the requested number of batches between two false alarms.
     """
 
     drift: Positive | None = 0.1
@@ -71,9 +71,9 @@ class Reference:
 def find_alarms(
     reading: Reading, limits: Limits, *, agreement: float, weight_distance: float, drifting: bool = False
 ) -> dict[Kind, str]:
-    """The alarms of a reading, each with its reason; `drifting`: a drift lasts, wherever this reading stands.
+    """The alarms of a reading, each with its reason; `drifting`: a drift is going on, whatever this reading says.
 
-    `agreement` and `weight_distance` are absolute bounds that hold for any images, beside the calibrated `limits`.
+    `agreement` and `weight_distance` are absolute bounds for any images, in addition to the calibrated `limits`.
     """
     alarms: dict[Kind, str] = {}
     if drifting or _above(reading.input_distance, limits.drift):
@@ -97,7 +97,7 @@ def _collapse(reading: Reading, disagreement: float | None, agreement: float, we
         return "the source predicts other classes, on images like the reference"
     if reading.probed_classes < reading.source_classes / 2 and reading.agreement < (1 + agreement) / 2:
         return "half of the classes that the source predicts are gone"
-    # A source that itself predicts hardly any class is no judge.
+    # A source that itself predicts hardly more than one class is no judge.
     if reading.agreement < agreement and reading.source_classes > 2:
         return "the source predicts other classes"
     return ""
@@ -110,7 +110,7 @@ def _above(value: float | None, limit: float | None) -> bool:
 def calibrate(
     method: Method, batches: Iterable[Tensor], *, expected_batches_between_false_alarms: float = 1000, seed: int = 0
 ) -> Reference:
-    """Learn from clean batches what the stream should look like, and limits that it rarely passes by chance.
+    """Learn from clean batches what the stream should look like, and limits that it rarely exceeds by chance.
 
     A copy of `method` adapts on them as the stream will. Half of the batches give the reference and a canary, the other
     half the limits: streams are drawn from them with replacement, and a limit is what their largest value stays
@@ -177,7 +177,7 @@ def _limits(batches: list[_Batch], inputs: Tensor, classes: Tensor, *, every: fl
         for values, statistic, images in statistics
     ]
     (drift, drift_tail), (shift, shift_tail), (disagreement, _) = found
-    # Three images of a window may differ, even if no reference image did.
+    # Three images of a window may differ even if no reference image did.
     disagreement = max(disagreement, 3 / CLASS_WINDOW)
     return Limits(
         drift=max(drift, 1e-6),
@@ -192,12 +192,12 @@ def _limits(batches: list[_Batch], inputs: Tensor, classes: Tensor, *, every: fl
 def limit_for(
     values: Values, statistic: Callable[[Values], Values], *, window: int, every: float, seed: int = 0
 ) -> tuple[float, Tail]:
-    """What `statistic` of the mean of `window` batches passes once in `every` batches, and how that was found.
+    """The value that `statistic` of the mean of `window` batches exceeds once in `every` batches, and how it was found.
 
     values: (batches, d), one vector per reference batch; `statistic` takes means (m, d) and gives numbers (m,).
     """
     generator = np.random.default_rng(seed)
-    # What is rarer than the different windows that can be drawn, drawing cannot show.
+    # Resampling cannot show what is rarer than the number of different windows it can draw.
     few = len(values) < FEWEST_FOR_BOOTSTRAP or len(values) ** window < 100 * every
     maxima, series = [], []
     for _ in range(RUNS):
@@ -209,7 +209,7 @@ def limit_for(
     if few:
         from scipy.stats import t
 
-        roots = np.cbrt(np.concatenate(series))  # of distances and rates, which are skewed, they are nearly normal
+        roots = np.cbrt(np.concatenate(series))  # nearly normal, unlike distances and rates, which are skewed
         spread = float(roots.std()) * math.sqrt(1 + 1 / len(values))
         return float((roots.mean() + t.isf(1 / every, df=len(values) - 1) * spread) ** 3), "student"
     stays = math.exp(-RUN_LENGTH / every)  # the chance that a whole run passes without a false alarm

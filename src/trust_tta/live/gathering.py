@@ -1,4 +1,4 @@
-"""Callers in several threads share a batch; nobody waits for others longer than he allows."""
+"""Callers in several threads share a batch; none waits for the others longer than it allows."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Request(Generic[R]):
 
 
 class Gatherer(Generic[R]):
-    """Joins the images of waiting callers up to `size`, runs them as one batch, and cuts the result apart.
+    """Joins the images of waiting callers up to `size`, runs them as one batch, and splits the result.
 
-    There is no thread of its own: the caller whose batch is full, or whose time is up, runs it for all. Batches that
-    are larger than `size` run as they came.
+    It has no thread of its own: the caller whose batch is full, or whose time is up, runs it for all. Requests that are
+    larger than `size` run alone.
     """
 
     def __init__(self, run: Callable[[Tensor], R], cut: Callable[[R, int, int], R], *, size: int) -> None:
@@ -37,7 +37,7 @@ class Gatherer(Generic[R]):
         self._busy = False
 
     def __call__(self, images: Tensor, max_wait: float) -> R:
-        """The result for these images; they wait for others at most `max_wait` seconds."""
+        """The result for these images, which wait for others for at most `max_wait` seconds."""
         request: _Request[R] = _Request(images, time.monotonic() + max_wait)
         with self._changed:
             self._waiting.append(request)
@@ -56,7 +56,7 @@ class Gatherer(Generic[R]):
         return request.result  # type: ignore[return-value]
 
     def _wait(self, request: _Request[R]) -> list[_Request[R]]:
-        """Wait until this request is done, or until a batch is due that this thread shall run."""
+        """Wait until this request is done, or until this thread is to run a batch that is due."""
         with self._changed:
             while not request.done:
                 if not self._busy and self._waiting:
@@ -72,7 +72,7 @@ class Gatherer(Generic[R]):
         return []
 
     def _choose(self) -> list[_Request[R]]:
-        """Those that fit into a batch with the one whose time is up first."""
+        """The requests that fit into a batch with the one whose time is up first."""
         ordered = sorted(self._waiting, key=lambda r: r.deadline)
         chosen, images = [ordered[0]], len(ordered[0].images)
         for request in ordered[1:]:
@@ -91,7 +91,7 @@ class Gatherer(Generic[R]):
         except Exception as error:
             if len(requests) == 1:
                 requests[0].error = error
-            else:  # only he whose images are wrong shall hear of it
+            else:  # so that only the caller whose images are wrong gets the error
                 for request in requests:
                     self._serve([request])
         except BaseException as interrupt:

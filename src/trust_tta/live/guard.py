@@ -1,4 +1,4 @@
-"""What is done about an alarm, and the record of it."""
+"""The policy from alarms to actions, and the record of each decision."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ EventKind: TypeAlias = Literal[
 class Guard(Schema):
     """The policy from alarms to actions.
 
-    Actions: "none", say so only; "skip", no update while the alarm lasts, and where it shows late, as a class shift
-    does, those until then are undone; "slow", half as many updates; "rollback", to the last good snapshot, and half as
-    many updates; "source", to the source network; "pause", no update until `resume`. A second
-    collapse before a new snapshot has proved good always leads to the source.
+    Actions: "none", only report it; "skip", no update while the alarm lasts, and where it shows late, as a class shift
+    does, the updates until then are undone; "slow", half as many updates; "rollback", to the last good snapshot, and
+    half as many updates; "source", to the source network; "pause", no update until `resume`. A second collapse before a
+    new snapshot has proved good always leads to the source.
     """
 
     on_drift: Action = Field("none", description="the images changed: what adaptation is for")
-    on_return: Action = Field("source", description="a drift is over: what was learned on it is not needed any more")
+    on_return: Action = Field("source", description="a drift is over: what was learned on it is no longer needed")
     on_class_shift: Action = Field("skip", description="only the classes changed: there is nothing to adapt to")
     on_collapse: Action = Field("rollback", description="what was learned is wrong")
     on_broken_input: Action = Field("skip", description="most images are blank, equal or not finite")
 
     budget: Fraction = Field(0.02, description="share of the method's work that may be spent on watching it")
-    check_every: Count = Field(1024, description="images between two looks at the canary")
+    check_every: Count = Field(1024, description="images between two checks of the canary")
     canary_tolerance: Fraction = Field(0.05, description="by how much the score on the canary may fall")
     drift_tolerance: Fraction = Field(0.25, description="the same while the images differ from a calibrated reference")
-    reservoir_tolerance: Fraction = Field(0.15, description="the same for a canary that the stream itself gave")
-    agreement: Fraction = Field(0.6, description="agreement with the source below which learning is called wrong")
-    weight_distance: Positive = Field(4.0, description="relative norm of what was learned, above which it is")
+    reservoir_tolerance: Fraction = Field(0.15, description="the same for a canary taken from the stream itself")
+    agreement: Fraction = Field(0.6, description="agreement with the source below which learning counts as wrong")
+    weight_distance: Positive = Field(4.0, description="relative norm of what was learned above which it does too")
     slowest: Count = Field(64, description="batches per update, at most, after repeated collapses")
     snapshot_every: Count = Field(1024, description="images between two snapshots")
-    keep: Count = Field(4, description="snapshots that are kept, beside the last good one")
+    keep: Count = Field(4, description="snapshots to keep in addition to the last good one")
 
 
 @dataclass(frozen=True)
 class Event:
-    """A decision with its evidence, as plain values. `batch`: of the stream; `time`: in seconds since 1970."""
+    """A decision and its evidence, as plain values. `batch`: in the stream; `time`: in seconds since 1970."""
 
     number: int
     batch: int
@@ -75,7 +75,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often updates are made: on every `slow`-th batch, after `wait` more batches."""
+    """How often to update: on every `slow`-th batch, after `wait` more batches."""
 
     slow: int = 1
     wait: int = 0

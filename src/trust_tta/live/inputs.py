@@ -1,4 +1,4 @@
-"""What a stream is given, as a float batch; and images from which nothing should be learned."""
+"""The input of a stream as a float batch; and images from which nothing should be learned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError
 
-# (n, 2 * channels + 1), on the host: the lowest and highest values of each channel, and the sum of each image.
+# (n, 2 * channels + 1), on the host: the lowest and highest value of each channel, and the sum of each image.
 Facts: TypeAlias = NDArray[np.float64]
 
 LARGEST = 1e6  # values beyond this ruin the statistics of a whole batch
@@ -35,7 +35,7 @@ def prepare(images: Any, network: nn.Module) -> Tensor:
 
 
 def examine(images: Tensor) -> Facts:
-    """What `usable` and `looks_broken` need of images (n, c, h, w): one look at the device."""
+    """What `usable` and `looks_broken` need to know of images (n, c, h, w), in one transfer from the device."""
     pixels = images.flatten(2)
     lowest, highest = torch.aminmax(pixels, dim=2)
     sums = pixels.sum((1, 2), dtype=torch.float64)[:, None]
@@ -43,13 +43,13 @@ def examine(images: Tensor) -> Facts:
 
 
 def usable(facts: Facts) -> NDArray[np.bool_]:
-    """Which images (n,) hold finite values of a sensible size alone."""
+    """Which images (n,) hold only finite values of a sensible size."""
     fine: NDArray[np.bool_] = _scale(facts) <= LARGEST  # NaN compares as false
     return fine
 
 
 def looks_broken(facts: Facts) -> str:
-    """Why most of a batch comes from no working camera; empty if it may."""
+    """Why most of a batch cannot come from a working camera; empty if it can."""
     lowest, highest = np.split(facts[:, :-1], 2, axis=1)
     blank = (highest - lowest).max(1) <= 1e-3 * np.maximum(_scale(facts), 1e-6)
     if 2 * blank.sum() > len(facts):

@@ -1,4 +1,4 @@
-"""The source network as judge of what was learned: on a sample of the stream, and on images that it was sure of."""
+"""The source network as the judge of what was learned, on a sample of the stream and on images it was sure of."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.statistics import use_batch_statistics
 from trust_tta.recording import Recorder
 
-MOST_LOOKED_AT = 32  # images of one batch whose input statistics are taken
-CANARY_IMAGES = 64  # of a canary that is chosen from a reference
-RESERVOIR_IMAGES = 32  # of one that is chosen from the stream; they are part of every snapshot
-SURE = 0.9  # confidence of the source from which on an image is worth keeping
+MOST_LOOKED_AT = 32  # images of a batch from which input statistics are computed
+CANARY_IMAGES = 64  # in a canary chosen from a reference
+RESERVOIR_IMAGES = 32  # in one chosen from the stream; they are part of every snapshot
+SURE = 0.9  # confidence of the source above which an image is worth keeping
 
 
 class Judge:
-    """The source's weights, which no stream can ruin. It shares the frozen ones with the method that it judges.
+    """The source's weights, which no stream can ruin. It shares the frozen ones with the method it judges.
 
-    The stream's images it normalizes as the method does, so that all that differs is what was learned. Canaries, which
-    may be of another domain, are normalized by themselves where the method follows the stream's statistics.
+    It normalizes images of the stream as the method does, so that only what was learned differs. Canaries, which may
+    be of another domain, are normalized by themselves where the method follows the stream's statistics.
     """
 
     def __init__(self, method: Method) -> None:
@@ -51,7 +51,7 @@ class Judge:
 
     @property
     def passes(self) -> int:
-        """How many `compare` takes."""
+        """How many forward passes `compare` takes."""
         return 2 if self.follows_stream else 1
 
     @torch.no_grad()
@@ -74,7 +74,7 @@ class Judge:
 
     @torch.no_grad()
     def try_state(self, images: Tensor) -> Tensor:
-        """Logits (n, classes, ...) of what the method has learned, of any domain's images."""
+        """Logits (n, classes, ...) of the method's present weights for images of any domain."""
         if not self.follows_stream:
             return self._method.evaluate(images)
         try:
@@ -91,7 +91,7 @@ class Judge:
     def input_statistics(self, images: Tensor) -> Tensor:
         """Mean and mean square of each channel (2, c), of the first BatchNorm's input, else of the images.
 
-        The pass ends there, so that it costs as much as the stem.
+        The pass ends there, so that it costs no more than the stem.
         """
         images = images[:: -(-len(images) // MOST_LOOKED_AT)]
         values = self._stem(images).float() if self._norms else images.float()
@@ -116,10 +116,10 @@ class Judge:
 
 @dataclass(frozen=True)
 class Canary:
-    """Images (m, ...) whose prediction must not change, with what they should be predicted as, (m,).
+    """Images (m, ...) whose predictions must not change, and the classes they should get, (m,).
 
-    `labelled`: by the user; `trusted`: as the source predicts them, weighted by its confidence; `reservoir`: images of
-    the stream itself of which the source was sure.
+    `labelled`: given by the user; `trusted`: as the source predicts them, weighted by its confidence; `reservoir`:
+    images of the stream itself of which the source was sure.
     """
 
     kind: Literal["labelled", "trusted", "reservoir"]
@@ -141,13 +141,13 @@ class Canary:
         return cls(canary.kind, images, canary.labels, canary.weights, canary.score(judge(images)))
 
     def score(self, logits: Tensor) -> float:
-        """The share of images (by weight) that these logits predict as they should be."""
+        """The share of images, by weight, for which these logits predict the right class."""
         right = (_per_image(logits).argmax(1) == self.labels).to(self.weights)
         return float((right * self.weights).sum() / self.weights.sum())
 
 
 class Reservoir:
-    """Images of the stream of which the source was sure, equally many of each class, in half precision."""
+    """Images of the stream of which the source was sure, as many of each class, in half precision."""
 
     def __init__(self) -> None:
         self._images: list[Tensor] = []
@@ -155,7 +155,7 @@ class Reservoir:
         self._canary: Canary | None = None
 
     def offer(self, images: Tensor, source: Tensor) -> None:
-        """Take what is worth keeping of images (n, ...) with the source's predictions (n, classes)."""
+        """Keep what is worth keeping of images (n, ...) with the source's predictions (n, classes)."""
         share = max(2, RESERVOIR_IMAGES // source.shape[1])
         confidence, predicted = (values.tolist() for values in source.max(1))
         for i, (sure, label) in enumerate(zip(confidence, predicted, strict=True)):
@@ -184,7 +184,7 @@ class Reservoir:
 
 
 def balanced(images: Tensor, source: Tensor, *, count: int = CANARY_IMAGES) -> Tensor:
-    """At most `count` images, as equally as can be of each class that the source predicts (n, classes)."""
+    """At most `count` images, spread as evenly as possible over the classes that the source predicts (n, classes)."""
     predicted = source.argmax(1)
     rank = torch.zeros_like(predicted)  # of an image among those of its class
     for label in predicted.unique():
@@ -194,12 +194,12 @@ def balanced(images: Tensor, source: Tensor, *, count: int = CANARY_IMAGES) -> T
 
 
 def _per_image(logits: Tensor) -> Tensor:
-    """Logits (n, classes): of a segmentation, the mean over its pixels."""
+    """Logits (n, classes); for segmentation, the mean over the pixels."""
     return logits.flatten(2).mean(2) if logits.dim() > 2 else logits
 
 
 def _running_statistics(network: nn.Module) -> Tensor | None:
-    """Mean and mean square (2, c) that the first BatchNorm kept from training, if there is one and it did."""
+    """Mean and mean square (2, c) that the first BatchNorm kept from training, if there is one and it kept any."""
     norm = next((m for m in network.modules() if isinstance(m, _BatchNorm)), None)
     if norm is None or norm.running_mean is None or norm.running_var is None:
         return None

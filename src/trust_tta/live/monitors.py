@@ -1,6 +1,6 @@
 """What can be seen of a stream without labels: cheap sums over the last images.
 
-Everything here measures; nothing decides. `Monitors` takes each batch once and gives a `Reading`.
+Everything here measures; nothing decides. `Monitors` takes each batch once and returns a `Reading`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from trust_tta.methods.base import Method
 Values: TypeAlias = NDArray[np.float64]
 
 TINY = 1e-37  # a float32 whose logarithm is finite
-INPUT_WINDOW = 32  # images over which the input's statistics are taken
-LATEST_WINDOW = 16  # images that are enough to say that a drift is over
-CLASS_WINDOW = 256  # images over which predictions and agreement are taken
-MOST_PIXELS = 4096  # of a segmentation, which gives a prediction for each pixel
+INPUT_WINDOW = 32  # images over which input statistics are computed
+LATEST_WINDOW = 16  # images that suffice to say that a drift is over
+CLASS_WINDOW = 256  # images over which predictions and agreement are averaged
+MOST_PIXELS = 4096  # of a segmentation, which predicts each pixel
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One batch's view of the stream. None: not known (no reference, or too few images so far).
+    """The stream as of one batch. None: unknown (no reference, or too few images so far).
 
     Of the batch: `entropy` (nats) and `confidence`, means over its predictions. Of the last images:
     `effective_classes`, exp of the entropy of the mean prediction, and `effective_classes_change`, its ratio to that of
@@ -57,7 +57,7 @@ class Reading:
     skipped: int = 0
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Plain values, as they go into an event."""
+        """Plain values for an event."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -70,12 +70,12 @@ class Window:
         self._mean: Values | None = None
 
     def add(self, images: int, total: Tensor | Values) -> None:
-        """Take the sum over `images` more, and forget the batches that are not needed any more."""
+        """Add the sum over `images` more, and drop the batches that are no longer needed."""
         self._entries.append((images, np.asarray(total, dtype=np.float64)))
         self.images += images
         while self.images - self._entries[0][0] >= self.size:
             self.images -= self._entries.popleft()[0]
-        # Anew each time: a sum that is only updated would differ after a restart, in its last bits.
+        # Computed anew each time: a running sum would differ in its last bits after a restart.
         self._mean = np.add.reduce([entry for _, entry in self._entries]) / self.images
 
     @property
@@ -88,7 +88,7 @@ class Window:
 
     @property
     def mean(self) -> Values:
-        """Per image; there must have been one."""
+        """The mean per image; there must have been one."""
         if self._mean is None:
             raise ValueError("the window is empty")
         return self._mean
@@ -98,7 +98,7 @@ class Window:
         self.images, self._mean = 0, None
 
     def replace(self, other: Window) -> None:
-        """Hold what another window holds."""
+        """Copy the content of another window."""
         self.clear()
         for images, total in other._entries:
             self.add(images, total)
@@ -113,7 +113,7 @@ class Window:
 
 
 class Monitors:
-    """Sums over the last images. All of it is a few vectors, which `state` gives and `load` takes back."""
+    """Sums over the last images: a few vectors, which `state` returns and `load` restores."""
 
     def __init__(self, *, input_reference: Tensor | None = None, class_reference: Tensor | None = None) -> None:
         self.input_reference = None if input_reference is None else input_reference.double().cpu().numpy()
@@ -124,10 +124,10 @@ class Monitors:
         self.returned = False  # whether the last images are like the reference again
         self._entropy = self._confidence = self._effective = 0.0
         self._changes: tuple[float, float | None] = (1.0, None)
-        self._probe: dict[str, Any] = {}  # what the last one said
+        self._probe: dict[str, Any] = {}  # results of the last one
 
     def see_inputs(self, images: int, statistics: Tensor, *, drift_limit: float | None = None) -> None:
-        """The statistics (2, c) of a batch; with the limit of the input distance while a drift lasts."""
+        """Take the statistics (2, c) of a batch; during a drift, with the limit of the input distance."""
         total = statistics.cpu().numpy().astype(np.float64) * images
         self._inputs.add(images, total)
         self._latest.add(images, total)
@@ -136,7 +136,7 @@ class Monitors:
             self._drifted.add(images, total)
 
     def _has_returned(self, limit: float) -> bool:
-        """Whether the last images are like the reference rather than like the drift, or the drift has faded away."""
+        """Whether the last images are like the reference rather than the drift, or the drift has faded away."""
         if self._comparable_reference is None or not self._latest.full or not self._drifted.images:
             return False
         distance = input_distance(self._latest.mean, self._comparable_reference)
@@ -146,22 +146,22 @@ class Monitors:
         )
 
     def begin_drift(self) -> None:
-        """The last images are the first of a drift."""
+        """Record that the last images are the first of a drift."""
         self._drifted.replace(self._inputs)
 
     @property
     def drifted_long(self) -> bool:
-        """Whether the drift that lasts is more than a batch that differed by chance."""
+        """Whether the current drift is more than a batch that differed by chance."""
         return self._drifted.batches > 2 and self._drifted.images >= 2 * INPUT_WINDOW
 
     def end_drift(self) -> None:
-        """Forget the drift, and what was before its end."""
+        """Forget the drift, and everything before its end."""
         self.returned = False
         self._drifted.clear()
         self._inputs.replace(self._latest)
 
     def see_predictions(self, probabilities: Tensor) -> None:
-        """What was served, (rows, classes)."""
+        """Take what was served, (rows, classes)."""
         values, rows = probabilities.cpu().numpy(), len(probabilities)
         surprise = np.log(np.maximum(values, TINY))
         self._entropy, self._confidence = -float((values * surprise).sum()) / rows, float(values.max(1).mean())
@@ -173,7 +173,7 @@ class Monitors:
         self._changes = self._effective / before, _shift(self._served, self.class_reference)
 
     def see_probe(self, served: Tensor, source: Tensor) -> None:
-        """Predictions (rows, classes) for the same images by what was learned and by the source."""
+        """Take predictions (rows, classes) for the same images by the adapted network and by the source."""
         ours, theirs = served.cpu().numpy(), source.cpu().numpy()
         weights, agree = theirs.max(1).astype(np.float64), ours.argmax(1) == theirs.argmax(1)
         sums = [ours.sum(0, dtype=np.float64), theirs.sum(0, dtype=np.float64)]
@@ -182,15 +182,15 @@ class Monitors:
 
     @property
     def classes(self) -> int | None:
-        """How many the network tells apart, once it has predicted."""
+        """The number of classes, once the network has predicted."""
         return len(self._served.mean) if self._served.images else None
 
     def changes(self) -> tuple[float, float | None]:
-        """Of what is served: `effective_classes_change` and `class_shift`."""
+        """`effective_classes_change` and `class_shift` of what is served."""
         return self._changes
 
     def forget_predictions(self) -> None:
-        """The state is another one now; the images are still the same."""
+        """Forget predictions, since the state is another one now; the images are still the same."""
         for window in (self._served, self._before, self._probes):
             window.clear()
         self._probe = {}
@@ -211,19 +211,19 @@ class Monitors:
         )
 
     def input_distance(self) -> float | None:
-        """Of the last images from the reference; None where there is none, or too few images so far."""
+        """The distance of the last images from the reference; None without one, or with too few images so far."""
         if self._comparable_reference is None or not self._inputs.full:
             return None
         return input_distance(self._inputs.mean, self._comparable_reference)
 
     @property
     def knows_inputs(self) -> bool:
-        """Whether drift would be noticed."""
+        """Whether a drift would be noticed."""
         return self._comparable_reference is not None
 
     @property
     def _comparable_reference(self) -> Values | None:
-        """None where there is none; what BatchNorm kept may be of another layer than the one that is reached first."""
+        """None if there is none, or if BatchNorm's statistics are of another layer than the first one reached."""
         reference = self.input_reference
         alike = reference is not None and self._inputs.images and self._inputs.mean.shape == reference.shape
         return reference if alike else None
@@ -264,7 +264,7 @@ class Monitors:
 
 
 def rows_of(output: Tensor, *, probabilities: bool = False) -> Tensor:
-    """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each where there are maps."""
+    """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each map."""
     output = output.detach().float()
     if output.dim() > 2:
         output = output.movedim(1, -1).flatten(0, -2)
@@ -291,10 +291,10 @@ def input_distance(a: Tensor | Values, b: Tensor | Values) -> float:
 
 
 def input_distances(a: Values, b: Values) -> Values:
-    """The same of many, (..., 2, c), from one, (2, c)."""
+    """The same for many, (..., 2, c), against one, (2, c)."""
     (mean_b, square_b), mean_a = b, a[..., 0, :]
     var_a, var_b = a[..., 1, :] - mean_a * mean_a, square_b - mean_b * mean_b
-    # The floor keeps images without any contrast from giving infinity.
+    # The floor keeps images without any contrast from being infinitely far.
     floor = 1e-3 * max(var_b.mean(), 1e-12)
     var_a, var_b = np.maximum(var_a, floor), np.maximum(var_b, floor)
     gap = np.square(mean_a - mean_b)

@@ -1,4 +1,4 @@
-"""One method that is watched and guarded, batch by batch. Not for several threads: that is the stream's part."""
+"""One method, watched and guarded batch by batch. Not thread-safe: the stream takes care of threads."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
 
-FREE_UPDATES = 16  # after so many, checks are paid from the budget
-FAR = 2.0  # times the limit that a short drift must have reached for its end to be a return: others may be chance
+FREE_UPDATES = 16  # after which checks are paid for from the budget
+FAR = 2.0  # times the limit: a short drift must have gone this far for its end to count; others may be chance
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a call gives: `logits` (n, classes); whether the method `adapted` on the batch; the `events` it led to.
+    """The result of a call: `logits` (n, classes), whether the method `adapted` on the batch, and its `events`.
 
-    Rows of images that are not finite are NaN. `reading`: what the monitors saw, where there is a guard.
+    Rows of images that are not finite are NaN. `reading`: what the monitors saw, if there is a guard.
     """
 
     logits: Tensor
@@ -40,22 +40,22 @@ class Result:
 
 @dataclass
 class Books:
-    """What is to be known beside the method's state to go on as if nothing had happened: plain values alone."""
+    """What a restart needs besides the method's state to continue as if nothing had happened: plain values only."""
 
     batches: int = 0
     images: int = 0
     events: int = 0
-    updates: int = 0  # since the state was last put back
-    at_source: bool = True  # nothing was learned yet, or all of it was undone
+    updates: int = 0  # since the state was last restored
+    at_source: bool = True  # nothing has been learned, or all of it was undone
     since_check: int = 0  # images
     since_snapshot: int = 0
     good: int = 0  # number of the last good snapshot
-    candidate: int = 0  # of the one that becomes good if nothing happens; 0: none
-    snapshot: int = 0  # of the last one written
+    candidate: int = 0  # number of the one that becomes good if nothing happens; 0: none
+    snapshot: int = 0  # number of the last one written
     paused: bool = False
     collapsed: bool = False  # ever
     returned: bool = False  # from a drift to a calibrated reference, ever
-    farthest: float = 0.0  # input distance in the drift that lasts
+    farthest: float = 0.0  # largest input distance in the current drift
     slow: int = 1  # the pace
     wait: int = 0
 
@@ -78,19 +78,19 @@ class Session:
         self.watch = Watch(method, guard, reference=reference, canary=canary) if guard else None
         self.books = Books()
         self.reading: Reading | None = None
-        self._lasting: dict[str, Action] = {}  # alarms that have not ended, and what is done about them
+        self._lasting: dict[str, Action] = {}  # current alarms, and the action on each
         self._events: list[Event] = []  # of this call
         self._on_event = on_event
-        self._nothing = next(method.model.parameters()).new_zeros(0)  # a check on it is one on the canary, or none
+        self._nothing = next(method.model.parameters()).new_zeros(0)  # for checks on the canary alone
 
     # One batch
 
     def step(self, images: Tensor) -> Result:
-        """Predict images (n, c, h, w), and adapt on them if nothing speaks against it."""
+        """Predict images (n, c, h, w), and adapt on them unless something speaks against it."""
         self._events = []
         self.books.batches += 1
         self.books.images += len(images)
-        self.books.since_snapshot += len(images)  # before anything is saved: what goes on from there has seen them
+        self.books.since_snapshot += len(images)  # before anything is saved: a restart from there has seen them
         facts = examine(images)
         fine = usable(facts)
         if fine.all():
@@ -103,7 +103,7 @@ class Session:
         return Result(logits, adapted, tuple(self._events), self.reading)
 
     def _step_partly(self, images: Tensor, facts: Facts, fine: NDArray[np.bool_]) -> tuple[Tensor, bool]:
-        """Go on with the images that are fine, which these are; the rows of the others are NaN."""
+        """Continue with `images`, the usable ones; the rows of the others are NaN."""
         self._begin("broken_input", "none", "some images are not finite", {"images": int((~fine).sum())})
         adapted = False
         if len(images):
@@ -127,10 +127,10 @@ class Session:
         left = returned and self._return_action(self.watch) in ("source", "rollback")
         if not left and self._may_update(
             drifting="drift" in self._lasting and not returned
-        ):  # what is left at once learns nothing more
+        ):  # a state that is about to be dropped learns nothing more
             return self._update(self.watch, images)
         logits = self.evaluate(images)
-        if not self.books.paused:  # the update that is not made pays for a look at the source
+        if not self.books.paused:  # the skipped update pays for asking the source
             self.watch.credit = max(self.watch.credit, 2 * len(images))
         if not problem and self._observe(self.watch, images, logits, work=len(images)):
             logits = self.evaluate(images)
@@ -139,7 +139,7 @@ class Session:
     def _update(self, watch: Watch, images: Tensor) -> tuple[Tensor, bool]:
         books, probation = self.books, self.books.slow > 1
         books.updates, books.at_source = books.updates + 1, False
-        # The first updates show whether the learning rate is ruinous; after a collapse none is kept unchecked.
+        # The first updates show whether the learning rate is ruinous; after a collapse every update is checked.
         early = books.updates & (books.updates - 1) == 0
         due = early or probation or books.since_check >= self.policy.check_every
         before = self.method.state_dict() if probation else None
@@ -156,7 +156,7 @@ class Session:
         return logits, adapted
 
     def _adapt(self, images: Tensor) -> tuple[Tensor, bool]:
-        """What the method predicts; where it refuses, because that is not finite, the state's prediction as it is."""
+        """The method's prediction; where it refuses because that is not finite, one without adapting."""
         try:
             return self.method(images), True
         except DataError:
@@ -167,21 +167,21 @@ class Session:
             return False
         wary = self.books.collapsed or self.books.returned
         if wary and not drifting and self.watch and self.watch.monitors.knows_inputs:
-            return False  # where there is nothing to adapt to, the source is not left again
+            return False  # without a drift there is nothing to adapt to: stay at the source
         turn = self.books.wait == 0
         self._set_pace(self._pace.step())
         return turn
 
     def evaluate(self, images: Tensor) -> Tensor:
-        """Predict without adapting, in the form in which the method predicts."""
+        """Predict without adapting: logits or probabilities, as the method does."""
         logits = self.method.evaluate(images)
         return logits.softmax(1) if self.method.probabilities else logits
 
     def _spent(self) -> int:
-        """Passes of the method so far, a backward pass counted as two."""
+        """Passes of the method so far; a backward pass counts as two."""
         return self.method.counters.forwards + 2 * self.method.counters.backwards
 
-    # From what is seen to what is done
+    # From observations to actions
 
     def _observe(
         self,
@@ -193,8 +193,8 @@ class Session:
         check: Check | None = None,
         before: dict[str, Any] | None = None,
     ) -> bool:
-        """Let the monitors see a batch and the guard act; True when the state is another one now."""
-        served = logits.detach().cpu() if logits.dim() == 2 else logits.detach()  # maps are too large to be moved
+        """Let the monitors see a batch and the guard act; True if the state was changed."""
+        served = logits.detach().cpu() if logits.dim() == 2 else logits.detach()  # maps are too large to move
         if not bool(served.isfinite().all()):
             if self.books.at_source:
                 return self._begin("broken_input", self.policy.on_broken_input, "predictions are not finite", {})
@@ -212,7 +212,7 @@ class Session:
         return self._follow_drift(alarms, evidence) or shifted
 
     def _collapse(self, reason: str, evidence: dict[str, Any], before: dict[str, Any] | None) -> bool:
-        """Undo; a second time before a snapshot proved good, go back to the source. Updates become fewer."""
+        """Undo; the second time before a snapshot has proved good, go back to the source. Update less often."""
         if self.books.at_source:
             return False  # there is nothing to undo
         self.books.collapsed = True
@@ -229,14 +229,14 @@ class Session:
     def _follow_class_shift(self, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
         if "class_shift" in alarms:
             return self._begin_class_shift(alarms["class_shift"], evidence)
-        # Without a full window of the source's predictions nothing is known, and nothing ends.
+        # Without a full window of the source's predictions nothing is known, so nothing ends.
         if "class_shift" in self._lasting and (evidence.get("source_shift") is not None or "drift" in alarms):
             del self._lasting["class_shift"]
             self._event("class_shift_over", "none", "the classes are those of the reference again", evidence)
         return False
 
     def _begin_class_shift(self, reason: str, evidence: dict[str, Any]) -> bool:
-        """Where updates are skipped from now on, those that were made until the shift showed are undone."""
+        """If updates are to be skipped, also undo those made before the shift showed."""
         action, undone = self.policy.on_class_shift, self.books.updates
         if "class_shift" in self._lasting or action != "skip" or not undone:
             return self._begin("class_shift", action, reason, evidence)
@@ -247,7 +247,7 @@ class Session:
         return True
 
     def _follow_drift(self, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
-        """A drift lasts until the images are nearer to the reference than to it: see `_end_drift`."""
+        """A drift lasts until the images are closer to the reference than to the drift: see `_end_drift`."""
         distance = evidence.get("input_distance")
         if "drift" in self._lasting:
             self.books.farthest = max(self.books.farthest, distance or 0.0)
@@ -258,7 +258,7 @@ class Session:
         return False
 
     def _return_action(self, watch: Watch) -> Action:
-        """What to do at the end of the drift that lasts; nothing where it may have been chance."""
+        """What to do at the end of the current drift; nothing if it may have been chance."""
         far = watch.limits.drift is not None and self.books.farthest >= FAR * watch.limits.drift
         real = far or watch.monitors.drifted_long
         return self.policy.on_return if real and not self.books.at_source else "none"
@@ -273,14 +273,14 @@ class Session:
         return self._act("drift_over", action, "the images are like the reference again", evidence)
 
     def _begin(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
-        """Act on an alarm when it begins; it lasts until it is taken out of `_lasting`."""
+        """Act on an alarm when it begins; it lasts until it is removed from `_lasting`."""
         if kind in self._lasting:
             return False
         self._lasting[kind] = action
         return self._act(kind, action, reason, evidence)
 
     def _act(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
-        """Do it and say so; True when the state is another one now."""
+        """Act and record the event; True if the state was changed."""
         if action in ("rollback", "source"):
             self.save(within_batch=True)
             action = self.restore_good() if action == "rollback" else self.restore_source()
@@ -308,10 +308,10 @@ class Session:
     def adopt(
         self, change: Callable[[], None], images: Tensor, *, served: Tensor | None = None, canary: bool = True
     ) -> Event:
-        """Let `change` alter the method's state; where that is wrong for the images (n, c, h, w), undo it.
+        """Let `change` alter the method's state; undo it if that is wrong for the images (n, c, h, w).
 
-        `served`: what was predicted for the last of them (m, classes). Where these, and the `canary` if it is asked
-        for, are clearly predicted as before, that is enough; else, or without it, all are predicted before and after.
+        `served`: predictions (m, classes) for the last of them. If these, and the `canary` where it is asked for, stay
+        clearly the same, that is enough; otherwise, or without `served`, all images are predicted before and after.
         """
         self._events = []
         before = self.method.state_dict()
@@ -334,13 +334,13 @@ class Session:
         return self._event("merge", "take", "what others learned does for these images", evidence)
 
     def _agreement(self, served: Tensor, logits: Tensor) -> float:
-        """The share of predictions (n, classes) that stay what they were, by how sure these were."""
+        """The share of predictions (n, classes) that stay the same, weighted by their confidence."""
         old, new = (rows_of(output, probabilities=self.method.probabilities) for output in (served, logits))
         weights = old.amax(1)
         return float((weights * (old.argmax(1) == new.argmax(1))).sum() / weights.sum())
 
     def _judge_change(self, served: Tensor, images: Tensor, *, canary: bool = True) -> tuple[str, dict[str, Any]]:
-        """Why a change of state is wrong, or nothing; with the evidence. `served`: as it was predicted before."""
+        """Why a change of state is wrong, or "", and the evidence. `served`: the predictions before it."""
         logits = self.evaluate(images)
         if not bool(logits.isfinite().all()):
             return "the predictions are not finite", {}
@@ -356,7 +356,7 @@ class Session:
     # States
 
     def restore_good(self) -> Action:
-        """Back to the last good snapshot, or to the source where it cannot be read or is no good any more."""
+        """Back to the last good snapshot, or to the source if it cannot be read or is no longer good."""
         try:
             self.method.load_state_dict(self.store.read(self.books.good).state["method"])
         except StateError:
@@ -375,7 +375,7 @@ class Session:
         return "source"
 
     def start_over(self) -> Action:
-        """As at the start: what failed may be tried again."""
+        """Begin anew: what failed may be tried again."""
         self.books.collapsed = self.books.returned = False
         self._set_pace(Pace())
         return self.restore_source()
@@ -387,7 +387,7 @@ class Session:
             self.watch.forget_predictions()
 
     def _save_if_healthy(self, images: Tensor) -> None:
-        """Write a snapshot; the one before proved good if nothing happened since. If the check fails, undo."""
+        """Write a snapshot; the previous one has proved good if nothing happened since. If the check fails, undo."""
         stale = 2 * self.books.since_check >= self.policy.snapshot_every
         if self.watch is not None and self.books.updates and len(images) and stale:
             check = self.watch.check(self.method, images, drifting="drift" in self._lasting)
@@ -402,7 +402,7 @@ class Session:
         self.save(candidate=True)
 
     def save(self, *, good: bool = False, candidate: bool = False, within_batch: bool = False) -> None:
-        """Write the state; a disk that refuses is an event, not the end of the stream."""
+        """Write the state; a failing disk is an event, not the end of the stream."""
         books = self.books
         books.snapshot += 1
         books.since_snapshot = 0
@@ -419,12 +419,12 @@ class Session:
             self._event("storage", "none", str(error), {"snapshot": books.snapshot})
 
     def state(self) -> dict[str, Any]:
-        """All but the method's, as tensors and plain values."""
+        """Everything but the method's state, as tensors and plain values."""
         watch = self.watch.state() if self.watch else None
         return {"books": vars(self.books).copy(), "lasting": dict(self._lasting), "watch": watch}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self.books, self._lasting = Books(**state["books"]), dict(state["lasting"])
         if self.watch is not None and state["watch"] is not None:
             self.watch.load(state["watch"])
@@ -438,7 +438,7 @@ class Session:
         return event
 
     def start(self, snapshot: int, problems: list[str]) -> None:
-        """Begin, from a snapshot that was loaded or, if its number is 0, from the method as it is."""
+        """Begin from a snapshot that was loaded or, if its number is 0, from the method as it is."""
         if problems or snapshot:
             reason = "a damaged snapshot was passed over" if problems else "went on from a snapshot"
             self._event("start", "none", reason, {"snapshot": snapshot, "problems": problems})
@@ -446,7 +446,7 @@ class Session:
             self.save(good=True)
 
     def on_request(self, action: str, do: Callable[[], str | None]) -> Event:
-        """What a person asked for: kept before and after, and said."""
+        """Do what a person asked for, with a snapshot before and after."""
         self.save()
         done = do() or action
         event = self._event("request", done, "asked for", {})

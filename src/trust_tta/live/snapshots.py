@@ -1,4 +1,4 @@
-"""The adapted state on disk: one safetensors file per snapshot, whole or not there, checked when it is read.
+"""The adapted state on disk: one safetensors file per snapshot, written whole or not at all, checked when it is read.
 
 A state is nested dicts, lists and tuples of tensors and plain values. `encode` makes it flat: the tensors by number,
 and a JSON text of everything else in which `{"tensor": "7"}` stands for the seventh.
@@ -30,9 +30,9 @@ _TEMPORARY = re.compile(r"\.snapshot-\d{12}\.safetensors\..*\.tmp")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One stored state. `number` rises from snapshot to snapshot; `state` is what `encode` takes.
+    """One stored state. `number` increases from snapshot to snapshot; `state` is what `encode` takes.
 
-    `within_batch`: taken before the guard acted on a batch, for people to look at; no stream goes on from it.
+    `within_batch`: taken before the guard acted on a batch, for people to look at; no stream continues from it.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Snapshots(Protocol):
     def read(self, number: int) -> Snapshot: ...
 
     def newest(self) -> tuple[Snapshot | None, list[str]]:
-        """The newest that a stream can go on from, and what is wrong with each newer one."""
+        """The newest that a stream can continue from, and what is wrong with each newer one."""
         ...
 
     def prune(self, keep: int, *, always: Collection[int]) -> None:
@@ -57,7 +57,7 @@ class Snapshots(Protocol):
 
 
 class Memory:
-    """Snapshots of a stream without a folder: they end with the process."""
+    """Snapshots of a stream without a folder; they are lost with the process."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Snapshot] = {}
@@ -81,7 +81,7 @@ class Memory:
 
 
 class Folder:
-    """Snapshots as files; one process at a time holds the folder, until it closes it or dies."""
+    """Snapshots as files; one process at a time owns the folder, until it closes it or dies."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -122,11 +122,11 @@ class Folder:
                 self.file(number).unlink(missing_ok=True)
 
     def numbers(self) -> list[int]:
-        """Of all snapshots, oldest first, whether they can be read or not."""
+        """The numbers of all snapshots, oldest first, whether they can be read or not."""
         return sorted(int(m[1]) for m in (_FILE.fullmatch(f.name) for f in self.path.iterdir()) if m)
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Release the folder to other processes."""
         if self._release is not None:
             self._release()
 
@@ -135,7 +135,7 @@ class Folder:
 
 
 def write_state(path: Path, state: Mapping[str, Any], *, about: Mapping[str, Any]) -> None:
-    """Write a state and what there is to say `about` it, as plain values; the file appears whole or not at all."""
+    """Write a state, and plain values `about` it; the file appears whole or not at all."""
     from safetensors.torch import save
 
     tensors, tree = encode(dict(state))
@@ -150,7 +150,7 @@ def write_state(path: Path, state: Mapping[str, Any], *, about: Mapping[str, Any
 
 
 def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state that `write_state` wrote, on the CPU, and what it said about it; anything damaged is refused."""
+    """The state that `write_state` wrote, on the CPU, and the values about it; anything damaged is refused."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -206,7 +206,7 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of everything that a snapshot holds."""
+    """SHA-256 of everything in a snapshot."""
     digest = hashlib.sha256(header.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -216,7 +216,7 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def hold(path: Path) -> int | None:
-    """Lock a file for as long as this process lives; the system lets go of it also after kill -9."""
+    """Lock a file for as long as this process lives; the system releases it even after kill -9."""
     if os.name != "posix":
         return None
     import fcntl

@@ -1,4 +1,4 @@
-"""A stream: one method that adapts while it serves. Threads, inputs and the folder; the rest is the session's."""
+"""A stream: one method that adapts while it serves. Here: threads, inputs and the folder; the rest is the session's."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from trust_tta.methods.base import Method
 MOST_FINGERPRINTED = 8  # tensors
 REFERENCE_FILE = "reference.safetensors"
 
-_streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # so that no two adapt the same weights
+_streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # no two may adapt the same weights
 _streams_lock = threading.Lock()
 
 
 class Stream:
-    """Adapts a method on what it predicts, undoes what goes wrong, and goes on where its folder left off.
+    """Adapts a method on what it predicts, undoes what goes wrong, and continues where its folder left off.
 
     `guard`: the policy; None adapts without watching. `snapshots`: a folder of its own; None keeps them in memory.
-    `reference`: what `calibrate` gave, else what the folder holds. `canary`: trusted images (m, c, h, w), or a pair
-    of images and labels. With `batch_size`, callers in several threads share a batch, for which each waits at
-    most `max_wait` seconds. `on_event` hears of every event. Calls from several threads are safe: they run one
+    `reference`: what `calibrate` returned; by default what the folder holds. `canary`: trusted images (m, c, h, w), or
+    a pair of images and labels. With `batch_size`, callers in several threads share a batch, for which each waits at
+    most `max_wait` seconds. `on_event` is called with every event. Calls from several threads are safe: they run one
     after the other.
     """
 
@@ -74,10 +74,10 @@ class Stream:
             self._let_go()
             raise
 
-    # What a caller uses
+    # The public interface
 
     def __call__(self, images: Any, *, adapt: bool = True, max_wait: float | None = None) -> Result:
-        """Predict a batch, and adapt on it unless told not to, or something speaks against it.
+        """Predict a batch, and adapt on it unless told not to or something speaks against it.
 
         images: float (n, c, h, w) or (c, h, w) as the network wants them; or, for a network that has a `preprocessing`,
         uint8 arrays (n, h, w, 3) or (h, w, 3), PIL images, or a list of them.
@@ -110,11 +110,11 @@ class Stream:
     def adopt(
         self, change: Callable[[Method], None], images: Any, *, served: Tensor | None = None, canary: bool = True
     ) -> Event:
-        """Let `change` give the method what others learned; the event says "take", or "return" where it was undone.
+        """Let `change` give the method what others learned; the event says "take", or "return" if it was undone.
 
-        It is undone where the guard finds it wrong for the images, which should be the last ones of the stream. With
-        `served`, the logits (m, classes) of the last m, it is taken where these, and the `canary` if it is asked for,
-        are clearly predicted as before, and looked at closely where they are not.
+        It is undone if the guard finds it wrong for the images, which should be the last ones of the stream. With
+        `served`, the logits (m, classes) of the last m, it is taken at once if the predictions for these, and the
+        `canary` where it is asked for, clearly stay the same, and examined closely if not.
         """
         batch = prepare(images, self.method.model)
         with self._lock:
@@ -130,7 +130,7 @@ class Stream:
 
     @property
     def batches(self) -> int:
-        """How many there were, over all restarts."""
+        """The number of batches, over all restarts."""
         return self._session.books.batches
 
     @property
@@ -143,7 +143,7 @@ class Stream:
         return self._session.reading
 
     def calibrate(self, batches: Iterable[Tensor], *, expected_batches_between_false_alarms: float = 1000) -> Reference:
-        """Set the limits of the alarms from clean batches, and keep them with the snapshots."""
+        """Set the limits of the alarms from clean batches, and store them with the snapshots."""
         with self._lock:
             self._check()
             every = expected_batches_between_false_alarms
@@ -155,7 +155,7 @@ class Stream:
             return self.reference
 
     def fork(self, *, snapshots: str | Path | None = None) -> Stream:
-        """An independent stream that goes on from here, over the same frozen weights."""
+        """An independent stream that continues from here, over the same frozen weights."""
         with self._lock:
             self._check()
             twin = Stream(
@@ -175,7 +175,7 @@ class Stream:
             return twin
 
     def close(self) -> None:
-        """Write a last snapshot, and let go of the folder and of the network."""
+        """Write a last snapshot, and release the folder and the network."""
         with self._lock:
             if not self._closed:
                 self._session.save()
@@ -229,7 +229,7 @@ class Stream:
             write_state(self._folder.path / REFERENCE_FILE, reference.state(), about={})
 
     def _check(self) -> None:
-        """Refuse to go on over weights that somebody else has changed."""
+        """Refuse to continue with weights that something else has changed."""
         if self._closed:
             raise StateError("this stream is closed; make another over the same folder")
         before, now = self._fingerprint, self._take_fingerprint()
@@ -240,7 +240,7 @@ class Stream:
             )
 
     def _take_fingerprint(self) -> Tensor | None:
-        """Norms of some of the adapted weights: who learns changes all of them."""
+        """Norms of some of the adapted weights: learning changes all of them."""
         weights = [p.detach() for p in self.method.adapted.values()]
         weights = weights[:: -(-len(weights) // MOST_FINGERPRINTED) or 1]
         return torch.stack(torch._foreach_norm(weights)) if weights else None
@@ -267,5 +267,5 @@ class Stream:
 
 
 def _cut(result: Result, start: int, stop: int) -> Result:
-    """The rows of one caller; what happened concerns all of them."""
+    """The rows of one caller; events and reading are those of the whole batch."""
     return Result(result.logits[start:stop], result.adapted, result.events, result.reading)

@@ -1,4 +1,4 @@
-"""Watching a method at a bounded cost: its inputs, its predictions, and what the source thinks of both."""
+"""Watching a method at a bounded cost: its inputs, its predictions, and what the source network says of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trust_tta.live.judge import Canary, Judge, Reservoir
 from trust_tta.live.monitors import CLASS_WINDOW, Monitors, Reading, rows_of, weight_distance
 from trust_tta.methods.base import Method
 
-MOST_PROBED = 64  # images that the source is asked about at once
-FEWEST_PROBED = 16  # fewer give no batch statistics worth the name: small batches are gathered first
-SUSPICIOUS_CHANGE = 0.7  # of the effective number of classes, within a window
+MOST_PROBED = 64  # images that the source predicts at once
+FEWEST_PROBED = 16  # fewer give poor batch statistics: small batches are gathered first
+SUSPICIOUS_CHANGE = 0.7  # ratio of the effective number of classes to that of the window before
 
 
 @dataclass(frozen=True)
 class Check:
-    """The score of a state on a canary, or its agreement with the source on the batch where there is no canary."""
+    """The score of a state on a canary, or its agreement with the source on a batch where there is no canary."""
 
     on: str
     images: int
@@ -38,7 +38,7 @@ class Check:
 
 
 class Watch:
-    """One method's monitors, judge and canary. `credit` counts the images that may still be judged."""
+    """The monitors, judge and canary of one method. `credit`: how many images may still be judged."""
 
     def __init__(self, method: Method, guard: Guard, *, reference: Reference | None, canary: Any) -> None:
         self.guard, self.judge = guard, Judge(method)
@@ -53,20 +53,20 @@ class Watch:
             self.canary = canary_of(reference, self.judge, first)
         self.reservoir = Reservoir()
         self.credit = 0.0
-        self.doubt = 0  # images that are judged at any price
+        self.doubt = 0  # images to be judged at any cost
         self._suspected = False
         self._distance: float | None = None  # of the weights, as of the last probe
-        self.learns = bool(method.adapted)  # else there may be nothing to judge
-        self._pending: list[tuple[Tensor, Tensor]] = []  # images that wait to be judged, with what was served
+        self.learns = bool(method.adapted)  # otherwise there may be nothing to judge
+        self._pending: list[tuple[Tensor, Tensor]] = []  # images still to be judged, with what was served for them
 
     def look(self, images: Tensor, *, drifting: bool) -> bool:
-        """Take the statistics of a batch; whether the drift that lasts, if one does, is over with it."""
+        """Take the statistics of a batch; whether it ends the current drift, if there is one."""
         limit = self.limits.drift if drifting else None
         self.monitors.see_inputs(len(images), self.judge.input_statistics(images), drift_limit=limit)
         return self.monitors.returned
 
     def see(self, images: Tensor, output: Tensor, *, work: int, probabilities: bool) -> None:
-        """Take what was served for a batch; `work`, in forward passes of one image, earns looks at the source."""
+        """Take what was served for a batch; `work`, in forward passes of one image, pays for asking the source."""
         self.monitors.see_predictions(rows_of(output, probabilities=probabilities))
         if not self.learns:
             return
@@ -97,7 +97,7 @@ class Watch:
             self.reservoir.offer(images, source)
 
     def _suspicious(self) -> bool:
-        """What is served has changed, and the source should say at once whether it did, too."""
+        """Whether what is served has changed so much that the source should be asked at once."""
         change, shift = self.monitors.changes()
         return change < SUSPICIOUS_CHANGE or (
             shift is not None and self.limits.class_shift is not None and shift > self.limits.class_shift
@@ -106,8 +106,8 @@ class Watch:
     def check(self, method: Method, images: Tensor, *, strict: bool = False, drifting: bool = False) -> Check | None:
         """Try the state on the canary, else on this batch; None where there is nothing to try it on.
 
-        `strict` halves the tolerance: what has failed once is given less room. In a drift there is more: what is
-        learned there is not meant for the canary, and left for the source when the drift ends.
+        `strict` halves the tolerance, for a state that has failed before. During a drift the tolerance is larger: what
+        is learned there is not meant for the canary, and is given up for the source when the drift ends.
         """
         self.learns = self.learns or _holds_tensors(method.state_dict())
         if not self.learns or (self.judge.follows_stream and not method.adapted):
@@ -129,7 +129,7 @@ class Watch:
         return Check("batch", len(canary.images), score, least)
 
     def read(self, method: Method, images: int, *, drifting: bool) -> tuple[Reading, dict[Kind, str]]:
-        """Where the stream stands, and the alarms."""
+        """The present reading of the stream, and its alarms."""
         if self._distance is None:
             self._distance = weight_distance(method)
         reading = self.monitors.read(images, weight_distance=self._distance, skipped=method.counters.skipped)
@@ -138,12 +138,12 @@ class Watch:
         return reading, find_alarms(reading, self.limits, **bounds, drifting=drifting)
 
     def forget_predictions(self) -> None:
-        """The state is another one now."""
+        """Forget them, since the state is another one now."""
         self.monitors.forget_predictions()
         self._pending, self._distance = [], None
 
     def state(self) -> dict[str, Any]:
-        """As tensors and plain values, without the images that wait: this watch, too, goes on without them."""
+        """As tensors and plain values, without the images still to be judged, which this watch drops too."""
         self._pending = []
         return {
             "monitors": self.monitors.state(),
@@ -172,7 +172,7 @@ def _holds_tensors(state: Any) -> bool:
 
 
 def make_canary(given: Any, judge: Judge) -> Canary:
-    """From images (m, ...), or a pair of images and labels."""
+    """A canary from images (m, ...), or from a pair of images and labels."""
     if isinstance(given, (tuple, list)) and len(given) == 2:
         return Canary.labelled(given[0], torch.as_tensor(given[1]), judge)
     return Canary.trusted(given, judge)

@@ -1,4 +1,4 @@
-"""The routes of the service, and what guards them: bounds on bodies and time, the token, one line for every refusal."""
+"""The routes of the service and their protection: limits on size and time, the token, one line for every refusal."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from trust_tta.textfiles import parse_json, read_asset
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
-MOST_LABELS = 1000  # of one request
-QUIET = ("/metrics", "/v2/health/live", "/v2/health/ready", "/live")  # asked too often to log each
+MOST_LABELS = 1000  # per request
+QUIET = ("/metrics", "/v2/health/live", "/v2/health/ready", "/live")  # requested too often to log each time
 DECODERS = 2
-DISCARDED = 4  # times the largest body, of one that is refused
+DISCARDED = 4  # times the largest body: how much of a refused one is still read
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -48,12 +48,12 @@ log = logging.getLogger("trust_tta.serve")
 
 
 class Api:
-    """The handlers, over one service."""
+    """The handlers of one service."""
 
     def __init__(self, service: Service, *, token: str, note: str = "") -> None:
         self.service, self.settings, self._token, self._note = service, service.settings, token, note
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
-        self._requests = self._bytes = 0  # that are being answered
+        self._requests = self._bytes = 0  # in progress
 
     def routes(self) -> list[Route]:
         model = "/v2/models/{model}"
@@ -220,7 +220,7 @@ class Api:
         name = f"{self.service.network.name}-{_named(request)}.safetensors"
         return _file(await self._wait(self.service.read_checkpoint(_named(request))), name)
 
-    # What people and Prometheus look at
+    # The live page and Prometheus
 
     async def metrics(self, request: Request) -> Response:
         return Response(await self._in_thread(self.service.metrics.text), headers={"content-type": CONTENT_TYPE})
@@ -243,7 +243,7 @@ class Api:
         )
 
     async def live(self, request: Request) -> Response:
-        """Server-sent events: everything, then what is new."""
+        """Server-sent events: the whole board first, then what is new."""
         board = self.service.board
         if board.listeners >= self.settings.most_requests // 2:
             raise RequestError(503, "too many pages are open", retry_after=10)
@@ -310,7 +310,7 @@ class Api:
             return refusal(RequestError(500, "an error of the service itself; its log says more"))
 
     async def _body(self, request: Request) -> bytes:
-        """The whole body, within the bounds on bytes and time."""
+        """The whole body, within the limits on size and time."""
         settings, encoding = self.settings, request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise RequestError(415, f"the body is compressed ({encoding[:40]!r}); send it as it is")
@@ -335,9 +335,9 @@ class Api:
         return b"".join(chunks)
 
     async def _discard(self, request: Request) -> None:
-        """Receive some of what is too much, so that a client that is still sending gets to read why."""
+        """Read part of a body that is too large, so that a client that is still sending gets to see the answer."""
         left = DISCARDED * self.settings.most_bytes
-        with suppress(TimeoutError, RuntimeError):  # the stream was consumed: nothing is left
+        with suppress(TimeoutError, RuntimeError):  # the stream was consumed already
             async with asyncio.timeout(self.settings.read_seconds):
                 async for chunk in request.stream():
                     left -= len(chunk)
@@ -362,7 +362,7 @@ class Api:
 
 
 def make_app(service: Service, *, token: str, note: str = "", api: type[Api] = Api) -> Starlette:
-    """The application: the engine starts and ends with it. `note`: what the page says at its top."""
+    """The application; the engine starts and stops with it. `note`: shown at the top of the page."""
     routes = api(service, token=token, note=note).routes()
 
     @asynccontextmanager
@@ -387,10 +387,10 @@ def make_app(service: Service, *, token: str, note: str = "", api: type[Api] = A
 
 
 def refusal(refused: RequestError) -> Response:
-    """A status, and one line that says why."""
+    """A status and one line that says why."""
     headers = {"retry-after": str(refused.retry_after)} if refused.retry_after is not None else {}
     headers |= {"www-authenticate": "Bearer"} if refused.status == 401 else {}
-    headers |= {"connection": "close"} if refused.status in (408, 413) else {}  # the rest of the body is not wanted
+    headers |= {"connection": "close"} if refused.status in (408, 413) else {}  # the rest of the body is not read
     return respond({"error": " ".join(str(refused).split())}, status=refused.status, headers=headers)
 
 
@@ -413,7 +413,7 @@ def _named(request: Request) -> str:
 
 
 def _stream_of(request: Request) -> str:
-    """The stream that a request names in its address or its headers."""
+    """The stream that a request names in its query or its headers."""
     return check_stream_name(request.query_params.get("stream") or request.headers.get("x-stream") or DEFAULT_STREAM)
 
 
@@ -431,7 +431,7 @@ def read_json_body(body: bytes) -> Any:
 
 
 def _check_origin(request: Request) -> None:
-    """Refuse what a page of another site makes a browser send."""
+    """Refuse requests that a page of another site makes a browser send."""
     origin = request.headers.get("origin")
     if request.method not in ("GET", "HEAD") and origin is not None:
         try:
@@ -443,13 +443,13 @@ def _check_origin(request: Request) -> None:
 
 
 class _Form(MultiPartParser):
-    """Keeps files in memory: the body is there already."""
+    """Keeps files in memory, where the body already is."""
 
     spool_max_size = 1 << 40
 
 
 async def _read_form(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
-    """The field 'image' of a multipart body, and the fields that are texts."""
+    """The field 'image' of a multipart body, and the text fields."""
 
     async def chunks() -> AsyncIterator[bytes]:
         yield body

@@ -1,4 +1,4 @@
-"""What the live page shows: for each stream a few hundred points, the last thumbnails, alarms; and who listens."""
+"""What the live page shows: for each stream a few hundred points, the last thumbnails and alarms; and its listeners."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from trust_tta.serve.engine import Batch
 from trust_tta.serve.images import thumbnail
 from trust_tta.serve.journal import Label
 
-POINTS = 480  # of a curve
+POINTS = 480  # per curve
 TICK = 0.5  # seconds
-THUMBNAILS = 10  # of a stream
-PER_BATCH = 3  # images of a batch that are shown
-RECENT = 100  # labels over which accuracy is taken
-MOST_STREAMS = 64  # whose curves are kept
+THUMBNAILS = 10  # per stream
+PER_BATCH = 3  # images shown per batch
+RECENT = 100  # labels over which accuracy is computed
+MOST_STREAMS = 64  # with curves
 MOST_EVENTS = 60
-BACKLOG = 16  # messages that a slow listener may be behind
+BACKLOG = 16  # messages by which a slow listener may lag
 
-# One point of a curve: seconds since 1970, then means over a tick (None: not known).
+# One point of a curve: seconds since 1970, then means over a tick (None: unknown).
 CURVES = ("time", "entropy", "confidence", "input_distance", "weight_distance", "agreement", "accuracy")
 EVIDENCE = ("score", "least", "agreement", "input_distance", "source_shift", "effective_classes", "snapshot")
 
 
 @dataclass
 class Shown:
-    """An image that was predicted."""
+    """A predicted image."""
 
     id: str
-    image: Tensor | None  # (3, h, w), until its picture is made
+    image: Tensor | None  # (3, h, w), until its thumbnail is made
     label: str
     confidence: float
     right: bool | None = None
@@ -57,12 +57,12 @@ class View:
     """One stream on the page."""
 
     name: str
-    number: int  # in the order in which they came
+    number: int  # in order of appearance
     batches: int = 0
     images: int = 0
     adapted: bool = False
     paused: bool = False
-    limit: float | None = None  # of the input distance, above which it is called drift
+    limit: float | None = None  # of the input distance; above it, the page says drift
     labels: int = 0
     right: int = 0
     reading: dict[str, Any] = field(default_factory=dict)
@@ -85,11 +85,11 @@ class View:
 
 
 class Board:
-    """Fed from the engine's thread, read from the event loop's."""
+    """Written by the engine's thread, read by the event loop's."""
 
     def __init__(self, preprocessing: Preprocessing, *, classes: tuple[str, ...] | None) -> None:
         self.preprocessing, self.classes = preprocessing, classes
-        self._views: OrderedDict[str, View] = OrderedDict()  # the one that was heard of last comes last
+        self._views: OrderedDict[str, View] = OrderedDict()  # the most recently updated comes last
         self._made = 0
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._news: list[dict[str, Any]] = []  # events since the last tick
@@ -98,7 +98,7 @@ class Board:
         self._listeners: set[asyncio.Queue[str | None]] = set()
         self._closed = False
 
-    # What happens
+    # Updates
 
     def add_batch(self, batch: Batch) -> None:
         rows = [(answer.ids[i], answer.probabilities[i]) for answer in batch.answers for i in range(len(answer.logits))]
@@ -140,7 +140,7 @@ class Board:
                     shown.right = label.right
 
     def start_from(self, events: Iterable[dict[str, Any]], accuracy: Mapping[str, tuple[int, int]]) -> None:
-        """What the journal knows from before."""
+        """Restore what the journal holds from before."""
         with self._lock:
             for event in events:
                 self._events.append(event | {"evidence": _shown(event["evidence"])})
@@ -170,10 +170,10 @@ class Board:
             self._views.popitem(last=False)
         return view
 
-    # What is told
+    # Messages to listeners
 
     async def run(self) -> None:
-        """Tell listeners twice a second what is new."""
+        """Send listeners what is new, twice a second."""
         while not self._closed:
             await asyncio.sleep(TICK)
             message = await asyncio.to_thread(self.tick)
@@ -181,7 +181,7 @@ class Board:
                 self._tell(message)
 
     def tick(self) -> str:
-        """Add a point to each curve that moved; the message about it, empty where there is nothing to tell."""
+        """Add a point to each curve that changed; the message about it, empty where nothing is new."""
         now = time.time()
         with self._lock:
             changed = [view for view in self._views.values() if view.changed]
@@ -197,7 +197,7 @@ class Board:
             return self._message(told, news, gone)
 
     def everything(self) -> str:
-        """The message for who begins to listen."""
+        """The first message to a new listener."""
         with self._lock:
             return self._message([(view, list(view.points)) for view in self._views.values()], list(self._events), [])
 
@@ -228,14 +228,14 @@ class Board:
         return len(self._listeners)
 
     def close(self) -> None:
-        """Send all listeners home; in the event loop's thread."""
+        """End all listeners; call it in the event loop's thread."""
         self._closed = True
         for queue in list(self._listeners):
             _end(queue)
 
     def _tell(self, message: str) -> None:
         for queue in list(self._listeners):
-            if queue.full():  # it does not read: the page comes back by itself, and gets everything anew
+            if queue.full():  # it does not read: the page reconnects by itself and gets the whole board
                 self._listeners.discard(queue)
                 _end(queue)
             else:
@@ -257,7 +257,7 @@ def _point(now: float, view: View) -> list[float | None]:
 
 
 def _shown(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that the page tells of."""
+    """The numbers that the page shows."""
     return {name: _finite(evidence[name]) for name in EVIDENCE if evidence.get(name) is not None}
 
 

@@ -1,7 +1,7 @@
 """The demonstration: images of the shipped sample, sent to the service as any client would, with their labels.
 
-Two streams see the same images: `tide` adapts, `source` is paused. Clean images come first, then fog rolls in, then a
-camera that sends noise, then fog again, and clear weather; and so on.
+Two streams see the same images: `tide` adapts, `source` is paused. Clean images come first, then fog, then noise from a
+broken camera, then fog again and clear weather, over and over.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.embedded import load_sample
 from trust_tta.live.guard import Guard
 
-# So that a minute shows what otherwise takes an hour: looks at every batch, and ten times the learning rate.
+# A minute should show what otherwise takes an hour: every batch is checked, and the learning rate is ten times higher.
 GUARD = Guard(check_every=64, snapshot_every=192, budget=1.0)
 OPTIONS = {"tide": {"lr": 4e-3}}
 BATCH = 16
 PACE = 0.5  # seconds between two batches, at least
-POOL = 480  # images that come again and again
+POOL = 480  # images, sent over and over
 ADAPTING, FIXED = "tide", "source"
 NOTE = (
     "A demonstration. Both streams get the same images: clean ones, then fog rolls in, then a broken camera sends "
     "noise, then fog again and clear weather. One adapts, under guard; the other is paused: it is the source network."
 )
-# What comes, in batches: the severity of fog, 0 for none, None for noise.
+# Severity of the fog (0: none, None: noise instead) and how many batches it lasts.
 WEATHER = ((0, 8), (2, 3), (3, 3), (4, 4), (5, 20), (None, 10), (5, 12), (0, 16))
 
 log = logging.getLogger("trust_tta.serve")
 
 
 class Replay:
-    """Sends batches until it is stopped; what it sends is made as it is needed."""
+    """Sends batches until it is stopped."""
 
     def __init__(self, address: str, *, model: str, token: str) -> None:
         self._host, self._model, self._token = urlsplit(address).netloc, model, token
@@ -77,7 +77,7 @@ class Replay:
         *,
         adapt: bool = True,
     ) -> None:
-        """A batch (n, h, w, 3) to a stream, and its labels back where there are any."""
+        """Send a batch (n, h, w, 3) to a stream, and its labels where there are any."""
         size = {"binary_data_size": images.nbytes}
         tensor = {"name": "images", "datatype": "UINT8", "shape": list(images.shape), "parameters": size}
         asked = {"inputs": [tensor], "outputs": [{"name": "logits"}], "parameters": {"stream": stream, "adapt": adapt}}
@@ -93,7 +93,7 @@ class Replay:
     def _post(
         connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]
     ) -> dict[str, dict[str, str]] | None:
-        """What was answered; None where the service is busy."""
+        """The answer; None where the service is busy."""
         connection.request("POST", path, body, headers)
         response = connection.getresponse()
         content = response.read()

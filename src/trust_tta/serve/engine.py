@@ -1,4 +1,4 @@
-"""One thread runs the network. Requests wait in bounded queues, by stream, and share batches."""
+"""One thread runs the network; requests wait in bounded queues, one per stream, and share batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """For one request: `logits` and `probabilities` (n, classes, ...); image i has the id `<id>-<i>`."""
+    """The answer to one request: `logits` and `probabilities` (n, classes, ...); image i has the id `<id>-<i>`."""
 
     id: str
     logits: NDArray[np.float32]
@@ -39,7 +39,7 @@ class Answer:
 
 
 class Batch(NamedTuple):
-    """What was served at once: the images (n, c, h, w) of all requests, in order."""
+    """One pass of the network: the images (n, c, h, w) of all its requests, in order."""
 
     stream: Stream
     name: str
@@ -64,9 +64,9 @@ class Key(NamedTuple):
 
 
 class Engine:
-    """Takes the batch that has waited longest, of those that are full or due; what a person asks for comes first.
+    """Runs the batch that has waited longest among those that are full or due; tasks of `ask` come first.
 
-    `on_batch` hears of every batch, in the engine's thread, before those who asked for it.
+    `on_batch` is called with every batch, in the engine's thread, before its requests are answered.
     """
 
     def __init__(self, pool: Pool, settings: Settings, on_batch: Callable[[Batch], None]) -> None:
@@ -74,7 +74,7 @@ class Engine:
         self._queues: dict[Key, deque[_Waiting]] = {}
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
-        self._images = 0  # that wait
+        self._images = 0  # queued
         self._seconds_per_image = 0.01
         self._draining = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -84,7 +84,7 @@ class Engine:
 
     @property
     def queued(self) -> int:
-        """Images that wait."""
+        """The number of queued images."""
         return self._images
 
     @property
@@ -92,7 +92,7 @@ class Engine:
         return self._thread.is_alive() and not self._draining
 
     def submit(self, stream: str, images: Tensor, *, adapt: bool) -> Future[Answer]:
-        """Put images (n, c, h, w) into the queue of a stream; refused where there is no room."""
+        """Put images (n, c, h, w) into the queue of a stream; refused where it is full."""
         key, waiting = Key(stream, adapt), _Waiting(images, time.monotonic())
         with self._changed:
             if self._draining:
@@ -111,7 +111,7 @@ class Engine:
         return waiting.future
 
     def ask(self, do: Callable[[], T]) -> Future[T]:
-        """Do something with streams in the engine's thread, before the next batch."""
+        """Run a task in the engine's thread, before the next batch."""
         future: Future[T] = Future()
         with self._changed:
             if self._draining:
@@ -178,7 +178,7 @@ class Engine:
         except Exception as error:
             if len(requests) == 1:
                 requests[0].future.set_exception(error)
-            else:  # only the one whose images are at fault shall hear of it
+            else:  # so that only the request whose images are at fault fails
                 for request in requests:
                     self._serve(key, [request])
             return
@@ -204,7 +204,7 @@ class Engine:
 
 
 def _outputs(output: Tensor, *, probabilities: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Logits and probabilities (n, classes, ...) of what a method gives, which is one of them."""
+    """Logits and probabilities (n, classes, ...) of a method's output, which is one of the two."""
     output = output.detach().float().cpu()
     pair = (output.clamp_min(1e-12).log(), output) if probabilities else (output, output.softmax(1))
     return pair[0].numpy(), pair[1].numpy()

@@ -1,4 +1,4 @@
-"""From what a client sent to what the network takes, within bounds; and back, for thumbnails."""
+"""From what a client sends to network input, within limits; and back, for thumbnails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THUMBNAIL = 64  # pixels
 
 
 def decode(data: bytes, preprocessing: Preprocessing, *, most_pixels: int) -> Tensor:
-    """An image file as network input (1, 3, size, size); its header is looked at before anything is decoded."""
+    """An image file as network input (1, 3, size, size); its header is checked before anything is decoded."""
     if not data:
         raise RequestError(400, "there is no image; send one as the multipart field 'image' or as the body")
     try:
@@ -35,7 +35,7 @@ def decode(data: bytes, preprocessing: Preprocessing, *, most_pixels: int) -> Te
             return preprocessing([ImageOps.exif_transpose(image)])
     except RequestError:
         raise
-    except Image.DecompressionBombError:  # Pillow looks, too, when it opens one
+    except Image.DecompressionBombError:  # Pillow has a limit of its own
         raise RequestError(413, f"the image has too many pixels; at most {most_pixels} are taken") from None
     except UnidentifiedImageError:
         raise RequestError(415, "this is no image that can be read; send JPEG, PNG or WebP") from None
@@ -63,7 +63,7 @@ def from_floats(values: NDArray[np.float32]) -> Tensor:
 
 
 def thumbnail(image: Tensor, preprocessing: Preprocessing) -> str:
-    """A small picture of network input (3, h, w), as an address that holds its data."""
+    """A small picture of network input (3, h, w), as a data URL."""
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
     pixels = ((image * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     picture = Image.fromarray(pixels)

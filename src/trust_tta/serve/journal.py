@@ -1,6 +1,6 @@
-"""What must not be lost: events and feedback in SQLite, on disk before anybody is told so.
+"""Events and feedback in SQLite, on disk before anyone is told so.
 
-Predictions are kept too, so that feedback can name them: those survive the process, not a power failure.
+Predictions are stored too, so that feedback can refer to them; they survive the process, not a power failure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CREATE INDEX IF NOT EXISTS feedback_by_stream ON feedback (stream);
 
 @dataclass(frozen=True)
 class Label:
-    """What a client said of a prediction of `stream`, which was `predicted`."""
+    """The label that a client gave for a prediction; `predicted` is what the stream had answered."""
 
     prediction: str
     stream: str
@@ -73,7 +73,7 @@ class Journal:
         return connection
 
     def add_event(self, stream: str, event: Event) -> int:
-        """Keep an event; its number in the journal."""
+        """Store an event; returns its number in the journal."""
         evidence = json.dumps(event.evidence, sort_keys=True)
         row = (stream, event.time, event.batch, event.kind, event.action, event.reason, evidence)
         with self._lock, self._durable:
@@ -82,7 +82,7 @@ class Journal:
         return int(cursor.lastrowid or 0)
 
     def add_predictions(self, stream: str, predictions: Sequence[tuple[str, int]]) -> None:
-        """Keep ids and classes; the oldest are forgotten when there are too many."""
+        """Store ids and classes; the oldest are removed when there are too many."""
         now = time.time()
         rows = [(name, stream, now, predicted) for name, predicted in predictions]
         with self._lock, self._quick:
@@ -94,7 +94,7 @@ class Journal:
                 self._quick.execute(f"DELETE FROM predictions WHERE number <= {newest} - ?", (self._kept,))
 
     def add_feedback(self, labels: Iterable[tuple[str, int]]) -> list[Label | None]:
-        """Keep what clients said of predictions, all in one; None for each that is not known."""
+        """Store labels of predictions in one transaction; None for each unknown prediction."""
         now, found = time.time(), list[Label | None]()
         with self._lock, self._durable:
             for prediction, label in labels:
@@ -106,7 +106,7 @@ class Journal:
         return found
 
     def events(self, *, stream: str | None = None, most: int = 100) -> list[dict[str, Any]]:
-        """The newest, oldest first, as plain values."""
+        """The newest events, oldest first, as plain values."""
         where, given = ("WHERE stream = ?", (stream,)) if stream is not None else ("", ())
         query = f"SELECT id, stream, time, batch, kind, action, reason, evidence FROM events {where} "
         with self._lock:
@@ -115,7 +115,7 @@ class Journal:
         return [dict(zip(names, row[:-1], strict=True)) | {"evidence": json.loads(row[-1])} for row in reversed(rows)]
 
     def accuracy(self) -> dict[str, tuple[int, int]]:
-        """By stream: labels that came back, and how many of them were predicted."""
+        """By stream: how many labels came back, and how many of them had been predicted."""
         with self._lock:
             query = "SELECT stream, count(*), sum(class = label) FROM feedback GROUP BY stream"
             return {stream: (labels, right) for stream, labels, right in self._durable.execute(query)}

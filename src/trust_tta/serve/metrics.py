@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""Metrics in the format that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Of each stream in memory: what a reading says, and its name here.
+# Gauges of each stream in memory: the field of a reading, and the name and text of its gauge.
 OF_STREAMS = {
     "entropy": ("stream_entropy_nats", "mean entropy of the last batch's predictions"),
     "confidence": ("stream_confidence_ratio", "mean confidence of the last batch's predictions"),
@@ -27,10 +27,10 @@ OF_STREAMS = {
 
 
 class Metrics:
-    """Counters that the service moves; gauges are asked for when they are read."""
+    """Counters and histograms that the service updates, and gauges that are evaluated when they are read."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series of each, which nobody reads
         self.registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -60,7 +60,7 @@ class Metrics:
 
         def gauges() -> Iterator[Metric]:
             yield gauge("build_info", "the version that runs", "version", {__version__: 1})
-            yield GaugeMetricFamily("trust_tta_queued_images", "images that wait", value=queued())
+            yield GaugeMetricFamily("trust_tta_queued_images", "queued images", value=queued())
             loaded, total = streams()
             yield gauge("streams", "streams by where they are", "place", {"memory": loaded, "disk": total - loaded})
             last = readings()

@@ -1,6 +1,6 @@
-"""Streams by name over one frozen network: those in use are in memory, the others in their folders.
+"""Streams by name over one frozen network: those in use are in memory, the others on disk.
 
-Several processes may share the folder: each stream belongs to the one that has it in memory.
+Several processes may share the folder; each stream belongs to the process that has it in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trust_tta.serve.settings import STREAM_NAME, RequestError
 
 
 class Pool:
-    """Opens, closes, forks and removes streams; only the engine's thread does. Names may be asked for by anyone."""
+    """Opens, closes, forks and removes streams, in the engine's thread alone; any thread may ask for names."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Pool:
         self.most_loaded, self.most_streams = most_loaded, most_streams
         self._on_event = on_event
         self._loaded: OrderedDict[str, Stream] = OrderedDict()
-        self._lock = threading.Lock()  # of those in memory
+        self._lock = threading.Lock()  # of `_loaded`
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -55,12 +55,12 @@ class Pool:
         return (self.folder / name).is_dir()
 
     def check_room(self, name: str) -> None:
-        """Refuse one stream too many."""
+        """Refuse a new stream where there are too many."""
         if name not in self and (there := len(self.names)) >= self.most_streams:
             raise RequestError(429, f"there are {there} streams, and no more are taken; use one of them")
 
     def get(self, name: str) -> Stream:
-        """The stream, made or taken from its folder where it is not in memory; another one may have to go to disk."""
+        """The stream, created or read from its folder where it is not in memory; another may have to go to disk."""
         if name in self._loaded:
             self._loaded.move_to_end(name)
             return self._loaded[name]
@@ -73,16 +73,16 @@ class Pool:
         return stream
 
     def fork(self, name: str, new: str) -> Stream:
-        """Another stream that goes on from here."""
+        """A new stream that continues from this one."""
         if new in self:
             raise RequestError(409, f"there is a stream '{new}' already; choose another name, or remove it first")
         self.check_room(new)
-        # Made again, so that its events are told under its own name.
+        # Closed and opened again, so that its events carry its own name.
         self.get(name).fork(snapshots=self.folder / new).close()
         return self.get(new)
 
     def remove(self, name: str) -> None:
-        """Forget a stream and all its snapshots."""
+        """Remove a stream and all its snapshots."""
         self.store(name)
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
@@ -100,7 +100,7 @@ class Pool:
         return Stream(method, guard=self.guard, snapshots=folder, on_event=lambda event: self._on_event(name, event))
 
     def store(self, name: str) -> None:
-        """Write a snapshot of a stream, and let it go from memory."""
+        """Write a snapshot of a stream and drop it from memory."""
         with self._lock:
             stream = self._loaded.pop(name, None)
         if stream is not None:
@@ -108,12 +108,12 @@ class Pool:
 
 
 def stream_names(folder: Path) -> list[str]:
-    """Of all streams that have a folder here."""
+    """The names of all streams that have a folder here."""
     return sorted(entry.name for entry in folder.iterdir() if STREAM_NAME.fullmatch(entry.name) and entry.is_dir())
 
 
 def _link(reference: Path, link: Path) -> None:
-    """Let streams share the file of the reference, which is only ever replaced as a whole."""
+    """Let streams share the reference file, which is only ever replaced as a whole."""
     if reference.exists():
         with suppress(OSError):
             os.link(reference, link)

@@ -25,7 +25,7 @@ _TYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("
 
 @dataclass(frozen=True)
 class Output:
-    """An output that was asked for, as JSON or as bytes after it."""
+    """A requested output, as JSON or as bytes after it."""
 
     name: str
     binary: bool
@@ -43,7 +43,7 @@ class InferRequest:
 
 
 def model_metadata(name: str, *, size: int, output: tuple[int, ...]) -> dict[str, Any]:
-    """What `GET /v2/models/NAME` says. `output`: the shape of the logits without the batch."""
+    """The answer to `GET /v2/models/NAME`. `output`: the shape of the logits without the batch."""
     shape = [-1, *output]
     return {
         "name": name,
@@ -55,7 +55,7 @@ def model_metadata(name: str, *, size: int, output: tuple[int, ...]) -> dict[str
 
 
 def read_request(body: bytes, header_length: str | None, *, size: int, settings: Settings) -> InferRequest:
-    """The request in a body: JSON, or JSON of a stated length and then the tensors."""
+    """Parse a body: JSON, or JSON of a stated length followed by the tensors."""
     text, tail = _split(body, header_length)
     try:
         content = parse_json(text.decode("utf-8"), where="the request", error=BadRequestError)
@@ -82,7 +82,7 @@ def read_request(body: bytes, header_length: str | None, *, size: int, settings:
 def write_response(
     request: InferRequest, values: Mapping[str, NDArray[np.float32]], *, model: str, parameters: Mapping[str, Any]
 ) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON where tensors follow as bytes."""
+    """The body, and the length of its JSON part where tensors follow as bytes."""
     described, tensors = [], []
     for output in request.outputs:
         array = np.ascontiguousarray(values[output.name], dtype="<f4")
@@ -101,7 +101,7 @@ def write_response(
 
 
 class BadRequestError(RequestError):
-    """For those who raise errors from a message alone."""
+    """A RequestError made from a message alone, as parsers raise it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(400, message)
@@ -168,7 +168,7 @@ def _from_json(data: Any, kind: str, shape: list[int]) -> NDArray[Any]:
         raise RequestError(400, f"the data of '{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat")
     if kind == "UINT8" and (values.dtype.kind == "f" or values.min() < 0 or values.max() > 255):
         raise RequestError(400, f"the data of '{INPUT}' are not integers from 0 to 255, as UINT8 has them")
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):  # values that are too large become infinite, and are refused as such
         converted: NDArray[Any] = values.astype(_TYPES[kind])
     return converted.reshape(shape)
 

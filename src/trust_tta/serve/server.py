@@ -1,4 +1,4 @@
-"""The port: uvicorn with bounds on slow clients, JSON logs, and an end that loses nothing."""
+"""The port: uvicorn with limits on slow clients, JSON logs, and a shutdown that loses nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "color_message", "ta
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object per line. Of an exception, what it says and where: a log is no place for tracebacks."""
+    """One JSON object per line. Exceptions are logged as message and place, without a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -62,7 +62,7 @@ def log_as_json(stream: TextIO | None = None, *, level: int = logging.INFO) -> N
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the port before anything heavy is loaded."""
+    """Bind the port before anything heavy is loaded."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         # With the protocol named, asyncio sends without delay; without it, every answer takes 40 ms more.
@@ -86,7 +86,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def make_server(service: Service, *, token: str, note: str = "", on_ready: Callable[[], None] = lambda: None) -> Server:
-    """The server of a service; `run(sockets=[...])` serves until `stop`. `note`: what the page says at its top."""
+    """The server of a service; `run(sockets=[...])` serves until `stop`. `note`: shown at the top of the page."""
     config = uvicorn.Config(
         make_app(service, token=token, note=note),
         http=_bounded(service.settings),
@@ -104,7 +104,7 @@ def make_server(service: Service, *, token: str, note: str = "", on_ready: Calla
 
 
 def run_server(server: Server, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT; then answer what was taken, write snapshots, and return."""
+    """Serve until SIGTERM or SIGINT; then answer what was accepted, write snapshots, and return."""
     before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run(sockets=[listener])
@@ -114,7 +114,7 @@ def run_server(server: Server, listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    """Says when it is ready, and sends the live pages home when it shall end."""
+    """Reports when it is ready, and disconnects the live pages when it is to stop."""
 
     def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -131,18 +131,18 @@ class Server(uvicorn.Server):
         self.stop()
 
     def stop(self) -> None:
-        """End as SIGTERM would end it; from any thread."""
+        """Stop as on SIGTERM; may be called from any thread."""
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._service.board.close)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """The signal was heard; uvicorn raises it once more when all is done."""
+    """Ignore the signal, which uvicorn raises once more when it is done."""
 
 
 def _bounded(settings: Settings) -> type[H11Protocol]:
-    """uvicorn's protocol, but a request must be there in time, and there are only so many connections."""
+    """uvicorn's protocol with a deadline for each request and a limit on connections."""
 
     class Bounded(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -157,7 +157,7 @@ def _bounded(settings: Settings) -> type[H11Protocol]:
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             waiting = not self.transport.is_closing() and str(self.conn.their_state) == "IDLE"
-            if waiting and self._timer is None:  # the beginning of another request on the same connection
+            if waiting and self._timer is None:  # another request begins on the same connection
                 self._timer = self.loop.call_later(settings.read_seconds, self.transport.close)
             elif not waiting:
                 self._stop_timer()

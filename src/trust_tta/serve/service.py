@@ -1,4 +1,4 @@
-"""The service without its port: a network, its streams, the engine, the journal, the board and the counters."""
+"""The service without HTTP: a network, its streams, the engine, the journal, the board and the metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from trust_tta.textfiles import read_json
 T = TypeVar("T")
 
 ACTIONS = ("pause", "resume", "rollback", "reset")
-WARM_UP = 8  # images; enough for the statistics of a batch
+WARM_UP = 8  # images; enough for batch statistics
 
 log = logging.getLogger("trust_tta.serve")
 
@@ -92,7 +92,7 @@ def open_network(
     device: str | torch.device = "cpu",
     variant: str | None = None,
 ) -> Network:
-    """Load a checkpoint, wrap it in a method, and run both once, so that no client waits for the compiler."""
+    """Load a checkpoint, wrap it in a method, and run it once, so that no client waits for compilation."""
     opened = Checkpoint.open(checkpoint, variant=variant)
     made = create_method(method, opened.load(device=device), **(options or {}))
     size = opened.preprocessing.size
@@ -104,9 +104,9 @@ def open_network(
 
 
 class Service:
-    """Everything but HTTP. `folder` holds what survives; one process at a time has it.
+    """Everything but HTTP. `folder` holds what survives a restart; one process at a time may use it.
 
-    `streams`: a folder of streams that several services share, each stream being one's at a time.
+    `streams`: a folder of streams that several services share; each stream belongs to one of them at a time.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Service:
         return (self.pool.folder.parent / REFERENCE_FILE).exists()
 
     def calibrate(self, batches: Iterable[Tensor]) -> None:
-        """Learn from clean batches what streams should look like; for those that are made from now on."""
+        """Learn from clean batches what streams should look like; applies to streams created from now on."""
         device = next(self.network.method.model.parameters()).device
         reference = calibrate(self.network.method.fork(), (batch.to(device) for batch in batches))
         write_state(self.pool.folder.parent / REFERENCE_FILE, reference.state(), about={})
@@ -158,20 +158,20 @@ class Service:
         self.engine.start()
 
     def stop(self) -> None:
-        """Serve what waits, write a last snapshot of every stream, and close the journal."""
+        """Answer what is queued, write a last snapshot of every stream, and close the journal."""
         self.engine.drain()
         self.journal.close()
         self._let_go()
 
-    # What clients ask for
+    # Requests of clients
 
     def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[Answer]:
-        """The answer for network input (n, 3, h, w), when its turn comes."""
+        """The future answer for network input (n, 3, h, w)."""
         self.pool.check_room(stream)
         return self.engine.submit(stream, images, adapt=adapt)
 
     def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Label | None]:
-        """Keep labels of predictions; they are on disk when this returns. None for each that is not known."""
+        """Store labels of predictions; they are on disk when this returns. None for each unknown prediction."""
         try:
             found = self.journal.add_feedback(labels)
         except sqlite3.Error as error:
@@ -183,7 +183,7 @@ class Service:
                 self.board.add_label(label)
         return found
 
-    # What changes streams; all of it happens in the engine's thread
+    # Changes to streams, all in the engine's thread
 
     def act(self, name: str, action: str) -> Future[dict[str, Any]]:
         """Pause, resume, roll back or reset a stream."""
@@ -212,7 +212,7 @@ class Service:
 
         def do() -> bytes:
             self.pool.get(name)
-            self.pool.store(name)  # which writes one
+            self.pool.store(name)  # writes a snapshot
             folder = Folder(self.pool.folder / name)
             try:
                 return folder.file(folder.numbers()[-1]).read_bytes()
@@ -232,7 +232,7 @@ class Service:
         return self.engine.ask(do)
 
     def streams(self) -> list[dict[str, Any]]:
-        """Every stream, with what is known of it."""
+        """Every stream and its summary."""
         loaded, summaries = set(self.pool.loaded), self.board.summaries()
         return [summaries.get(name, {"name": name}) | {"loaded": name in loaded} for name in self.pool.names]
 
@@ -240,7 +240,7 @@ class Service:
         """The newest events, of one stream or of all, oldest first."""
         return self.journal.events(stream=stream, most=most)
 
-    # What happens
+    # Callbacks of the engine and the streams
 
     def _on_event(self, stream: str, event: Event) -> None:
         number = 0
@@ -282,7 +282,7 @@ class Service:
 
 
 def adapted_checkpoint(network: Network, method: Method) -> bytes:
-    """The network with a method's weights and statistics, and all that is to be said of it, as safetensors."""
+    """The network with a method's weights and statistics, and its metadata, as safetensors."""
     about = {"adapted_by": method.name, "adapted_from": network.checkpoint.sha256}
     return encode_weights(network_state(method), {**network.checkpoint.statement.texts(), **about})
 
@@ -293,7 +293,7 @@ def _close(lock: int | None) -> None:
 
 
 def _check_identity(path: Path, identity: dict[str, Any]) -> None:
-    """Refuse streams of another network or method: their states would not fit, or fit and be wrong."""
+    """Refuse streams of another network or method: their states would not fit, or would fit and be wrong."""
     if not path.exists():
         write_whole(path, json.dumps(identity, indent=1) + "\n")
         return

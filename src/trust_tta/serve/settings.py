@@ -1,4 +1,4 @@
-"""The bounds of the service, and how it refuses what is beyond them."""
+"""The limits of the service, and the error that refuses what exceeds them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # also the name of 
 
 
 class Settings(Schema):
-    """What the service takes at most, and how long anybody waits."""
+    """The most that the service accepts, and how long anyone waits."""
 
-    batch_size: Count = Field(32, description="images that are gathered into a batch, at most")
-    max_wait: Rate = Field(0.01, description="seconds that a request waits for others to share its batch")
-    most_queued: Count = Field(256, description="images of a stream that may wait")
-    most_queued_in_all: Count = Field(1024, description="images of all streams that may wait")
-    most_images: Count = Field(256, description="images of one request")
-    most_bytes: Count = Field(16 << 20, description="bytes of one request")
-    most_bytes_in_all: Count = Field(256 << 20, description="bytes of all requests that are being read or answered")
-    most_pixels: Count = Field(1 << 25, description="pixels of one image, before it is decoded")
-    most_requests: Count = Field(512, description="requests that are answered at the same time")
+    batch_size: Count = Field(32, description="largest number of images in a batch")
+    max_wait: Rate = Field(0.01, description="seconds that a request waits for others to join its batch")
+    most_queued: Count = Field(256, description="images that may be queued per stream")
+    most_queued_in_all: Count = Field(1024, description="images that may be queued in all")
+    most_images: Count = Field(256, description="images per request")
+    most_bytes: Count = Field(16 << 20, description="bytes per request")
+    most_bytes_in_all: Count = Field(256 << 20, description="bytes of all requests in progress")
+    most_pixels: Count = Field(1 << 25, description="pixels per image, checked before it is decoded")
+    most_requests: Count = Field(512, description="requests answered at the same time")
     most_connections: Count = Field(1024, description="open connections")
-    read_seconds: Positive = Field(10.0, description="seconds in which a client must have sent its request")
-    answer_seconds: Positive = Field(60.0, description="seconds in which a prediction must have been made")
+    read_seconds: Positive = Field(10.0, description="seconds within which a client must have sent its request")
+    answer_seconds: Positive = Field(60.0, description="seconds within which a prediction must be ready")
     most_loaded: Count = Field(16, description="streams in memory; the least recently used go to disk")
     most_streams: Count = Field(1000, description="streams in all")
-    predictions_kept: Count = Field(100_000, description="predictions for which feedback is taken")
+    predictions_kept: Count = Field(100_000, description="predictions for which feedback is accepted")
 
 
 class RequestError(TrustError):
-    """A request that is not served: an HTTP status, one line, and when to try again where that may help."""
+    """A refused request: an HTTP status, one line, and how long to wait where trying again may help."""
 
     def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class RequestError(TrustError):
 
 
 def check_stream_name(name: str) -> str:
-    """The name, unless it would be no safe name of a folder."""
+    """The name, refused where it would not be a safe folder name."""
     if not STREAM_NAME.fullmatch(name):
         shown = name if len(name) <= 80 else name[:77] + "..."
         raise RequestError(
