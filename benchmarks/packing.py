@@ -1,7 +1,7 @@
 """A lossless, compact form of small images that needs NumPy and the standard library alone.
 
-Green, red - green and blue - green are predicted from their left, upper and upper-left neighbours (the median
-predictor of JPEG-LS); what is left goes through LZMA's adaptive coder, which sees neighbouring errors of one plane.
+Green, red - green and blue - green are predicted from their left, upper and upper-left neighbors (the median
+predictor of JPEG-LS); what is left goes through LZMA's adaptive coder, which sees neighboring errors of one plane.
 CIFAR takes 4.2 bits a value, less than lossless WebP. `<name>.json` lists the parts and holds the sha256 of each.
 """
 
@@ -97,7 +97,7 @@ def decode(content: bytes, height: int, width: int) -> NDArray[np.uint8]:
 
 
 def _predict(planes: Planes, y: int, x: int) -> NDArray[np.int16]:
-    """The values (3, n) at (y, x) that the decoded neighbours suggest."""
+    """The values (3, n) at (y, x) that the decoded neighbors suggest."""
     if y == 0 or x == 0:
         nothing = np.zeros(planes.shape[2:], np.int16)
         return planes[0, x - 1] if x else planes[y - 1, 0] if y else nothing

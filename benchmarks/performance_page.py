@@ -189,7 +189,7 @@ def scaling_section() -> list[str]:
         "### How it grows",
         f"VMamba-T in bf16. The batch grows at {plan['size']} pixels, the pixels at batch {plan['batch']}, the orders "
         f"at batch {plan['few']}. Exponents are fitted over the upper half of an axis, where the device is full: 1 is "
-        "linear in the step, a constant cost per image; the steepest step is that between two neighbours anywhere.",
+        "linear in the step, a constant cost per image; the steepest step is that between two neighbors anywhere.",
         "\n".join(lines),
     ]
 

@@ -99,8 +99,8 @@ class Material:
         if stream == "noise":
             return chance.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8), None
         if stream == "constant":
-            colours = chance.integers(0, 256, (size, 1, 1, 3), dtype=np.uint8)
-            return np.broadcast_to(colours, (size, 32, 32, 3)).copy(), None
+            colors = chance.integers(0, 256, (size, 1, 1, 3), dtype=np.uint8)
+            return np.broadcast_to(colors, (size, 32, 32, 3)).copy(), None
         if stream == "one class":
             chosen = chance.choice(np.flatnonzero(self.labels == 3), size)
             return self.images[chosen], self.labels[chosen]
@@ -201,13 +201,13 @@ def run(name: str, stream: str, batches: int, setting: Setting) -> list[Run]:
         inputs = as_input(images, setting)
         if stream == "nan":
             inputs[i % 2 :: 2] = float("nan")
-        labelled = labels is not None and stream != "nan"
-        seen += len(images) * labelled
+        labeled = labels is not None and stream != "nan"
+        seen += len(images) * labeled
         for guard, live in lives.items():
             before = now(setting)
             logits = predict_live(live, events[guard], inputs)
             seconds[guard] += now(setting) - before
-            right[guard] += count_right(logits, labels) if labels is not None and labelled else 0
+            right[guard] += count_right(logits, labels) if labels is not None and labeled else 0
     runs = []
     for guard, live in lives.items():
         after = serve(partial(predict_live, live, later[guard]), setting)

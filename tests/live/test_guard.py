@@ -170,10 +170,10 @@ def test_drift_can_pause_the_stream() -> None:
     assert stream.paused
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-def test_a_canary_of_the_user_is_minded(labelled: bool) -> None:
+@pytest.mark.parametrize("labeled", [True, False])
+def test_a_canary_of_the_user_is_minded(labeled: bool) -> None:
     images, labels = draw(64, seed=40)
-    canary = (images, labels) if labelled else images
+    canary = (images, labels) if labeled else images
     stream, _ = ruined(Guard(check_every=64, agreement=0.0), canary=canary)
     assert accuracy(stream.method) > accuracy(make("bn")) - 0.5
 

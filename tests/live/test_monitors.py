@@ -161,8 +161,8 @@ def test_a_canary_scores_what_it_should() -> None:
     images, labels = draw(40, seed=8)
     trusted = Canary.trusted(images, judge)
     assert trusted.score(judge(images)) == 1
-    labelled = Canary.labelled(images, labels, judge)
-    assert labelled.expected == pytest.approx(float((judge(images).argmax(1) == labels).float().mean()))
+    labeled = Canary.labeled(images, labels, judge)
+    assert labeled.expected == pytest.approx(float((judge(images).argmax(1) == labels).float().mean()))
 
 
 def test_the_reservoir_takes_sure_images_of_many_classes() -> None:

@@ -74,14 +74,14 @@ def test_cutout_clears_one_square() -> None:
     assert holes[:, 0].any(0).all()  # every pixel may be hit
 
 
-def labelled(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def labeled(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Image i is filled with i; the target is the identity's row."""
     return torch.arange(float(n)).view(n, 1, 1, 1).expand(n, 3, 10, 8).clone(), torch.eye(n)
 
 
 def test_cutmix_targets_are_the_shares_of_pixels() -> None:
     n = 200
-    inputs, targets = labelled(n)
+    inputs, targets = labeled(n)
     mixed, shares = augment.mix(inputs, targets, mixup=0.0, cutmix=0.6, generator=generator())
     counted = torch.stack([(mixed[:, 0] == i).float().mean((1, 2)) for i in range(n)], dim=1)
     torch.testing.assert_close(shares, counted, rtol=0, atol=1e-6)
@@ -93,7 +93,7 @@ def test_cutmix_targets_are_the_shares_of_pixels() -> None:
 
 def test_mixup_blends_pixels_and_targets_alike() -> None:
     n = 200
-    inputs, targets = labelled(n)
+    inputs, targets = labeled(n)
     mixed, shares = augment.mix(inputs, targets, mixup=1.0, cutmix=0.0, generator=generator())
     expected = shares @ torch.arange(float(n))
     torch.testing.assert_close(mixed, expected.view(n, 1, 1, 1).expand_as(mixed), rtol=1e-5, atol=1e-3)

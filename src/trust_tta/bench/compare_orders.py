@@ -107,7 +107,7 @@ def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progres
             SurfacePoint(name=str(order), x=place[0], y=place[1], loss=adapted.loss(weights))
             for order, place, weights in zip(orders, plane.corners, adapted.weights, strict=True)
         )
-        centre = [math.fsum(place[i] for place in plane.corners) / 3 for i in (0, 1)]
+        center = [math.fsum(place[i] for place in plane.corners) / 3 for i in (0, 1)]
         mean_loss = adapted.loss(merging.mean(adapted.weights))
     finally:
         adapted.method.reset()
@@ -117,7 +117,7 @@ def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progres
         y=y,
         loss=tuple(loss),
         adapted=networks,
-        mean=SurfacePoint(name="mean", x=centre[0], y=centre[1], loss=mean_loss),
+        mean=SurfacePoint(name="mean", x=center[0], y=center[1], loss=mean_loss),
     )
 
 

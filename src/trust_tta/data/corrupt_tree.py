@@ -179,7 +179,7 @@ def list_tree(root: Path) -> list[str]:
 
 
 def output_name(name: str) -> str:
-    """What an image is called once corrupted: as before, but a GIF, which has only 256 colours, becomes a PNG."""
+    """What an image is called once corrupted: as before, but a GIF, which has only 256 colors, becomes a PNG."""
     return f"{name}.png" if name.lower().endswith(".gif") else name
 
 

@@ -118,11 +118,11 @@ class Judge:
 class Canary:
     """Images (m, ...) whose predictions must not change, and the classes they should get, (m,).
 
-    `labelled`: given by the user; `trusted`: as the source predicts them, weighted by its confidence; `reservoir`:
+    `labeled`: given by the user; `trusted`: as the source predicts them, weighted by its confidence; `reservoir`:
     images of the stream itself of which the source was sure.
     """
 
-    kind: Literal["labelled", "trusted", "reservoir"]
+    kind: Literal["labeled", "trusted", "reservoir"]
     images: Tensor
     labels: Tensor
     weights: Tensor
@@ -134,10 +134,10 @@ class Canary:
         return cls(kind, images, labels, weights, 1.0)
 
     @classmethod
-    def labelled(cls, images: Tensor, labels: Tensor, judge: Judge) -> Canary:
+    def labeled(cls, images: Tensor, labels: Tensor, judge: Judge) -> Canary:
         if labels.shape != (len(images),):
             raise ShapeError(f"the canary has {len(images)} images and labels of shape {tuple(labels.shape)}")
-        canary = cls("labelled", images, labels.to(images.device), torch.ones(len(images), device=images.device), 0.0)
+        canary = cls("labeled", images, labels.to(images.device), torch.ones(len(images), device=images.device), 0.0)
         return cls(canary.kind, images, canary.labels, canary.weights, canary.score(judge(images)))
 
     def score(self, logits: Tensor) -> float:

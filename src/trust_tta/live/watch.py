@@ -174,5 +174,5 @@ def _holds_tensors(state: Any) -> bool:
 def make_canary(given: Any, judge: Judge) -> Canary:
     """A canary from images (m, ...), or from a pair of images and labels."""
     if isinstance(given, (tuple, list)) and len(given) == 2:
-        return Canary.labelled(given[0], torch.as_tensor(given[1]), judge)
+        return Canary.labeled(given[0], torch.as_tensor(given[1]), judge)
     return Canary.trusted(given, judge)

@@ -45,7 +45,7 @@ def cut_out(inputs: Tensor, *, side: int, generator: Generator) -> Tensor:
 
 
 def mix(inputs: Tensor, targets: Tensor, *, mixup: float, cutmix: float, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Blend a share `mixup` of the images with their neighbour, give a share `cutmix` a rectangle of it.
+    """Blend a share `mixup` of the images with their neighbor, give a share `cutmix` a rectangle of it.
 
     inputs (n, 3, h, w), targets (n, classes), both float; targets follow the share of each image that is left.
     """

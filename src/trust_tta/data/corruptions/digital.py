@@ -28,7 +28,7 @@ def saturate(images: Pixels, generators: Generators, level: Level) -> Pixels:
 
 
 def contrast(images: Pixels, generators: Generators, level: Level) -> Pixels:
-    """Draw every value towards the mean of its channel."""
+    """Draw every value toward the mean of its channel."""
     (factor,) = level
     # whole-number sums: the mean must not depend on how the batch is cut
     sums = images.sum(axis=(1, 2), keepdims=True, dtype=np.int64)

@@ -256,7 +256,7 @@ def _feathers(generator: np.random.Generator, *, count: int, length: float) -> F
 def _draw_feather(
     draw: ImageDraw.ImageDraw, root: Floats, *, angle: float, spread: float, reach: float, shade: int
 ) -> None:
-    """A bright stem whose barbs, `spread` radians off it, shorten towards the tip, on a darker ground."""
+    """A bright stem whose barbs, `spread` radians off it, shorten toward the tip, on a darker ground."""
     stem = np.array([math.cos(angle), math.sin(angle)])
     sides = [np.array([math.cos(angle + turn), math.sin(angle + turn)]) for turn in (spread, -spread)]
     tip = root + reach * stem

@@ -287,7 +287,7 @@
   });
   trace.addEventListener("click", (event) => { if (event.target === trace) trace.close(); });
 
-  // Saving: figures as SVG with the colours they have now, tables as CSV and LaTeX as they stand now.
+  // Saving: figures as SVG with the colors they have now, tables as CSV and LaTeX as they stand now.
   const save = (name, kind, text) => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type: kind }));
