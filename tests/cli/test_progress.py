@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer
 from trust_tta.progress import Progress
 
 

@@ -19,7 +19,7 @@ from trust_tta.bench.experiment import load_network
 from trust_tta.bench.plan import find_checkpoint
 from trust_tta.class_names import PACS_CLASSES
 from trust_tta.cli.main import main
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.reading import open_dataset
 from trust_tta.errors import DataError

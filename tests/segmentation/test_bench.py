@@ -15,8 +15,8 @@ from tests.segmentation.networks import upernet
 from tests.segmentation.trees import make_tree
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.data import ExperimentData
+from trust_tta.bench.metrics import PixelMeter
 from trust_tta.bench.parsing import parse_config
-from trust_tta.bench.pixel_metrics import PixelMeter
 from trust_tta.bench.sweep import sweep
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.pixels import PixelDataset

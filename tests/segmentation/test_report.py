@@ -15,7 +15,7 @@ from PIL import Image
 from tests.report.browser import CHROMIUM, browse
 from tests.segmentation.test_bench import config_of
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.pixel_metrics import PixelMeter, mask_picture
+from trust_tta.bench.metrics import PixelMeter, mask_picture
 from trust_tta.bench.sweep import sweep
 from trust_tta.overlap import IGNORED, count_overlap
 from trust_tta.report.model import Report, read_report

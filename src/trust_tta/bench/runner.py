@@ -16,8 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from trust_tta.bench.environment import autocast, wait_for
-from trust_tta.bench.metrics import ClassificationMeter, Meter
-from trust_tta.bench.pixel_metrics import PICTURE_SIDE, PixelMeter
+from trust_tta.bench.metrics import PICTURE_SIDE, ClassificationMeter, Meter, PixelMeter
 from trust_tta.data.dataset import Dataset, spread
 from trust_tta.data.pixels import PixelDataset
 from trust_tta.data.streams import Domain

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import add_option_argument, add_run_arguments, read_experiments, wait_politely
-from trust_tta.cli.output import say, try_folder
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer, say, try_folder
 from trust_tta.cli.rank import print_ranking, rank, with_limit
 from trust_tta.errors import ConfigError
 

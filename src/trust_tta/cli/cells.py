@@ -12,8 +12,7 @@ from trust_tta.bench.config import RunConfig
 from trust_tta.bench.plan import make_plan
 from trust_tta.bench.processes import REFUSALS, Engine, sweep_together
 from trust_tta.bench.sweep import Outcome, sweep
-from trust_tta.cli.output import say
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer, say
 from trust_tta.errors import TrustError
 from trust_tta.report.formats import results_text
 from trust_tta.results import Cell, ResultStore, write_csv, write_parquet

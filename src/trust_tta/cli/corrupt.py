@@ -10,8 +10,7 @@ from typing import Any
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import integers, names_list
-from trust_tta.cli.output import say, try_folder
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer, say, try_folder
 from trust_tta.errors import ConfigError
 
 EXAMPLES = """\

@@ -6,8 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from pathlib import Path
 
-from trust_tta.cli.output import say, try_folder
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer, say, try_folder
 from trust_tta.errors import CheckpointError, DataError, TrustError
 
 EXAMPLES = """\

@@ -6,8 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
 from trust_tta.cli.arguments import wait_politely
-from trust_tta.cli.output import say, try_file
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer, say, try_file
 
 EXAMPLES = """\
   trust-tta export vmamba_nano_cifar10 --to onnx          writes vmamba_nano_cifar10.onnx

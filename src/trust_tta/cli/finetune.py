@@ -7,8 +7,7 @@ from pathlib import Path
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, wait_politely
-from trust_tta.cli.output import try_folder
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer, try_folder
 from trust_tta.cli.train import add_data_arguments, conclude
 from trust_tta.errors import ConfigError
 

@@ -1,13 +1,23 @@
-"""What commands print and where they write: text without control characters, files that are tried before the work."""
+"""What commands print, the progress they show, and where they write: files are tried before the work."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
 
 from trust_tta.errors import TrustError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+INTERVAL = 5.0  # seconds between plain lines
 
 
 def say(text: str = "", *, stream: TextIO | None = None) -> None:
@@ -48,3 +58,81 @@ def _try(what: str, folder: Path) -> None:
         raise TrustError(f"{what}: '{nearest}' cannot be written ({error.strerror}); give another") from error
     if nearest == folder:
         remove_stale(folder)
+
+
+class Drawer:
+    """Draws progress on stderr; notes are lines on stdout. Use it as a context manager."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+        self._total: int | None = None
+        self._what = ""
+        self._done = 0
+        self._begun = self._last = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def start(self, total: int | None, what: str) -> None:
+        self.finish()
+        self._total, self._what, self._done = total, what, 0
+        self._begun = self._last = self._clock()
+        if self._stream.isatty():
+            self._bars = _bars(self._stream)
+            self._bars.start()
+            self._task = self._bars.add_task(self._what, total=total)
+
+    def advance(self, n: int = 1) -> None:
+        self._done += n
+        if self._bars is not None and self._task is not None:
+            self._bars.advance(self._task, n)
+        elif self._what and self._clock() - self._last >= INTERVAL:
+            self._last = self._clock()
+            say(self._line(), stream=self._stream)
+
+    def note(self, text: str) -> None:
+        say(text)
+
+    def finish(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        self._bars = self._task = None
+        self._what = ""
+
+    def _line(self) -> str:
+        """`training: 12 of 40, 31 s, about 73 s left`."""
+        spent = self._last - self._begun
+        count = f"{self._done} of {self._total}" if self._total else str(self._done)
+        left = (spent * (self._total - self._done) / self._done) if self._total and self._done else None
+        return f"{self._what}: {count}, {spent:.0f} s" + ("" if left is None else f", about {left:.0f} s left")
+
+
+def _bars(stream: TextIO) -> Bars:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # redirected output stays where the user sent it
+    )

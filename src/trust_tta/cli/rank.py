@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import add_run_arguments, changes, in_words_of_flags, wait_politely
-from trust_tta.cli.output import say, try_file, try_folder
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer, say, try_file, try_folder
 from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trust_tta.cli import names
 from trust_tta.cli.arguments import integers, names_list, wait_politely
-from trust_tta.cli.output import say, try_file
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer, say, try_file
 from trust_tta.errors import BackendError
 
 if TYPE_CHECKING:

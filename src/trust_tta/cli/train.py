@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from trust_tta.cli import names
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, wait_politely
 from trust_tta.cli.engines import add_engine_arguments, check_engine, open_cluster
-from trust_tta.cli.output import say, try_folder
-from trust_tta.cli.progress import Drawer
+from trust_tta.cli.output import Drawer, say, try_folder
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.textfiles import read_toml
 

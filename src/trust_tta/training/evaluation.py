@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from trust_tta.training.augment import channel_constants, normalize
 from trust_tta.training.recipe import Channels
-from trust_tta.training.state import label_type
-from trust_tta.training.tasks import accuracy
+from trust_tta.training.tasks import accuracy, label_type
 
 
 @torch.no_grad()

@@ -62,7 +62,7 @@ def write_network(
     accuracy: Mapping[str, float],
     history: list[dict[str, Any]],
     seconds: float,
-    how: str,
+    how: str = TRAINED,
 ) -> dict[str, Any]:
     """Write the weights in fp16, the record and the card, each whole or not at all; return the record.
 

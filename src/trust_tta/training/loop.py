@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
+import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -21,17 +23,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError
+from trust_tta.atomic import write_whole
+from trust_tta.data.files import hash_pixels
+from trust_tta.errors import CheckpointError, ConfigError, StateError
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.layers import StochasticDepth
 from trust_tta.progress import SILENT, Progress
 from trust_tta.recording import Recorder
 from trust_tta.training.augment import channel_constants
 from trust_tta.training.recipe import Recipe
-from trust_tta.training.state import identify, label_type, load_state, save_state
-from trust_tta.training.tasks import R, Samples, Task
+from trust_tta.training.tasks import R, Samples, Task, label_type
 
 Model = TypeVar("Model", bound=nn.Module)
+
+_FORMAT = 1  # of a saved state
 
 # The first set time scales: pulling them to zero changes the memory. The others are what a token starts from.
 _UNDECAYED = ("A_", "D", "dt_projs_bias", "cls_token", "pos_embed")
@@ -269,3 +274,42 @@ def _line(record: EpochRecord, recipe: Recipe, name: str) -> str:
         f"epoch {record.epoch + 1:{width}d}/{recipe.epochs}  loss {record.loss:.4f}  lr {record.lr:.2e}  "
         f"{score}{record.seconds:.2f} s"
     )
+
+
+# the state of an unfinished run, on disk
+
+
+def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: Recipe) -> dict[str, str]:
+    """What must be the same for a run to continue: the recipe field by field, the data, the network's shapes."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    return {
+        **{name: json.dumps(value) for name, value in recipe.model_dump().items()},
+        "images": hash_pixels(images),
+        "labels": hash_pixels(labels.astype(label_type(labels))),
+        "network": hash_pixels(np.frombuffer(repr(shapes).encode(), np.uint8)),
+    }
+
+
+def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]) -> None:
+    """Write tensors and plain values; a crash leaves the last state that was whole."""
+    content = io.BytesIO()  # written as bytes, so that a full disk is reported as such
+    torch.save({"format": _FORMAT, "identity": dict(identity), **state}, content)
+    write_whole(path, content.getbuffer())
+
+
+def load_state(path: Path, identity: Mapping[str, str], device: torch.device) -> dict[str, Any]:
+    """Read what `save_state` wrote; the state of another run is refused with what differs."""
+    try:
+        state: Any = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # the reader raises many types; each means the same to a user
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"'{path}' cannot be read as a training state ({reason}); delete this file") from error
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        raise CheckpointError(f"'{path}' is not a training state of this version; delete it or give another folder")
+    saved = state["identity"]
+    changed = [f"{key} was {saved.get(key)}, is {value}" for key, value in identity.items() if saved.get(key) != value]
+    if changed:
+        raise StateError(
+            f"'{path}' belongs to another run: {'; '.join(changed)}; give another folder, or delete this file"
+        )
+    return state

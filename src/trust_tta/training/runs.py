@@ -109,15 +109,8 @@ def train(
         preprocessing=fed,
         recipe=recipe.model_dump(),
     )
-    record = files.write_network(
-        folder,
-        average,
-        origin,
-        accuracy=accuracy,
-        history=[asdict(epoch) for epoch in fitted.history],
-        seconds=time.perf_counter() - begun,
-        how=files.TRAINED,
-    )
+    history, seconds = [asdict(epoch) for epoch in fitted.history], time.perf_counter() - begun
+    record = files.write_network(folder, average, origin, accuracy=accuracy, history=history, seconds=seconds)
     return Trained(model=average, folder=folder, record=record)
 
 
@@ -159,15 +152,9 @@ def finetune(
         preprocessing=fed,
         recipe=recipe.model_dump() | backbone,
     )
-    record = files.write_network(
-        folder,
-        model,
-        origin,
-        accuracy=accuracy,
-        history=[{"epoch": epoch, "loss": loss} for epoch, loss in enumerate(result.losses)],
-        seconds=time.perf_counter() - begun,
-        how=files.FINETUNED,
-    )
+    history, seconds = [{"epoch": i, "loss": x} for i, x in enumerate(result.losses)], time.perf_counter() - begun
+    how = files.FINETUNED
+    record = files.write_network(folder, model, origin, accuracy=accuracy, history=history, seconds=seconds, how=how)
     return Trained(model=model, folder=folder, record=record)
 
 

@@ -76,6 +76,11 @@ def classification(classes: int) -> Task[TrainRecipe]:
     return Task(check, sample, _cross_entropy, accuracy)
 
 
+def label_type(labels: NDArray[Any]) -> type[np.integer[Any]]:
+    """How labels are kept: those of pixels are many, and small."""
+    return np.uint8 if labels.ndim > 1 else np.int64
+
+
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
     """The share of predictions that equal their label."""
     return float((predictions == labels).double().mean())
