@@ -18,19 +18,19 @@ MOST_BYTES = 16 << 20
 DEEPEST = 64  # arrays and tables inside each other
 
 
-def read_text(path: Path | str, *, error: type[TrustError] = ConfigError, most: int = MOST_BYTES) -> str:
-    """The text of a UTF-8 file of at most `most` bytes; a missing, large or odd one raises `error`."""
+def read_text(path: Path | str, *, error: type[TrustError] = ConfigError) -> str:
+    """The text of a UTF-8 file of at most 16 MiB; a missing, large or odd one raises `error`."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block, a device need not end
             raise error(f"'{path}' is not a file; give the path of a text file")
         with Path(path).open("rb") as file:
-            content = file.read(most + 1)
+            content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise error(f"there is no file '{path}'; check the path") from None
     except (OSError, ValueError) as problem:
         raise error(f"'{path}' cannot be read: {_one_line(problem)}") from problem
-    if len(content) > most:
-        raise error(f"'{path}' is larger than {most} bytes; that is no file of settings")
+    if len(content) > MOST_BYTES:
+        raise error(f"'{path}' is larger than {MOST_BYTES} bytes; that is no file of settings")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -42,9 +42,9 @@ def read_json(path: Path | str, *, error: type[TrustError] = ConfigError) -> Any
     return parse_json(read_text(path, error=error), where=f"'{path}'", error=error)
 
 
-def read_toml(path: Path | str, *, error: type[TrustError] = ConfigError) -> dict[str, Any]:
+def read_toml(path: Path | str) -> dict[str, Any]:
     """The content of a TOML file."""
-    return parse_toml(read_text(path, error=error), where=f"'{path}'", error=error)
+    return parse_toml(read_text(path), where=f"'{path}'")
 
 
 def read_asset(name: str, *, room: str = "") -> str:

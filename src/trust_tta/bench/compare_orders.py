@@ -169,7 +169,7 @@ def memory_by_k(
     device = experiment.device
     if device.type != "cuda":
         raise BackendError(
-            f"peak memory needs a CUDA device and this run is on '{device}'; run it where there is a GPU"
+            f"peak memory needs a CUDA device and this run is on '{device}'; run it on a machine with a GPU"
         )
     model, batch = _network(experiment, domain), experiment.images(domain)[0][0][:images]
     options = {**trust_options(experiment.config), "mode": "replicate"}

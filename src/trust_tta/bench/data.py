@@ -97,7 +97,7 @@ class ExperimentData:
             return CORRUPTIONS
         found = available_domains(config.dataset, config.root, options=config.options)
         if not found:
-            raise ConfigError(f"no domain of {config.dataset} is in {config.root}; run `trust-tta data check` on it")
+            raise ConfigError(f"{config.root} has no domain of {config.dataset}; run `trust-tta data check` on it")
         return found
 
     def open(self, domain: str, *, severity: int, seed: int) -> Dataset:

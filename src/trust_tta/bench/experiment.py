@@ -21,10 +21,10 @@ _BARE_LABELS = (ARRAY, "array-c")  # numbers without names, not all of which nee
 class Experiment:
     """The data and networks of a plan; only the last stream and the last network are kept."""
 
-    def __init__(self, config: RunConfig, *, data: ExperimentData | None = None, plan: Plan | None = None) -> None:
+    def __init__(self, config: RunConfig, *, plan: Plan | None = None) -> None:
         self.config = config
         self.device = choose_device(config.device)
-        self.data = data or ExperimentData(config.data)
+        self.data = ExperimentData(config.data)
         self.plan = plan or make_plan(config, self.data)
         self.workers = 0 if self.device.type == "cpu" else 4  # decoding threads would disturb timings on a CPU
         self._network: tuple[str, nn.Module] | None = None

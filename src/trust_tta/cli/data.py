@@ -85,7 +85,7 @@ def check(arguments: Namespace) -> None:
     say(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
     if counts["error"]:
         errors = "1 error" if counts["error"] == 1 else f"{counts['error']} errors"
-        raise TrustError(f"{root} has {errors}, listed above; mend or fetch these files again")
+        raise TrustError(f"{root} has {errors}, listed above; repair these files or fetch them again")
 
 
 def _classes(source: str) -> tuple[str, ...]:

@@ -83,10 +83,10 @@ def run(arguments: Namespace) -> None:
             network = service.network
             say(f"{network.name} with {network.method.name}: {address} (page), {address}/predict, {address}/v2")
             if token is None:
-                say(f"token for what changes a stream: {used}")
+                say(f"token for changing streams: {used}")
                 say(f"page with the token: {address}/#token={used}")
             if folder is None:
-                say("nothing stays after the end; to keep streams, give --state FOLDER")
+                say("nothing is kept afterwards; to keep streams, give --state FOLDER")
             if replay is not None:
                 replay.start()
 

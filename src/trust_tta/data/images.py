@@ -44,9 +44,9 @@ def read_image(file: ImageFile, *, name: str | None = None) -> NDArray[np.uint8]
         return _to_rgb(image)
 
 
-def check_image(file: ImageFile, *, name: str | None = None) -> tuple[int, int]:
+def check_image(file: ImageFile) -> tuple[int, int]:
     """Refuse what `read_image` would refuse by its header, without decoding it; height and width."""
-    with open_checked(file, name=name) as image:
+    with open_checked(file) as image:
         return image.height, image.width
 
 

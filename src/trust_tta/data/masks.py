@@ -23,9 +23,9 @@ Mask: TypeAlias = NDArray[np.uint8]
 _COEFFICIENT_BITS = 11  # of OpenCV's fixed-point weights
 
 
-def read_mask(file: ImageFile, *, name: str | None = None) -> Mask:
+def read_mask(file: ImageFile) -> Mask:
     """The labels (h, w) that a file holds: gray values, or the indices of a palette; never its colors."""
-    with open_checked(file, name=name) as image:
+    with open_checked(file) as image:
         if image.mode in ("L", "P", "1"):
             return np.array(image, dtype=np.uint8)
         if image.mode != "I" and not image.mode.startswith("I;16"):

@@ -140,7 +140,7 @@ def _is_snapshot(path: Path) -> bool:
 
 def _method_state(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     if not isinstance(state.get("method"), Mapping):
-        raise StateError(f"'{path}' is no snapshot of a stream; give one, or what state_dict() of a method gave")
+        raise StateError(f"'{path}' is not a snapshot of a stream; give one, or a saved state_dict() of a method")
     return cast(Mapping[str, Any], state["method"])
 
 

@@ -118,7 +118,7 @@ def _compare_accuracy(
     ours, theirs = check.accuracy(network, given), check.accuracy(run, given)
     if theirs < ours - check.POINT:
         raise TrustError(
-            f"as int8 the network has {theirs:.2f} % of the shipped images right, and {ours:.2f} % as it is; nothing "
+            f"as int8 the network gets {theirs:.2f} % of the shipped images right, instead of {ours:.2f} %; nothing "
             "was kept, omit int8"
         )
     return ours, theirs

@@ -107,7 +107,7 @@ class Fleet:
             else:
                 await self._call(number, "release", stream, seconds=POLL_SECONDS)
         self.places.live.add(number)
-        log.info("a replica is there", extra={"replica": number})
+        log.info("a replica has joined", extra={"replica": number})
 
     def _lose(self, number: int, reason: str) -> None:
         if number in self.places.live:
@@ -162,7 +162,7 @@ class Fleet:
                     return number, await self._ask(number, what, *given)
                 except ReplicaLostError:
                     continue
-        raise RequestError(503, "no replica answers for now; try again", retry_after=2)
+        raise RequestError(503, "no replica answers at the moment; try again", retry_after=2)
 
     async def _ask_live(self, what: str, *given: Any) -> dict[int, Any]:
         """What all live replicas answer, by number."""

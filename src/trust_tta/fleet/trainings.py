@@ -47,7 +47,7 @@ def train_on_cluster(
                 number, attempts = running.pop(done)
                 found = _result(ray, done, last=attempts >= ATTEMPTS)
                 if found is None:
-                    progress.note(f"the worker that trained without {trainings[number].target} died; another goes on")
+                    progress.note(f"the worker that trained without {trainings[number].target} died; another continues")
                     running[start(trainings[number])] = number, attempts + 1
                     continue
                 ended[number] = found

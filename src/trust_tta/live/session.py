@@ -331,7 +331,7 @@ class Session:
 
     def _adopted(self, evidence: dict[str, Any]) -> Event:
         self.books.at_source = False
-        return self._event("merge", "take", "what others learned does for these images", evidence)
+        return self._event("merge", "take", "what others learned works for these images", evidence)
 
     def _agreement(self, served: Tensor, logits: Tensor) -> float:
         """The share of predictions (n, classes) that stay the same, weighted by their confidence."""

@@ -231,7 +231,7 @@ class Stream:
     def _check(self) -> None:
         """Refuse to continue with weights that something else has changed."""
         if self._closed:
-            raise StateError("this stream is closed; make another over the same folder")
+            raise StateError("this stream is closed; create another over the same folder")
         before, now = self._fingerprint, self._take_fingerprint()
         if before is not None and now is not None and before.device == now.device and not torch.equal(before, now):
             raise StateError(

@@ -36,13 +36,13 @@ class Scale:
         return first + share * (self.end - first)
 
 
-def linear_scale(values: Sequence[float], start: float, end: float, *, count: int = 5, pad: float = 0.04) -> Scale:
-    """A straight scale that covers `values` with a margin, with about `count` round ticks."""
+def linear_scale(values: Sequence[float], start: float, end: float, *, pad: float = 0.04) -> Scale:
+    """A straight scale that covers `values` with a margin, with about five round ticks."""
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     spread = (high - low) or max(abs(high), 1e-6) * 0.2
     low, high = low - pad * spread - (high == low) * spread / 2, high + pad * spread + (high == low) * spread / 2
-    return Scale(low, high, start, end, round_ticks(low, high, count))
+    return Scale(low, high, start, end, round_ticks(low, high, 5))
 
 
 def log_scale(values: Sequence[float], start: float, end: float) -> Scale:

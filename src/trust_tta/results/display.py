@@ -90,9 +90,9 @@ def format_percent(x: float | None) -> str:
     return _format(x, scale=100, digits=1)
 
 
-def format_gain(x: float | None, *, name: str = "accuracy") -> str:
-    """A difference of two values of the field `name`, with its sign: "+1.3", "-0.2", "0.0"."""
-    text = format_value(name, x)
+def format_gain(x: float | None) -> str:
+    """A difference of two fractions in points, with its sign: "+1.3", "-0.2", "0.0"."""
+    text = format_percent(x)
     return f"+{text}" if x is not None and x > 0 and text.strip("0.") else text
 
 

@@ -131,7 +131,7 @@ class Api:
         network = self.service.network
         if request.path_params["model"] != network.name:
             raise RequestError(
-                404, f"there is no model '{request.path_params['model'][:80]}'; served is '{network.name}'"
+                404, f"there is no model '{request.path_params['model'][:80]}'; this service has '{network.name}'"
             )
         if request.path_params.get("version", protocol.VERSION) != protocol.VERSION:
             raise RequestError(404, f"the model has one version, '{protocol.VERSION}'")
@@ -174,7 +174,7 @@ class Api:
         stored = [label for label in found if label is not None]
         unknown = [name for (name, _), label in zip(labels, found, strict=True) if label is None]
         if not stored:
-            raise RequestError(404, f"there is no prediction {unknown[0][:80]!r}; only the last ones are kept")
+            raise RequestError(404, f"there is no prediction {unknown[0][:80]!r}; only the most recent ones are kept")
         return respond({"stored": len(stored), "right": sum(label.right for label in stored), "unknown": unknown})
 
     def _read_entry(self, entry: Any) -> tuple[str, int]:
@@ -306,8 +306,8 @@ class Api:
             log.error("failed", extra={"reason": str(error)})
             return refusal(RequestError(500, str(error)))
         except Exception as error:
-            log.error("a defect of trust-tta", exc_info=error)
-            return refusal(RequestError(500, "an error of the service itself; its log says more"))
+            log.error("an error in trust-tta itself", exc_info=error)
+            return refusal(RequestError(500, "an internal error; see the log of the service"))
 
     async def _body(self, request: Request) -> bytes:
         """The whole body, within the limits on size and time."""
@@ -317,7 +317,7 @@ class Api:
         stated = request.headers.get("content-length", "0")
         if stated.isdigit() and int(stated[:18]) > settings.most_bytes:
             await self._discard(request)
-            raise RequestError(413, f"the body has {stated[:18]} bytes; at most {settings.most_bytes} are taken")
+            raise RequestError(413, f"the body has {stated[:18]} bytes; at most {settings.most_bytes} are accepted")
         chunks = []
         try:
             async with asyncio.timeout(settings.read_seconds):
@@ -329,7 +329,7 @@ class Api:
                         await self._discard(request)
                         raise RequestError(413, f"the body has more than {settings.most_bytes} bytes")
                     if self._bytes > settings.most_bytes_in_all:
-                        raise RequestError(503, "too much is being received; try again", retry_after=2)
+                        raise RequestError(503, "too much data is being received; try again", retry_after=2)
         except TimeoutError:
             raise RequestError(408, f"the request was not complete within {settings.read_seconds:g} seconds") from None
         return b"".join(chunks)

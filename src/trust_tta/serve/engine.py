@@ -100,10 +100,14 @@ class Engine:
             own = sum(len(w.images) for adapts in (True, False) for w in self._queues.get(Key(stream, adapts), ()))
             again = 1 + int(self._images * self._seconds_per_image)
             if self._images + len(images) > self.settings.most_queued_in_all:
-                raise RequestError(503, f"{self._images} images wait, and no more are taken for now", retry_after=again)
+                raise RequestError(
+                    503, f"{self._images} images are queued, and no more are accepted for now", retry_after=again
+                )
             if own + len(images) > self.settings.most_queued:
                 raise RequestError(
-                    429, f"{own} images of the stream '{stream}' wait, and no more are taken for now", retry_after=again
+                    429,
+                    f"{own} images of the stream '{stream}' are queued, and no more are accepted for now",
+                    retry_after=again,
                 )
             self._queues.setdefault(key, deque()).append(waiting)
             self._images += len(images)

@@ -31,14 +31,14 @@ def decode(data: bytes, preprocessing: Preprocessing, *, most_pixels: int) -> Te
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             pixels = image.width * image.height
             if pixels > most_pixels:
-                raise RequestError(413, f"the image has {pixels} pixels; at most {most_pixels} are taken")
+                raise RequestError(413, f"the image has {pixels} pixels; at most {most_pixels} are accepted")
             return preprocessing([ImageOps.exif_transpose(image)])
     except RequestError:
         raise
     except Image.DecompressionBombError:  # Pillow has a limit of its own
-        raise RequestError(413, f"the image has too many pixels; at most {most_pixels} are taken") from None
+        raise RequestError(413, f"the image has too many pixels; at most {most_pixels} are accepted") from None
     except UnidentifiedImageError:
-        raise RequestError(415, "this is no image that can be read; send JPEG, PNG or WebP") from None
+        raise RequestError(415, "this is not an image that can be read; send JPEG, PNG or WebP") from None
     except Exception as error:  # decoders raise whatever they stumble over
         raise RequestError(400, f"the image cannot be decoded: {reason_of(error)}") from None
 
@@ -47,7 +47,7 @@ def from_pixels(pixels: NDArray[np.uint8], preprocessing: Preprocessing, *, most
     """Network input (n, 3, size, size) from raw pixels (n, h, w, 3)."""
     count, height, width, _ = pixels.shape
     if height * width > most_pixels:
-        raise RequestError(413, f"an image has {height * width} pixels; at most {most_pixels} are taken")
+        raise RequestError(413, f"an image has {height * width} pixels; at most {most_pixels} are accepted")
     try:
         return preprocessing(pixels)
     except ValueError as error:
@@ -76,7 +76,7 @@ def thumbnail(image: Tensor, preprocessing: Preprocessing) -> str:
 def read_folder(folder: Path, preprocessing: Preprocessing, *, batch: int) -> Iterator[Tensor]:
     """Batches (n, 3, size, size) of all images below a folder, in an order that mixes its subfolders."""
     if not folder.is_dir():
-        raise DataError(f"'{folder}' is no folder; give one with clean images")
+        raise DataError(f"'{folder}' is not a folder; give one with clean images")
     files = sorted(file for file in folder.rglob("*") if file.is_file() and is_image(file.name))
     if not files:
         raise DataError(f"'{folder}' holds no images; give a folder with clean ones")

@@ -57,7 +57,7 @@ class Pool:
     def check_room(self, name: str) -> None:
         """Refuse a new stream where there are too many."""
         if name not in self and (there := len(self.names)) >= self.most_streams:
-            raise RequestError(429, f"there are {there} streams, and no more are taken; use one of them")
+            raise RequestError(429, f"there are {there} streams, and no more are accepted; use one of them")
 
     def get(self, name: str) -> Stream:
         """The stream, created or read from its folder where it is not in memory; another may have to go to disk."""
@@ -75,7 +75,7 @@ class Pool:
     def fork(self, name: str, new: str) -> Stream:
         """A new stream that continues from this one."""
         if new in self:
-            raise RequestError(409, f"there is a stream '{new}' already; choose another name, or remove it first")
+            raise RequestError(409, f"a stream '{new}' already exists; choose another name, or remove it first")
         self.check_room(new)
         # Closed and opened again, so that its events carry its own name.
         self.get(name).fork(snapshots=self.folder / new).close()

@@ -62,14 +62,14 @@ def read_request(body: bytes, header_length: str | None, *, size: int, settings:
     except UnicodeDecodeError:
         raise RequestError(400, "the request is not UTF-8 JSON") from None
     if not isinstance(content, dict):
-        raise RequestError(400, "the request is no JSON object; give one with 'inputs'")
+        raise RequestError(400, "the request is not a JSON object; give one with 'inputs'")
     parameters = _table(content, "parameters", "the request")
     images, rest = _read_input(content.get("inputs"), tail, size=size, settings=settings)
     if len(rest):
         raise RequestError(400, f"{len(rest)} bytes are left after the tensors; state binary_data_size for each")
     request_id = content.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= 256):
-        raise RequestError(400, "the id is no string of at most 256 characters")
+        raise RequestError(400, "the id is not a string of at most 256 characters")
     return InferRequest(
         id=request_id,
         images=images,
@@ -131,7 +131,7 @@ def _read_input(inputs: Any, tail: memoryview, *, size: int, settings: Settings)
     shape = _shape(tensor.get("shape"), kind, size=size, settings=settings)
     count = math.prod(shape)
     if count * _TYPES[kind].itemsize > settings.most_bytes:
-        raise RequestError(413, f"'{INPUT}' has {count} values; at most {settings.most_bytes} bytes are taken")
+        raise RequestError(413, f"'{INPUT}' has {count} values; at most {settings.most_bytes} bytes are accepted")
     given = _table(tensor, "parameters", f"'{INPUT}'").get("binary_data_size")
     if given is None:
         return _from_json(tensor.get("data"), kind, shape), tail
@@ -140,7 +140,7 @@ def _read_input(inputs: Any, tail: memoryview, *, size: int, settings: Settings)
     wanted = count * _TYPES[kind].itemsize
     if type(given) is not int or given != wanted or given > len(tail):
         raise RequestError(
-            400, f"'{INPUT}' of shape {shape} has {wanted} bytes; stated are {_shown(given)}, sent are {len(tail)}"
+            400, f"'{INPUT}' of shape {shape} has {wanted} bytes; {_shown(given)} are stated, and {len(tail)} were sent"
         )
     return np.frombuffer(tail[:given], dtype=_TYPES[kind]).reshape(shape), tail[given:]
 
@@ -167,7 +167,7 @@ def _from_json(data: Any, kind: str, shape: list[int]) -> NDArray[Any]:
     if values.dtype.kind not in "iuf" or values.size != math.prod(shape):
         raise RequestError(400, f"the data of '{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat")
     if kind == "UINT8" and (values.dtype.kind == "f" or values.min() < 0 or values.max() > 255):
-        raise RequestError(400, f"the data of '{INPUT}' are not integers from 0 to 255, as UINT8 has them")
+        raise RequestError(400, f"the data of '{INPUT}' are not integers from 0 to 255, as UINT8 requires")
     with np.errstate(over="ignore"):  # values that are too large become infinite, and are refused as such
         converted: NDArray[Any] = values.astype(_TYPES[kind])
     return converted.reshape(shape)
@@ -177,7 +177,7 @@ def _read_outputs(given: Any, *, everything_binary: bool) -> tuple[Output, ...]:
     if given is None or given == []:
         return tuple(Output(name, everything_binary) for name in OUTPUTS)
     if not isinstance(given, list) or len(given) > len(OUTPUTS) or not all(isinstance(o, dict) for o in given):
-        raise RequestError(400, f"'outputs' must be a list of {' and '.join(OUTPUTS)}, or be left out")
+        raise RequestError(400, f"'outputs' must be a list of {' and '.join(OUTPUTS)}, or be omitted")
     chosen = []
     for output in given:
         name = output.get("name")
@@ -202,7 +202,7 @@ def _table(content: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     if table is None:
         return {}
     if not isinstance(table, dict):
-        raise RequestError(400, f"'{key}' of {where} is no JSON object")
+        raise RequestError(400, f"'{key}' of {where} is not a JSON object")
     return table
 
 

@@ -7,13 +7,12 @@ import json
 import logging
 import signal
 import socket
-import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -46,14 +45,14 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def log_as_json(stream: TextIO | None = None, *, level: int = logging.INFO) -> None:
-    """Write all logs of this process, warnings too, as JSON lines; by default to stderr."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+def log_as_json() -> None:
+    """Write all logs of this process, warnings too, as JSON lines to stderr."""
+    handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("trust_tta").setLevel(level)
+    logging.getLogger("trust_tta").setLevel(logging.INFO)
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         logging.getLogger("trust_tta.serve").warning(str(message), extra={"category": category.__name__})

@@ -63,7 +63,7 @@ class NetworkFacts:
             return given
         names = f", or a name such as '{self.classes[0]}'" if self.classes else ""
         raise RequestError(
-            400, f"the label {json.dumps(given)[:60]} is no class; give a number from 0 to {count - 1}{names}"
+            400, f"the label {json.dumps(given)[:60]} is not a class; give a number from 0 to {count - 1}{names}"
         )
 
 
