@@ -131,7 +131,7 @@ def test_fork_goes_on_alone_and_shares_the_frozen_weights(variant: str) -> None:
     assert same(run(method, stream[1:]), expected)
     assert same(method.state_dict(), twin.state_dict())
     theirs = dict(twin.model.named_parameters())
-    for name, parameter in method.model.named_parameters():
+    for name, parameter in method.detach().named_parameters():
         assert (parameter.data_ptr() == theirs[name].data_ptr()) == (name not in method.adapted)
     assert all(
         twin.weights.source[name] is tensor for name, tensor in method.weights.source.items()

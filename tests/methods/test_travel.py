@@ -39,8 +39,8 @@ def test_a_method_that_was_packed_goes_on_as_the_original(kind: str, way: str) -
     assert same(run(method, stream[2:]), outputs)
     assert same(packed.state_dict(), method.state_dict())
     assert same(weights(packed.detach()), weights(method.detach()))
-    for name, parameter in packed.model.named_parameters():  # the two networks share their memory again
-        assert parameter.data_ptr() == packed.detach().get_parameter(name).data_ptr()
+    for name, parameter in packed.detach().named_parameters():  # the two networks share their memory again
+        assert parameter.data_ptr() == packed.model.get_parameter(name).data_ptr()
     packed.reset()
     method.reset()
     assert same(packed.state_dict(), method.state_dict())

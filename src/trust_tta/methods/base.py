@@ -181,7 +181,8 @@ class Method(nn.Module):
 
     def descend(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
         """As `update`, but nobody waits for the device, which itself skips a step; `settle` counts."""
-        finite = self.weights.differentiate(loss)
+        shares = self.statistics.shares
+        finite = self.weights.differentiate(loss, beside=None if shares is None else shares.value)
         self.counters.backwards += 1
         self.weights.step(finite, start=start)
         return finite
@@ -274,7 +275,8 @@ class Method(nn.Module):
         with self._lock:
             network = self._caller[1]
             memo: dict[int, Any] = {id(s): s for s in self.weights.source.values()}
-            memo |= {id(p): p for m in (self.model, network) for n, p in m.named_parameters() if n not in self.adapted}
+            frozen = dict(network.named_parameters()).keys() - self.adapted.keys()
+            memo |= {id(p): p for m in (self.model, network) for n, p in m.named_parameters() if n in frozen}
             memo |= {id(b): b for b in network.buffers()}
             return copy.deepcopy(self, memo)
 
@@ -301,7 +303,8 @@ class Method(nn.Module):
 
     def _connect(self) -> None:
         """What no copy and no pickle carries: recordings hold addresses, a lock its threads."""
-        self.call = Recorder(self.model, list(self.adapted.values()))
+        learned = [] if self.statistics.shares is None else [self.statistics.shares.value]
+        self.call = Recorder(self.model, [*self.adapted.values(), *learned])
         self.frozen_call = Recorder(self.model, [])  # of its own: norms that observe do otherwise
         self._lock = threading.RLock()
 
@@ -319,8 +322,9 @@ class Method(nn.Module):
         """After a copy or a pickle: weights of its own, which network and caller's network share again."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         network = self._caller[1]
-        for name, parameter in self.model.named_parameters():
-            theirs = network.get_parameter(name)
+        parameters = dict(self.model.named_parameters())
+        for name, theirs in network.named_parameters():
+            parameter = parameters[name]
             if name in self.adapted:
                 parameter.data = parameter.data.clone()
             if (theirs.dtype, theirs.device) == (parameter.dtype, parameter.device):

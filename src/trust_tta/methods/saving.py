@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trust_tta.methods.base import Method
 
-STATE_FORMAT = 5
+STATE_FORMAT = 6
 MOST = 2.0**53  # that a counter can have counted
 
 
@@ -46,7 +46,8 @@ def network_state(method: Method) -> dict[str, Tensor]:
     """The tensors of the network as it is adapted, with the statistics of the stream where the method follows it."""
     state = {**method._caller[1].state_dict(), **{name: p.detach() for name, p in method.adapted.items()}}
     for path, norm in method.statistics.norms.items():
-        state[f"{path}.running_mean"], state[f"{path}.running_var"] = norm.mean, norm.variance
+        mean, variance = norm.used()
+        state[f"{path}.running_mean"], state[f"{path}.running_var"] = mean.detach(), variance.detach()
     return state
 
 

@@ -2,7 +2,8 @@
 
 "stream" follows the images since the reset: each norm keeps a moving mean and variance over a long memory, of which a
 batch is a small share. Where the images themselves show another domain (`domains.py`), the memory shrinks, up to
-starting anew; single images and runs of one class, which always differ, are not taken for a change of domain.
+starting anew; single images and runs of one class, which always differ, are not taken for a change of domain. A method
+may learn how much these statistics count beside the source's (`shares.py`).
 
 An adapting pass takes the values of the moving statistics and the gradient of the batch's (test-time batch
 renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes as in evaluation.
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.methods.domains import HALF_LIFE, DomainWatch
+from trust_tta.methods.shares import Shares
 from trust_tta.methods.state import Array, Spec, clone
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
@@ -40,13 +42,16 @@ class OwnNorm(nn.Module):
     bias: nn.Parameter | None
     mean: Tensor
     variance: Tensor
+    source_mean: Tensor | None
+    source_variance: Tensor | None
 
     def __init__(self, norm: _BatchNorm, *, like: Tensor, observing: bool = False) -> None:
         super().__init__()
         self.register_parameter("weight", norm.weight)
         self.register_parameter("bias", norm.bias)
         self.eps, self.observing = norm.eps, observing
-        self.source = norm.running_mean, norm.running_var
+        self.register_buffer("source_mean", norm.running_mean, persistent=False)
+        self.register_buffer("source_variance", norm.running_var, persistent=False)
         # What a BatchNorm that holds modules applies afterwards: timm's hold a dropout and an activation.
         self.after = nn.Sequential(*norm.children()) if any(True for _ in norm.children()) else None
         like = next((t for t in (norm.running_mean, norm.weight) if t is not None), like)
@@ -61,6 +66,11 @@ class OwnNorm(nn.Module):
         for module in self.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.clone())
+
+    @property
+    def source(self) -> tuple[Tensor | None, Tensor | None]:
+        """The mean and the variance (channels,) of training, where the network keeps them."""
+        return self.source_mean, self.source_variance
 
     @torch.no_grad()
     def restore_source(self) -> None:
@@ -77,12 +87,17 @@ class OwnNorm(nn.Module):
         """(n, channels, ...) normalized as this kind of norm does."""
         raise NotImplementedError
 
+    def used(self) -> tuple[Tensor, Tensor]:
+        """The mean and the variance (channels,) that a prediction normalizes with."""
+        return self.mean, self.variance
+
 
 class Statistics:
     """What the norms of one network do, and what they remember.
 
     `observing_without_grad`: also passes without gradients adapt, for methods that adapt no weights. `make`: norms in
     the place of those that `kind` asks for, from a BatchNorm and a tensor of the network's device and dtype.
+    `learn_shares`: norms that follow the stream have `shares` of it, which the method moves.
     """
 
     def __init__(
@@ -92,6 +107,7 @@ class Statistics:
         *,
         observing_without_grad: bool = False,
         make: Callable[[_BatchNorm, Tensor], OwnNorm] | None = None,
+        learn_shares: bool = False,
     ) -> None:
         found = {name: module for name, module in model.named_modules() if has_statistics(module)}
         self.kind, self.norms = kind, dict[str, Any]()
@@ -108,8 +124,13 @@ class Statistics:
             self.norms[name].restore_source()
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, self.norms[name])
-        if self._following:
-            self._following[0].watch = DomainWatch(like)  # travels with the network
+        if following := self._following:  # what they have in common travels with the first
+            following[0].watch = DomainWatch(like)
+            mixing = [norm for norm in following if all(value is not None for value in norm.source)]
+            if learn_shares and mixing:
+                following[0].shares = Shares(len(mixing), like)
+                for place, norm in enumerate(mixing):
+                    norm.share = [following[0].shares, place]
 
     @property
     def _following(self) -> list[StreamNorm]:
@@ -119,6 +140,11 @@ class Statistics:
     def watch(self) -> DomainWatch | None:
         """What looks for new domains, where the statistics follow the stream."""
         return next((norm.watch for norm in self._following), None)
+
+    @property
+    def shares(self) -> Shares | None:
+        """How much the stream counts beside the source, where a method learns it."""
+        return next((norm.shares for norm in self._following), None)
 
     def begin(self, images: Tensor, *, worth: int = 1) -> None:
         """A batch (n, ...) comes; passes over it, however many, change the memory once.
@@ -133,6 +159,8 @@ class Statistics:
             torch._foreach_add_(counts, float(len(images) * worth))
             if self.watch is not None:
                 left = 1 - self.watch.observe(images)
+                if self.shares is not None:
+                    self.shares.reopen(left)
                 for memory in remembered:
                     memory.copy_((memory * left).maximum(memory.clamp_max(KEPT)))
 
@@ -158,24 +186,28 @@ class Statistics:
     def restore_source(self) -> None:
         for module in self.norms.values():
             module.restore_source()
-        if self.watch is not None:
-            self.watch.restore_source()
+        for part in (self.watch, self.shares):
+            if part is not None:
+                part.restore_source()
+
+    @property
+    def _parts(self) -> dict[str, DomainWatch | Shares]:
+        parts = {"domain": self.watch, "shares": self.shares}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def state(self) -> dict[str, Any]:
-        domain = {} if self.watch is None else {"domain": self.watch.state()}
-        return domain | {
-            name: clone({path: getattr(n, name) for path, n in self.norms.items()}) for name in self.memory
-        }
+        parts = {name: part.state() for name, part in self._parts.items()}
+        return parts | {name: clone({path: getattr(n, name) for path, n in self.norms.items()}) for name in self.memory}
 
     def spec(self) -> dict[str, Spec]:
-        domain: dict[str, Spec] = {} if self.watch is None else {"domain": self.watch.spec()}
-        return domain | {
+        parts: dict[str, Spec] = {name: part.spec() for name, part in self._parts.items()}
+        return parts | {
             name: {path: _spec(name, getattr(n, name)) for path, n in self.norms.items()} for name in self.memory
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        if self.watch is not None:
-            self.watch.load(state["domain"])
+        for name, part in self._parts.items():
+            part.load(state[name])
         for name in self.memory:
             for path, module in self.norms.items():
                 getattr(module, name).copy_(state[name][path])
@@ -185,7 +217,8 @@ class StreamNorm(OwnNorm):
     """A BatchNorm that normalizes with moving statistics.
 
     `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for.
-    `memory_*`: the same before the present batch; `count`: what its images count for.
+    `memory_*`: the same before the present batch; `count`: what its images count for. `share`: where its share is, and
+    at which place; empty where the stream counts alone.
     """
 
     MEMORY = ("mean", "variance", "images")
@@ -195,10 +228,12 @@ class StreamNorm(OwnNorm):
     memory_images: Tensor
     count: Tensor
     watch: DomainWatch | None
+    shares: Shares | None
+    share: list[Any]
 
     def __init__(self, norm: _BatchNorm, *, like: Tensor, observing_without_grad: bool = False) -> None:
         super().__init__(norm, like=like, observing=True)
-        self.observing_without_grad, self.watch = observing_without_grad, None
+        self.observing_without_grad, self.watch, self.shares, self.share = observing_without_grad, None, None, []
         for name in self.MEMORY:
             self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
         self.register_buffer("count", torch.ones_like(self.images), persistent=False)
@@ -212,17 +247,29 @@ class StreamNorm(OwnNorm):
             getattr(self, f"memory_{name}").copy_(getattr(self, name))
 
     def normalize(self, x: Tensor) -> Tensor:
-        if not (self.observing and (torch.is_grad_enabled() or self.observing_without_grad)):
-            return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, eps=self.eps)
-        mean, variance = self.observe(x)
-        if not torch.is_grad_enabled():
-            return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, eps=self.eps)
-        deviation = (self.variance + self.eps).rsqrt()
-        ratio, offset = (variance + self.eps).sqrt() * deviation, (mean - self.mean) * deviation
+        adapting = self.observing and (torch.is_grad_enabled() or self.observing_without_grad)
+        batch = self.observe(x) if adapting else None
+        if batch is None or not torch.is_grad_enabled():
+            with torch.no_grad():
+                mean, variance = self.used()
+            return F.batch_norm(x, mean, variance, self.weight, self.bias, eps=self.eps)
+        mean, variance = self.used()
+        deviation = (variance + self.eps).rsqrt()
+        ratio, offset = (batch[1] + self.eps).sqrt() * deviation, (batch[0] - mean) * deviation
         weight = ratio if self.weight is None else self.weight * ratio
         bias = offset if self.weight is None else self.weight * offset
         bias = bias if self.bias is None else self.bias + bias
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled)
+
+    def used(self) -> tuple[Tensor, Tensor]:
+        """Those of the stream, mixed with the source's where there is a share."""
+        mean, variance = self.source
+        if not self.share or mean is None or variance is None:
+            return self.mean, self.variance
+        shares, place = self.share
+        share, away = shares.value[place].to(mean.dtype), self.mean - mean
+        apart = share * (1 - share) * away.square()  # two means are a variance, too
+        return mean + share * away, variance + share * (self.variance - variance) + apart
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:

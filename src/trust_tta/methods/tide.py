@@ -3,6 +3,7 @@
 A method of this project, made of parts that each help in one kind of stream:
 
 - statistics of the stream whose memory follows the evidence (`statistics.py`): small batches, short domains;
+- a share of the source's statistics, as each norm's slope of the loss asks (`shares.py`): other styles;
 - minimum class confusion (Jin et al., ECCV 2020) on the SS2D weights, with a memory of the confusion: one update per
   batch, of any size, in place of six;
 - the mirror image as a second view of every image;
@@ -25,7 +26,7 @@ from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, mean_entropy
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
-from trust_tta.methods.statistics import StatisticsKind
+from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.views import log_mean_probability, mirrored
 from trust_tta.schema import Fraction, Positive, Rate
 
@@ -39,12 +40,14 @@ DOUBT = 3.0  # excess of the skew, in its standard, at which it is half believed
 class TideOptions(LearningOptions):
     """`lr` and `pull` are per 128 images. `views`: average with the mirror image, or not, where left and right matter.
 
-    `frequencies`: follow the class frequencies of correlated streams.
+    `shares`: learn how much the statistics of the stream count beside the source's. `frequencies`: follow the class
+    frequencies of correlated streams.
     """
 
     lr: Rate = 4e-4
     parameters: ParameterSet = "auto"
     statistics: StatisticsKind = "stream"
+    shares: bool = True
     predict: Literal["before", "after"] = "before"
     views: Literal["mirror", "none"] = "mirror"
     loss: Literal["confusion", "information", "entropy"] = "confusion"
@@ -69,6 +72,9 @@ class Tide(Learner):
     options: TideOptions
     confusion: Tensor | None
     frequencies: Tensor | None
+
+    def make_statistics(self) -> Statistics:
+        return Statistics(self.model, self.options.statistics, learn_shares=self.options.shares)
 
     def start(self) -> None:
         self.confusion = self.frequencies = None
@@ -107,6 +113,8 @@ class Tide(Learner):
         start, confusion = self.weights.read(), self.confusion
         finite = self.descend(self.loss(views.mean(0), None))
         self.counters.backwards += len(views) - 1
+        if self.statistics.shares is not None and self.weights.gradient_beside is not None:
+            self.statistics.shares.learn(self.weights.gradient_beside, images, finite=finite)
         length = pace * math.sqrt(images / BATCH)
         origin = self.weights.origin
         moved = start + (self.weights.read() - start) * length

@@ -108,6 +108,7 @@ class _AugmentationKeywords(_RepetitionKeywords, total=False):
     seed: int
 
 class _TideKeywords(_LearningKeywords, total=False):
+    shares: bool
     views: Literal["mirror", "none"]
     loss: Literal["confusion", "information", "entropy"]
     temperature: float

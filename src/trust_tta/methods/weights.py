@@ -47,6 +47,7 @@ class Weights:
         device = self.tensors[0].device if self.tensors else None
         self.vector = torch.zeros(sum(t.numel() for t in self.tensors), dtype=dtype, device=device)
         self.gradient = torch.zeros_like(self.vector)
+        self.gradient_beside: Tensor | None = None
         self._places, self._gradient_places = self._views(self.vector), self._views(self.gradient)
         self.optimizer = _make_optimizer(self.vector, self.rule) if self.tensors else None
 
@@ -94,10 +95,16 @@ class Weights:
         """Views of a vector (n,) with the tensors' names and shapes."""
         return dict(zip(self.named, self._views(vector), strict=True))
 
-    def differentiate(self, loss: Tensor) -> Tensor:
-        """Fill `gradient`, valid until the next pass; whether it and the loss are finite is for the device to know."""
+    def differentiate(self, loss: Tensor, *, beside: Tensor | None = None) -> Tensor:
+        """Fill `gradient`, valid until the next pass; whether it and the loss are finite is for the device to know.
+
+        `gradient_beside` is that of a tensor that is no weight.
+        """
         self._require_weights()
-        gradients = torch.autograd.grad(loss, self.tensors, allow_unused=True)
+        others = [] if beside is None else [beside]
+        gradients = torch.autograd.grad(loss, [*self.tensors, *others], allow_unused=True)
+        self.gradient_beside = None if beside is None else gradients[-1]
+        gradients = gradients[: len(self.tensors)]
         pairs = [(place, g) for place, g in zip(self._gradient_places, gradients, strict=True) if g is not None]
         if len(pairs) < len(gradients):
             self.gradient.zero_()
