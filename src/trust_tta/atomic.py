@@ -21,9 +21,9 @@ _OWNER = re.compile(r"\.(?:(?P<machine>[0-9a-f]{8})-(?P<process>[0-9]+)-[0-9a-f]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside `path`; when the block ends well, flush it to disk and rename it to `path`.
+    """A temporary name next to `path`; when the block ends well, the file is flushed to disk and renamed to `path`.
 
-    Where a link leads is replaced, the link stays; a folder or a device is refused before anything is written.
+    A link stays, and its target is replaced; a folder or a device is refused before anything is written.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
             error.strerror = error.strerror.replace(str(temporary), str(path))
         raise
     finally:
-        with suppress(OSError):  # a read-only disk refuses this too, and what went wrong before is worth more
+        with suppress(OSError):  # a read-only disk refuses this too; the first error matters more
             temporary.unlink(missing_ok=True)
 
 
@@ -54,21 +54,21 @@ def write_whole(path: Path, content: str | bytes | memoryview) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name in the folder of `path` that no other process uses; it tells which process it belongs to."""
+    """A hidden name in the folder of `path` that no other process uses; it identifies its process."""
     return path.with_name(f".{path.name}.{_machine():08x}-{os.getpid()}-{uuid.uuid4().hex[:16]}.tmp")
 
 
 def remove_stale(path: Path) -> None:
-    """Remove what killed runs left beside `path`, or in all of it if it is a folder."""
+    """Remove what killed runs left next to `path`, or anywhere in it if it is a folder."""
     folder, pattern = (path, ".*.tmp") if path.is_dir() else (path.parent, f".{glob.escape(path.name)}.*.tmp")
     for file in folder.glob(pattern):
-        with suppress(OSError):  # another run was faster, or this one may not
+        with suppress(OSError):  # another run was faster, or this one lacks permission
             if _is_stale(file):
                 file.unlink()
 
 
 def _is_stale(file: Path) -> bool:
-    """Whether the process that wrote a temporary file is gone; where that is not known, it is an hour old."""
+    """Whether the process that wrote a temporary file is gone; if unknown, whether the file is an hour old."""
     owner = _OWNER.search(file.name)
     if owner is None:
         return False
@@ -77,7 +77,7 @@ def _is_stale(file: Path) -> bool:
             os.kill(int(owner["process"]), 0)
         except ProcessLookupError:
             return True
-        except OSError:  # it runs, and is not ours
+        except OSError:  # it runs, as another user
             return False
     return time.time() - file.stat().st_mtime > STALE_S
 

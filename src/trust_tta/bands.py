@@ -1,7 +1,7 @@
-"""Functions of image-sized logits, worked out in bands of rows.
+"""Functions of image-sized logits, computed in bands of rows.
 
 The logits of a batch of images may take hundreds of megabytes, and a loss makes several tensors of their size. In
-bands, these have the size of a band; the backward pass works each of them out again.
+bands, these have the size of a band; the backward pass computes each band again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def by_bands(function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
     """`function(logits, *others)`: one value for each prediction, whatever its neighbors are.
 
     Logits (n, classes, h, w) and others (n, h, w) give (n, h, w), at least in float32; gradients flow to the logits.
-    Logits (n, classes), and few of them, are worked out at once.
+    Logits (n, classes), and small maps, are computed at once.
     """
     if logits.dim() != 4 or logits.numel() <= MOST_ELEMENTS:
         return function(logits, *others)
@@ -72,7 +72,7 @@ class _SumByBands(torch.autograd.Function):
 
 
 def _again(ctx: Any, gradient_of: Callable[[slice], Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradient of the logits, each band worked out again."""
+    """The gradient of the logits, with each band computed again."""
     logits, *others = ctx.saved_tensors
     result = torch.empty_like(logits)
     for rows in _rows(logits):

@@ -1,4 +1,4 @@
-"""The names that the classes of known data sets have, which networks trained on them share."""
+"""The class names of known data sets, which networks trained on them share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def label_of_wnid() -> dict[str, int]:
 
 
 def pixel_classes(dataset: str) -> dict[str, str]:
-    """The classes of voc and context (with the background first), ade20k, cityscapes or camvid, and their colors.
+    """The classes and colors of voc and context (with the background first), ade20k, cityscapes or camvid.
 
     Names are in label order; colors are written RRGGBB.
     """

@@ -1,4 +1,4 @@
-"""Loops that numba compiles, kept on disk where there is a place for them."""
+"""Loops compiled by numba, cached on disk where possible."""
 
 from __future__ import annotations
 

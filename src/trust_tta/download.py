@@ -1,7 +1,7 @@
-"""One way to fetch a file: resumed, repeated after a pause, checked, and never there by halves.
+"""Fetching a file: resumed, retried after a pause, checked, and complete or not there.
 
-What is not complete stays beside its place as `<name>.part` and the next call goes on with it. A file whose hash nobody
-pins is hashed when it is first seen; the hash is kept as `<name>.sha256` and holds ever after.
+An incomplete file stays next to its target as `<name>.part`, from which the next call continues. A file without a
+pinned hash is hashed when it is first seen; the hash is kept as `<name>.sha256` and checked from then on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trust_tta.progress import SILENT, Progress
 
 TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-ATTEMPTS = 6  # in a row that bring nothing new
+ATTEMPTS = 6  # in a row without a new byte
 
 _CHUNK = 1 << 18
 _TRY_LATER = (408, 425, 429, 500, 502, 503, 504)
@@ -35,10 +35,10 @@ _PAGE = re.compile(rb"\s*(<!doctype html|<html|<head|<\?xml[^>]*>\s*<!doctype ht
 
 
 def fetch(url: str, path: str | os.PathLike[str], *, sha256: str | None = None, progress: Progress = SILENT) -> Path:
-    """The file at `url` as `path`, fetched where it is not there yet; its hash is checked either way.
+    """The file at `url` as `path`, fetched if it does not exist yet; its hash is checked either way.
 
-    A server that is busy (429, 5xx) or breaks off is asked again, after the pause it asks for; a web page in place of
-    the file, a body of another length and one of another hash are refused.
+    A server that is busy (429, 5xx) or breaks off is tried again, after the pause it asks for; a web page in place of
+    the file, a body of another length or with another hash is refused.
     """
     target = Path(path)
     part = target.with_name(f"{target.name}.part")
@@ -56,7 +56,7 @@ def fetch(url: str, path: str | os.PathLike[str], *, sha256: str | None = None, 
 
 
 def check_hash(path: Path, found: str, *, pinned: str | None = None) -> None:
-    """Refuse a file whose hash `found` is not the pinned or the recorded one; record it where there is none."""
+    """Refuse a file whose hash `found` is not the pinned or recorded one; record it if there is none."""
     known = pinned or recorded_hash(path)
     if known is None:
         _record(path, found)
@@ -68,7 +68,7 @@ def check_hash(path: Path, found: str, *, pinned: str | None = None) -> None:
 
 
 def recorded_hash(path: Path) -> str | None:
-    """The sha256 that was kept when `path` was first seen."""
+    """The sha256 that was recorded when `path` was first seen."""
     try:
         text = _record_of(path).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
@@ -95,7 +95,7 @@ def _record(path: Path, digest: str) -> None:
 
 
 def _fetch_new(url: str, target: Path, part: Path, sha256: str | None, progress: Progress) -> None:
-    """Fill `part`, check it, and rename it; one of another hash that began in an earlier run is tried anew once."""
+    """Fill `part`, check it, and rename it; with a wrong hash, a part from an earlier run is fetched anew once."""
     transfer = Transfer(url, part, progress, sha256)
     resumed = transfer.size > 0
     transfer.run()
@@ -126,7 +126,7 @@ class Transfer:
 
     @property
     def tag_file(self) -> Path:
-        """Keeps the server's name for this version of the file, so that no two versions are ever joined."""
+        """Keeps the server's tag of this version of the file, so that two versions are never joined."""
         return self.part.with_name(f"{self.part.name}.etag")
 
     @property
@@ -143,7 +143,7 @@ class Transfer:
         self.tag_file.unlink(missing_ok=True)
 
     def run(self) -> None:
-        """Ask until the file is complete; give up after so many times in a row without a new byte."""
+        """Request until the file is complete; give up after ATTEMPTS in a row without a new byte."""
         failures = 0
         try:
             while True:
@@ -172,7 +172,7 @@ class Transfer:
     def _receive(self) -> bool:
         """One request, from the end of `part` on; whether the file is complete now."""
         if not self.tag and self.sha256 is None:
-            self.restart()  # nothing would tell whether the rest belongs to this part
+            self.restart()  # nothing would show whether the rest belongs to this part
         start = self.size
         headers = {"User-Agent": "trust-tta", "Accept-Encoding": "identity"}
         if start:
@@ -194,7 +194,7 @@ class Transfer:
             return self._read(response, total)
 
     def _begin(self, response: Any, start: int) -> int | None:
-        """Look at the headers; the length that the whole file must have, None where the server ends it itself."""
+        """Check the headers; returns the length of the whole file, None if the server does not state it."""
         headers = response.headers
         if headers.get_content_type() == "text/html" and not self.url.lower().endswith((".html", ".htm")):
             raise self._page()
@@ -241,7 +241,7 @@ def _locked(part: Path) -> Iterator[None]:
         with part.open("ab") as file:
             _wait_for_lock(file)
             if not part.exists() or not os.path.samestat(os.fstat(file.fileno()), part.stat()):
-                continue  # who had the lock has renamed or removed it
+                continue  # the process that had the lock renamed or removed it
             try:
                 yield
             finally:

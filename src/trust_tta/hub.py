@@ -4,7 +4,7 @@ save_pretrained(model, "my-vmamba")
 save_pretrained(method, "my-vmamba-fog", adapted_to="CIFAR-10-C, fog of severity 5")
 push_to_hub(method, "me/my-vmamba-fog", adapted_to="CIFAR-10-C, fog of severity 5")
 model = from_pretrained("me/my-vmamba-fog")             # the adapted network
-method = adapted_from_pretrained("me/my-vmamba-fog")    # the method, which goes on where it stood
+method = adapted_from_pretrained("me/my-vmamba-fog")    # the method, which continues where it was
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CONFIG, CARD, STATE = "config.json", "README.md", "adaptation.safetensors"
 def save_pretrained(
     thing: nn.Module, folder: str | PathLike[str], *, adapted_to: str | None = None, license: str | None = None
 ) -> Path:
-    """Write a network of ours, or a method over one, into `folder`.
+    """Write a network of this package, or a method over one, into `folder`.
 
-    Of a method, the network is saved as it is adapted now, and beside it what the method needs to go on and to reset.
-    `adapted_to` says in words what it was adapted to, for the card; a method must have it. `license` is that of the
-    weights.
+    For a method, the network is saved as it is adapted now, with what the method needs to continue and to reset.
+    `adapted_to` says in words what it was adapted to, for the card; it is required for a method. `license` is that of
+    the weights.
     """
     method = thing if isinstance(thing, Method) else None
     if (method is None) != (adapted_to is None):
@@ -77,7 +77,7 @@ def from_pretrained(
 def adapted_from_pretrained(
     source: str | PathLike[str], *, revision: str | None = None, device: str | torch.device = "cpu"
 ) -> Method:
-    """The method that was saved: it goes on where it stood, and `reset` leads to the network before it."""
+    """The method that was saved: it continues where it was, and `reset` returns to the source network."""
     folder = hub_folder(source, revision=revision)
     if not (folder / STATE).is_file():
         raise StateError(f"'{source}' holds a network and no adapted state; use from_pretrained")
@@ -106,9 +106,9 @@ def push_to_hub(
     token: str | None = None,
     message: str | None = None,
 ) -> str:
-    """Save into a repository of the hub, made where it is missing; the address of the commit.
+    """Save into a repository of the hub, created if it is missing; returns the URL of the commit.
 
-    The token is the one that huggingface_hub finds, unless it is given.
+    By default, the token is the one that huggingface_hub finds.
     """
     library: Any = require("huggingface_hub", extra="hub")
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +132,7 @@ def _ours(network: nn.Module) -> ScanNetwork | UPerNet:
 
 
 def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor]) -> None:
-    """What a method needs beside the adapted network: its options and state, and what of the network was different."""
+    """What a method needs besides the adapted network: its options and state, and the source of what was changed."""
     before = {**method._caller[1].state_dict(), **method.weights.source}
     source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
     options = {name: _plain(name, value) for name, value in _changed_options(method).items()}

@@ -16,7 +16,7 @@ def available(package: str) -> bool:
 
 
 def require(package: str, *, extra: str) -> ModuleType:
-    """Import and return `package`, or say which extra of trust-tta brings it."""
+    """Import and return `package`, or say which extra of trust-tta installs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -1,8 +1,8 @@
 """How predicted pixels overlap with labeled ones: counts over a whole data set, and what is derived from them.
 
-As MMSegmentation counts: pixels labeled 255 do not exist; counts are summed over all images before anything is
-divided; a class that is neither labeled nor predicted is NaN and left out of means; one that is predicted only has an
-IoU of 0. A label outside of the classes is nobody's, but what is predicted there still counts as predicted.
+As in MMSegmentation: pixels labeled 255 are ignored; counts are summed over all images before anything is divided; a
+class that is neither labeled nor predicted is NaN and left out of means; one that is only predicted has an IoU of 0. A
+label outside the classes belongs to none, but what is predicted there still counts as predicted.
 """
 
 from __future__ import annotations

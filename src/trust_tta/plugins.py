@@ -1,7 +1,7 @@
-"""Open doors: methods, networks and data sets from outside the package.
+"""Methods, networks and data sets from outside the package.
 
-A name is one of ours, an installed entry point of the group, "package.module:Name", or what a library that we know
-calls it: "timm:NAME" for networks, "hf:NAME" for data sets.
+A name is a built-in one, an installed entry point of the group, "package.module:Name", or a name in a known library:
+"timm:NAME" for networks, "hf:NAME" for data sets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trust_tta.schema import did_you_mean, show
 
 Group: TypeAlias = Literal["trust_tta.methods", "trust_tta.models", "trust_tta.datasets"]
 
-# Functions of the name in a library, which give what stands for it here.
+# Functions from a name in a library to what it stands for here.
 _LIBRARIES = {
     ("trust_tta.models", "timm"): "trust_tta.timm:network",
     ("trust_tta.datasets", "hf"): "trust_tta.data.hub:dataset",

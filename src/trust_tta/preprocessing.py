@@ -1,7 +1,7 @@
-"""How images become the input of a network: what a checkpoint states, what data are given, what users call.
+"""How images become network input: stated by checkpoints, applied to data, called by users.
 
 Resizing and cropping happen on uint8 with Pillow; scaling and normalizing on one float32 tensor. PyTorch, NumPy and
-Pillow are imported when the first image comes.
+Pillow are imported with the first image.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Preprocessing(Schema):
         return planes.sub_(mean * 255).div_(std * 255)
 
     def for_layout(self, layout: str) -> Preprocessing:
-        """What is left to do for images as they lie on disk: some were cut already, arrays are never cut."""
+        """What remains to be done for images of a disk layout: some were cropped already, arrays are never cropped."""
         if layout in ("cifar", "array-c"):
             return self.changed(resize=None, crop=False)
         if layout == "folder-c" and self.crop:
@@ -174,12 +174,12 @@ class Preprocessing(Schema):
         return ""
 
     def to_json(self) -> str:
-        """The text that stands in a file of weights."""
+        """The text in the metadata of a weights file."""
         return json.dumps(self.model_dump(mode="json", exclude=None if self.keep_ratio else {"keep_ratio"}))
 
     @classmethod
     def from_mapping(cls, stated: Mapping[str, Any], *, where: str = "preprocessing") -> Preprocessing:
-        """What a file states; one that says nothing of a crop crops only what it resizes."""
+        """What a file states; without `crop`, it crops only if it resizes."""
         return parse(cls, {"resize": None, "crop": stated.get("resize") is not None, **stated}, where=where)
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
@@ -227,7 +227,7 @@ def find_preset(name: str) -> Preprocessing:
 def network_input(network: nn.Module, images: Any) -> torch.Tensor:
     """`images` as `network` takes them: pixels go through its preprocessing, floats are taken as they are.
 
-    The first float batches of a trained network are looked at, and doubts are told once.
+    The first float batches of a trained network are checked, and doubts are reported once.
     """
     import torch
 
@@ -248,7 +248,7 @@ def network_input(network: nn.Module, images: Any) -> torch.Tensor:
 
 
 def _look_at(network: Any, images: torch.Tensor) -> None:
-    """Warn where a batch cannot have gone through the network's preprocessing; costs one wait for the device."""
+    """Warn if a batch cannot have gone through the network's preprocessing; this waits for the device once."""
     import torch
 
     if type(images) is not torch.Tensor or images.numel() == 0 or images.dim() != 4 or torch.jit._trace.is_tracing():
@@ -258,7 +258,7 @@ def _look_at(network: Any, images: torch.Tensor) -> None:
     network.unchecked_batches -= 1
     try:
         doubt = network.preprocessing.doubt(images) if network.preprocessing else ""
-    except RuntimeError:  # inside of vmap and its kin there are no values to look at
+    except RuntimeError:  # under vmap and the like there are no values to check
         return
     if doubt:
         network.unchecked_batches = 0
@@ -271,7 +271,7 @@ def _look_at(network: Any, images: torch.Tensor) -> None:
 
 
 def _users_level() -> int:
-    """How far up, as `warnings.warn` counts, the code is that called into this package or PyTorch."""
+    """The stack level, as `warnings.warn` counts, of the code that called into this package or PyTorch."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("trust_tta", "torch"):
         frame, level = frame.f_back, level + 1

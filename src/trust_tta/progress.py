@@ -1,4 +1,4 @@
-"""How far a long piece of work has come: one protocol, which only the command line draws."""
+"""Progress of long-running work: one protocol, which only the command line draws."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told by whoever works, shown by whoever waits."""
+    """Called by functions that take long."""
 
     def start(self, total: int | None, what: str) -> None:
-        """A stretch of `total` steps begins (None: nobody knows how many); `what` names it in a few words."""
+        """Begin `total` steps (None: unknown); `what` names them in a few words."""
 
     def advance(self, n: int = 1) -> None:
-        """So many more steps are done."""
+        """Report `n` more steps."""
 
     def note(self, text: str) -> None:
-        """A line worth keeping: a finished cell, an epoch, a file that was skipped."""
+        """A line to keep: a finished cell, an epoch, a file that was skipped."""
 
     def finish(self) -> None:
-        """The stretch is over."""
+        """End the steps."""
 
 
 class Silent:

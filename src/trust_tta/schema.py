@@ -1,6 +1,6 @@
-"""Declared once, checked everywhere: the base of every configuration, option set and recipe.
+"""The base of every configuration, option set and recipe: declared once, checked everywhere.
 
-A `Schema` is a frozen pydantic model without room for mistakes: unknown keys and values of another kind are refused.
+A `Schema` is a frozen, strict pydantic model: unknown keys and values of the wrong type are refused.
 TOML files, command-line flags and Python keywords go through `parse`, which reports every mistake at once.
 """
 
@@ -18,9 +18,9 @@ from pydantic_core import ErrorDetails
 from trust_tta.errors import ConfigError
 from trust_tta.textfiles import DEEPEST, is_too_deep
 
-_LARGEST = 2**63 - 1  # that arrays, files and databases can count to
+_LARGEST = 2**63 - 1  # the largest integer of arrays, files and databases
 
-Count = Annotated[int, Field(ge=1, le=_LARGEST)]  # how many of something there must be
+Count = Annotated[int, Field(ge=1, le=_LARGEST)]
 Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -61,7 +61,7 @@ _LONGEST_VALUE = 80  # characters of a wrong value that are worth showing
 
 
 class Schema(BaseModel):
-    """A frozen record whose fields are checked when it is made; integers also do where floats are asked for."""
+    """A frozen record whose fields are checked when it is created; integers are accepted as floats."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=False)
 
@@ -87,7 +87,7 @@ class Schema(BaseModel):
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The fields that have a default, and it."""
+        """The defaults of all fields that have one."""
         return {n: f.get_default(call_default_factory=True) for n, f in cls.model_fields.items() if not f.is_required()}
 
 
@@ -105,7 +105,7 @@ def parse(schema: type[S], values: Mapping[str, Any], *, where: str = "") -> S:
 
 
 def examine(schema: type[S], values: Mapping[str, Any]) -> tuple[S | None, list[str]]:
-    """`values` as a `schema`, or None and every mistake in them, for a caller that gathers more."""
+    """`values` as a `schema`, or None and every mistake in them, for a caller that collects more."""
     try:
         return schema.model_validate({str(key): value for key, value in values.items()}), []
     except ValidationError as error:
@@ -163,7 +163,7 @@ def _mistake(details: ErrorDetails, schema: type[BaseModel]) -> tuple[str, str]:
         return f"{key}: there is no such option", did_you_mean(path[-1], siblings)
     if kind == "missing":
         return f"{key} is missing, and it has no default", ""
-    if kind == "value_error":  # a check of ours, which says everything itself
+    if kind == "value_error":  # from a validator of ours, whose message is complete
         message = details["msg"].removeprefix("Value error, ")
         return (f"{key}: {message}" if path else message), ""
     context = details.get("ctx", {})

@@ -1,4 +1,4 @@
-"""Text, JSON and TOML files of users: read within bounds; what is wrong with one is said in one line."""
+"""Text, JSON and TOML files of users: read within limits, with one line for what is wrong."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def open_labels(path: Path) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class SeverityBlocks:
-    """How an array is divided: `size` images for each of `severities` in turn; none: one block of unknown severity."""
+    """The blocks of an array: `size` images for each of `severities` in turn; none: one block of unknown severity."""
 
     size: int
     severities: tuple[int, ...]

@@ -41,7 +41,7 @@ Note: TypeAlias = tuple[Status, Path, str]
 """What a `Finding` says of a data set that is known."""
 
 _UNNAMED = "cifar10 pacs imagenet-c imagenet imagenet-v2 array-c folder-c camvid masks folder"
-"""What a folder without a telling name may be, in the order in which it is tried."""
+"""What a folder with an unknown name may be, in the order in which they are tried."""
 
 Item = TypeVar("Item")
 
@@ -70,7 +70,7 @@ def check_root(
     classes: Sequence[str] | None = None,
     progress: Progress = SILENT,
 ) -> list[Finding]:
-    """Look at every data set under `root`, or at `root` as a data set itself; broken data is reported, never raised.
+    """Check every data set under `root`, or `root` as a data set itself; broken data is reported, never raised.
 
     Every array's and every image's header is opened; with `thorough`, every pixel is read. `classes` are those of a
     network, with which the names of class folders are compared.
@@ -102,7 +102,7 @@ def check_outside(
     classes: Sequence[str] | None = None,
     thorough: bool = False,
 ) -> list[Finding]:
-    """Look at a data set from outside the package: every domain, and its first and last image (`thorough`: all)."""
+    """Check a data set from outside the package: every domain, and its first and last image (`thorough`: all)."""
     findings = []
     for domain in available_domains(name, root):
         try:

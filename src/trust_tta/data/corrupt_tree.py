@@ -136,7 +136,7 @@ class CorruptionRecord:
 
 
 def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]) -> None:
-    """Note `record` in `folder`, or refuse when what is there was made otherwise."""
+    """Write `record` to `folder`, or refuse if what is there was made with other options."""
     path = folder / RECORD_NAME
     if path.exists():
         _refuse_mismatch(path, record)
@@ -179,7 +179,7 @@ def list_tree(root: Path) -> list[str]:
 
 
 def output_name(name: str) -> str:
-    """What an image is called once corrupted: as before, but a GIF, which has only 256 colors, becomes a PNG."""
+    """The name of a corrupted image: unchanged, except that a GIF, which has only 256 colors, becomes a PNG."""
     return f"{name}.png" if name.lower().endswith(".gif") else name
 
 

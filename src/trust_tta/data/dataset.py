@@ -80,7 +80,7 @@ class PythonImages:
         return image
 
     def digest(self) -> str:
-        """Of the indices and of some images at even distances: reading all might take hours."""
+        """Of the indices and some evenly spaced images: reading all of them might take hours."""
         some = range(0, len(self), -(-len(self) // _PROBES))
         return hash_texts((hash_pixels(self.indices), *(hash_pixels(self.read(index)) for index in some)))
 
@@ -180,7 +180,7 @@ def python_dataset(content: Any, indices: NDArray[np.int64], *, name: str, domai
 
 
 def spread(count: int, limit: int | None) -> NDArray[np.int64]:
-    """`limit` of `count` indices at even distances, or all of them."""
+    """`limit` of `count` indices, evenly spaced, or all of them."""
     if limit is None or limit >= count:
         return np.arange(count, dtype=np.int64)
     return np.arange(limit, dtype=np.int64) * count // limit

@@ -1,4 +1,4 @@
-"""Data sets with a label for every pixel: where pictures and label files lie, and what the labels mean.
+"""Data sets with a label for every pixel: where pictures and label files are, and what the labels mean.
 
 Pascal VOC 2012, Pascal Context, ADE20K, Cityscapes, CamVid, and folders of the user's own.
 """

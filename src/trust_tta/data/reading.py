@@ -1,4 +1,4 @@
-"""Finding and opening a data set by name, whatever spelling and nesting its folders have."""
+"""Finding and opening a data set by name, however its folders are spelled and nested."""
 
 from __future__ import annotations
 

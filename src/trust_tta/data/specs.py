@@ -1,4 +1,4 @@
-"""The data sets we know, as data: classes, domains, layout on disk, counts, license and homepage."""
+"""The known data sets, as data: classes, domains, layout on disk, counts, license and homepage."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _read_specs() -> tuple[DatasetSpec, ...]:
 
 
 def _complete(table: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with what it leaves to the one it is `like`."""
+    """A table, completed from the one it is `like`."""
     if "like" not in table:
         return dict(table)
     origin = _complete(tables[table["like"]], tables)

@@ -99,7 +99,7 @@ _MOST_SLOTS = 100
 class StreamConfig:
     """One stream. `gamma` is the concentration of the Dirichlet draw: the smaller, the longer runs of one class.
 
-    `limit` takes so many images of each domain, drawn by the seed.
+    `limit` takes at most that many images of each domain, drawn by the seed.
     """
 
     setting: str = "online"
@@ -148,7 +148,7 @@ def stream_datasets(
     preprocessing: Preprocessing | None = None,
     workers: int | None = None,
 ) -> Iterator[Domain]:
-    """The stream of `datasets` in this order; a change of domain is a shift, a change of severity alone is not."""
+    """The stream of `datasets` in this order; a change of domain is a shift, a mere change of severity is not."""
     if workers is None:
         workers = min(4, os.cpu_count() or 1)
     setting = config.parsed
@@ -189,8 +189,8 @@ def presentation_order(
 ) -> NDArray[np.int64]:
     """The indices into the joined `datasets` in the order of the stream, int64 (n,); each at most once.
 
-    A domain is drawn by the seed and its name alone, so that it comes out the same in whichever company it runs;
-    a `segment` of a sequence by its own name, so that a domain that returns brings other images.
+    A domain is drawn by the seed and its name alone, so that it is the same whatever else runs; a `segment` of a
+    sequence by its own name, so that a domain that returns brings other images.
     """
     chosen, offset = [], 0
     for dataset in datasets:

@@ -32,7 +32,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle that is taken: left and right edge, and the baseline of a line of text."""
+    """An occupied rectangle: left and right edge, and the baseline of a line of text."""
 
     left: float
     right: float
@@ -40,7 +40,7 @@ class Box:
 
 
 def dot_plot(title: str, rows: Sequence[str], dots: Sequence[Dots], *, axis: str = "accuracy in %") -> str:
-    """Rows of dots on one scale, side by side where they would cover each other; the page may take rows out."""
+    """Rows of dots on one scale, side by side where they would overlap; the page may hide rows."""
     left, top = 128.0, 8.0
     scale = svg.linear_scale(_reach([v for d in dots for v in d.values if v is not None]), left + 10, svg.WIDTH - 14.0)
     lanes = [_lanes([(v := d.values[i]) and scale(100 * v[0]) for d in dots]) for i in range(len(rows))]
@@ -63,7 +63,7 @@ def dot_plot(title: str, rows: Sequence[str], dots: Sequence[Dots], *, axis: str
 
 
 def scatter(title: str, spots: Sequence[Spot], *, axis: str, trails: Sequence[Sequence[Variant]] = ()) -> str:
-    """Accuracy against a cost; the best for their cost are joined by a line, points are named where there is room.
+    """Accuracy against a cost; a line joins the best for their cost, and points are named where there is room.
 
     `trails` are lines that differ in one option alone: each trail is joined by a line in its method's color.
     """
@@ -180,7 +180,7 @@ def reliability(title: str, variant: Variant, bins: Reliability) -> str:
 
 
 def off_scale(values: Sequence[float]) -> float:
-    """A floor below which values are so far from all others that showing them would squeeze the rest together."""
+    """A floor below which values are so far from the rest that showing them would squeeze it together."""
     order = sorted(v for v in values if math.isfinite(v))
     for cut in range(len(order) // 3, 0, -1):
         gap, spread = order[cut] - order[cut - 1], order[-1] - order[cut]
@@ -192,7 +192,7 @@ def off_scale(values: Sequence[float]) -> float:
 def spread_out(places: Sequence[float], apart: float, top: float, bottom: float) -> list[float]:
     """The nearest places (least squares), in the same order, `apart` or more from each other, from `top` to `bottom`.
 
-    Where there is no room for that, they are as far apart as there is room for.
+    If there is not enough room, they are as far apart as possible.
     """
     if not places:
         return []
@@ -217,7 +217,7 @@ def spread_out(places: Sequence[float], apart: float, top: float, bottom: float)
 def free_place(
     left: float, width: float, baseline: float, taken: Sequence[Box], *, top: float, bottom: float
 ) -> float | None:
-    """The nearest baseline from `top` to `bottom` at which a text touches nothing that is taken, or None."""
+    """The nearest baseline from `top` to `bottom` at which a text touches nothing in `taken`, or None."""
     for step in range(0, 28, 3):  # farther away a name would not seem to belong to its point
         for y in (baseline + step, baseline - step):
             free = all(abs(y - b.baseline) >= 12.5 or left >= b.right or b.left >= left + width for b in taken)

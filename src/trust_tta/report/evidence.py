@@ -1,4 +1,4 @@
-"""Whether results tell two lines apart: over seeds, over images, and at equal cost."""
+"""Whether two lines differ beyond chance: over seeds, over images, and at equal cost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trust_tta.report.model import Cost, Group, Variant
 from trust_tta.results import Aggregate, discordant, format_percent
 from trust_tta.results.select import aggregate
 
-LEVEL = 0.05  # below this probability a difference over images is taken as told
-FEWEST = 6  # images ahead: with fewer, no test over images can tell at this level, however the seeds agree
+LEVEL = 0.05  # below this probability a difference over images counts as real
+FEWEST = 6  # images ahead: with fewer, no test over images is significant, however the seeds agree
 SAME_COST = 0.02  # numbers of updates, or times, within two percent count as equal
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class ImageTest:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the mean of one line is above that of another, and what speaks for it."""
+    """How far the mean of one line is above that of another, and the evidence for it."""
 
     first: Variant
     second: Variant
@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def told(self) -> bool | None:
-        """Whether the runs tell the two apart: by images where they were kept, else by seeds; None: nobody knows."""
+        """Whether the two differ beyond chance: by images if they were kept, else by seeds; None: unknown."""
         if self.images is not None:
             return self.images.p < LEVEL
         mean, half = self.seeds.mean, self.seeds.half_width
@@ -85,7 +85,7 @@ def ranking(group: Group) -> list[Variant]:
 
 
 def leaders(group: Group) -> list[Variant]:
-    """The line with the highest mean, then those that the runs do not tell apart from it."""
+    """The line with the highest mean, then those that do not differ from it beyond chance."""
     best, *others = ranking(group)
     return [best, *(other for other in others if difference(group, best, other).tie)]
 

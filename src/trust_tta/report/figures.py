@@ -161,7 +161,7 @@ def _lines(axes: Axes, curves: Sequence[Curve], axis: str, *, marked: bool = Fal
 
 
 def _leave_out_far(axes: Axes, lines: Sequence[Sequence[float]]) -> None:
-    """Cut the frame above lines so low that they would squeeze the rest; a note says that it was cut."""
+    """Cut off lines so low that they would squeeze the rest; a note says so."""
     floor = off_scale([sum(line) / len(line) for line in lines])
     kept = [v for line in lines if sum(line) / len(line) >= floor for v in line]
     if len(kept) < sum(map(len, lines)):

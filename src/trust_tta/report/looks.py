@@ -91,7 +91,7 @@ OTHERS = (
 
 
 def style_of(method: str) -> Style:
-    """The style of a method; a name that is not listed gets one by its letters, the same wherever it appears."""
+    """The style of a method; an unlisted name gets one by its letters, the same everywhere."""
     return STYLES.get(method) or OTHERS[_other(method)]
 
 

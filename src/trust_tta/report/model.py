@@ -1,4 +1,4 @@
-"""What a report shows, computed once from a store that is read once: groups, labels, means, costs.
+"""The content of a report, computed once from a store that is read once: groups, labels, means, costs.
 
 A group holds the cells that may share one table: the same experiment, data, setting, severity and batch size.
 """
@@ -24,7 +24,7 @@ from trust_tta.results.order_records import OrderRecord
 Place: TypeAlias = tuple[str, str]  # the label of a line and a domain
 
 _TITLE_FIELDS = ("experiment", "dataset", "setting", "severity", "batch_size", "limit")
-# What sets apart cells that agree in all of the above and yet cannot share an entry.
+# What distinguishes cells that agree in all of the above and yet cannot share an entry.
 _LAST_RESORTS = ("checkpoint", "fingerprint", "severity", "method", "options")
 
 
@@ -54,7 +54,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a line reaches and at what cost: passes and updates per batch, milliseconds per image (None: unknown)."""
+    """Accuracy and cost of a line: passes and updates per batch, milliseconds per image (None: unknown)."""
 
     variant: Variant
     accuracy: float
@@ -81,7 +81,7 @@ Item: TypeAlias = Cell | Failure | Planned
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that differ only in method, options, domain and seed; `apart` names what else sets the group apart."""
+    """Cells that differ only in method, options, domain and seed; `apart` names what else distinguishes the group."""
 
     experiment: str
     dataset: str
@@ -208,7 +208,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Report:
-    """All that is shown of a store, and records about scan orders that were given with it."""
+    """Everything that is shown of a store, and the records about scan orders given with it."""
 
     groups: tuple[Group, ...]
     counts: Counts
@@ -230,7 +230,7 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """The time that all runs together took in their methods."""
+        """The total time that all runs spent in their methods."""
         times = [cell.result.seconds_total for cell in self.cells]
         return math.fsum(t for t in times if math.isfinite(t))
 
@@ -265,7 +265,7 @@ def make_groups(items: Sequence[Item]) -> list[Group]:
 
 
 def _separate(group: Group, fields: Sequence[str]) -> list[Group]:
-    """The group itself, or what it falls into by the first fields that make each fit one table."""
+    """The group itself, or its parts by the first fields that make each fit one table."""
     try:
         group.table()
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What the page shows of labeled pixels: the IoU of each class, and pictures with their labels, true and predicted."""
+"""Segmentation on the page: the IoU of each class, and pictures with their true and predicted labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Labeled:
-    """What one method made of a picture: its labels before the update, where there are any, and after it."""
+    """The labels that one method predicted for a picture, before the update (if there are any) and after it."""
 
     variant: Variant
     before: bytes | None

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, each with its place, under our names for data sets, domains and methods."""
+"""The numbers printed in the paper, each with its place, under our names for data sets, domains and methods."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Item(Schema):
 
 
 class Published(Schema):
-    """All that the paper gives, with the domains that stand for whole data sets and the options behind plain rows."""
+    """All numbers of the paper, the domains that stand for whole data sets, and the options behind plain rows."""
 
     paper: str
     network: str

@@ -1,4 +1,4 @@
-"""What the page shows of a group below its table: panels of charts, sections, sample images, the paper's numbers.
+"""What the page shows below the table of a group: panels of charts, sections, sample images, the paper's numbers.
 
 To add a section: write a function that makes it from a group, or gives None where its data are missing, and put that
 function into GROUP_SECTIONS, in the order of the page.
@@ -43,18 +43,18 @@ ORDER_CHARTS: dict[type[OrderRecord], tuple[str, Callable[[Any], str]]] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart, its caption, the name of its file when saved, and that by which it is picked in a panel."""
+    """A chart, its caption, the file name when saved, and the name by which a panel offers it."""
 
     name: str
     caption: str
     svg: str
     choice: str = ""
-    variant: Variant | None = None  # that it goes away with
+    variant: Variant | None = None  # with which it is hidden
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A titled place for one of several drawings, picked by name from buttons, or from a menu where they are many."""
+    """A titled place for one of several drawings, chosen with buttons, or from a menu if there are many."""
 
     title: str
     legend: str
@@ -72,7 +72,7 @@ class Section:
     small: Sequence[Drawing] = ()
     wide: Sequence[Drawing] = ()
     drawings: Sequence[Drawing] = ()
-    free: bool = False  # of the pickers of methods and domains
+    free: bool = False  # independent of the pickers of methods and domains
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Gallery:
 
 
 def panels(group: Group) -> list[Panel]:
-    """The charts that a group always has a place for; those without data are left out."""
+    """The charts that every group has; those without data are left out."""
     found = [
         Panel("By domain", "what to show", by_domain(group)),
         Panel("Accuracy against cost", "cost", cost(group)),

@@ -10,7 +10,7 @@ from trust_tta.report.model import Group, Variant
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_number
 from trust_tta.results import Aggregate, format_percent
 
-CHEAPER = 1.5  # a tie is told with the cost of its cheapest line where that is so many times lower
+CHEAPER = 1.5  # a tie mentions its cheapest line if the leader costs this many times as much
 
 
 def summarize(group: Group) -> list[str]:
@@ -125,7 +125,7 @@ def _where(group: Group, first: Sequence[Variant]) -> list[str]:
 
 
 def _trust(group: Group, first: Sequence[Variant]) -> list[str]:
-    """Says plainly when TRUST does not win, and whether its orders gain on the naive version."""
+    """Say plainly when TRUST does not win, and whether its orders gain over the naive version."""
     reached, naive = group.means(), group.variant("trust_naive")
     trusts = [variant for variant in ranking(group) if variant.method == "trust"]
     if not trusts:

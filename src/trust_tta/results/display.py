@@ -1,4 +1,4 @@
-"""How results are shown, everywhere alike: labels of rows, the order of rows and columns, rounding."""
+"""How results are shown everywhere: labels of rows, the order of rows and columns, rounding."""
 
 from __future__ import annotations
 

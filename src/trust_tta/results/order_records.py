@@ -1,4 +1,4 @@
-"""What was found out about scan orders beside accuracies (entropy, loss, norms, memory): one record per JSON file."""
+"""Records about scan orders besides accuracies (entropy, loss, norms, memory), one per JSON file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class WeightNorms:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryByK:
-    """Peak memory in bytes for each number of orders, beside the network alone."""
+    """Peak memory in bytes for each number of orders, and for the network alone."""
 
     title: str
     k: tuple[int, ...]

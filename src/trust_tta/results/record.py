@@ -1,4 +1,4 @@
-"""What one cell of a benchmark is, what it gave, and under which circumstances."""
+"""One cell of a benchmark: its key, its result, and the environment of its run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BINS = 15
 
 @dataclass(frozen=True, kw_only=True)
 class CellKey:
-    """One method on one domain with one seed: everything that decides the numbers, and nothing else."""
+    """One method on one domain with one seed: everything that determines the numbers, and nothing else."""
 
     experiment: str
     dataset: str
@@ -100,7 +100,7 @@ class Reliability:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePrediction:
-    """The fate of one image: its label and the classes predicted before and after the update."""
+    """One image: its label and the classes predicted before and after the update."""
 
     index: int  # in the data set
     label: int
@@ -122,7 +122,7 @@ class MaskSample:
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """What a cell gave. Entropy and NLL in nats, Brier summed over classes (0 to 2), means over samples."""
+    """The result of a cell. Entropy and NLL in nats, Brier summed over classes (0 to 2), means over samples."""
 
     samples: int
     accuracy: float  # of the prediction after the update, 0 to 1
@@ -177,7 +177,7 @@ class CellResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The circumstances of a run: they explain the numbers but do not identify the cell."""
+    """The environment of a run, which explains the numbers but does not identify the cell."""
 
     trust_tta: str
     torch: str
@@ -216,7 +216,7 @@ class Cell:
 def discordant(one: Cell, other: Cell) -> tuple[int, int] | None:
     """How many images only `one` and only `other` got right: all that McNemar's test needs.
 
-    None where the cells did not meet the same images in the same order, or which images were right was not kept.
+    None if the cells did not see the same images in the same order, or did not keep which images were right.
     """
     same = one.key.fingerprint == other.key.fingerprint and one.result.samples == other.result.samples
     if not same or not one.result.correct or not other.result.correct:

@@ -1,4 +1,4 @@
-"""The pivot behind every table: cells by rows and columns, seeds gathered, nothing mixed up."""
+"""The pivot behind every table: cells by rows and columns, aggregated over seeds and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEY_FIELDS = tuple(f.name for f in fields(CellKey))
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One entry of a table over `n` seeds; without a mean where something it is of is missing."""
+    """One entry of a table over `n` seeds; the mean is None if a part of it is missing."""
 
     mean: float | None = None
     std: float | None = None  # over seeds, None below two
@@ -82,7 +82,7 @@ def field_value(key: CellKey, name: str) -> Any:
 
 
 def _place(ranks: dict[str, list[Rank]], label: Label, cell: Cell) -> str:
-    """The label of `cell`, noting in `ranks` where it is to be shown."""
+    """The label of `cell`; records in `ranks` where it is to be shown."""
     key = cell.key
     if isinstance(label, str) and label != "label":
         found = field_value(key, label)

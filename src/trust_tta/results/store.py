@@ -1,4 +1,4 @@
-"""The results store: one SQLite file that several processes may fill, whole cells only, through any crash."""
+"""The results store: one SQLite file that several processes may fill; it holds whole cells only, through any crash."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Status: TypeAlias = Literal["pending", "running", "done", "failed"]
 Where: TypeAlias = Callable[[CellKey], bool]
 
 LEASE_SECONDS = 120.0
-CLOCK_SECONDS = 60.0  # how far the clocks of machines that share a store may lie apart
+CLOCK_SECONDS = 60.0  # how far apart the clocks of machines that share a store may be
 _MOST_COURSE = 1 << 26  # bytes, of more than a million batches
 
 
@@ -61,11 +61,11 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Claimant:
-    """One open store in one process; `place` tells where its pid means anything, without naming the host."""
+    """One open store in one process; `place` identifies where its pid is valid, without naming the host."""
 
     token: str
     pid: int
-    born: str | None  # start time of the process in ticks since boot: tells a reused pid apart
+    born: str | None  # start time of the process in ticks since boot, which reveals a reused pid
     place: str | None  # boot and pid namespace; None where the system does not say
 
     @classmethod
@@ -76,7 +76,7 @@ class Claimant:
         return cls(token=uuid.uuid4().hex, pid=pid, born=state[1] if state else None, place=_machine())
 
     def lives(self) -> bool | None:
-        """Whether the process is still there; None where this machine cannot tell."""
+        """Whether the process still exists; None if this machine cannot tell."""
         if self.place is None or self.place != _machine():
             return None
         try:
@@ -107,7 +107,7 @@ class ResultStore:
         self._lease = lease
         self._renewed = 0.0
         self._me = Claimant.current()
-        self._writes = False  # whoever only reads may not be allowed to write
+        self._writes = False  # a reader may not be allowed to write
         self._connection: sqlite3.Connection | None = open_file(self.path, reading=not create)
         self._version = version_of(self._connection)
         self._identity = identity(self.path)
@@ -119,7 +119,7 @@ class ResultStore:
         self.close()
 
     def close(self) -> None:
-        """Give back what is claimed but not finished, and close the file; closing twice is fine."""
+        """Release what is claimed but not finished, and close the file; closing twice is fine."""
         if self._connection is None:
             return
         try:
@@ -132,7 +132,7 @@ class ResultStore:
             self._connection = None
 
     def check_file(self) -> None:
-        """Raise where the file was removed or replaced while it was open; what it held is saved in another beside."""
+        """Raise if the file was removed or replaced while it was open; its content is then saved next to it."""
         if identity(self.path) == self._identity:
             return
         with self._reading() as connection:
@@ -145,17 +145,17 @@ class ResultStore:
         )
 
     def plan(self, keys: Iterable[CellKey], *, labels: Mapping[CellKey, str] | None = None) -> None:
-        """Note cells that are to be run, with their labels, so that a report can say which are missing."""
+        """Record cells that are to be run, with their labels, so that a report can say which are missing."""
         rows = [(key.digest, to_json(key), (labels or {}).get(key)) for key in keys]
         with self._transaction() as connection:
             connection.executemany(_PLAN, rows)
 
     def claim(self, key: CellKey) -> bool:
-        """Take a cell for this process; False when it is finished, failed, or held by another."""
+        """Claim a cell for this process; False if it is finished, failed, or held by another."""
         return bool(self.claim_all([key]))
 
     def claim_all(self, keys: Sequence[CellKey]) -> tuple[CellKey, ...]:
-        """Take all unfinished cells among `keys`, as one stream needs; none when one of them failed or is held."""
+        """Claim all unfinished cells among `keys`, as one stream needs; none if one of them failed or is held."""
         now = time.time()
         with self._transaction() as connection:
             states = {key: self._state(connection, key, now) for key in keys}
@@ -297,7 +297,7 @@ class ResultStore:
 
     @contextmanager
     def _decoding(self) -> Iterator[None]:
-        """What is stored but cannot be understood is damage."""
+        """Report stored content that cannot be decoded as damage."""
         try:
             yield
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""A data set as training needs it: what to learn from, what to hold out, and all of it as one array."""
+"""Data for training: what to learn from, what to hold out, and images as one array."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TrainingData:
 def open_training_data(
     name: str, root: Path | str, *, target: str | None = None, share: float = 0.1, seed: int = 0
 ) -> TrainingData:
-    """CIFAR with its test part held out; elsewhere every domain but `target`, a share held out by the seed."""
+    """CIFAR with its test set held out; otherwise every domain but `target`, with a share held out by the seed."""
     spec = find_spec(name)
     if spec.name not in TRAINABLE:
         other = "; for labels of pixels use open_pixel_data" if spec.layout == "pixels" else ""
@@ -86,7 +86,7 @@ def _without(spec: DatasetSpec, root: Path, target: str | None) -> Dataset:
 
 @dataclass(frozen=True, eq=False)
 class LazyImages(Sequence[NDArray[np.uint8]]):
-    """The images at `indices` of a data set, uint8 (h, w, 3) each, decoded when they are asked for."""
+    """The images at `indices` of a data set, uint8 (h, w, 3) each, decoded on demand."""
 
     dataset: Dataset
     indices: NDArray[np.int64]

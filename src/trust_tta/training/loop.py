@@ -38,7 +38,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _FORMAT = 1  # of a saved state
 
-# The first set time scales: pulling them to zero changes the memory. The others are what a token starts from.
+# The first ones set time scales: pulling them to zero changes the memory. The others are initial values of tokens.
 _UNDECAYED = ("A_", "D", "dt_projs_bias", "cls_token", "pos_embed")
 
 
@@ -64,7 +64,7 @@ class FitResult(Generic[Model]):
 
 @dataclass
 class _Run(Generic[Model]):
-    """What changes while training; `network` calls the model, compiled or recorded."""
+    """What changes during training; `network` calls the model, compiled or recorded."""
 
     model: Model
     average: Model
@@ -177,7 +177,7 @@ def _start(model: Model, recipe: R, task: Task[R]) -> _Run[Model]:
 
 
 def _recorded(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """On a CUDA device the host takes longer to launch a small network's kernels than the device to run them."""
+    """A recorded network: launching a small network's kernels takes a host longer than running them takes a GPU."""
     if not isinstance(model, ScanNetwork):
         return model
     call = Recorder(model, list(model.parameters()))
@@ -280,7 +280,7 @@ def _line(record: EpochRecord, recipe: Recipe, name: str) -> str:
 
 
 def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: Recipe) -> dict[str, str]:
-    """What must be the same for a run to continue: the recipe field by field, the data, the network's shapes."""
+    """What must be equal for a run to continue: the recipe field by field, the data, the network's shapes."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     return {
         **{name: json.dumps(value) for name, value in recipe.model_dump().items()},
@@ -291,7 +291,7 @@ def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], 
 
 
 def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]) -> None:
-    """Write tensors and plain values; a crash leaves the last state that was whole."""
+    """Write tensors and plain values; a crash leaves the last complete state."""
     content = io.BytesIO()  # written as bytes, so that a full disk is reported as such
     torch.save({"format": _FORMAT, "identity": dict(identity), **state}, content)
     write_whole(path, content.getbuffer())

@@ -1,4 +1,4 @@
-"""How a network is trained, declared once: files, flags, defaults and records derive from these schemas."""
+"""Recipes of training, declared once: files, flags, defaults and records derive from these schemas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Channels = tuple[float, float, float]
 
 
 class Recipe(Schema):
-    """What decides a training run of any kind, beside the data and the network."""
+    """Everything that determines a training run besides the data and the network."""
 
     epochs: Count = Field(100, description="passes over the training images")
     batch_size: Annotated[int, Field(ge=2)] = Field(512, description="images per step; BatchNorm needs at least 2")
@@ -54,11 +54,11 @@ class Recipe(Schema):
 
     @property
     def plain_from(self) -> int:
-        """The first of the epochs at the end that go easy on the images."""
+        """The first of the last epochs, which use weaker augmentation."""
         return self.epochs - round(self.plain_share * self.epochs)
 
     def decay_lr(self, step: int, steps: int) -> float:
-        """What is left of the learning rate, `step` of `steps` after the warm-up: half a cosine from 1 to 0."""
+        """The factor of the learning rate, `step` of `steps` after the warm-up: half a cosine from 1 to 0."""
         return (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -105,7 +105,7 @@ class PixelRecipe(Recipe):
         return value
 
     def decay_lr(self, step: int, steps: int) -> float:
-        """What is left of the learning rate, `step` of `steps` after the warm-up: a polynomial from 1 to 0."""
+        """The factor of the learning rate, `step` of `steps` after the warm-up: a polynomial from 1 to 0."""
         return float((1 - step / steps) ** self.power)
 
 
@@ -120,7 +120,7 @@ class FinetuneRecipe(Schema):
 
 
 def default_size(dataset: str) -> int:
-    """The side in pixels to which the images of a data set are squashed if nothing else is said."""
+    """The default side in pixels to which the images of a data set are resized."""
     return 32 if _is_cifar(dataset) else 96
 
 
@@ -144,7 +144,7 @@ def pixel_recipe(given: Mapping[str, Any] | None = None, *, where: str = "") -> 
 
 
 def _short_warmup(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, with a warm-up that fits into few epochs where none is said."""
+    """What is given, with a default warm-up that fits into few epochs."""
     epochs = given.get("epochs")
     if isinstance(epochs, int) and 0 <= epochs < 4 * Recipe.defaults()["warmup_epochs"]:
         return {"warmup_epochs": epochs / 4, **given}

@@ -1,4 +1,4 @@
-"""A data set and a recipe in, a described network out: what `trust-tta train` and `trust-tta finetune` call."""
+"""From a data set and a recipe to a described network: what `trust-tta train` and `trust-tta finetune` call."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def finetune(
 
 
 def _require_fit(network: nn.Module, data: TrainingData | PixelTrainingData) -> ScanNetwork | UPerNet:
-    """The network where it gives what the data have labels of."""
+    """The network, refused if it predicts something else than the data label."""
     if isinstance(data, PixelTrainingData):
         if not isinstance(network, UPerNet):
             raise ConfigError(
@@ -177,7 +177,7 @@ def _prepare(
     size: int | None,
     progress: Progress,
 ) -> tuple[Preprocessing, Arrays, Arrays, Task[Any]]:
-    """What makes images the network's input; images and labels to train on, and those held out; what is learned."""
+    """The preprocessing, the images and labels to train on and those held out, and the task."""
     classes = len(data.dataset.class_names)
     if isinstance(data, PixelTrainingData):
         if not isinstance(recipe, PixelRecipe):

@@ -25,7 +25,7 @@ Message: TypeAlias = str | Written | TrustError
 
 @dataclass(frozen=True)
 class Training:
-    """One training, as it can be sent to another process."""
+    """One training, which can be sent to another process."""
 
     data: str
     root: str
@@ -40,7 +40,7 @@ class Training:
     threads: int | None = 1  # None: as many as there are
 
     def run(self, progress: Progress = SILENT) -> Written:
-        """Train, or go on with what `out` holds."""
+        """Train, or continue what `out` holds."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         done = train(
@@ -65,7 +65,7 @@ class Training:
 def train_side_by_side(
     trainings: Sequence[Training], *, processes: int, progress: Progress = SILENT
 ) -> list[Written | TrustError]:
-    """Run trainings in at most `processes` at once; for each, what was written, or what kept it from being."""
+    """Run trainings in at most `processes` at once; for each, what was written or why nothing was."""
     ended: dict[int, Written | TrustError] = {}
     waiting, running = deque(range(len(trainings))), dict[Connection, tuple[int, BaseProcess]]()
     progress.start(len(trainings), "networks")
@@ -110,7 +110,7 @@ def _hear(connection: Connection, process: BaseProcess, training: Training) -> M
         process.join()
         return TrustError(
             f"the process that trained without {training.target} died with code {process.exitcode}; "
-            "give the same command again, and it goes on"
+            "run the same command again to continue"
         )
     return message
 
@@ -124,7 +124,7 @@ def _work(connection: Connection, training: Training) -> None:
 
 
 class Lines(Silent):
-    """Progress of which only the lines are told."""
+    """Progress that passes on only the notes."""
 
     def __init__(self, tell: Any) -> None:
         self.tell = tell
