@@ -196,7 +196,7 @@ def _take_part(assignment: Assignment, teller: _Teller, *, patient: bool) -> Non
         with ResultStore(assignment.config.store) as store:
             experiment = Experiment(assignment.config, plan=assignment.plan)
             runner = CellRunner(experiment, store, teller, prefix=assignment.prefix)
-            runner.check(left[0])
+            runner.chains.check(left[0])
             runner.run_all(left, wait=patient, announce=False)
 
 

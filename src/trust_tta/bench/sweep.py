@@ -49,7 +49,7 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
     left = unsettled(weigh(plan, store).chains, store)
     runner = CellRunner(experiment, store, progress)
     if left:  # a checkpoint that does not fit or missing data is a user's mistake, not a failure of a cell
-        runner.check(left[0])
+        runner.chains.check(left[0])
     store.plan(plan.keys, labels=plan.labels)
     if left:
         progress.start(sum(chain.passes for chain in left), "passes")
@@ -196,10 +196,6 @@ class CellRunner:
     ) -> None:
         self.chains, self.store, self.progress = ChainRunner(experiment), store, progress
         self.writer = Writer(experiment.config, experiment.plan, store, progress, prefix=prefix)
-
-    def check(self, chain: Chain) -> None:
-        """Open what the cells need, so that errors come before the first of them."""
-        self.chains.check(chain)
 
     def run_all(self, chains: Sequence[Chain], *, wait: bool, announce: bool = True) -> None:
         """Run each chain that is free; with `wait`, continue until those that others hold are settled as well."""

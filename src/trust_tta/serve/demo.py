@@ -39,18 +39,14 @@ log = logging.getLogger("trust_tta.serve")
 
 
 class Replay:
-    """Sends batches until it is stopped."""
+    """Sends batches as long as the service answers."""
 
     def __init__(self, address: str, *, model: str, token: str) -> None:
         self._host, self._model, self._token = urlsplit(address).netloc, model, token
         self._thread = threading.Thread(target=self._run, name="demo", daemon=True)
-        self._stopped = threading.Event()
 
     def start(self) -> None:
         self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
 
     def _run(self) -> None:
         try:
@@ -63,8 +59,7 @@ class Replay:
                 if not source_made:
                     self._post(connection, f"/streams/{FIXED}/pause", b"", {"Authorization": f"Bearer {self._token}"})
                     source_made = True
-                if self._stopped.wait(max(0.0, due - time.monotonic())):
-                    return
+                time.sleep(max(0.0, due - time.monotonic()))
         except (OSError, http.client.HTTPException) as error:
             log.info("the demonstration ends", extra={"reason": str(error)})
 
