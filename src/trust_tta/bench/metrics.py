@@ -79,11 +79,6 @@ class Meter(ABC, Generic[Sums]):
         """Accuracy so far, after the update; NaN without samples."""
         return cast(float, self.score(self.batches))
 
-    def mean(self, name: str, batches: Sequence[Sums]) -> float:
-        """The mean of a sum over the predictions that have a label; NaN without any."""
-        scored = sum(batch.scored for batch in batches)
-        return math.fsum(getattr(batch, name) for batch in batches) / scored if scored else math.nan
-
     def result(
         self,
         *,
@@ -101,10 +96,10 @@ class Meter(ABC, Generic[Sums]):
             samples=sum(batch.images for batch in self.batches),
             accuracy=self.accuracy,
             accuracy_before=self.score(self.batches, before=True),
-            entropy=self.mean("entropy", self.batches),
-            nll=self.mean("nll", self.batches),
+            entropy=_mean("entropy", self.batches),
+            nll=_mean("nll", self.batches),
             ece=bins.ece,
-            brier=self.mean("brier", self.batches),
+            brier=_mean("brier", self.batches),
             broken=sum(batch.broken for batch in self.batches),
             forwards=forwards,
             backwards=backwards,
@@ -127,9 +122,15 @@ class Meter(ABC, Generic[Sums]):
             samples=tuple(batch.images for batch in self.batches),
             accuracy=tuple(cast(float, self.score([batch])) for batch in self.batches),
             accuracy_before=known if known and len(known) == len(before) else None,
-            entropy=tuple(self.mean("entropy", [batch]) for batch in self.batches),
+            entropy=tuple(_mean("entropy", [batch]) for batch in self.batches),
             seconds=tuple(batch.seconds for batch in self.batches),
         )
+
+
+def _mean(name: str, batches: Sequence[BatchSums]) -> float:
+    """The mean of a sum over the predictions that have a label; NaN without any."""
+    scored = sum(batch.scored for batch in batches)
+    return math.fsum(getattr(batch, name) for batch in batches) / scored if scored else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -231,13 +231,11 @@ class Fleet:
 
     def streams(self) -> list[dict[str, Any]]:
         """Every stream, as the replica that has it describes it."""
-        told = {n: {entry["name"]: entry for entry in entries} for n, entries in self.ask_all("streams").items()}
+        told: dict[tuple[int | None, str], dict[str, Any]] = {
+            (n, entry["name"]): entry for n, entries in self.ask_all("streams").items() for entry in entries
+        }
         places = {name: self.places.of(name) for name in stream_names(self.plan.streams)}
-        return [
-            told.get(number if number is not None else -1, {}).get(name, {"name": name, "loaded": False})
-            | {"replica": number}
-            for name, number in places.items()
-        ]
+        return [told.get((n, name), {"name": name, "loaded": False}) | {"replica": n} for name, n in places.items()]
 
     def events(self, stream: str | None, most: int) -> list[dict[str, Any]]:
         return joined_events(self.ask_all("events", stream, most))[-most:]
