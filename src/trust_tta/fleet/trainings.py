@@ -11,7 +11,7 @@ from typing import Any
 from trust_tta.bench.environment import choose_device
 from trust_tta.bench.sweep import POLL_SECONDS
 from trust_tta.errors import TrustError
-from trust_tta.fleet.sweeps import ATTEMPTS, Mailbox, Share, of_worker
+from trust_tta.fleet.sweeps import ATTEMPTS, MAIL_SECONDS, Mailbox, Share, of_worker
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.runs import Written
 from trust_tta.training.several import Lines, Training
@@ -66,7 +66,7 @@ def _start(task: Any, mailbox: Any, share: Share, training: Training) -> Any:
 
 def _tell(ray: ModuleType, mailbox: Any, progress: Progress) -> None:
     try:
-        for (line,) in ray.get(mailbox.take.remote(), timeout=POLL_SECONDS):
+        for (line,) in ray.get(mailbox.take.remote(), timeout=MAIL_SECONDS):
             progress.note(line)
     except ray.exceptions.RayError:  # it is restarting, or the machine is busy
         pass
