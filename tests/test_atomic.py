@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trust_tta.atomic import replacing, temporary_name
+from trust_tta.atomic import replacing, temporary_name, write_whole
 
 
 def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -67,3 +67,12 @@ def test_what_killed_runs_left_is_removed_and_what_others_write_is_not(tmp_path:
     with replacing(path) as temporary:
         temporary.write_text("whole")
     assert {file.name for file in tmp_path.iterdir()} == {path.name, new.name, other.name}
+
+
+def test_a_whole_file_is_written_into_folders_that_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    write_whole(path, "é\n")
+    assert path.read_bytes() == "é\n".encode()
+    write_whole(path, memoryview(b"bytes"))
+    assert path.read_bytes() == b"bytes"
+    assert [file.name for file in path.parent.iterdir()] == ["file"]

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from trust_tta import errors
-from trust_tta.errors import DependencyError, TrustError
+from trust_tta.errors import DependencyError, TrustError, reason_of
 from trust_tta.optional import available, require
 
 CLASSES = {
@@ -55,3 +55,9 @@ def test_a_message_keeps_letters_of_all_languages_and_its_end() -> None:
     assert str(TrustError("straße, 猫, é")) == "straße, 猫, é"
     assert str(TrustError(f"{'x' * 10**5}; give another")).endswith("; give another")
     assert str(pickle.loads(pickle.dumps(TrustError("one")))) == "one"
+
+
+def test_the_reason_of_another_librarys_error_is_one_short_line() -> None:
+    assert reason_of(ValueError("two\n  lines")) == "two lines"
+    assert reason_of(ValueError("x" * 300)) == "x" * 200
+    assert reason_of(KeyboardInterrupt()) == "KeyboardInterrupt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from decimal import ROUND_HALF_EVEN, Decimal
@@ -11,17 +12,15 @@ from typing import Any, TypeAlias
 
 from trust_tta.results.codec import canonical_json
 from trust_tta.results.record import CellKey
+from trust_tta.textfiles import read_asset
 
 METHODS = (
     "source", "bn", "bn_alpha", "bn_ema", "tent", "eta", "eata", "rdumb", "sar", "deyo", "shot", "roid", "cmf", "cotta",
     "rotta", "lame", "neo", "t3a", "foa", "dpcore",
     "trust_naive", "trust", "ensemble", "repetition", "augmentation", "tide",
 )  # fmt: skip
-CORRUPTIONS = (
-    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur",
-    "snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
-)  # fmt: skip
-HELD_OUT = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+_CORRUPTIONS = tuple(tomllib.loads(read_asset("corruptions.toml"))["cifar"])
+CORRUPTIONS, HELD_OUT = _CORRUPTIONS[:15], _CORRUPTIONS[15:]  # those of the benchmarks, and the others
 DATASETS = ("cifar10-c", "cifar100-c", "imagenet-c", "imagenet-sketch", "imagenet-v2", "imagenet-r", "pacs")
 BASELINES = ("source", "bn")  # what gains are measured against: the first that is there
 MISSING = "–"
