@@ -31,18 +31,15 @@ KEPT = "finished cells are kept"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     add_run_arguments(parser, results=True)
-    parser.add_argument(
-        "--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration"
-    )
+    add("--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration")
     add_option_argument(parser)
-    parser.add_argument(
-        "--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)"
-    )
+    add("--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)")
     add_engine_arguments(parser)
-    parser.add_argument("--retry-failed", action="store_true", help="run failed cells again")
-    parser.add_argument("--list", action="store_true", help="show the cells and their state; run nothing")
-    parser.add_argument("--export", metavar="FILE", help="write the cells to a .csv or .parquet file at the end")
+    add("--retry-failed", action="store_true", help="run failed cells again")
+    add("--list", action="store_true", help="show the cells and their state; run nothing")
+    add("--export", metavar="FILE", help="write the cells to a .csv or .parquet file at the end")
 
 
 def run(arguments: Namespace) -> None:

@@ -20,28 +20,16 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("input", metavar="INPUT", help="a .npy file, uint8 (n, h, w, 3), or a folder of images")
-    parser.add_argument("output", metavar="OUTPUT", help="folder for <corruption>.npy and labels.npy, or for folders")
-    parser.add_argument(
-        "--corruptions",
-        type=names_list,
-        metavar="A,B",
-        help="which of the 19 (default: the 15 of the benchmarks)",
-    )
-    parser.add_argument("--severities", type=integers, default=[5], metavar="N[,N]", help="1 to 5 (default 5)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random numbers (default 0)")
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one per core)"
-    )
-    parser.add_argument(
-        "--labels", metavar="FILE", help="the array's labels (default: for X_images.npy, X_labels.npy beside it)"
-    )
-    parser.add_argument(
-        "--table", choices=("cifar", "imagenet"), help="table of severities (default: by the image size)"
-    )
-    parser.add_argument(
-        "--size", type=_size, default=224, metavar="N", help="cut folder images to N pixels, or none (default 224)"
-    )
+    add = parser.add_argument
+    add("input", metavar="INPUT", help="a .npy file, uint8 (n, h, w, 3), or a folder of images")
+    add("output", metavar="OUTPUT", help="folder for <corruption>.npy and labels.npy, or for folders")
+    add("--corruptions", type=names_list, metavar="A,B", help="which of the 19 (default: the 15 of the benchmarks)")
+    add("--severities", type=integers, default=[5], metavar="N[,N]", help="1 to 5 (default 5)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the random numbers (default 0)")
+    add("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one per core)")
+    add("--labels", metavar="FILE", help="the array's labels (default: for X_images.npy, X_labels.npy beside it)")
+    add("--table", choices=("cifar", "imagenet"), help="table of severities (default: by the image size)")
+    add("--size", type=_size, default=224, metavar="N", help="cut folder images to N pixels, or none (default 224)")
 
 
 def run(arguments: Namespace) -> None:

@@ -20,14 +20,11 @@ MOST_PROCESSES = 8  # each loads PyTorch and the network
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--task", default="classification", choices=("classification", "segmentation"), help="what is predicted"
-    )
-    parser.add_argument("--out", default="demo", metavar="FOLDER", help="folder for results and report (default: demo)")
-    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds (default 3; for segmentation 1)")
-    parser.add_argument(
-        "--images", type=int, metavar="N", help="images per corruption and seed (default 224; for segmentation 16)"
-    )
+    add = parser.add_argument
+    add("--task", default="classification", choices=("classification", "segmentation"), help="what is predicted")
+    add("--out", default="demo", metavar="FOLDER", help="folder for results and report (default: demo)")
+    add("--seeds", type=int, metavar="N", help="number of seeds (default 3; for segmentation 1)")
+    add("--images", type=int, metavar="N", help="images per corruption and seed (default 224; for segmentation 16)")
 
 
 def run(arguments: Namespace) -> None:

@@ -17,32 +17,31 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "source",
         metavar="CHECKPOINT|STATE",
         help="a known name or a file of weights; or, with --checkpoint, an adapted state: a snapshot, a folder of "
         "snapshots, or a saved state_dict()",
     )
-    parser.add_argument("--to", default="onnx", metavar="FORMAT", help="onnx, pt2, aoti or safetensors (default onnx)")
-    parser.add_argument("--out", metavar="FILE", help="the file to write (default: here, named after the network)")
-    parser.add_argument("--checkpoint", metavar="FILE", help="the network that a state was adapted from")
-    parser.add_argument("--variant", metavar="NAME", help="the variant, for a checkpoint that does not state it")
-    parser.add_argument(
+    add("--to", default="onnx", metavar="FORMAT", help="onnx, pt2, aoti or safetensors (default onnx)")
+    add("--out", metavar="FILE", help="the file to write (default: here, named after the network)")
+    add("--checkpoint", metavar="FILE", help="the network that a state was adapted from")
+    add("--variant", metavar="NAME", help="the variant, for a checkpoint that does not state it")
+    add(
         "--size",
         type=_size,
         metavar="PIXELS|any",
         help="height and width of the images (default: those of training); any, for ONNX files: any height and width",
     )
-    parser.add_argument(
+    add(
         "--pixels",
         default="float",
         metavar="KIND",
         help="what the file takes: float, (n, 3, h, w) from 0 to 1, or uint8, (n, h, w, 3) (default float)",
     )
-    parser.add_argument("--int8", action="store_true", help="quantize the linear layers of an ONNX file to int8")
-    parser.add_argument(
-        "--images", metavar="FOLDER", help="real images for the comparison with PyTorch (default: some of CIFAR-10)"
-    )
+    add("--int8", action="store_true", help="quantize the linear layers of an ONNX file to int8")
+    add("--images", metavar="FOLDER", help="real images for the comparison with PyTorch (default: some of CIFAR-10)")
 
 
 def _size(text: str) -> Any:

@@ -20,15 +20,13 @@ EXAMPLES = """\
 def add_arguments(parser: ArgumentParser) -> None:
     from trust_tta.training.recipe import FinetuneRecipe
 
-    parser.add_argument("--checkpoint", required=True, metavar="FILE", help=".pth, .safetensors, or a known name")
-    parser.add_argument("--model", metavar="NAME", help="variant (default: what the checkpoint says)")
+    add = parser.add_argument
+
+    add("--checkpoint", required=True, metavar="FILE", help=".pth, .safetensors, or a known name")
+    add("--model", metavar="NAME", help="variant (default: what the checkpoint says)")
     add_data_arguments(parser)
-    parser.add_argument(
-        "--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable"
-    )
-    parser.add_argument(
-        "--preprocessing", metavar="NAME", help="such as imagenet, squash224 (default: the checkpoint's)"
-    )
+    add("--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable")
+    add("--preprocessing", metavar="NAME", help="such as imagenet, squash224 (default: the checkpoint's)")
     add_schema_arguments(parser.add_argument_group("recipe"), FinetuneRecipe)
 
 

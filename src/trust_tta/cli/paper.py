@@ -64,11 +64,12 @@ class Item:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--run", nargs="*", metavar="NAME", help="run the named ones, or all if none is named")
-    parser.add_argument("--small", action="store_true", help="run on the shipped network and images")
-    parser.add_argument("--root", default="data", metavar="DIR", help="folder that holds the data sets (default: data)")
-    parser.add_argument("--configs", metavar="DIR", help="folder of their configurations (default: the shipped ones)")
-    parser.add_argument("--markdown", action="store_true", help="print the list as the table of docs/paper.md")
+    add = parser.add_argument
+    add("--run", nargs="*", metavar="NAME", help="run the named ones, or all if none is named")
+    add("--small", action="store_true", help="run on the shipped network and images")
+    add("--root", default="data", metavar="DIR", help="folder that holds the data sets (default: data)")
+    add("--configs", metavar="DIR", help="folder of their configurations (default: the shipped ones)")
+    add("--markdown", action="store_true", help="print the list as the table of docs/paper.md")
 
 
 def run(arguments: Namespace) -> None:

@@ -16,13 +16,14 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE", help="the results store that a benchmark wrote")
-    parser.add_argument("--out", metavar="FILE", help="the page (default: the store's name with .html)")
-    parser.add_argument("--title", metavar="TEXT", help="the page's title")
-    parser.add_argument("--figures", metavar="DIR", help="draw PDF and SVG figures there (needs the extra 'figures')")
-    parser.add_argument("--tables", metavar="DIR", help="write each table there as CSV, Markdown and LaTeX")
-    parser.add_argument("--analyses", metavar="PATH", nargs="+", default=[], help="JSON files or folders of analyses")
-    parser.add_argument("--quiet", action="store_true", help="do not print the tables")
+    add = parser.add_argument
+    add("store", metavar="STORE", help="the results store that a benchmark wrote")
+    add("--out", metavar="FILE", help="the page (default: the store's name with .html)")
+    add("--title", metavar="TEXT", help="the page's title")
+    add("--figures", metavar="DIR", help="draw PDF and SVG figures there (needs the extra 'figures')")
+    add("--tables", metavar="DIR", help="write each table there as CSV, Markdown and LaTeX")
+    add("--analyses", metavar="PATH", nargs="+", default=[], help="JSON files or folders of analyses")
+    add("--quiet", action="store_true", help="do not print the tables")
 
 
 def run(arguments: Namespace) -> None:

@@ -31,34 +31,33 @@ TOKEN_VARIABLE = "TRUST_TTA_TOKEN"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--checkpoint",
         default="vmamba_nano_cifar10",
         metavar="FILE",
         help="a .safetensors or .pth file, or a known name (default vmamba_nano_cifar10, which ships with the package)",
     )
-    parser.add_argument("--variant", metavar="NAME", help="the variant, for a checkpoint that does not state it")
-    parser.add_argument("--method", default="tide", metavar="NAME", help="how streams adapt (default tide)")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port; 0 takes a free one (default 8000)")
-    parser.add_argument(
+    add("--variant", metavar="NAME", help="the variant, for a checkpoint that does not state it")
+    add("--method", default="tide", metavar="NAME", help="how streams adapt (default tide)")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)")
+    add("--port", type=int, default=8000, metavar="N", help="port; 0 takes a free one (default 8000)")
+    add(
         "--token",
         metavar="TEXT",
         help=f"needed to change a stream (default: the variable {TOKEN_VARIABLE}, or one that is generated and shown)",
     )
-    parser.add_argument(
+    add(
         "--state",
         metavar="FOLDER",
         help="folder of snapshots and the journal, from which a restart continues (default: nothing is kept)",
     )
-    parser.add_argument(
-        "--reference", metavar="FOLDER", help="clean images from which the alarms are calibrated, once per state"
-    )
-    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto (default auto)")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="largest number of images in a batch (default 32)")
+    add("--reference", metavar="FOLDER", help="clean images from which the alarms are calibrated, once per state")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto (default auto)")
+    add("--batch-size", type=int, metavar="N", help="largest number of images in a batch (default 32)")
     add_cluster_arguments(parser)
-    parser.add_argument("--replicas", type=int, metavar="N", help="processes that share the streams (default 2)")
-    parser.add_argument("--demo", action="store_true", help="replay images at itself: clean, fog, noise")
+    add("--replicas", type=int, metavar="N", help="processes that share the streams (default 2)")
+    add("--demo", action="store_true", help="replay images at itself: clean, fog, noise")
 
 
 def run(arguments: Namespace) -> None:

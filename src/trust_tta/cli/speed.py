@@ -29,25 +29,22 @@ Record: TypeAlias = Mapping[str, Any]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="NAME", help="variant of the network, with random weights")
-    parser.add_argument(
-        "--batch", type=integers, metavar="N[,N]", help="batch sizes (default: 64 on a CPU, 128,1 on a GPU)"
-    )
-    parser.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: 32 on a CPU, 224 on a GPU)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", metavar="NAME", help="variant of the network, with random weights")
+    add("--batch", type=integers, metavar="N[,N]", help="batch sizes (default: 64 on a CPU, 128,1 on a GPU)")
+    add("--size", type=int, metavar="N", help="pixels of a side (default: 32 on a CPU, 224 on a GPU)")
+    add(
         "--dtype",
         type=names_list,
         metavar="A[,B]",
         help="float32, bf16 or both (default: float32 on a CPU, both on a GPU)",
     )
-    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
-    parser.add_argument("--orders", type=integers, metavar="K[,K]", help="numbers of orders for --memory")
-    parser.add_argument(
-        "--memory", action=BooleanOptionalAction, help="measure memory by the number of orders (default: on a GPU)"
-    )
-    parser.add_argument("--repeats", type=int, metavar="N", help="fewest repeats of each row (default 3)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes and one repeat, to see that it runs")
-    parser.add_argument("--out", metavar="FILE", help="the record, as JSON (default: runs/speed-DATE-TIME.json)")
+    add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
+    add("--orders", type=integers, metavar="K[,K]", help="numbers of orders for --memory")
+    add("--memory", action=BooleanOptionalAction, help="measure memory by the number of orders (default: on a GPU)")
+    add("--repeats", type=int, metavar="N", help="fewest repeats of each row (default 3)")
+    add("--quick", action="store_true", help="tiny sizes and one repeat, to see that it runs")
+    add("--out", metavar="FILE", help="the record, as JSON (default: runs/speed-DATE-TIME.json)")
 
 
 def run(arguments: Namespace) -> None:

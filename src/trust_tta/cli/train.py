@@ -33,18 +33,18 @@ KEPT = "the epochs before this one are kept"
 def add_arguments(parser: ArgumentParser) -> None:
     from trust_tta.training.recipe import PixelRecipe, Recipe, TrainRecipe
 
+    add = parser.add_argument
+
     add_data_arguments(parser)
-    parser.add_argument("--model", default="vmamba_nano", metavar="NAME", help="variant (default: vmamba_nano)")
-    parser.add_argument(
-        "--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable"
-    )
-    parser.add_argument(
+    add("--model", default="vmamba_nano", metavar="NAME", help="variant (default: vmamba_nano)")
+    add("--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable")
+    add(
         "--size",
         type=int,
         metavar="N",
         help="pixels of a side (default: 32 for CIFAR, else 96; pictures with labels of pixels stay as they are)",
     )
-    parser.add_argument("--processes", type=int, metavar="N", help="networks trained at once, of several (default 1)")
+    add("--processes", type=int, metavar="N", help="networks trained at once, of several (default 1)")
     add_engine_arguments(parser, task="training")
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument("--recipe", metavar="FILE", help="TOML file with any of the following; flags override it")
@@ -55,18 +55,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def add_data_arguments(parser: ArgumentParser) -> None:
     """The flags that `train` and `finetune` share."""
-    parser.add_argument(
-        "--data", required=True, metavar="NAME", help="cifar10, cifar100, pacs, folder, or one with labels of pixels"
-    )
-    parser.add_argument("--root", default="data", metavar="FOLDER", help="folder of the data set (default: data)")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="for model.safetensors, train.json and card.md")
-    parser.add_argument(
-        "--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out; train takes several: A,B"
-    )
-    parser.add_argument(
-        "--share", type=float, default=0.1, metavar="X", help="share held out for validation (default 0.1)"
-    )
-    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
+    add = parser.add_argument
+    add("--data", required=True, metavar="NAME", help="cifar10, cifar100, pacs, folder, or one with labels of pixels")
+    add("--root", default="data", metavar="FOLDER", help="folder of the data set (default: data)")
+    add("--out", required=True, metavar="FOLDER", help="for model.safetensors, train.json and card.md")
+    add("--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out; train takes several: A,B")
+    add("--share", type=float, default=0.1, metavar="X", help="share held out for validation (default 0.1)")
+    add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
 
 
 def run(arguments: Namespace) -> None:
