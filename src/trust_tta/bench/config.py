@@ -63,8 +63,7 @@ class ModelConfig(Schema):
     )
     overrides: dict[str, Any] = Field({}, description="fields in which the network differs from its variant")
     preprocessing: Annotated[Preprocessing | None, BeforeValidator(_preset)] = Field(
-        None,
-        description="preset, or table of size, resize, crop, mean, std, interpolation; default: the checkpoint's",
+        None, description="preset, or table of size, resize, crop, mean, std, interpolation; default: the checkpoint's"
     )
 
     @property

@@ -380,10 +380,7 @@ class PixelMeter(Meter[PixelBatch]):
         )
 
     def _kept(self, index: int, labels: Tensor, before: Tensor | None, after: Tensor) -> MaskSample:
-        truth, *predicted = (
-            labels,
-            *(_full(x.detach(), labels).argmax(0) for x in (before, after) if x is not None),
-        )
+        truth, *predicted = (labels, *(_full(x.detach(), labels).argmax(0) for x in (before, after) if x is not None))
         pictures = [mask_picture(mask.to(torch.uint8).cpu().numpy(), self.palette) for mask in (truth, *predicted)]
         return MaskSample(
             index=index, truth=pictures[0], before=pictures[1] if before is not None else None, after=pictures[-1]

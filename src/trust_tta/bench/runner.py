@@ -55,10 +55,7 @@ def run_stream(
 def run_domain(method: Method, domain: Domain, conditions: Conditions, *, progress: Progress = SILENT) -> CellResult:
     """Adapt on and predict each batch once; a step of progress is a batch, clean images not counted."""
     meter = make_meter(
-        domain,
-        conditions,
-        probabilities=method.probabilities,
-        keep=kept_indices(domain, conditions.keep_samples),
+        domain, conditions, probabilities=method.probabilities, keep=kept_indices(domain, conditions.keep_samples)
     )
     costs: Counter[str] = Counter()
     if conditions.device.type == "cuda":

@@ -14,17 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from trust_tta.bench.environment import collect_facts, now
-from trust_tta.bench.timing import (
-    Case,
-    Limits,
-    Timing,
-    Work,
-    copy_bandwidth,
-    exponent,
-    float32_only,
-    measure,
-    refuse,
-)
+from trust_tta.bench.timing import Case, Limits, Timing, Work, copy_bandwidth, exponent, float32_only, measure, refuse
 from trust_tta.errors import ConfigError
 from trust_tta.methods import merging
 from trust_tta.methods.parameters import ParameterSet, select

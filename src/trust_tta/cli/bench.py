@@ -6,13 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trust_tta.cli import names
-from trust_tta.cli.arguments import (
-    add_option_argument,
-    add_run_arguments,
-    names_list,
-    read_experiments,
-    wait_politely,
-)
+from trust_tta.cli.arguments import add_option_argument, add_run_arguments, names_list, read_experiments, wait_politely
 from trust_tta.cli.engines import add_engine_arguments, check_engine
 from trust_tta.cli.output import try_file
 from trust_tta.errors import ConfigError, TrustError

@@ -15,18 +15,10 @@ if TYPE_CHECKING:
     from trust_tta.data.corrupt_tree import corrupt_array as corrupt_array
     from trust_tta.data.corrupt_tree import corrupt_folder as corrupt_folder
     from trust_tta.data.corruptions.apply import corrupt as corrupt
-    from trust_tta.data.dataset import (
-        Dataset as Dataset,
-    )
-    from trust_tta.data.dataset import (
-        align_classes as align_classes,
-    )
-    from trust_tta.data.dataset import (
-        array_dataset as array_dataset,
-    )
-    from trust_tta.data.dataset import (
-        join_datasets as join_datasets,
-    )
+    from trust_tta.data.dataset import Dataset as Dataset
+    from trust_tta.data.dataset import align_classes as align_classes
+    from trust_tta.data.dataset import array_dataset as array_dataset
+    from trust_tta.data.dataset import join_datasets as join_datasets
     from trust_tta.data.embedded import load_sample as load_sample
     from trust_tta.data.fetch import fetch_cifar10 as fetch_cifar10
     from trust_tta.data.images import read_image as read_image

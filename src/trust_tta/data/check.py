@@ -64,11 +64,7 @@ class Finding:
 
 
 def check_root(
-    root: Path | str,
-    *,
-    thorough: bool = False,
-    classes: Sequence[str] | None = None,
-    progress: Progress = SILENT,
+    root: Path | str, *, thorough: bool = False, classes: Sequence[str] | None = None, progress: Progress = SILENT
 ) -> list[Finding]:
     """Check every data set under `root`, or `root` as a data set itself; broken data is reported, never raised.
 
@@ -96,11 +92,7 @@ def check_root(
 
 
 def check_outside(
-    name: str,
-    root: Path | str,
-    *,
-    classes: Sequence[str] | None = None,
-    thorough: bool = False,
+    name: str, root: Path | str, *, classes: Sequence[str] | None = None, thorough: bool = False
 ) -> list[Finding]:
     """Check a data set from outside the package: every domain, and its first and last image (`thorough`: all)."""
     findings = []

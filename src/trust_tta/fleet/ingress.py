@@ -328,10 +328,7 @@ class FleetApi(Api):
     """The routes of the service, and those of a fleet."""
 
     def routes(self) -> list[Route]:
-        fleet = [
-            self._route("/replicas", self.replicas),
-            self._route("/replicas", self.grow, "POST", private=True),
-        ]
+        fleet = [self._route("/replicas", self.replicas), self._route("/replicas", self.grow, "POST", private=True)]
         return [*fleet, *super().routes()]
 
     async def replicas(self, request: Request) -> Response:

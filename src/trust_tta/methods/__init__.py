@@ -10,30 +10,14 @@ if TYPE_CHECKING:
     from trust_tta.methods.ablations import Augmentation as Augmentation
     from trust_tta.methods.ablations import Ensemble as Ensemble
     from trust_tta.methods.ablations import Repetition as Repetition
-    from trust_tta.methods.base import (
-        Learner as Learner,
-    )
-    from trust_tta.methods.base import (
-        LearningOptions as LearningOptions,
-    )
-    from trust_tta.methods.base import (
-        Method as Method,
-    )
-    from trust_tta.methods.base import (
-        MethodOptions as MethodOptions,
-    )
-    from trust_tta.methods.clean import (
-        FisherWeights as FisherWeights,
-    )
-    from trust_tta.methods.clean import (
-        SourceStatistics as SourceStatistics,
-    )
-    from trust_tta.methods.clean import (
-        gather_fisher as gather_fisher,
-    )
-    from trust_tta.methods.clean import (
-        gather_source_statistics as gather_source_statistics,
-    )
+    from trust_tta.methods.base import Learner as Learner
+    from trust_tta.methods.base import LearningOptions as LearningOptions
+    from trust_tta.methods.base import Method as Method
+    from trust_tta.methods.base import MethodOptions as MethodOptions
+    from trust_tta.methods.clean import FisherWeights as FisherWeights
+    from trust_tta.methods.clean import SourceStatistics as SourceStatistics
+    from trust_tta.methods.clean import gather_fisher as gather_fisher
+    from trust_tta.methods.clean import gather_source_statistics as gather_source_statistics
     from trust_tta.methods.cotta import Cotta as Cotta
     from trust_tta.methods.deyo import Deyo as Deyo
     from trust_tta.methods.dpcore import Dpcore as Dpcore
@@ -48,15 +32,9 @@ if TYPE_CHECKING:
     from trust_tta.methods.norms import BnAlpha as BnAlpha
     from trust_tta.methods.norms import BnEma as BnEma
     from trust_tta.methods.ranking import rank_orders as rank_orders
-    from trust_tta.methods.registry import (
-        find_method as find_method,
-    )
-    from trust_tta.methods.registry import (
-        list_methods as list_methods,
-    )
-    from trust_tta.methods.registry import (
-        method_options as method_options,
-    )
+    from trust_tta.methods.registry import find_method as find_method
+    from trust_tta.methods.registry import list_methods as list_methods
+    from trust_tta.methods.registry import method_options as method_options
     from trust_tta.methods.roid import Cmf as Cmf
     from trust_tta.methods.roid import Roid as Roid
     from trust_tta.methods.rotta import Rotta as Rotta

@@ -46,11 +46,7 @@ class Table:
 
 
 def table(
-    cells: Iterable[Cell],
-    *,
-    rows: Label = "method",
-    columns: Label = "domain",
-    value: str = "accuracy",
+    cells: Iterable[Cell], *, rows: Label = "method", columns: Label = "domain", value: str = "accuracy"
 ) -> Table:
     """Pivot finished cells.
 

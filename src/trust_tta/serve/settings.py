@@ -46,7 +46,6 @@ def check_stream_name(name: str) -> str:
     if not STREAM_NAME.fullmatch(name):
         shown = name if len(name) <= 80 else name[:77] + "..."
         raise RequestError(
-            400,
-            f"the stream {shown!r} has no valid name; use 1 to 64 letters, digits, _ and -, not - or _ first",
+            400, f"the stream {shown!r} has no valid name; use 1 to 64 letters, digits, _ and -, not - or _ first"
         )
     return name

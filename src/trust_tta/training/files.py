@@ -100,11 +100,7 @@ def write_network(
 
 
 def export_model(
-    model: nn.Module,
-    path: str | PathLike[str],
-    *,
-    dtype: torch.dtype = torch.float16,
-    metadata: Mapping[str, str],
+    model: nn.Module, path: str | PathLike[str], *, dtype: torch.dtype = torch.float16, metadata: Mapping[str, str]
 ) -> None:
     """Write the parameters in `dtype` under upstream's names, running statistics in full, whole or not at all."""
     weights = dict(model.named_parameters())

@@ -171,11 +171,7 @@ def _require_fit(network: nn.Module, data: TrainingData | PixelTrainingData) -> 
 
 
 def _prepare(
-    data: TrainingData | PixelTrainingData,
-    recipe: TrainRecipe | PixelRecipe,
-    *,
-    size: int | None,
-    progress: Progress,
+    data: TrainingData | PixelTrainingData, recipe: TrainRecipe | PixelRecipe, *, size: int | None, progress: Progress
 ) -> tuple[Preprocessing, Arrays, Arrays, Task[Any]]:
     """The preprocessing, the images and labels to train on and those held out, and the task."""
     classes = len(data.dataset.class_names)
