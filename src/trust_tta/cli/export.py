@@ -70,14 +70,11 @@ def run(arguments: Namespace) -> None:
             progress=progress,
         )
     found, details = exported.agreement, exported.details
-    say(f"{exported.path}: {details['bytes'] / 1e6:.1f} MB" + _shape(details))
+    graph = f", opset {details['opset']}, {details['nodes']} nodes" if "nodes" in details else ""
+    say(f"{exported.path}: {details['bytes'] / 1e6:.1f} MB{graph}")
     say(
         f"compared with PyTorch on {found.images} images: largest error {found.largest_error:.2g} of logits up to "
         f"{found.largest_logit:.3g}, the same class for {found.equal_classes}"
     )
     if exported.accuracy:
         say("right of the shipped images: {:.2f} % as it was, {:.2f} % as int8".format(*exported.accuracy))
-
-
-def _shape(details: dict[str, int]) -> str:
-    return f", opset {details['opset']}, {details['nodes']} nodes" if "nodes" in details else ""

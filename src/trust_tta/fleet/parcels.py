@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class Parcel:
         """The path where it exists, else where the parcel's copy is unpacked in `folder`; the path if there is none."""
         if path.exists():
             return path
-        inside = {name: content for name, content in self.files.items() if _is_in(Path(name), path)}
+        inside = {name: content for name, content in self.files.items() if path in (Path(name), *Path(name).parents)}
         for name, content in inside.items():
             target = _below(folder, Path(name))
             if not target.exists():
@@ -77,19 +77,11 @@ def _files_of(source: Path, room: int) -> list[Path] | None:
     return found or None
 
 
-def _walk(source: Path) -> Iterable[Path]:
+def _walk(source: Path) -> Iterator[Path]:
     if source.is_file():
-        return [source]
-    return _walk_folder(source) if source.is_dir() else []
-
-
-def _walk_folder(source: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(source):
+        yield source
+    for folder, _, names in os.walk(source):  # nothing, where it is no folder
         yield from (path for path in (Path(folder) / name for name in sorted(names)) if path.is_file())
-
-
-def _is_in(file: Path, source: Path) -> bool:
-    return file == source or source in file.parents
 
 
 def _below(folder: Path, path: Path) -> Path:

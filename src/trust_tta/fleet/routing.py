@@ -13,11 +13,7 @@ Release = Callable[[int, str], Awaitable[None]]
 
 def home_of(stream: str, replicas: Iterable[int]) -> int | None:
     """The replica with the highest hash for the stream: when one is lost, only its own streams move."""
-    return max(replicas, key=lambda number: _hash(stream, number), default=None)
-
-
-def _hash(stream: str, number: int) -> bytes:
-    return hashlib.sha256(f"{number}:{stream}".encode()).digest()
+    return max(replicas, key=lambda number: hashlib.sha256(f"{number}:{stream}".encode()).digest(), default=None)
 
 
 @dataclass(eq=False)

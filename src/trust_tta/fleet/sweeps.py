@@ -268,7 +268,8 @@ class _Driver:
                 self._listen()
             else:
                 if self.held and not announced:
-                    self.progress.note(f"waiting for cells that another process runs: {self._cells_held()}")
+                    cells = sum(len(self._chain(*place).keys) for place in self.held)
+                    self.progress.note(f"waiting for cells that another process runs: {cells}")
                     announced = True
                 time.sleep(POLL_SECONDS)
             if self.held and time.monotonic() - self.looked >= POLL_SECONDS:
@@ -289,9 +290,6 @@ class _Driver:
             if number not in self.refused:
                 left = {id(chain) for chain in unsettled(each.plan.chains, self.stores[number])}
                 yield from ((number, i) for i, chain in enumerate(each.plan.chains) if id(chain) in left)
-
-    def _cells_held(self) -> int:
-        return sum(len(self._chain(*place).keys) for place in self.held)
 
     def _chain(self, number: int, index: int) -> Chain:
         return self.assigned[number].plan.chains[index]

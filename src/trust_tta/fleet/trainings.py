@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +34,10 @@ def train_on_cluster(
     """Run trainings on the cluster that `ray` is connected to; for each, what was written or why nothing was."""
     mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
     task = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)(run_training)
-    start = partial(_start, task, mailbox, share)
+
+    def start(training: Training) -> Any:
+        return task.remote(replace(training, threads=share.cpus), mailbox)
+
     ended: dict[int, Written | TrustError] = {}
     running = {start(training): (number, 1) for number, training in enumerate(trainings)}
     progress.start(len(trainings), "networks")
@@ -58,10 +60,6 @@ def train_on_cluster(
         ray.kill(mailbox)
     progress.finish()
     return [ended[number] for number in range(len(trainings))]
-
-
-def _start(task: Any, mailbox: Any, share: Share, training: Training) -> Any:
-    return task.remote(replace(training, threads=share.cpus), mailbox)
 
 
 def _tell(ray: ModuleType, mailbox: Any, progress: Progress) -> None:

@@ -138,7 +138,11 @@ class Service:
         )
         self.engine = Engine(self.pool, self.settings, self._on_batch)
         self.board.start_from(self.journal.events(most=60), self.journal.accuracy())
-        self.metrics.watch(queued=lambda: self.engine.queued, streams=self._count_streams, readings=self._readings)
+        self.metrics.watch(
+            queued=lambda: self.engine.queued,
+            streams=lambda: (len(self.pool.loaded), len(self.pool.names)),
+            readings=self._readings,
+        )
 
     @property
     def calibrated(self) -> bool:
@@ -272,9 +276,6 @@ class Service:
     def _lost(self, what: str, error: sqlite3.Error) -> None:
         self.metrics.journal_errors.inc()
         log.error(f"{what} cannot be written to the journal", extra={"reason": str(error)})
-
-    def _count_streams(self) -> tuple[int, int]:
-        return len(self.pool.loaded), len(self.pool.names)
 
     def _readings(self) -> dict[str, dict[str, float | int | None]]:
         summaries = self.board.summaries()
