@@ -7,6 +7,7 @@ bands, these have the size of a band; the backward pass computes each band again
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -23,10 +24,7 @@ def by_bands(function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
     Logits (n, classes, h, w) and others (n, h, w) give (n, h, w), at least in float32; gradients flow to the logits.
     Logits (n, classes), and small maps, are computed at once.
     """
-    if logits.dim() != 4 or logits.numel() <= MOST_ELEMENTS:
-        return function(logits, *others)
-    values: Tensor = _ByBands.apply(function, logits, *others)  # type: ignore[no-untyped-call]
-    return values
+    return _apply(function, logits, others, summed=False)
 
 
 def sum_by_bands(function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
@@ -34,53 +32,38 @@ def sum_by_bands(function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
 
     Shapes and gradients are as of `by_bands`.
     """
+    return _apply(function, logits, others, summed=True)
+
+
+def _apply(function: PerPixel, logits: Tensor, others: tuple[Tensor, ...], *, summed: bool) -> Tensor:
     if logits.dim() != 4 or logits.numel() <= MOST_ELEMENTS:
         return function(logits, *others)
-    total: Tensor = _SumByBands.apply(function, logits, *others)  # type: ignore[no-untyped-call]
-    return total
+    values: Tensor = _Bands.apply(function, summed, logits, *others)  # type: ignore[no-untyped-call]
+    return values
 
 
-class _ByBands(torch.autograd.Function):
+class _Bands(torch.autograd.Function):
+    """The values of all bands one below the other, or their sum; the backward pass computes each band again."""
+
     @staticmethod
-    def forward(ctx: Any, function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
-        ctx.function = function
+    def forward(ctx: Any, function: PerPixel, summed: bool, logits: Tensor, *others: Tensor) -> Tensor:
+        ctx.function, ctx.summed = function, summed
         ctx.save_for_backward(logits, *others)
-        parts = [function(_wide(logits[:, :, rows]), *(o[:, rows] for o in others)) for rows in _rows(logits)]
-        return torch.cat(parts, 1)
+        bands = (function(_wide(logits[:, :, rows]), *(o[:, rows] for o in others)) for rows in _rows(logits))
+        return reduce(torch.add, bands) if summed else torch.cat(list(bands), 1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _again(ctx, lambda rows: gradient[:, rows])
-
-
-class _SumByBands(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, function: PerPixel, logits: Tensor, *others: Tensor) -> Tensor:
-        ctx.function = function
-        ctx.save_for_backward(logits, *others)
-        first, *rest = _rows(logits)
-        total = function(_wide(logits[:, :, first]), *(o[:, first] for o in others))
-        for rows in rest:
-            total = total + function(_wide(logits[:, :, rows]), *(o[:, rows] for o in others))
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _again(ctx, lambda _: gradient)
-
-
-def _again(ctx: Any, gradient_of: Callable[[slice], Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradient of the logits, with each band computed again."""
-    logits, *others = ctx.saved_tensors
-    result = torch.empty_like(logits)
-    for rows in _rows(logits):
-        band = _wide(logits[:, :, rows].detach()).requires_grad_()
-        with torch.enable_grad():
-            values = ctx.function(band, *(o[:, rows] for o in others))
-        result[:, :, rows] = torch.autograd.grad(values, band, gradient_of(rows))[0]
-    return None, result, *(None for _ in others)
+        logits, *others = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        for rows in _rows(logits):
+            band = _wide(logits[:, :, rows].detach()).requires_grad_()
+            with torch.enable_grad():
+                values = ctx.function(band, *(o[:, rows] for o in others))
+            given = gradient if ctx.summed else gradient[:, rows]
+            result[:, :, rows] = torch.autograd.grad(values, band, given)[0]
+        return None, None, result, *(None for _ in others)
 
 
 def _rows(logits: Tensor) -> Iterator[slice]:
