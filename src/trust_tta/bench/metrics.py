@@ -7,7 +7,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -54,7 +54,6 @@ class Meter(ABC, Generic[Sums]):
     probabilities: bool = False
     batches: list[Sums] = field(default_factory=list, init=False)
 
-    @abstractmethod
     def update(
         self,
         outputs: Tensor,
@@ -65,6 +64,13 @@ class Meter(ABC, Generic[Sums]):
         seconds: float = 0.0,
     ) -> None:
         """Add a batch: outputs after the update and `before` it, labels, data set indices (n,)."""
+        batch = self.measure(outputs, labels, before, indices)
+        if batch is not None:
+            self.batches.append(replace(batch, seconds=seconds))
+
+    @abstractmethod
+    def measure(self, outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None) -> Sums | None:
+        """The sums over a batch; None if it is empty."""
 
     @abstractmethod
     def score(self, batches: Sequence[Sums], *, before: bool = False) -> float | None:
@@ -161,19 +167,13 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
             return None
         return sum(known) / images if images else math.nan
 
-    def update(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        *,
-        before: Tensor | None = None,
-        indices: Tensor | None = None,
-        seconds: float = 0.0,
-    ) -> None:
-        """Add a batch: outputs (n, c) after the update and `before` it, labels (n,), data set indices (n,)."""
+    def measure(
+        self, outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None
+    ) -> ClassifiedBatch | None:
+        """The sums over outputs (n, c) after the update and `before` it, labels (n,) and indices (n,)."""
         _check_shapes(outputs, labels, before, indices)
         if len(labels) == 0:
-            return
+            return None
         outputs, labels = outputs.detach().double().cpu(), labels.detach().cpu().long()
         columns = _columns(self.classes, outputs.shape[1])
         truth = _truth(labels, columns, outputs.shape[1])
@@ -183,25 +183,22 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
         broken = p.isnan().any(1)
         predicted = columns[outputs[:, columns].argmax(1)].where(~broken, torch.tensor(-1))
         earlier = None if before is None else _predict(before.detach().cpu(), columns)
-        self.batches.append(
-            ClassifiedBatch(
-                images=len(labels),
-                scored=len(labels),
-                right=tuple((predicted == labels).tolist()),
-                right_before=None if earlier is None else int((earlier == labels).sum()),
-                entropy=torch.special.entr(p).sum().item(),
-                nll=nll.sum().item(),
-                brier=(p - torch.nn.functional.one_hot(truth, p.shape[1])).square().sum().item(),
-                broken=int(broken.sum()),
-                bins=reliability(p.amax(1), predicted == labels),
-                seconds=seconds,
-            )
-        )
         if self.confusion:
             self._count(labels, predicted, outputs.shape[1])
         if indices is not None:
             sure = None if before is None else before.detach().double().cpu()[:, columns].softmax(1).amax(1)
             self._keep(indices.tolist(), labels, (earlier, sure), (predicted, p.amax(1)))
+        return ClassifiedBatch(
+            images=len(labels),
+            scored=len(labels),
+            right=tuple((predicted == labels).tolist()),
+            right_before=None if earlier is None else int((earlier == labels).sum()),
+            entropy=torch.special.entr(p).sum().item(),
+            nll=nll.sum().item(),
+            brier=(p - torch.nn.functional.one_hot(truth, p.shape[1])).square().sum().item(),
+            broken=int(broken.sum()),
+            bins=reliability(p.amax(1), predicted == labels),
+        )
 
     def details(self) -> dict[str, Any]:
         right = np.array([right for batch in self.batches for right in batch.right], dtype=bool)
@@ -340,16 +337,8 @@ class PixelMeter(Meter[PixelBatch]):
             return None
         return sum_overlaps(known, classes=self.classes).mean_iou
 
-    def update(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        *,
-        before: Tensor | None = None,
-        indices: Tensor | None = None,
-        seconds: float = 0.0,
-    ) -> None:
-        """Add a batch: outputs after the update and `before` it, labels (n, h', w')."""
+    def measure(self, outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None) -> PixelBatch:
+        """The sums over outputs after the update and `before` it, and labels (n, h', w')."""
         if outputs.dim() != 4 or outputs.shape[1] != self.classes or len(outputs) != len(labels):
             raise ShapeError(
                 f"outputs have shape {tuple(outputs.shape)} for labels {tuple(labels.shape)}; "
@@ -359,24 +348,21 @@ class PixelMeter(Meter[PixelBatch]):
             if index in self.keep:
                 earlier_one = None if before is None else before[i]
                 self.masks.append(self._kept(index, labels[i], earlier_one, outputs[i]))
-        found = [self._measure(*pair) for pair in zip(outputs.detach(), labels.to(outputs.device), strict=True)]
+        found = [self._measure_one(*pair) for pair in zip(outputs.detach(), labels.to(outputs.device), strict=True)]
         earlier = None
         if before is not None:
             pairs = zip(before.detach(), labels.to(before.device), strict=True)
             earlier = sum_overlaps((self._count(_full(o, t), t) for o, t in pairs), classes=self.classes)
-        self.batches.append(
-            PixelBatch(
-                images=len(labels),
-                scored=sum(one.scored for one in found),
-                overlap=sum_overlaps((one.overlap for one in found), classes=self.classes),
-                before=earlier,
-                entropy=math.fsum(one.entropy for one in found),
-                nll=math.fsum(one.nll for one in found),
-                brier=math.fsum(one.brier for one in found),
-                broken=sum(one.broken for one in found),
-                bins=Reliability.total(one.bins for one in found),
-                seconds=seconds,
-            )
+        return PixelBatch(
+            images=len(labels),
+            scored=sum(one.scored for one in found),
+            overlap=sum_overlaps((one.overlap for one in found), classes=self.classes),
+            before=earlier,
+            entropy=math.fsum(one.entropy for one in found),
+            nll=math.fsum(one.nll for one in found),
+            brier=math.fsum(one.brier for one in found),
+            broken=sum(one.broken for one in found),
+            bins=Reliability.total(one.bins for one in found),
         )
 
     def _kept(self, index: int, labels: Tensor, before: Tensor | None, after: Tensor) -> MaskSample:
@@ -386,7 +372,7 @@ class PixelMeter(Meter[PixelBatch]):
             index=index, truth=pictures[0], before=pictures[1] if before is not None else None, after=pictures[-1]
         )
 
-    def _measure(self, output: Tensor, labels: Tensor) -> PixelBatch:
+    def _measure_one(self, output: Tensor, labels: Tensor) -> PixelBatch:
         """One picture: output (classes, h, w), labels (h', w')."""
         full = _full(output, labels)
         rows = full[:, labels != IGNORED].T.float()
