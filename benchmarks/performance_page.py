@@ -395,7 +395,8 @@ FAILED = """What did not help, or failed:
   sixth slower in float32, which then needs more registers.
 - SS2D's thin products on tensor cores in float32 where maps are small (49 positions): twice the library's time.
 - GELU by an error function that is right to the last bit, after a product in the same kernel: its arithmetic takes as
-  long in bf16 as a kernel of its own would take to move the map. A polynomial within 4e-7 of GELU takes half of it.
+  long in bf16 as a kernel of its own would take to move the map. A polynomial within 4e-7 of GELU needs a third fewer
+  instructions.
 
 Not done: a plain forward pass, without a method or `tt.fast` around it, is bound by the host; these record it. The stem
 could be computed once for all orders, but its norms are adapted: only its first convolution would be saved, 1% of a

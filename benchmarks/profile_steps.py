@@ -172,7 +172,8 @@ def main() -> None:
                 row = {"work": name, "dtype": dtype, **measure(make, device, limits, arguments.top)}
             record["rows"].append(row)
             write(arguments.out, record)
-            print(f"{name}, {dtype}: {row['median_ms']:.4g} ms, busy {row['busy_ms']:.4g} ms", flush=True)
+            memory = "" if row["peak_bytes"] is None else f", {row['peak_bytes'] / 2**30:.3g} GiB"
+            print(f"{name}, {dtype}: {row['median_ms']:.4g} ms, busy {row['busy_ms']:.4g} ms{memory}", flush=True)
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()

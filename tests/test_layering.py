@@ -20,9 +20,10 @@ LEAVES = {
 }  # fmt: skip
 ROOMS: dict[str, set[str]] = {
     "scan": set(),
-    "models": {"scan"},
+    "kernels": {"scan"},
+    "models": {"kernels", "scan"},
     "data": set(),
-    "methods": set(),
+    "methods": {"kernels"},
     "timm": {"models"},
     "hub": {"live", "methods", "models"},
     "live": {"methods", "models"},
@@ -35,6 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "fleet": {"data", "models", "methods", "live", "serve", "results", "bench", "training"},
     "cli": {
         "scan",
+        "kernels",
         "models",
         "data",
         "methods",

@@ -8,7 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trust_tta.models.convolution import StridedConv2d, _PatchMatmul, convolve, extract_patches
+from trust_tta.models.convolution import (
+    FirstConv2d,
+    StridedConv2d,
+    _PatchMatmul,
+    convolve,
+    extract_patches,
+    input_gradient,
+)
 
 CASES = {
     "stem": (2, 16, 12, 12, 24, 3, 2, 1),
@@ -68,6 +75,10 @@ def test_on_a_gpu_only_full_precision_uses_the_product(precise: bool) -> None:
             assert not layer.uses_matmul(x)
         exact = F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), 2, 1)  # type: ignore[union-attr]
         torch.testing.assert_close(layer(x).double(), exact, rtol=1e-4, atol=1e-4 if precise else 1e-2)
+        leaf, dy = x.detach().requires_grad_(), torch.randn_like(exact).float()
+        (found,) = torch.autograd.grad(layer(leaf), leaf, dy)
+        wanted = torch.nn.grad.conv2d_input(x.shape, layer.weight.double(), dy.double(), 2, 1)
+        assert (found.double() - wanted).norm() <= (5e-6 if precise else 5e-3) * wanted.norm()
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -85,6 +96,22 @@ def test_the_kernel_extracts_the_same_patches(case: tuple[int, ...], channels_la
     assert torch.equal(ours, extract_patches(x, size, stride, padding))
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.usefixtures("nan_empty")
+def test_the_gradient_is_the_sum_of_those_of_the_patches(case: tuple[int, ...]) -> None:
+    pytest.importorskip("triton")
+    b, c, h, w, out, size, stride, padding = case
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(b, c, h, w, generator=draw, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(out, c, size, size, generator=draw)
+    y = F.conv2d(x, weight.double(), None, stride, padding)
+    dy = torch.randn(y.shape, generator=draw)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ours = input_gradient(dy.to(device), weight.to(device), x.shape, stride, padding)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(ours.cpu().double(), torch.autograd.grad(y, x, dy.double())[0], rtol=1e-4, atol=1e-4)
+
+
 def test_nothing_is_read_outside_the_map() -> None:
     """Memory around the map is not a number; what lies outside counts as zero."""
     whole = torch.full((3, 10, 10, 4), torch.nan)
@@ -92,3 +119,17 @@ def test_nothing_is_read_outside_the_map() -> None:
     x = whole[1:2, 2:8, 2:8].permute(0, 3, 1, 2)
     weight = torch.ones(2, 4, 3, 3)
     torch.testing.assert_close(convolve(x, weight, None, 2, 1), F.conv2d(x.contiguous(), weight, None, 2, 1))
+
+
+@pytest.mark.gpu
+def test_channels_of_zeros_change_nothing() -> None:
+    torch.manual_seed(0)
+    layer = FirstConv2d(3, 48, 3, stride=2, padding=1).cuda()
+    x = torch.randn(4, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = layer(x)
+    exact = F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), 2, 1)  # type: ignore[union-attr]
+    assert y.dtype == torch.bfloat16
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert (y.double() - exact).norm() <= 1e-2 * exact.norm()
+    torch.testing.assert_close(layer(x), F.conv2d(x, layer.weight, layer.bias, 2, 1))

@@ -150,14 +150,20 @@ def check_copies(model: nn.Module) -> None:
 
 
 def _by_parts(
-    module: nn.Module, copies: Sequence[dict[str, Tensor]], slots: Sequence[Tensor], x: Tensor, order: Tensor
+    module: nn.Module,
+    copies: Sequence[dict[str, Tensor]],
+    slots: Sequence[Tensor],
+    x: Tensor,
+    order: Tensor,
+    residual: Tensor | None = None,
 ) -> Tensor:
     del order  # of the whole batch
     plain = partial(type(module).forward, module)
     replaced, module.forward = module.forward, plain
     try:
         parts = zip(copies, x.tensor_split(len(copies)), slots, strict=True)
-        return torch.cat([functional_call(module, weights, (part, each)) for weights, part, each in parts])
+        y = torch.cat([functional_call(module, weights, (part, each)) for weights, part, each in parts])
+        return y if residual is None else residual + y
     finally:
         module.forward = replaced
 

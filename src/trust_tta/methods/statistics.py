@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trust_tta.kernels.norm import batch_norm, can_use_kernels, fixed_norm, moments
 from trust_tta.methods.domains import HALF_LIFE, DomainWatch
 from trust_tta.methods.shares import Shares
 from trust_tta.methods.state import Array, Spec, clone
@@ -252,13 +252,15 @@ class StreamNorm(OwnNorm):
         if batch is None or not torch.is_grad_enabled():
             with torch.no_grad():
                 mean, variance = self.used()
-            return F.batch_norm(x, mean, variance, self.weight, self.bias, eps=self.eps)
+            return fixed_norm(x, mean, variance, self.weight, self.bias, self.eps)
         mean, variance = self.used()
         deviation = (variance + self.eps).rsqrt()
         ratio, offset = (batch[1] + self.eps).sqrt() * deviation, (batch[0] - mean) * deviation
         weight = ratio if self.weight is None else self.weight * ratio
         bias = offset if self.weight is None else self.weight * offset
         bias = bias if self.bias is None else self.bias + bias
+        if can_use_kernels(x) and batch[0].dtype == torch.float32:
+            return batch_norm(x, weight, bias, self.eps, batch)[1]
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled)
 
     def used(self) -> tuple[Tensor, Tensor]:
@@ -274,8 +276,7 @@ class StreamNorm(OwnNorm):
     @torch.no_grad()
     def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Move the memory by what the batch counts for; the batch's own mean and variance (channels,)."""
-        axes = [0, *range(2, x.dim())]
-        variance, mean = torch.var_mean(x.detach().to(self.mean.dtype), dim=axes, correction=0)
+        mean, variance = (moment.to(self.mean.dtype) for moment in moments(x))
         plain, fading = self.count / (self.memory_images + self.count), 1 - torch.exp2(-self.count / HALF_LIFE)
         share = torch.maximum(plain, fading)
         apart = share * (1 - share) * (mean - self.memory_mean).square()  # two means are a variance, too

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input, conv2d_weight
 
+from trust_tta.kernels import products
 from trust_tta.scan.functional import HAS_TRITON
 
 MIN_CHANNELS = 16  # with fewer, the product is too thin
@@ -27,6 +30,20 @@ class StridedConv2d(nn.Conv2d):
         return plain and x.shape[1] >= MIN_CHANNELS and not torch.compiler.is_compiling() and not _rounds_to_tf32()
 
 
+class FirstConv2d(nn.Conv2d):
+    """The convolution of images; in half precision on a GPU with channels of zeros, as tensor cores take eight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        if not x.is_cuda or low.itemsize != 2 or self.in_channels >= 8 or torch.compiler.is_compiling():
+            return super().forward(x)
+        missing = 8 - self.in_channels
+        x, weight = (F.pad(t.to(low), (0, 0, 0, 0, 0, missing)) for t in (x, self.weight))
+        x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+        y: Tensor = self._conv_forward(x, weight, self.bias)
+        return y
+
+
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     """`F.conv2d` of x (b, c, h, w) by weight (out, c, k, k); the result is channel-last in memory."""
     if x.is_cuda:
@@ -35,10 +52,25 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, paddin
         patches = triton_patches.extract_patches(x, weight.shape[2], stride, padding)
     else:
         patches = extract_patches(x, weight.shape[2], stride, padding)
-    matrix = weight.permute(0, 2, 3, 1).flatten(1).T
-    rows = patches.view(-1, len(matrix))
-    y = rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
-    return y.view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
+    rows, matrix = patches.flatten(3), _matrix(weight)
+    fused = products.can_use_kernels(rows, len(matrix))
+    return (products.fused_linear if fused else products.linear)(rows, matrix, bias).permute(0, 3, 1, 2)
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """(out, c, k, k) as the matrix (out, k * k * c) of patches."""
+    return weight.permute(0, 2, 3, 1).flatten(1)
+
+
+def input_gradient(dy: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:
+    """The gradient of x (b, c, h, w) on a GPU: that of the patches as a product, summed where they overlap."""
+    from trust_tta.models import triton_patches
+
+    rows, matrix = dy.permute(0, 2, 3, 1).contiguous(), _matrix(weight).T.contiguous()
+    fused = products.can_use_kernels(rows, len(matrix))
+    dpatches = (products.fused_linear if fused else products.linear)(rows, matrix, None)
+    size, channels = weight.shape[2], weight.shape[1]
+    return triton_patches.sum_patches(dpatches.unflatten(3, (size, size, channels)), shape, stride, padding)
 
 
 def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
@@ -48,23 +80,33 @@ def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
 
 
 class _PatchMatmul(torch.autograd.Function):
-    """The patches are not kept: the library's backward needs only x, and runs at the device's full rate."""
+    """The patches are not kept: the gradient of x needs none, and for that of the weight the library takes x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.stride, ctx.padding, ctx.outputs = stride, padding, None if bias is None else len(bias)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        ctx.shape, ctx.stride, ctx.padding = x.shape, stride, padding
         return convolve(x, weight, bias, stride, padding)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
-        stride, padding, sizes = [ctx.stride] * 2, [ctx.padding] * 2, None if ctx.outputs is None else [ctx.outputs]
-        dx, dweight, dbias = torch.ops.aten.convolution_backward(
-            dy, *ctx.saved_tensors, sizes, stride, padding, [1, 1], False, [0, 0], 1, wanted
-        )
+        x, weight = ctx.saved_tensors
+        place = (ctx.stride, ctx.padding)
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            by = input_gradient if dy.is_cuda else _library_gradient
+            dx = by(dy, weight, ctx.shape, *place)
+        if ctx.needs_input_grad[1]:
+            dweight = conv2d_weight(x, weight.shape, dy, *place)
+        if ctx.needs_input_grad[2]:
+            dbias = dy.sum((0, 2, 3))
         return dx, dweight, dbias, None, None
+
+
+def _library_gradient(dy: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:
+    dx: Tensor = conv2d_input(shape, weight, dy, stride, padding)
+    return dx
 
 
 def _rounds_to_tf32() -> bool:

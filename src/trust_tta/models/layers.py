@@ -11,14 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.models.convolution import StridedConv2d
+from trust_tta.kernels import BACKENDS, products
+from trust_tta.kernels.norm import BatchNorm2d
+from trust_tta.models.convolution import FirstConv2d, StridedConv2d
 
 
 class Linear2d(nn.Linear):
     """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.backend = "auto"
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The layer, and plus `residual` (b, out, h, w)."""
+        x, residual = x.permute(0, 2, 3, 1), None if residual is None else residual.permute(0, 2, 3, 1)
+        usable = self.backend in BACKENDS and products.can_use_kernels(x, self.out_features, residual)
+        # In half precision the library is as fast, unless something follows.
+        fused = usable and (residual is not None or products.is_full_precision(x))
+        call = products.fused_linear if fused else products.linear
+        return call(x, self.weight, self.bias, residual).permute(0, 3, 1, 2)
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -30,7 +42,7 @@ class LayerNorm2d(nn.LayerNorm):
 
 def make_norm(norm: str, channels: int) -> nn.Module:
     """LayerNorm2d for "layer", BatchNorm2d for "batch"."""
-    return nn.BatchNorm2d(channels) if norm == "batch" else LayerNorm2d(channels)
+    return BatchNorm2d(channels) if norm == "batch" else LayerNorm2d(channels)
 
 
 class StochasticDepth(nn.Module):
@@ -40,8 +52,12 @@ class StochasticDepth(nn.Module):
         super().__init__()
         self.rate = rate
 
+    @property
+    def drops(self) -> bool:
+        return self.training and self.rate > 0
+
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
+        if not self.drops:
             return x
         keep = x.new_empty(x.shape[0], *(1,) * (x.dim() - 1)).bernoulli_(1 - self.rate)
         return x * keep / (1 - self.rate)
@@ -57,10 +73,23 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = Linear2d(dim, hidden)
         self.fc2 = Linear2d(hidden, dim)
+        self.backend = "auto"
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return y
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The layers, and plus `residual` (b, dim, h, w)."""
+        if not self.uses_kernels(x, residual):
+            y: Tensor = self.fc2(F.gelu(self.fc1(x)), residual)
+            return y
+        given = None if residual is None else residual.permute(0, 2, 3, 1)
+        weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
+        return products.fused_mlp(x.permute(0, 2, 3, 1), *weights, given).permute(0, 3, 1, 2)
+
+    def uses_kernels(self, x: Tensor, residual: Tensor | None) -> bool:
+        layers = (self.fc1, self.fc2)
+        if self.backend not in BACKENDS or any(type(layer) is not Linear2d or layer._forward_hooks for layer in layers):
+            return False
+        given = None if residual is None else residual.permute(0, 2, 3, 1)
+        return products.can_use_kernels(x.permute(0, 2, 3, 1), self.fc2.out_features, given)
 
 
 class PatchMerging(nn.Module):
@@ -84,7 +113,7 @@ def make_stem(channels: int, dim: int, patch: int, *, overlapping: bool, norm: s
         return nn.Sequential(nn.Conv2d(channels, dim, patch, stride=patch), nn.Identity(), make_norm(norm, dim))
     stride = patch // 2
     return nn.Sequential(
-        nn.Conv2d(channels, dim // 2, stride + 1, stride=stride, padding=1),
+        FirstConv2d(channels, dim // 2, stride + 1, stride=stride, padding=1),
         nn.Identity(),
         make_norm(norm, dim // 2),
         nn.Identity(),

@@ -40,13 +40,13 @@ class SS2D(nn.Module):
             self.A_logs.copy_(torch.log(torch.arange(1.0, self.A_logs.shape[1] + 1)).expand_as(self.A_logs))
             self.Ds.fill_(1)
 
-    def forward(self, x: Tensor, slots: Tensor) -> Tensor:
-        """x (b, dim, h, w); `slots` (4,) or (b, 4) as in `scan.scan_map`."""
+    def forward(self, x: Tensor, slots: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x (b, dim, h, w); `slots` (4,) or (b, 4) as in `scan.scan_map`; plus `residual` (b, dim, h, w)."""
         x = self.in_proj(x)
         if self.gate:
             x, z = x.chunk(2, dim=1)
         y = self.scan(self.conv2d(x), slots)
-        out: Tensor = self.out_proj(y * F.silu(z) if self.gate else y)
+        out: Tensor = self.out_proj(y * F.silu(z) if self.gate else y, residual)
         return out
 
     def scan(self, x: Tensor, slots: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""`convolution.extract_patches` on a CUDA device in one pass over the map."""
+"""`convolution.extract_patches` and its adjoint on a CUDA device, each in one pass over the map."""
 
 # mypy: ignore-errors
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -23,6 +25,45 @@ def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
             PADDING=padding, BLOCK=2048, enable_fp_fusion=True,
         )  # fmt: skip
     return patches
+
+
+def sum_patches(patches: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:
+    """The map (b, c, h, w), channel-last in memory, in which patches (b, height, width, size, size, c) are summed."""
+    b, c, h, w = shape
+    _, height, width, size, _, _ = patches.shape
+    x = patches.new_empty((b, h, w, c))
+    with torch.cuda.device_of(x):
+        sum_patches_kernel[(b * h, ceil_div(w * c, 1024))](
+            patches, x, CHANNELS=c, HEIGHT=h, WIDTH=w, OUT_HEIGHT=height, OUT_WIDTH=width, SIZE=size, STRIDE=stride,
+            PADDING=padding, BLOCK=1024, enable_fp_fusion=True,
+        )  # fmt: skip
+    return x.permute(0, 3, 1, 2)
+
+
+@triton.jit
+def sum_patches_kernel(
+    p_patches, p_x,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A run of numbers of one row of the map, each the sum of its places in all patches."""
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    i_row = tl.program_id(0).to(tl.int64)
+    i_b, i_h = i_row // HEIGHT, i_row % HEIGHT
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    o_c, o_w = o % CHANNELS, o // CHANNELS
+    b_x = tl.zeros((BLOCK,), dtype=tl.float32)
+    for i in tl.static_range(SIZE):
+        o_above = tl.zeros_like(o) + (i_h + PADDING - i)
+        o_row = o_above // STRIDE
+        m_row = (o < WIDTH * CHANNELS) & (o_above >= 0) & (o_above % STRIDE == 0) & (o_row < OUT_HEIGHT)
+        for j in tl.static_range(SIZE):
+            o_left = o_w + PADDING - j
+            o_column = o_left // STRIDE
+            mask = m_row & (o_left >= 0) & (o_left % STRIDE == 0) & (o_column < OUT_WIDTH)
+            o_at = ((i_b * OUT_HEIGHT + o_row) * OUT_WIDTH + o_column) * (SIZE * SIZE) + (i * SIZE + j)
+            b_x += tl.load(p_patches + o_at * CHANNELS + o_c, mask=mask, other=0.0).to(tl.float32)
+    tl.store(p_x + i_row * (WIDTH * CHANNELS) + o, b_x.to(p_x.dtype.element_ty), mask=o < WIDTH * CHANNELS)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from trust_tta.kernels.norm import fork_norm
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.layers import Mlp, StochasticDepth, make_downsample, make_norm, make_stem
@@ -31,9 +32,12 @@ class Block(nn.Module):
         self.norm2 = make_norm(config.norm, dim) if self.mlp is not None else None
 
     def forward(self, x: Tensor, slots: Tensor) -> Tensor:
-        x = x + self.drop_path(self.op(self.norm(x), slots))
+        x, normal = fork_norm(self.norm, x)
+        drops = self.drop_path.drops
+        x = x + self.drop_path(self.op(normal, slots)) if drops else self.op(normal, slots, x)
         if self.mlp is not None and self.norm2 is not None:
-            x = x + self.drop_path(self.mlp(self.norm2(x)))
+            x, normal = fork_norm(self.norm2, x)
+            x = x + self.drop_path(self.mlp(normal)) if drops else self.mlp(normal, x)
         return x
 
 

@@ -214,6 +214,10 @@ def run_merge_norm_backward(
     dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, train: bool, triton: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of y (b, 2, c, h*w), weight and bias (c,); the last two are empty unless `train`."""
+    if triton and not train:
+        from trust_tta.scan.triton import merge_norm_backward as by_kernel
+
+        return by_kernel(dnorm, x, mean, scale, weight), weight.new_empty(0), bias.new_empty(0)
     # On a GPU PyTorch has this for weights of the map's dtype only; it asks for the bias but does not read it.
     factor = weight.to(x.dtype) if triton else weight
     dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(

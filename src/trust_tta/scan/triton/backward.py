@@ -33,10 +33,10 @@ from trust_tta.scan.triton.launch import Tiling, ceil_div, choose_tiling, consta
 
 
 class PartialSums(NamedTuple):
-    """Gradients in float32 that are yet to be summed, in a fixed order so that runs repeat."""
+    """Gradients that are yet to be summed, in a fixed order so that runs repeat; in float32 unless said otherwise."""
 
     A: Tensor  # (b, g, m, c, n), over the batch
-    B: Tensor  # (b, g, m, blocks of channels, n, l), over the blocks
+    B: Tensor  # (b, g, m, blocks of channels, n, l), over the blocks; in bfloat16 if B is, as there are many
     C: Tensor  # likewise
     D: Tensor  # (b, g, c), over the batch; the same for each direction
     delta_bias: Tensor  # (b, g, m, c), over the batch
@@ -70,7 +70,8 @@ def differentiate(
     du, ddelta = torch.empty_like(inputs.u), torch.empty_like(inputs.delta)
     # Each program writes its own part of these.
     dA = A.new_empty((batch, *A.shape))
-    dB, dC = A.new_empty((2, batch, groups, directions, blocks, state, length))
+    rows = torch.bfloat16 if inputs.B.dtype == torch.bfloat16 else torch.float32
+    dB, dC = A.new_empty((2, batch, groups, directions, blocks, state, length), dtype=rows)
     dD = A.new_empty((batch, groups, channels))
     dbias = A.new_empty((batch, groups, directions, channels))
     adjoints = A.new_empty((batch, groups, chunks - 1, state, channels) if directions == 2 else 0)
@@ -170,8 +171,8 @@ def scan_backward_kernel(
     p_dbias, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
-    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, HAS_D: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
+    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one batch entry, group and block of channels; sums over channels and batch stay partial."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
@@ -220,7 +221,7 @@ def scan_backward_kernel(
     if (DIRECTIONS == 2) and (CHUNKS > 1):
         sweep_boundaries(
             p_dy, p_delta + ROWS, p_A + WEIGHTS, p_C + STRIDE_M, p_adjoints, b_bias1, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, BLOCK_L, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, True,
+            CHANNELS, LENGTH, STATE, STRIDE_N, BLOCK_L, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, True,
         )  # fmt: skip
         # What one thread stored above, another loads below.
         tl.debug_barrier()
@@ -230,7 +231,7 @@ def scan_backward_kernel(
     b_dA0 = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
     b_dA1 = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
     b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
-    for i_step in range(CHUNKS):
+    for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
         i_k = CHUNKS - 1 - i_step
         b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
         b_dy = load_block(p_dy, o_c, m_c, i_k, LENGTH, BLOCK_L)

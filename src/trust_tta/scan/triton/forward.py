@@ -148,7 +148,7 @@ def boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES: tl.constexpr, CHANNELS: t
 def sweep_boundaries(
     p_x, p_delta, p_A, p_rows, p_out, b_bias, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
     ADJOINT: tl.constexpr,
 ):  # fmt: skip
     """Write what direction 1 carries over each chunk boundary to p_out.
@@ -159,7 +159,7 @@ def sweep_boundaries(
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     o_n = tl.arange(0, BLOCK_N)
     b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
-    for i_step in range(CHUNKS - 1):
+    for i_step in tl.range(0, CHUNKS - 1, num_stages=STAGES):
         i_k = i_step if ADJOINT else CHUNKS - 1 - i_step
         i_boundary = i_k + 1 if ADJOINT else i_k
         b_x = load_block(p_x, o_c, m_c, i_k, LENGTH, BLOCK_L)
@@ -233,8 +233,8 @@ def scan_forward_kernel(
     p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_y, p_states, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
-    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, HAS_D: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
+    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
     """y (b, g, c, l) and the states (b, g, m, boundary, n, c) of one batch entry, group and block of channels."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
@@ -272,12 +272,12 @@ def scan_forward_kernel(
     if (DIRECTIONS == 2) and (CHUNKS > 1):
         sweep_boundaries(
             p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_states + SAVED, b_bias1, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, False,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, False,
         )  # fmt: skip
         # What one thread stored above, another loads below.
         tl.debug_barrier()
     b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
-    for i_k in range(CHUNKS):
+    for i_k in tl.range(0, CHUNKS, num_stages=STAGES):
         b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
         b_x0 = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias0[:, None]
         if DIRECTIONS == 2:

@@ -28,12 +28,14 @@ class Tile:
     """What one program works on at a time: channels x positions, and its warps and registers per thread.
 
     A warp holds 128 positions of a channel; more positions than that in a tile of several warps make the scans slow.
+    With several `stages` the next chunks are read while one is worked on.
     """
 
     channels: int
     positions: int
     warps: int
     registers: int | None = None
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ def constants(inputs: ScanInputs, tile: Tile, spacing: int) -> dict[str, int | b
         "DIRECTIONS": directions, "CHANNELS": channels, "LENGTH": length, "STATE": state,
         "STRIDE_B": stride_b, "STRIDE_G": stride_g, "STRIDE_M": stride_m, "STRIDE_N": stride_n, "SPACING": spacing,
         "BLOCK_C": tile.channels, "BLOCK_L": tile.positions, "BLOCK_N": power_of_two(state),
+        "STAGES": tile.stages,
         "HAS_D": inputs.D is not None, "HAS_BIAS": inputs.delta_bias is not None, "SOFTPLUS": inputs.delta_softplus,
         "num_warps": tile.warps, "maxnreg": tile.registers, "enable_fp_fusion": True,
     }  # fmt: skip

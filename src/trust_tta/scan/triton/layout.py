@@ -12,6 +12,8 @@ from torch import Tensor
 
 from trust_tta.scan.triton.launch import ceil_div
 
+SIDE = 8  # of a tile whose channels are walked through twice: small, because small maps have few tiles
+
 
 def cross_scan(x: Tensor, *, silu: bool) -> Tensor:
     """See `operators.Backend`."""
@@ -41,32 +43,46 @@ def merge_norm(
     x, norm = _pixels(y, height, width), _pixels(y, height, width)
     mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
     batch, _, count, _ = y.shape
-    side, channels, warps = _tile_sizes(y, height, width)
-    grid = (ceil_div(height, side) * ceil_div(width, side), batch)
+    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
     with torch.cuda.device_of(y):
         merge_norm_kernel[grid](
             y, x, norm, mean, scale, weight.contiguous(), bias.contiguous(), eps,
-            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side, num_warps=warps,
-            enable_fp_fusion=True,
+            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, enable_fp_fusion=True, **_channels(count),
         )  # fmt: skip
     return norm, x, mean, scale
+
+
+def merge_norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    """The gradient (b, 2, c, h*w) of the sequences that `merge_norm` merged, from that of the norm (b, h, w, c)."""
+    batch, height, width, count = x.shape
+    dy = x.new_empty((batch, 2, count, height * width))
+    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
+    with torch.cuda.device_of(x):
+        merge_norm_backward_kernel[grid](
+            dnorm.contiguous(), x, mean, scale, weight.contiguous(), dy,
+            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, enable_fp_fusion=True, **_channels(count),
+        )  # fmt: skip
+    return dy
 
 
 def _pixels(y: Tensor, height: int, width: int) -> Tensor:
     return y.new_empty((y.shape[0], height, width, y.shape[2]))
 
 
-def _tile_sizes(u: Tensor, height: int, width: int) -> tuple[int, int, int]:
-    """The side of a tile, its channels, and its warps: a sector of memory, 32 bytes, along each axis."""
-    if u.dtype == torch.float32 or max(height, width) <= 8:
-        return 8, 32, 4
-    return 16, 16, 8
+def _channels(count: int) -> dict[str, int]:
+    """Channels at a time, and warps, of a tile whose channels are walked through."""
+    return {"BLOCK_C": 64, "num_warps": 4} if count < 512 else {"BLOCK_C": 128, "num_warps": 8}
+
+
+def _tile_sizes(height: int, width: int) -> tuple[int, int, int]:
+    """The side of a tile, its channels, and its warps."""
+    return (8, 32, 4) if max(height, width) <= 8 else (16, 16, 8)
 
 
 def _launch(
     kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], u: Tensor, height: int, width: int, **flag: bool
 ) -> None:
-    side, channels, warps = _tile_sizes(u, height, width)
+    side, channels, warps = _tile_sizes(height, width)
     batch, _, count, _ = u.shape
     grid = (ceil_div(height, side) * ceil_div(width, side), ceil_div(count, channels), batch)
     kernel[grid](
@@ -177,3 +193,50 @@ def merge_norm_kernel(
         b_x = tl.load(p_x + o_map, mask=mask).to(tl.float32)
         b_n = (b_x - b_mean[:, :, None]) * b_scale[:, :, None] * b_w + b_b
         tl.store(p_norm + o_map, b_n.to(p_norm.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS: tl.constexpr):
+    """The normalized map and the gradient that reaches it, in float32."""
+    b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
+    b_g = tl.load(p_dnorm + o_map, mask=mask, other=0.0).to(tl.float32) * b_w
+    b_x = tl.load(p_x + o_map, mask=mask, other=0.0).to(tl.float32)
+    return (b_x - b_mean[:, :, None]) * b_scale[:, :, None], b_g
+
+
+@triton.jit
+def merge_norm_backward_kernel(
+    p_dnorm, p_x, p_mean, p_scale, p_weight, p_dy,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the norm of a tile of pixels, written along the rows and along the columns."""
+    BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
+    i_b = tl.program_id(1).to(tl.int64)
+    p_dnorm += i_b * (CHANNELS * HEIGHT * WIDTH)
+    p_x += i_b * (CHANNELS * HEIGHT * WIDTH)
+    p_dy += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
+    tiles = tl.cdiv(WIDTH, BLOCK_S)
+    o_row = ((tl.program_id(0) // tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[:, None]
+    o_column = ((tl.program_id(0) % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :]
+    m_pixel = (o_row < HEIGHT) & (o_column < WIDTH)
+    o_pixel = i_b * (HEIGHT * WIDTH) + o_row * WIDTH + o_column
+    b_mean = tl.load(p_mean + o_pixel, mask=m_pixel, other=0.0)
+    b_scale = tl.load(p_scale + o_pixel, mask=m_pixel, other=0.0)
+    b_sum = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
+    b_along = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
+    for i_c in range(BLOCKS):
+        o_h, o_w, o_c, _, _, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
+        b_n, b_g = _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS)
+        b_sum += tl.sum(b_g, 2)
+        b_along += tl.sum(b_g * b_n, 2)
+    b_sum /= CHANNELS
+    b_along /= CHANNELS
+    for i_c in range(BLOCKS):
+        o_h, o_w, o_c, o_rows, o_columns, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
+        b_n, b_g = _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS)
+        b_dx = b_scale[:, :, None] * (b_g - b_sum[:, :, None] - b_n * b_along[:, :, None])
+        b_dx = b_dx.to(p_dy.dtype.element_ty)
+        tl.store(p_dy + o_rows, b_dx, mask=mask)
+        tl.store(p_dy + o_columns, b_dx, mask=mask)

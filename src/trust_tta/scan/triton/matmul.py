@@ -1,7 +1,7 @@
-"""Matrix products of SS2D in half precision: maps with a small weight, and the gradients of such weights.
+"""Matrix products of SS2D: maps with a small weight, and the gradients of such weights.
 
-All are bound by memory, so each number of a large map is moved once. In float32, without tensor cores, they are bound
-by arithmetic and left to PyTorch.
+All are bound by memory, so each number of a large map is moved once. In float32 each factor is the sum of two numbers
+that a tensor core takes, and three of their four products are summed: the error stays that of float32.
 """
 
 # mypy: ignore-errors
@@ -21,18 +21,22 @@ def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
     """y (b, g, m, l) = weight (.., g, m, k) @ x (b, g, k, l), or y += that; x and y may be slices of rows."""
     b, g, m, length = y.shape
     k = x.shape[2]
-    if y.dtype == torch.float32:
+    wide, scalar = y.dtype == torch.float32, y.dtype == torch.float32 and m > k
+    if wide and (add or (not scalar and (length <= 64 or (m > 32 and length <= 256)))):  # the library is faster
         weights = weight.expand(b, g, m, k).reshape(b * g, m, k)
         y.view(b * g, m, length).baddbmm_(weights, x.reshape(b * g, k, length), beta=int(add))
         return
     block_m, block_k, block_l = choose_tile(m, k, length, b * g)
+    if wide:
+        block_k, block_l = min(block_k, 32), min(block_l, 64) if scalar else block_l
     with torch.cuda.device_of(y):
         matmul_kernel[(b * g * ceil_div(m, block_m) * ceil_div(length, block_l),)](
             weight, x, y, ADD=add, GROUPS=g, ROWS=m, INNER=k, LENGTH=length,
             STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
             STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1), STRIDE_YB=y.stride(0), STRIDE_YG=y.stride(1),
-            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(y), enable_fp_fusion=True,
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, SCALAR=scalar, WIDE=_interpreted(y),
+            enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -43,9 +47,11 @@ def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
     """
     b, g, m, length = dy.shape
     k = x.shape[2]
-    if dy.dtype == torch.float32:
-        return dy @ x.mT
     block_m, block_k, block_l = _within(m, 128), _within(k, 64), _positions(length)
+    if dy.dtype == torch.float32:
+        if length <= 64:
+            return dy @ x.mT
+        block_l = 32
     chunks, tiles = ceil_div(length, block_l), g * ceil_div(m, block_m) * ceil_div(k, block_k)
     # A program's share is a run of chunks, of several images where the maps are small.
     share = chunks if per_image else ceil_div(b * chunks, ceil_div(4 * PROGRAMS, tiles))
@@ -81,8 +87,31 @@ def _interpreted(x: Tensor) -> bool:
 
 
 @triton.jit
-def dot(b_x, b_y, b_sum, WIDE: tl.constexpr):
-    """x @ y + sum in float32."""
+def top(b_x):
+    """What a tensor core reads of float32 numbers: the first 10 bits after the point."""
+    return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def split_dot(b_x, b_y_top, b_y_rest, b_sum):
+    """x @ y + sum with the error of float32; the product of what a tensor core does not read of both is below it.
+
+    A tensor core cuts its sums off instead of rounding them: short ones lose little, and are added up outside.
+    """
+    b_x_top = top(b_x)
+    b_part = tl.dot(b_x - b_x_top, b_y_top, input_precision="tf32")
+    b_part = tl.dot(b_x_top, b_y_rest, b_part, input_precision="tf32")
+    return b_sum + tl.dot(b_x_top, b_y_top, b_part, input_precision="tf32")
+
+
+@triton.jit
+def dot(b_x, b_y, b_sum, SCALAR: tl.constexpr, WIDE: tl.constexpr):
+    """x @ y + sum, in float32's precision where that is the dtype."""
+    if b_x.dtype == tl.float32:
+        if SCALAR:
+            return tl.dot(b_x, b_y, b_sum, input_precision="ieee")
+        b_top = top(b_y)
+        return split_dot(b_x, b_top, b_y - b_top, b_sum)
     if WIDE:
         # Triton's interpreter would multiply the bits of bfloat16; the products are the same.
         b_x, b_y = b_x.to(tl.float32), b_y.to(tl.float32)
@@ -102,9 +131,12 @@ def matmul_kernel(
     ADD: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr,
     STRIDE_WB: tl.constexpr, STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr,
     STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_YB: tl.constexpr, STRIDE_YG: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, SCALAR: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y (rows, positions) of one image and group; tiles that read the same of x follow each other."""
+    """A tile of y (rows, positions) of one image and group; tiles that read the same of x follow each other.
+
+    SCALAR: without tensor cores; for so few rows of x that splitting them would take longer.
+    """
     M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
     L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i = tl.program_id(0)
@@ -122,7 +154,7 @@ def matmul_kernel(
         o_k = i_k + tl.arange(0, BLOCK_K)
         o_w = o_m[:, None] * STRIDE_WM + o_k[None, :] * STRIDE_WK
         b_w = tl.load(p_w + o_w, mask=(o_m < ROWS)[:, None] & (o_k < INNER)[None, :], other=0.0)
-        b_y = dot(b_w, load_rows(p_x, o_k, o_l, INNER, LENGTH), b_y, WIDE)
+        b_y = dot(b_w, load_rows(p_x, o_k, o_l, INNER, LENGTH), b_y, SCALAR, WIDE)
     if ADD:
         b_y += load_rows(p_y, o_m, o_l, ROWS, LENGTH).to(tl.float32)
     o_y = o_m[:, None] * LENGTH + o_l[None, :]
@@ -154,7 +186,7 @@ def weight_gradient_kernel(
         o_l = i_chunk % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
         b_dy = load_rows(p_dy + i_b * STRIDE_YB + i_g * STRIDE_YG, o_m, o_l, ROWS, LENGTH)
         b_x = load_rows(p_x + i_b * STRIDE_XB + i_g * STRIDE_XG, o_k, o_l, COLUMNS, LENGTH)
-        b_sum = dot(b_dy, tl.trans(b_x), b_sum, WIDE)
+        b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, WIDE)
     o_out = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * COLUMNS)
     m_out = (o_m < ROWS)[:, None] & (o_k < COLUMNS)[None, :]
     tl.store(p_out + o_out + o_m[:, None] * COLUMNS + o_k[None, :], b_sum, mask=m_out)

@@ -1,0 +1,125 @@
+"""Batch normalization of channel-last maps: PyTorch's, and on a GPU, where its kernels are slow, our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.kernels import BACKENDS
+from trust_tta.scan.functional import HAS_TRITON
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LEAST = 1 << 20  # elements of a map that is worth a kernel of our own: they are slower to launch
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """As PyTorch's, by our kernels where `backend` allows them and they can be used."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.backend = "auto"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fork(x)[1] if self.uses_kernels(x) else super().forward(x)
+
+    def fork(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and the normalized x; the backward adds their gradients in its last pass over the map."""
+        if self.running_mean is None or self.running_var is None:
+            return batch_norm(x, self.weight, self.bias, self.eps)
+        return x, fixed_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
+
+    def uses_kernels(self, x: Tensor) -> bool:
+        """Statistics of the batch that nobody keeps, or fixed ones in a pass without gradients."""
+        if self.backend not in BACKENDS or not self.affine or not can_use_kernels(x):
+            return False
+        if self.running_mean is None or self.running_var is None:
+            return True
+        return not self.training and not torch.is_grad_enabled()
+
+
+def fork_norm(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """x and norm(x), whatever the norm is."""
+    watched = norm._forward_hooks or norm._forward_pre_hooks
+    if isinstance(norm, BatchNorm2d) and not watched and norm.uses_kernels(x):
+        return norm.fork(x)
+    return x, norm(x)
+
+
+def can_use_kernels(x: Tensor) -> bool:
+    """Whether the kernels take this map (b, c, h, w) here."""
+    if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
+        return False
+    return x.dim() == 4 and x.numel() >= LEAST and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def triton_norm() -> Any:
+    """The kernels, imported where they are first used."""
+    from trust_tta.kernels import triton_norm as kernels
+
+    return kernels
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance (c,), at least float32, of the channels of x (b, c, ...)."""
+    if can_use_kernels(x):
+        mean, variance = triton_norm().moments(_rows(x.detach()))
+        return mean, variance
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=0)
+    return mean, variance
+
+
+def fixed_norm(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """x (b, c, ...) normalized by given statistics (c,)."""
+    if weight is None or bias is None or torch.is_grad_enabled() or not can_use_kernels(x):
+        return F.batch_norm(x, mean, variance, weight, bias, eps=eps)
+    return _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps), x)
+
+
+def batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, known: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """x and x normalized by the statistics of the batch, which gradients go through; `known` are its moments."""
+    same, y = _BatchNormByKernels.apply(x, weight, bias, *(known or moments(x)), eps)  # type: ignore[no-untyped-call]
+    return same, y
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(b, c, h, w), channel-last in memory, as (pixels, c)."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+
+def _map(rows: Tensor, like: Tensor) -> Tensor:
+    b, c, h, w = like.shape
+    return rows.view(b, h, w, c).permute(0, 3, 1, 2)
+
+
+class _BatchNormByKernels(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)
+        return x, _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps), x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dx: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return dx, None, None, None, None, None
+        x, weight, mean, variance = ctx.saved_tensors
+        kernels, rows = triton_norm(), _rows(x)
+        dy = _rows(dy)
+        dbias, dweight = kernels.sums(dy, rows, mean, variance, ctx.eps)
+        if ctx.needs_input_grad[0]:
+            add = None if dx is None else _rows(dx)
+            saved = (mean, variance, weight)
+            dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add), x)
+        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), None, None, None

@@ -1,0 +1,155 @@
+"""Linear layers over the channels of maps, with what follows them: PyTorch's, and on a GPU kernels that fuse both.
+
+In float32 the kernels multiply on tensor cores, each factor as a sum of two numbers that those take (3 x TF32): faster
+than any library's float32, with its error. Where the caller allows TF32 itself, or with `backend="reference"`, they
+stand back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trust_tta.scan.functional import HAS_TRITON
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LEAST = 132 * 128 * 128  # elements of a result for which kernels fill a large GPU
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """x (b, h, w, k) @ weight (n, k).T + bias (n,), and plus `residual` (b, h, w, n)."""
+    y = F.linear(x, weight, bias)
+    return y if residual is None else residual + y
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """As `linear`, by kernels."""
+    given = _cast(_rows(x), weight, bias, None if residual is None else _rows(residual))
+    y: Tensor = _Linear.apply(*given)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], -1)
+
+
+def fused_mlp(
+    x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None = None
+) -> Tensor:
+    """Two layers (n, k) and (k, n) with GELU between them, by kernels, and plus `residual`; x (b, h, w, k).
+
+    The hidden map is not kept for the backward but made again.
+    """
+    given = _cast(_rows(x), weight1, bias1, weight2, bias2, None if residual is None else _rows(residual))
+    y: Tensor = _Mlp.apply(*given)  # type: ignore[no-untyped-call]
+    return y.view(x.shape)
+
+
+def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> bool:
+    """Whether the kernels take x (b, h, w, k) here, and are worth it for results with so many columns."""
+    if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
+        return False
+    if not x.is_contiguous() or x.numel() // x.shape[-1] * columns < LEAST:
+        return False
+    dtype = _dtype(x)
+    if residual is not None and (residual.dtype != dtype or not residual.is_contiguous()):
+        return False
+    return dtype != torch.float32 or not rounds_to_tf32()
+
+
+def is_full_precision(x: Tensor) -> bool:
+    """Whether products of x are to be float32."""
+    return _dtype(x) == torch.float32
+
+
+def rounds_to_tf32() -> bool:
+    """Whether the caller allows TF32 in products, for which libraries are fast."""
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):  # reading the old flag fails once the new one was set
+        return bool(matmul.fp32_precision == "tf32")
+    return bool(matmul.allow_tf32)
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+
+
+def _cast(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
+    """The tensors as autocast would hand them on."""
+    dtype = _dtype(x)
+    return [None if t is None else t.to(dtype) for t in (x, *others)]
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _kernels() -> Any:
+    from trust_tta.kernels import triton_products
+
+    return triton_products
+
+
+def _times(dy: Tensor, weight: Tensor) -> Tensor:
+    """dy (m, n) @ weight (n, k)."""
+    if dy.dtype != torch.float32:
+        return dy @ weight
+    kernels = _kernels()
+    dx: Tensor = kernels.product(dy, kernels.prepare(weight, transposed=True))
+    return dx
+
+
+def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    """dy (m, n).T @ x (m, k)."""
+    if dy.dtype != torch.float32:
+        return dy.T @ x
+    dweight: Tensor = _kernels().weight_gradient(dy, x)
+    return dweight
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        kernels = _kernels()
+        y: Tensor = kernels.product(x, kernels.prepare(weight), bias, add=residual)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wanted, dy = ctx.needs_input_grad, dy.contiguous()
+        return (
+            _times(dy, weight) if wanted[0] else None,
+            _weight_gradient(dy, x) if wanted[1] else None,
+            dy.sum(0) if wanted[2] else None,
+            dy if wanted[3] else None,
+        )
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight1, bias1, weight2)
+        kernels = _kernels()
+        hidden = kernels.product(x, kernels.prepare(weight1), bias1, gelu=True)
+        y: Tensor = kernels.product(hidden, kernels.prepare(weight2), bias2, add=residual)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight1, bias1, weight2 = ctx.saved_tensors
+        wanted, dy, kernels = ctx.needs_input_grad, dy.contiguous(), _kernels()
+        first = kernels.prepare(weight1)
+        dx = dweight1 = dbias1 = dweight2 = None
+        if any(wanted[:3]):
+            dhidden = kernels.hidden_gradient(dy, x, first, bias1, kernels.prepare(weight2, transposed=True))
+            dx = _times(dhidden, weight1) if wanted[0] else None
+            dweight1 = _weight_gradient(dhidden, x) if wanted[1] else None
+            dbias1 = dhidden.sum(0) if wanted[2] else None
+        if wanted[3]:
+            dweight2 = _weight_gradient(dy, kernels.product(x, first, bias1, gelu=True))
+        return dx, dweight1, dbias1, dweight2, dy.sum(0) if wanted[4] else None, dy if wanted[5] else None
