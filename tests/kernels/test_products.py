@@ -12,7 +12,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from trust_tta.kernels import products, triton_products  # noqa: E402
+from trust_tta import kernels  # noqa: E402
+from trust_tta.kernels import products, triton_mlp, triton_products  # noqa: E402
 from trust_tta.models.layers import Linear2d, Mlp  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,6 +59,32 @@ def test_two_layers_with_gelu_between_them(rows: int, channels: int, hidden: int
         return residual + F.linear(F.gelu(F.linear(x, weight1, bias1)), weight2, bias2)
 
     check(products.fused_mlp, plain, [x, weight1.detach(), bias1, weight2.detach(), bias2, residual])
+
+
+@pytest.mark.parametrize("rows", [1, 130])
+@pytest.mark.parametrize("channels", [32, 48, 96, 192])
+@pytest.mark.usefixtures("nan_empty")
+def test_narrow_layers_in_one_kernel(channels: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Value and the gradients of the map; where weights are trained, the hidden map is written out."""
+    monkeypatch.setattr(kernels, "USED", frozenset({"mlp"}))
+    hidden, dtype = 2 * channels if channels > 100 else 4 * channels, torch.bfloat16
+    x, residual = (normal(rows, 1, 1, channels, seed=seed, dtype=dtype) for seed in (0, 1))
+    weight1, bias1 = normal(hidden, channels, seed=2, dtype=dtype) / channels**0.5, normal(hidden, seed=3, dtype=dtype)
+    weight2, bias2 = normal(channels, hidden, seed=4, dtype=dtype) / hidden**0.5, normal(channels, seed=5, dtype=dtype)
+    assert triton_mlp.takes(channels, hidden)
+    weights = weight1, bias1, weight2, bias2
+    exact = [w.double() for w in weights]
+
+    def plain(x: Tensor, residual: Tensor) -> Tensor:
+        return residual + F.linear(F.gelu(F.linear(x, *exact[:2])), *exact[2:])
+
+    check(lambda x, residual: products.fused_mlp(x, *weights, residual), plain, [x, residual])
+    check(lambda x: products.fused_mlp(x, *weights), lambda x: plain(x, torch.zeros_like(x)), [x.detach()])
+
+
+@pytest.mark.parametrize(("channels", "hidden"), [(36, 144), (384, 1536), (16, 64), (96, 100), (160 + 8, 64)])
+def test_other_layers_take_two_kernels(channels: int, hidden: int) -> None:
+    assert not triton_mlp.takes(channels, hidden)
 
 
 def test_frozen_weights_get_no_gradient_and_keep_nothing() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trust_tta import kernels
 from trust_tta.scan.functional import HAS_TRITON
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -89,6 +90,15 @@ def _kernels() -> Any:
     return triton_products
 
 
+def _whole_mlp(x: Tensor, weight1: Tensor) -> Any:
+    """The kernels of both layers at once where they take these, or None."""
+    if "mlp" not in kernels.USED or x.dtype == torch.float32:
+        return None
+    from trust_tta.kernels import triton_mlp
+
+    return triton_mlp if triton_mlp.takes(weight1.shape[1], weight1.shape[0]) else None
+
+
 def _times(dy: Tensor, weight: Tensor) -> Tensor:
     """dy (m, n) @ weight (n, k)."""
     if dy.dtype != torch.float32:
@@ -133,9 +143,13 @@ class _Mlp(torch.autograd.Function):
         ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(x, weight1, bias1, weight2)
-        kernels = _kernels()
+        kernels, whole = _kernels(), _whole_mlp(x, weight1)
+        y: Tensor
+        if whole is not None:
+            y = whole.mlp(x, weight1, bias1, weight2, bias2, residual)
+            return y
         hidden = kernels.product(x, kernels.prepare(weight1), bias1, gelu=True)
-        y: Tensor = kernels.product(hidden, kernels.prepare(weight2), bias2, add=residual)
+        y = kernels.product(hidden, kernels.prepare(weight2), bias2, add=residual)
         return y
 
     @staticmethod
@@ -143,6 +157,10 @@ class _Mlp(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight1, bias1, weight2 = ctx.saved_tensors
         wanted, dy, kernels = ctx.needs_input_grad, dy.contiguous(), _kernels()
+        whole = _whole_mlp(x, weight1)
+        if whole is not None and wanted[0] and not any(wanted[1:5]):
+            dx = whole.mlp_input_gradient(dy, x, weight1, bias1, weight2)
+            return dx, None, None, None, None, dy if wanted[5] else None
         first = kernels.prepare(weight1)
         dx = dweight1 = dbias1 = dweight2 = None
         if any(wanted[:3]):

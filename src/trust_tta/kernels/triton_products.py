@@ -153,6 +153,25 @@ def normal(b_h):
 
 
 @triton.jit
+def fast_normal(b_h, BELL: tl.constexpr, WIDE: tl.constexpr):
+    """As `normal`, within 3e-4, by the GPU's own tanh; for results in half precision. Without BELL, no bell."""
+    b_square = b_h * b_h
+    b_bell = b_square
+    if BELL:
+        b_bell = tl.exp2(b_square * -0.72134752)
+    b_clipped = tl.minimum(b_square, 64.0)
+    b_x = b_h * (0.797507884 + b_clipped * (0.0370056463 - 3.51516846e-4 * b_clipped))
+    return 0.5 + 0.5 * tanh(b_x, WIDE), b_bell
+
+
+@triton.jit
+def tanh(b_x, WIDE: tl.constexpr):
+    if WIDE:  # interpreted, without instructions of a GPU
+        return 2 * tl.sigmoid(2 * b_x) - 1
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def product_kernel(
     p_x, p_high, p_low, p_bias, p_add, p_y, rows,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, BIAS: tl.constexpr,
@@ -179,7 +198,10 @@ def product_kernel(
     if BIAS:
         b_y += tl.load(p_bias + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
     if GELU:
-        b_integral, _ = normal(b_y)
+        if SPLIT:
+            b_integral, _ = normal(b_y)
+        else:
+            b_integral, _ = fast_normal(b_y, False, WIDE)
         b_y *= b_integral
     o_y = o_m.to(tl.int64)[:, None] * COLUMNS + o_n[None, :]
     m_y = m_m[:, None] & (o_n < COLUMNS)[None, :]
@@ -219,7 +241,10 @@ def hidden_gradient_kernel(
         b_h = multiply(b_x, b_high1, b_low1, b_h, SPLIT, WIDE)
         b_dg = multiply(b_dy, b_high2, b_low2, b_dg, SPLIT, WIDE)
     b_h += tl.load(p_bias1 + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
-    b_integral, b_bell = normal(b_h)
+    if SPLIT:
+        b_integral, b_bell = normal(b_h)
+    else:
+        b_integral, b_bell = fast_normal(b_h, True, WIDE)
     b_slope = b_integral + b_h * b_bell * 0.39894228
     o_y = o_m.to(tl.int64)[:, None] * COLUMNS + o_n[None, :]
     m_y = m_m[:, None] & (o_n < COLUMNS)[None, :]
