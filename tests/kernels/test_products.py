@@ -12,9 +12,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from trust_tta import kernels  # noqa: E402
 from trust_tta.kernels import products, triton_mlp, triton_products  # noqa: E402
 from trust_tta.models.layers import Linear2d, Mlp  # noqa: E402
+from trust_tta.scan import functional  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2}  # of the norm; float32's own is near 1e-6 for such sums
@@ -66,7 +66,7 @@ def test_two_layers_with_gelu_between_them(rows: int, channels: int, hidden: int
 @pytest.mark.usefixtures("nan_empty")
 def test_narrow_layers_in_one_kernel(channels: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Value and the gradients of the map; where weights are trained, the hidden map is written out."""
-    monkeypatch.setattr(kernels, "USED", frozenset({"mlp"}))
+    monkeypatch.setattr(functional, "USED", frozenset({"mlp"}))
     hidden, dtype = 2 * channels if channels > 100 else 4 * channels, torch.bfloat16
     x, residual = (normal(rows, 1, 1, channels, seed=seed, dtype=dtype) for seed in (0, 1))
     weight1, bias1 = normal(hidden, channels, seed=2, dtype=dtype) / channels**0.5, normal(hidden, seed=3, dtype=dtype)

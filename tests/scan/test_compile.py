@@ -14,12 +14,13 @@ import sys
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from trust_tta.kernels import triton_norm, triton_products
+from trust_tta.kernels import triton_mlp, triton_norm, triton_products
 from trust_tta.models import triton_patches
 from trust_tta.scan import Parameters
 from trust_tta.scan.triton import backward, forward, layout, matmul, parameters, scan_map
 
 KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
+KINDS[torch.int32] = "*i32"
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 
 class Compiled:
@@ -48,7 +49,7 @@ class Compiled:
     def kind(self, value):
         return KINDS[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
 
-for module in (backward, forward, layout, matmul, parameters, triton_norm, triton_patches, triton_products):
+for module in (backward, forward, layout, matmul, parameters, triton_mlp, triton_norm, triton_patches, triton_products):
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         setattr(module, name, Compiled(getattr(module, name)))
 
@@ -56,7 +57,7 @@ dtype, batch = getattr(torch, sys.argv[1]), int(sys.argv[2])
 c, side, rank = (int(n) for n in sys.argv[3:6])
 shapes = ((4, rank + 2, c), (4, c, rank), (4, c), (4 * c, 1), (4 * c,))
 with torch.device("meta"):
-    x = torch.empty(batch, c, side, side, dtype=dtype)
+    x = torch.empty(batch, side, side, c, dtype=dtype).permute(0, 3, 1, 2)
     slots = torch.empty((batch, 4) if sys.argv[6] == "per-image" else 4, dtype=torch.int64)
     y, saved = scan_map.scan_map_forward(x, slots, Parameters(*(torch.empty(s) for s in shapes)))
     triton_patches.extract_patches(torch.empty(batch, c, side, side), 3, 2, 1)
@@ -67,7 +68,13 @@ with torch.device("meta"):
     first, second = (triton_products.Weight(w, w) for w in torch.empty(2, 4 * c, c, dtype=dtype))
     hidden = triton_products.product(rows, first, torch.empty(4 * c, dtype=dtype), gelu=True)
     triton_products.product(hidden, triton_products.Weight(*torch.empty(2, c, 4 * c, dtype=dtype)), add=rows)
+    narrow = dtype != torch.float32 and triton_mlp.takes(c, 4 * c)
+    layers = [torch.empty(s, dtype=dtype) for s in ((4 * c, c), (4 * c,), (c, 4 * c), (c,))]
+    if narrow:
+        triton_mlp.mlp(rows, *layers, rows)
     print("backward")
+    if narrow:
+        triton_mlp.mlp_input_gradient(rows, rows, *layers[:3])
     totals = triton_norm.sums(rows, rows, weight, weight, 1e-5)
     triton_norm.input_gradient(rows, rows, (weight,) * 3, totals, 1e-5, add=rows)
     triton_products.hidden_gradient(rows, rows, first, torch.empty(4 * c, dtype=dtype), second)
@@ -86,9 +93,20 @@ BACKWARD = Counter(
     + ["sum_kernel", "finish_kernel", "input_gradient_kernel", "hidden_gradient_kernel", "merge_norm_backward_kernel"]
     + [*["matmul_kernel"] * 3, *["weight_gradient_kernel"] * 2]
 )
-EXPECTED = [FORWARD, BACKWARD]
 THIN = ("matmul_kernel", "weight_gradient_kernel")
 STAGES = {"first": (96, 56, 6), "second": (192, 28, 12), "third": (384, 14, 24), "last": (768, 7, 48)}
+
+
+def expected(stage: str, dtype: str) -> list[Counter[str]]:
+    """The kernels of the forward and of the backward pass."""
+    forward, backward = FORWARD.copy(), BACKWARD.copy()
+    if dtype != "float32" and stage in ("first", "second"):
+        forward["mlp_kernel"] = backward["mlp_input_gradient_kernel"] = 1
+    if dtype == "bfloat16" and stage != "last":  # two numbers at a time
+        forward["cross_scan_pairs_kernel"] = forward.pop("cross_scan_kernel")
+        backward["norm_backward_kernel"] = backward.pop("merge_norm_backward_kernel")
+        backward["cross_scan_pairs_kernel"] = 1 + backward.pop("cross_scan_kernel")
+    return [forward, backward]
 
 
 @pytest.mark.parametrize(
@@ -107,11 +125,11 @@ def test_kernels_of_a_block_compile(stage: str, dtype: str, batch: int, order: s
     command = [sys.executable, "-c", SCRIPT, dtype, str(batch), *(str(n) for n in STAGES[stage]), order]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
-    found = []
+    found, wanted = [], expected(stage, dtype)
     for lines in run.stdout.split("backward\n"):
         kernels = [line.split() for line in lines.splitlines()]
         assert all(int(size) > 1000 for _, size in kernels)
         found.append(Counter(name for name, _ in kernels))
     if dtype == "float32":  # where maps are small, the library makes some of the thin products
-        found = [each | Counter({n: all_[n] for n in THIN}) for each, all_ in zip(found, EXPECTED, strict=True)]
-    assert found == EXPECTED
+        found = [each | Counter({n: all_[n] for n in THIN}) for each, all_ in zip(found, wanted, strict=True)]
+    assert found == wanted

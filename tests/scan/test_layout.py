@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trust_tta.scan import reference
+from trust_tta.scan import functional, reference
 from trust_tta.scan.operators import Backend, get_backend
+from trust_tta.scan.triton import merge_norm_backward
 
 SHAPES = [(2, 5, 7, 9), (1, 40, 1, 3), (3, 33, 16, 16), (2, 64, 17, 4), (1, 1, 1, 1)]
 CPU = get_backend(triton=False)
@@ -104,3 +105,37 @@ def test_large_maps_on_several_threads(threads: Callable[[int], None]) -> None:
     assert torch.equal(CPU.cross_scan(x, silu=False), reference.cross_scan(x))
     y = reference.cross_scan(x)
     assert torch.equal(CPU.cross_merge(y, 20, 24), reference.cross_merge(y, 20, 24))
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 10, 14), (1, 34, 18, 12), (2, 96, 28, 28)], ids=str)
+@pytest.mark.usefixtures("nan_empty")
+def test_two_numbers_at_a_time_or_one(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit the same, infinities and what is no number included."""
+    triton = get_backend(triton=True)
+    x = 3 * make_map(shape, torch.bfloat16)
+    x[0, 0, 0, 0], x[0, 1, 0, 1] = float("nan"), float("inf")
+    found = []
+    for used in ({"pairs"}, set[str]()):
+        monkeypatch.setattr(functional, "USED", frozenset(used))
+        found.append([triton.cross_scan(x, silu=silu) for silu in (False, True)])
+    for pairs, plain in zip(*found, strict=True):
+        assert torch.equal(pairs.view(torch.int16), plain.view(torch.int16))
+    x = x.nan_to_num(0, 0, 0)
+    assert torch.equal(triton.cross_scan(x, silu=False), reference.cross_scan(x))
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 10, 14), (1, 96, 12, 10)], ids=str)
+@pytest.mark.usefixtures("nan_empty")
+def test_the_gradient_of_the_norm_in_half_precision(shape: tuple[int, ...]) -> None:
+    b, c, h, w = shape
+    draw = torch.Generator().manual_seed(6)
+    x, dnorm = (torch.randn(b, h, w, c, generator=draw).to(torch.bfloat16) for _ in range(2))
+    weight = torch.randn(c, generator=draw)
+    exact = x.double().requires_grad_()
+    normal = torch.nn.functional.layer_norm(exact, (c,), weight.double(), None, 1e-5)
+    (dx,) = torch.autograd.grad(normal, exact, dnorm.double())
+    wide = x.float()
+    mean, scale = wide.mean(3, keepdim=True), (wide.var(3, keepdim=True, correction=0) + 1e-5).rsqrt()
+    found = merge_norm_backward(dnorm, x, mean, scale, weight)
+    wanted = reference.cross_scan(dx.permute(0, 3, 1, 2))
+    assert (found.double() - wanted).norm() <= 6e-3 * wanted.norm()  # the interpreter cuts bfloat16 off

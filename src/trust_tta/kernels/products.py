@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta import kernels
+from trust_tta.scan import functional
 from trust_tta.scan.functional import HAS_TRITON
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -92,7 +92,7 @@ def _kernels() -> Any:
 
 def _whole_mlp(x: Tensor, weight1: Tensor) -> Any:
     """The kernels of both layers at once where they take these, or None."""
-    if "mlp" not in kernels.USED or x.dtype == torch.float32:
+    if "mlp" not in functional.USED or x.dtype == torch.float32:
         return None
     from trust_tta.kernels import triton_mlp
 
