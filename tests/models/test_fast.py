@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 
 import trust_tta as tt
 from trust_tta.errors import ConfigError
-from trust_tta.models.fast import Fast
+from trust_tta.models.fast import Fast, may_replay
 from trust_tta.models.vmamba import VMamba
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -35,12 +38,14 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)
 
 
-def assert_same(fast: Fast, model: nn.Module, device: str, **settings: int) -> None:
+def assert_same(fast: Fast, model: VMamba, device: str, **settings: int) -> None:
     """Over several batches of one shape, so that the last ones are replayed where passes are recorded."""
     for seed in range(4):
         batch = images(seed=seed, device=device, **settings)
         with torch.no_grad():
-            assert_close(fast(batch), model(batch))
+            plain = model(batch, slots=model.slots(None, len(batch)))  # never a recording
+            assert_close(fast(batch), plain)
+            assert_close(model(batch), plain)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -174,6 +179,49 @@ def test_passes_are_replayed_and_old_recordings_forgotten() -> None:
     _replace_parameter(model)
     fast(images(device="cuda"))
     assert fast._recorder is not first
+
+
+@pytest.mark.gpu
+def test_plain_predictions_are_replayed_too() -> None:
+    model = make("cuda")
+    for grads in (torch.no_grad, torch.inference_mode, torch.no_grad):
+        for seed in range(4):
+            batch = images(seed=seed, device="cuda")
+            with grads():
+                found, plain = model(batch), model(batch, slots=model.slots(None, 4))
+            assert_close(found, plain)
+    recorder = model.__dict__["_fast"]._recorder
+    assert len(recorder.recordings) == 1
+    assert model(images(device="cuda")).requires_grad  # not a recording
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = not before
+    try:
+        with torch.no_grad():
+            model(images(device="cuda"))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert model.__dict__["_fast"]._recorder is not recorder
+
+
+def test_a_recording_does_not_keep_its_network() -> None:
+    model = make()
+    model.__dict__["_fast"] = fast = Fast(cast(nn.Module, weakref.proxy(model)))
+    assert fast._can_be_recorded()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert "_fast" not in twin.__dict__
+    here = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert here() is None
+    finally:
+        gc.enable()
+
+
+def test_what_is_never_a_recording() -> None:
+    batch = images()
+    assert not may_replay(batch)  # on a CPU
+    assert not may_replay(np.zeros((1, 3, 4, 4)))
 
 
 @pytest.mark.gpu

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -44,8 +45,31 @@ class ScanNetwork(nn.Module):
         self.register_buffer("slot_table", torch.tensor(list(self.rows.values())), persistent=False)
 
     def forward(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
-        """Logits under one traversal order, or one order for each image; or under what `slots` gave for them."""
-        return self.forward_head(self.forward_features(images, order, slots=slots))
+        """Logits under one traversal order, or one order for each image; or under what `slots` gave for them.
+
+        On a CUDA device predictions are recorded from the second batch of a shape on, as `tt.fast` does.
+        """
+        replayed = self._replay(images, order) if slots is None else None
+        return (
+            replayed if replayed is not None else self.forward_head(self.forward_features(images, order, slots=slots))
+        )
+
+    def _replay(self, images: Tensor, order: Orders) -> Tensor | None:
+        """The logits by a recorded pass, or None where it is not for that."""
+        from trust_tta.models.fast import Fast, may_replay
+
+        if self.training or self.unchecked_batches or not may_replay(images):
+            return None
+        fast = self.__dict__.get("_fast")
+        if fast is None or fast.model != self:  # a copy brings that of its original
+            # Weakly: a network must go when its last user does.
+            fast = self.__dict__["_fast"] = Fast(cast(nn.Module, weakref.proxy(self)))
+        images = self.check_images(images)
+        return cast(Fast, fast).replay(images, self.slots(order, len(images)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and files hold no recordings."""
+        return {name: value for name, value in self.__dict__.items() if name != "_fast"}
 
     def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
         """The pooled features (n, d) that the head classifies."""

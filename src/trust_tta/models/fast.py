@@ -13,6 +13,9 @@ from trust_tta.errors import ConfigError
 from trust_tta.models.base import Orders
 from trust_tta.preprocessing import network_input
 from trust_tta.recording import Recorder
+from trust_tta.scan import functional
+
+MOST_PIXELS = 1 << 24  # of a batch whose plain passes are recorded
 
 
 class Fast(nn.Module):
@@ -41,28 +44,33 @@ class Fast(nn.Module):
     def forward(self, images: Any, order: Orders = None) -> Tensor:
         """Logits of images, which may be pixels, as of `model(images, order=order)`."""
         images = network_input(self.model, images)
-        arguments = {} if order is None else {"order": order}
         choose = getattr(self.model, "slots", None)
-        if not images.is_cuda or choose is None or images.dim() != 4:
-            return self._plain(images, **arguments)
+        if choose is None or images.dim() != 4:
+            arguments = {} if order is None else {"order": order}
+            plain: Tensor = self.model(images, **arguments)
+            return plain
+        slots = choose(order, len(images))
+        logits = self.replay(images, slots)
+        return self.model(images, slots=slots) if logits is None else logits
+
+    def replay(self, images: Tensor, slots: Tensor) -> Tensor | None:
+        """Logits of images (n, ...) by a recording, in the making of which a plain pass serves; None without one."""
+        if not images.is_cuda:
+            return None
         with self._lock:
             if not self._can_be_recorded():
-                return self._plain(images, **arguments)
+                return None
             if self._recorder is None:
                 self._recorder = Recorder(self.model, ())
-            return self._recorder(images, choose(order, len(images)))
-
-    def _plain(self, images: Tensor, **arguments: Any) -> Tensor:
-        logits: Tensor = self.model(images, **arguments)
-        return logits
+            return self._recorder(images, slots)
 
     def _can_be_recorded(self) -> bool:
         """Whether passes are all alike; what was recorded of another network is forgotten."""
         inner = [child for module in self._parts for child in module._modules.values()]
         if not self._parts or inner != self._inner:
-            self._parts = list(self.model.modules())
+            self._parts = [self.model, *list(self.model.modules())[1:]]  # the first may be a weak reference
             self._inner = [child for module in self._parts for child in module._modules.values()]
-        shape: list[Any] = list(map(id, self._parts))
+        shape: list[Any] = [*map(id, self._parts), *_settings()]
         for module in self._parts:
             if module.training or module._forward_hooks or module._forward_pre_hooks:
                 return False
@@ -93,6 +101,30 @@ class Fast(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._start()
+
+
+def _settings() -> list[Any]:
+    """What a caller may set for all of PyTorch that chooses between kernels."""
+    cudnn: Any = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    if hasattr(cudnn, "conv"):  # reading the old flags fails once the new ones were set
+        rounding = [matmul.fp32_precision, cudnn.conv.fp32_precision]
+    else:
+        rounding = [matmul.allow_tf32, cudnn.allow_tf32]
+    return [*rounding, cudnn.enabled, torch.are_deterministic_algorithms_enabled(), functional.USED]
+
+
+def may_replay(images: Any) -> bool:
+    """Whether a plain call on these images can be a recorded pass: nobody looks inside of it or differentiates it.
+
+    Of large batches the device has enough to do while the host prepares; their recordings would only take memory.
+    """
+    if type(images) is not Tensor or not images.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    if "replay" not in functional.USED or images.dim() != 4 or images[:, 0].numel() > MOST_PIXELS:
+        return False
+    watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return not watched and torch._C._functorch.peek_interpreter_stack() is None and not torch.jit._trace.is_tracing()
 
 
 def fast(model: nn.Module) -> Fast:

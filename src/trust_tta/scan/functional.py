@@ -15,8 +15,8 @@ PLAIN = {"reference": reference, "portable": portable}  # in PyTorch's operators
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HAS_TRITON = optional.available("triton")  # looked up once: torch.compile cannot trace an import
 # Kernels that a plainer way can replace; to leave one out, take its name away.
-# mlp: narrow MLPs at once; pairs: bfloat16 maps to sequences two numbers at a time
-USED = frozenset({"mlp", "pairs"})
+# mlp: narrow MLPs at once; pairs: bfloat16 maps to sequences two numbers at a time; replay: recorded plain passes
+USED = frozenset({"mlp", "pairs", "replay"})
 
 
 def selective_scan(
