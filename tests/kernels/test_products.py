@@ -135,13 +135,17 @@ def test_on_a_cpu_layers_are_plain() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("channels", [96, 192, 384, 768])
-def test_layers_of_a_network(channels: int, low: bool) -> None:
+def test_layers_of_a_network(channels: int, low: bool, frozen: bool) -> None:
     """At the sizes of VMamba-T, chosen by the layers themselves; PyTorch's own layers are as far from float64."""
     torch.manual_seed(0)
     side = 56 * 96 // channels
     mlp, out = Mlp(channels, 4 * channels).cuda(), Linear2d(channels, channels, bias=False).cuda()
+    weights = [*mlp.parameters(), *out.parameters()]
+    for weight in weights:
+        weight.requires_grad_(not frozen)
     x, residual = (torch.randn(64, channels, side, side, device="cuda") for _ in range(2))
     x, residual = (
         t.to(memory_format=torch.channels_last, dtype=torch.bfloat16 if low else None) for t in (x, residual)
@@ -155,7 +159,7 @@ def test_layers_of_a_network(channels: int, low: bool) -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=low), torch.backends.cudnn.flags(allow_tf32=False):
             assert mlp.uses_kernels(leaf, residual) == (backend == "auto")
             y = mlp(leaf, residual) + out(leaf, residual)
-            gradients = torch.autograd.grad(y, [leaf, *mlp.parameters(), *out.parameters()], dy)
+            gradients = torch.autograd.grad(y, [leaf] if frozen else [leaf, *weights], dy)
         results.append([y, *gradients])
     for ours, plain in zip(*results, strict=True):
         assert (ours.double() - plain.double()).norm() <= (2e-2 if low else 1e-5) * plain.double().norm()

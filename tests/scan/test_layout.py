@@ -107,12 +107,19 @@ def test_large_maps_on_several_threads(threads: Callable[[int], None]) -> None:
     assert torch.equal(CPU.cross_merge(y, 20, 24), reference.cross_merge(y, 20, 24))
 
 
-@pytest.mark.parametrize("shape", [(2, 6, 10, 14), (1, 34, 18, 12), (2, 96, 28, 28)], ids=str)
+STAGES = [
+    pytest.param((8, c, side, side), "cuda", marks=pytest.mark.gpu) for c, side in ((96, 56), (192, 28), (384, 14))
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "device"), [((2, 6, 10, 14), "cpu"), ((1, 34, 18, 12), "cpu"), ((2, 96, 28, 28), "cpu"), *STAGES], ids=str
+)
 @pytest.mark.usefixtures("nan_empty")
-def test_two_numbers_at_a_time_or_one(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_numbers_at_a_time_or_one(shape: tuple[int, ...], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit the same, infinities and what is no number included."""
     triton = get_backend(triton=True)
-    x = 3 * make_map(shape, torch.bfloat16)
+    x = 3 * make_map(shape, torch.bfloat16).to(device)
     x[0, 0, 0, 0], x[0, 1, 0, 1] = float("nan"), float("inf")
     found = []
     for used in ({"pairs"}, set[str]()):
@@ -124,13 +131,13 @@ def test_two_numbers_at_a_time_or_one(shape: tuple[int, ...], monkeypatch: pytes
     assert torch.equal(triton.cross_scan(x, silu=False), reference.cross_scan(x))
 
 
-@pytest.mark.parametrize("shape", [(2, 6, 10, 14), (1, 96, 12, 10)], ids=str)
+@pytest.mark.parametrize(("shape", "device"), [((2, 6, 10, 14), "cpu"), ((1, 96, 12, 10), "cpu"), *STAGES], ids=str)
 @pytest.mark.usefixtures("nan_empty")
-def test_the_gradient_of_the_norm_in_half_precision(shape: tuple[int, ...]) -> None:
+def test_the_gradient_of_the_norm_in_half_precision(shape: tuple[int, ...], device: str) -> None:
     b, c, h, w = shape
     draw = torch.Generator().manual_seed(6)
-    x, dnorm = (torch.randn(b, h, w, c, generator=draw).to(torch.bfloat16) for _ in range(2))
-    weight = torch.randn(c, generator=draw)
+    x, dnorm = (torch.randn(b, h, w, c, generator=draw).to(device, torch.bfloat16) for _ in range(2))
+    weight = torch.randn(c, generator=draw).to(device)
     exact = x.double().requires_grad_()
     normal = torch.nn.functional.layer_norm(exact, (c,), weight.double(), None, 1e-5)
     (dx,) = torch.autograd.grad(normal, exact, dnorm.double())
