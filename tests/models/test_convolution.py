@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from trust_tta.kernels import norm
+from trust_tta.methods.statistics import use_batch_statistics
+from trust_tta.models import layers
 from trust_tta.models.convolution import (
     FirstConv2d,
     StridedConv2d,
     _PatchMatmul,
+    bias_can_wait,
     convolve,
     extract_patches,
     input_gradient,
 )
+from trust_tta.models.layers import make_stem
 
 CASES = {
     "stem": (2, 16, 12, 12, 24, 3, 2, 1),
@@ -133,3 +140,52 @@ def test_channels_of_zeros_change_nothing() -> None:
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert (y.double() - exact).norm() <= 1e-2 * exact.norm()
     torch.testing.assert_close(layer(x), F.conv2d(x, layer.weight, layer.bias, 2, 1))
+
+
+@pytest.mark.parametrize("batch", [True, False], ids=["statistics-of-the-batch", "fixed"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_norm_takes_the_bias_before_it_along(device: str, batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision, against the same layers in float64; on a CPU by Triton's interpreter."""
+    if device == "cpu":
+        pytest.importorskip("triton")
+        for module, name in ((layers, "bias_can_wait"), (norm, "can_use_kernels")):
+            monkeypatch.setattr(module, name, lambda *given: True)
+    torch.manual_seed(0)
+    stem: Any = make_stem(3, 32, 4, overlapping=True, norm="batch").to(device).eval().requires_grad_(False)
+    for layer in (stem[2], stem[7]):
+        layer.running_mean.normal_()
+        layer.running_var.uniform_(0.5, 2)
+        layer.weight.normal_()
+        layer.bias.normal_()
+        layer.weight.requires_grad_(batch)
+    stem[0].bias.normal_(std=3)
+    stem[5].bias.normal_(std=3)
+    if batch:
+        use_batch_statistics(stem)
+    images = torch.randn(16 if device == "cuda" else 2, 3, *(2 * [224 if device == "cuda" else 16]), device=device)
+    images = images.to(torch.bfloat16).to(memory_format=torch.channels_last)
+    exact = copy.deepcopy(stem).double()
+    added: list[int] = []
+    monkeypatch.setattr(layers, "_add_bias", lambda x, bias: added.append(1))
+    with torch.set_grad_enabled(batch):
+        given = images if device == "cuda" else images.float()
+        with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda"):
+            found = stem(given)
+        wanted = nn.Sequential(*exact)(images.double())
+    assert not added
+    error = 1e-5 if device == "cpu" else 2e-2
+    assert (found.double() - wanted).norm() <= error * wanted.norm()
+    if batch:
+        dy = torch.randn_like(found)
+        mine = torch.autograd.grad(found, [stem[2].weight, stem[7].weight], dy)
+        theirs = torch.autograd.grad(wanted, [exact[2].weight, exact[7].weight], dy.double())
+        for one, other in zip(mine, theirs, strict=True):
+            assert (one.double() - other).norm() <= 3 * error * other.norm()
+
+
+def test_a_bias_whose_gradient_is_wanted_is_added() -> None:
+    conv = StridedConv2d(16, 8, 3, stride=2, padding=1)
+    assert not bias_can_wait(conv, torch.randn(1, 16, 4, 4))  # on a CPU
+    stem = make_stem(3, 32, 4, overlapping=True, norm="batch").eval()
+    images = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(stem(images), nn.Sequential(*stem)(images))

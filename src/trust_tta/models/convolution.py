@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from trust_tta.kernels import products
+from trust_tta.scan import functional
 from trust_tta.scan.functional import HAS_TRITON
 
 MIN_CHANNELS = 16  # with fewer, the product is too thin
@@ -25,6 +26,11 @@ class StridedConv2d(nn.Conv2d):
         y: Tensor = _PatchMatmul.apply(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))  # type: ignore[no-untyped-call]
         return y
 
+    def before_bias(self, x: Tensor) -> Tensor:
+        """The convolution without its bias."""
+        y: Tensor = self._conv_forward(x, self.weight, None)
+        return y
+
     def uses_matmul(self, x: Tensor) -> bool:
         plain = HAS_TRITON and x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
         return plain and x.shape[1] >= MIN_CHANNELS and not torch.compiler.is_compiling() and not _rounds_to_tf32()
@@ -34,14 +40,33 @@ class FirstConv2d(nn.Conv2d):
     """The convolution of images; in half precision on a GPU with channels of zeros, as tensor cores take eight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-        if not x.is_cuda or low.itemsize != 2 or self.in_channels >= 8 or torch.compiler.is_compiling():
+        if not x.is_cuda or _low(x).itemsize != 2 or self.in_channels >= 8 or torch.compiler.is_compiling():
             return super().forward(x)
-        missing = 8 - self.in_channels
-        x, weight = (F.pad(t.to(low), (0, 0, 0, 0, 0, missing)) for t in (x, self.weight))
+        return self._pad_and_convolve(x, self.bias)
+
+    def before_bias(self, x: Tensor) -> Tensor:
+        """The convolution without its bias, in half precision."""
+        return self._pad_and_convolve(x, None)
+
+    def _pad_and_convolve(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        missing = max(0, 8 - self.in_channels)
+        x, weight = (F.pad(t.to(_low(x)), (0, 0, 0, 0, 0, missing)) for t in (x, self.weight))
         x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
-        y: Tensor = self._conv_forward(x, weight, self.bias)
+        y: Tensor = self._conv_forward(x, weight, bias)
         return y
+
+
+def bias_can_wait(conv: StridedConv2d | FirstConv2d, x: Tensor) -> bool:
+    """Whether the bias may be left to the layer that follows: here the library adds it in a slow pass of its own."""
+    if "bias" not in functional.USED or not x.is_cuda or conv.bias is None or torch.compiler.is_compiling():
+        return False
+    if _low(x).itemsize != 2 or conv._forward_hooks or conv._forward_pre_hooks:
+        return False
+    return not (torch.is_grad_enabled() and conv.bias.requires_grad)
+
+
+def _low(x: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:

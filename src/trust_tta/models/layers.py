@@ -6,6 +6,7 @@ Maps are channel-last in memory: a linear layer or a LayerNorm over the channels
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from trust_tta.kernels import BACKENDS, products
 from trust_tta.kernels.norm import BatchNorm2d
-from trust_tta.models.convolution import FirstConv2d, StridedConv2d
+from trust_tta.models.convolution import FirstConv2d, StridedConv2d, bias_can_wait
 
 
 class Linear2d(nn.Linear):
@@ -107,12 +108,38 @@ class PatchMerging(nn.Module):
         return y
 
 
+class Convolutions(nn.Sequential):
+    """Layers in turn; a norm takes the bias of the convolution before it along where that saves a pass over the map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias: Tensor | None = None
+        for layer in self:
+            if isinstance(layer, (FirstConv2d, StridedConv2d)) and bias_can_wait(layer, x):
+                x, bias = layer.before_bias(x), layer.bias
+            elif bias is not None and _takes_bias(layer, x):
+                x, bias = layer.after_bias(x, bias), None
+            elif bias is None or isinstance(layer, nn.Identity):
+                x = layer(x)
+            else:
+                x, bias = layer(_add_bias(x, bias)), None
+        return x if bias is None else _add_bias(x, bias)
+
+
+def _takes_bias(layer: nn.Module, x: Tensor) -> TypeGuard[BatchNorm2d]:
+    watched = layer._forward_hooks or layer._forward_pre_hooks
+    return isinstance(layer, BatchNorm2d) and not watched and layer.uses_kernels(x)
+
+
+def _add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    return x + bias.to(x.dtype).view(-1, 1, 1)
+
+
 def make_stem(channels: int, dim: int, patch: int, *, overlapping: bool, norm: str) -> nn.Sequential:
     """From images to the first map; the indices in the sequence are upstream's."""
     if not overlapping:
         return nn.Sequential(nn.Conv2d(channels, dim, patch, stride=patch), nn.Identity(), make_norm(norm, dim))
     stride = patch // 2
-    return nn.Sequential(
+    return Convolutions(
         FirstConv2d(channels, dim // 2, stride + 1, stride=stride, padding=1),
         nn.Identity(),
         make_norm(norm, dim // 2),
@@ -129,7 +156,7 @@ def make_downsample(dim: int, out_dim: int, *, merging: bool, norm: str) -> nn.M
     if merging:
         return PatchMerging(dim, out_dim, norm)
     conv = StridedConv2d(dim, out_dim, 3, stride=2, padding=1)
-    return nn.Sequential(nn.Identity(), conv, nn.Identity(), make_norm(norm, out_dim))
+    return Convolutions(nn.Identity(), conv, nn.Identity(), make_norm(norm, out_dim))
 
 
 @torch.no_grad()
