@@ -36,7 +36,10 @@ def test_logits_and_every_gradient(low: bool, monkeypatch: pytest.MonkeyPatch) -
     results = []
     for backend in ("auto", "reference"):
         model.set_scan_backend(backend)
-        with torch.autocast("cuda", torch.bfloat16, enabled=low), torch.backends.cudnn.flags(allow_tf32=False):
+        with (
+            torch.autocast("cuda", torch.bfloat16, enabled=low),
+            torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+        ):
             logits = model(images)
             gradients = torch.autograd.grad(
                 F.cross_entropy(logits, labels), list(model.parameters()), allow_unused=True

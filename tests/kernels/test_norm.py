@@ -69,6 +69,19 @@ def test_one_of_the_two_outputs_is_enough(dtype: torch.dtype) -> None:
     assert not differ(torch.autograd.grad(batch_norm(x, weight, bias, 1e-5)[1], x, dy)[0], wanted[0], dtype)
 
 
+@pytest.mark.parametrize("shape", [(2, 16, 6, 6), (1, 16, 1, 1)], ids=str)
+def test_a_gradient_that_repeats_its_numbers(shape: tuple[int, ...]) -> None:
+    """As that of a sum does: its rows are not where their strides would be in a map."""
+    x = maps(*shape, seed=0, dtype=torch.float32).requires_grad_()
+    weight, bias = normal(16, seed=1).requires_grad_(), normal(16, seed=2).requires_grad_()
+    dx, dy = (normal(*size, seed=seed).expand(shape) for seed, size in ((3, (1, 16, 1, 1)), (4, (1, 1, 1, 1))))
+    found = torch.autograd.grad(batch_norm(x, weight, bias, 1e-5), [x, weight, bias], (dx, dy))
+    wanted = torch.autograd.grad(batch_norm(x, weight, bias, 1e-5), [x, weight, bias], (dx.clone(), dy.clone()))
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[2], dy.sum((0, 2, 3)))
+
+
 def test_moments_far_from_zero_do_not_cancel() -> None:
     x = (normal(4, 32, 8, 8, seed=0) + 1e4).to(memory_format=torch.channels_last)
     mean, variance = triton_norm.moments(x.permute(0, 2, 3, 1).reshape(-1, 32))

@@ -122,10 +122,10 @@ class _BatchNormByKernels(torch.autograd.Function):
             return dx, None, None, None, None, None
         x, weight, mean, variance = ctx.saved_tensors
         kernels, rows = triton_norm(), _rows(x)
-        dy = _rows(dy)
+        dy = _rows(dy).contiguous()  # that of a sum repeats one number
         dbias, dweight = kernels.sums(dy, rows, mean, variance, ctx.eps)
         if ctx.needs_input_grad[0]:
-            add = None if dx is None else _rows(dx)
+            add = None if dx is None else _rows(dx).contiguous()
             saved = (mean, variance, weight)
             dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add), x)
         return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), None, None, None
