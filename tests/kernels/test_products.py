@@ -48,9 +48,14 @@ def test_a_layer_with_its_residual(rows: int, inner: int, columns: int, dtype: t
 
 
 @DTYPES
+@pytest.mark.parametrize("used", [frozenset[str](), frozenset({"slope"})], ids=["one-kernel", "by-the-library"])
 @pytest.mark.parametrize(("rows", "channels", "hidden"), [(5, 3, 12), (130, 40, 160)])
 @pytest.mark.usefixtures("nan_empty")
-def test_two_layers_with_gelu_between_them(rows: int, channels: int, hidden: int, dtype: torch.dtype) -> None:
+def test_two_layers_with_gelu_between_them(
+    rows: int, channels: int, hidden: int, used: frozenset[str], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hidden map is made again for the backward."""
+    monkeypatch.setattr(functional, "USED", used)
     x, residual = (normal(rows, 1, 1, channels, seed=seed, dtype=dtype) for seed in (0, 1))
     weight1, bias1 = normal(hidden, channels, seed=2, dtype=dtype) / channels**0.5, normal(hidden, seed=3, dtype=dtype)
     weight2, bias2 = normal(channels, hidden, seed=4, dtype=dtype) / hidden**0.5, normal(channels, seed=5, dtype=dtype)

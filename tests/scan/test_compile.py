@@ -78,6 +78,7 @@ with torch.device("meta"):
     totals = triton_norm.sums(rows, rows, weight, weight, 1e-5)
     triton_norm.input_gradient(rows, rows, (weight,) * 3, totals, 1e-5, add=rows)
     triton_products.hidden_gradient(rows, rows, first, torch.empty(4 * c, dtype=dtype), second)
+    triton_products.product(rows, second, slope_at=hidden)
     layout.merge_norm_backward(merged, merged, mean, scale, weight)
     scan_map.scan_map_backward(
         torch.empty_like(y), x, slots, saved, train_projections=True, train_scan=True
@@ -91,6 +92,7 @@ FORWARD = Counter(
 BACKWARD = Counter(
     ["cross_scan_kernel", "scan_backward_kernel", "sum_rows_kernel", "cross_merge_kernel", "scatter_add_kernel"]
     + ["sum_kernel", "finish_kernel", "input_gradient_kernel", "hidden_gradient_kernel", "merge_norm_backward_kernel"]
+    + ["product_kernel"]
     + [*["matmul_kernel"] * 3, *["weight_gradient_kernel"] * 2]
 )
 THIN = ("matmul_kernel", "weight_gradient_kernel")

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.kernels.triton_products import fast_normal
+from trust_tta.kernels.triton_products import fast_normal, gelu_slope
 from trust_tta.scan.triton.launch import ceil_div
 from trust_tta.scan.triton.matmul import dot
 
@@ -145,8 +145,7 @@ def mlp_input_gradient_kernel(
         b_h = _hidden(b_x0, b_x1, b_w0, b_w1, p_bias1, i_h, BLOCK_M, BLOCK_H, WIDE)
         b_dh = dot(b_dy0, b_v0, tl.zeros((BLOCK_M, BLOCK_H), dtype=tl.float32), False, WIDE)
         b_dh = dot(b_dy1, b_v1, b_dh, False, WIDE)
-        b_integral, b_bell = fast_normal(b_h, True, WIDE)
-        b_dh = (b_dh * (b_integral + b_h * b_bell * 0.39894228)).to(p_dx.dtype.element_ty)
+        b_dh = (b_dh * gelu_slope(b_h, False, WIDE)).to(p_dx.dtype.element_ty)
         b_dx0 = dot(b_dh, b_w0, b_dx0, False, WIDE)
         b_dx1 = dot(b_dh, b_w1, b_dx1, False, WIDE)
     _store(p_dx, b_dx0, o_m, 0, rows, CHANNELS, FIRST)

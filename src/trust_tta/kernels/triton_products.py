@@ -44,17 +44,19 @@ def prepare(weight: Tensor, *, transposed: bool = False) -> Weight:
 
 
 def product(
-    x: Tensor, weight: Weight, bias: Tensor | None = None, *, gelu: bool = False, add: Tensor | None = None
-) -> Tensor:
-    """x (m, k) @ weight (n, k).T + bias (n,), then GELU or the addition of `add` (m, n)."""
+    x: Tensor, weight: Weight, bias: Tensor | None = None, *, gelu: bool = False, add: Tensor | None = None,
+    slope_at: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """x (m, k) @ weight (n, k).T + bias (n,), then GELU, or plus `add` (m, n), or times GELU's slope at `slope_at`."""
     rows, columns = len(x), len(weight.high)
     y = x.new_empty((rows, columns))
     block_m, block_n, block_k, warps, stages = choose_tile(columns, x.shape[1], x.dtype)
     with torch.cuda.device_of(x):
         product_kernel[(ceil_div(rows, block_m) * ceil_div(columns, block_n),)](
-            x, *weight, x if bias is None else bias, x if add is None else add, y, rows,
+            x, *weight, x if bias is None else bias, next((t for t in (add, slope_at) if t is not None), x), y, rows,
             INNER=x.shape[1], COLUMNS=columns, STRIDE_N=weight.high.stride(0), STRIDE_K=weight.high.stride(1),
-            BIAS=bias is not None, GELU=gelu, ADD=add is not None, SPLIT=x.dtype == torch.float32,
+            BIAS=bias is not None, GELU=gelu, ADD=add is not None, SLOPE=slope_at is not None,
+            SPLIT=x.dtype == torch.float32,
             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, WIDE=x.device.type == "cpu",
             num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
@@ -172,11 +174,26 @@ def tanh(b_x, WIDE: tl.constexpr):
 
 
 @triton.jit
+def choose_normal(b_h, BELL: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr):
+    """`normal` as exact as the products are."""
+    if SPLIT:
+        return normal(b_h)
+    return fast_normal(b_h, BELL, WIDE)
+
+
+@triton.jit
+def gelu_slope(b_h, SPLIT: tl.constexpr, WIDE: tl.constexpr):
+    """The derivative of GELU at h."""
+    b_integral, b_bell = choose_normal(b_h, True, SPLIT, WIDE)
+    return b_integral + b_h * b_bell * 0.39894228
+
+
+@triton.jit
 def product_kernel(
     p_x, p_high, p_low, p_bias, p_add, p_y, rows,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, BIAS: tl.constexpr,
-    GELU: tl.constexpr, ADD: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A tile of y (rows, columns); tiles that read the same of x follow each other."""
     N_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
@@ -198,15 +215,13 @@ def product_kernel(
     if BIAS:
         b_y += tl.load(p_bias + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
     if GELU:
-        if SPLIT:
-            b_integral, _ = normal(b_y)
-        else:
-            b_integral, _ = fast_normal(b_y, False, WIDE)
-        b_y *= b_integral
+        b_y *= choose_normal(b_y, False, SPLIT, WIDE)[0]
     o_y = o_m.to(tl.int64)[:, None] * COLUMNS + o_n[None, :]
     m_y = m_m[:, None] & (o_n < COLUMNS)[None, :]
     if ADD:
         b_y += tl.load(p_add + o_y, mask=m_y, other=0.0).to(tl.float32)
+    if SLOPE:
+        b_y *= gelu_slope(tl.load(p_add + o_y, mask=m_y, other=0.0).to(tl.float32), SPLIT, WIDE)
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 
@@ -241,11 +256,7 @@ def hidden_gradient_kernel(
         b_h = multiply(b_x, b_high1, b_low1, b_h, SPLIT, WIDE)
         b_dg = multiply(b_dy, b_high2, b_low2, b_dg, SPLIT, WIDE)
     b_h += tl.load(p_bias1 + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
-    if SPLIT:
-        b_integral, b_bell = normal(b_h)
-    else:
-        b_integral, b_bell = fast_normal(b_h, True, WIDE)
-    b_slope = b_integral + b_h * b_bell * 0.39894228
+    b_slope = gelu_slope(b_h, SPLIT, WIDE)
     o_y = o_m.to(tl.int64)[:, None] * COLUMNS + o_n[None, :]
     m_y = m_m[:, None] & (o_n < COLUMNS)[None, :]
     tl.store(p_dh + o_y, (b_dg * b_slope).to(p_dh.dtype.element_ty), mask=m_y)
