@@ -16,8 +16,9 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HAS_TRITON = optional.available("triton")  # looked up once: torch.compile cannot trace an import
 # Kernels that a plainer way can replace; to leave one out, take its name away.
 # mlp: narrow MLPs at once; pairs: bfloat16 maps to sequences two numbers at a time; replay: recorded plain passes;
-# bias: that of a convolution in the norm after it; slope: an MLP's hidden map made again by the library
-USED = frozenset({"mlp", "pairs", "replay", "bias", "slope"})
+# bias: that of a convolution in the norm after it; slope: an MLP's hidden map made again by the library;
+# project: both projections of a scan at once
+USED = frozenset({"mlp", "pairs", "replay", "bias", "slope", "project"})
 
 
 def selective_scan(
