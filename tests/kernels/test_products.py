@@ -21,6 +21,12 @@ TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2}  # of the norm; float32
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 
 
+@pytest.fixture(params=[0, 132], ids=["usual-tiles", "small-tiles"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below how many tiles they are small."""
+    monkeypatch.setattr(triton_products, "FEW", request.param)
+
+
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
@@ -39,7 +45,7 @@ def check(ours: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: lis
 
 @DTYPES
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(3, 5, 7), (130, 40, 96), (64, 96, 20)])
-@pytest.mark.usefixtures("nan_empty")
+@pytest.mark.usefixtures("nan_empty", "few")
 def test_a_layer_with_its_residual(rows: int, inner: int, columns: int, dtype: torch.dtype) -> None:
     x, residual = normal(1, rows, 1, inner, seed=0, dtype=dtype), normal(1, rows, 1, columns, seed=1, dtype=dtype)
     weight, bias = normal(columns, inner, seed=2, dtype=dtype) / inner**0.5, normal(columns, seed=3, dtype=dtype)
@@ -50,7 +56,7 @@ def test_a_layer_with_its_residual(rows: int, inner: int, columns: int, dtype: t
 @DTYPES
 @pytest.mark.parametrize("used", [frozenset[str](), frozenset({"slope"})], ids=["one-kernel", "by-the-library"])
 @pytest.mark.parametrize(("rows", "channels", "hidden"), [(5, 3, 12), (130, 40, 160)])
-@pytest.mark.usefixtures("nan_empty")
+@pytest.mark.usefixtures("nan_empty", "few")
 def test_two_layers_with_gelu_between_them(
     rows: int, channels: int, hidden: int, used: frozenset[str], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +111,7 @@ def test_frozen_weights_get_no_gradient_and_keep_nothing() -> None:
 def test_both_parts_of_a_weight_are_what_a_tensor_core_reads() -> None:
     """Of a float32 it reads the first 10 bits after the point: what is lost of the parts is below float32."""
     weight = normal(50, 30, seed=0, device="cpu") * torch.logspace(-20, 20, 30)
-    high, low = triton_products.prepare(weight)
+    high, low = triton_products.prepare(weight, rows=1 << 20)
     read = [(part.view(torch.int32) & triton_products.KEPT).view(torch.float32) for part in (high, low)]
     assert torch.equal(read[0], high)
     assert torch.equal(high + low, weight)
@@ -118,7 +124,7 @@ def test_three_products_of_parts_have_the_error_of_float32(inner: int) -> None:
     x, weight = normal(64, inner, seed=1, device="cpu"), normal(64, inner, seed=2, device="cpu")
     parts = []
     for given in (x, weight):
-        high, low = triton_products.prepare(given)
+        high, low = triton_products.prepare(given, rows=1 << 20)
         parts.append(
             [(part.view(torch.int32) & triton_products.KEPT).view(torch.float32).double() for part in (high, low)]
         )
@@ -141,9 +147,9 @@ def test_on_a_cpu_layers_are_plain() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
-@pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize(("batch", "low"), [(64, False), (64, True), (1, False)], ids=["float32", "bf16", "one-image"])
 @pytest.mark.parametrize("channels", [96, 192, 384, 768])
-def test_layers_of_a_network(channels: int, low: bool, frozen: bool) -> None:
+def test_layers_of_a_network(channels: int, batch: int, low: bool, frozen: bool) -> None:
     """At the sizes of VMamba-T, chosen by the layers themselves; PyTorch's own layers are as far from float64."""
     torch.manual_seed(0)
     side = 56 * 96 // channels
@@ -151,7 +157,7 @@ def test_layers_of_a_network(channels: int, low: bool, frozen: bool) -> None:
     weights = [*mlp.parameters(), *out.parameters()]
     for weight in weights:
         weight.requires_grad_(not frozen)
-    x, residual = (torch.randn(64, channels, side, side, device="cuda") for _ in range(2))
+    x, residual = (torch.randn(batch, channels, side, side, device="cuda") for _ in range(2))
     x, residual = (
         t.to(memory_format=torch.channels_last, dtype=torch.bfloat16 if low else None) for t in (x, residual)
     )

@@ -107,10 +107,12 @@ def expected(stage: str, dtype: str) -> list[Counter[str]]:
     if dtype != "float32" and stage != "last":
         forward["project_kernel"] = 1
         del forward["matmul_kernel"]
-    if dtype == "bfloat16" and stage != "last":  # two numbers at a time
-        forward["cross_scan_pairs_kernel"] = forward.pop("cross_scan_kernel")
+    if dtype == "bfloat16" and stage != "last":
         backward["norm_backward_kernel"] = backward.pop("merge_norm_backward_kernel")
-        backward["cross_scan_pairs_kernel"] = 1 + backward.pop("cross_scan_kernel")
+        backward["cross_scan_kernel"] += 1
+        if stage != "third":  # two numbers at a time
+            forward["cross_scan_pairs_kernel"] = forward.pop("cross_scan_kernel")
+            backward["cross_scan_pairs_kernel"] = backward.pop("cross_scan_kernel")
     return [forward, backward]
 
 

@@ -18,6 +18,7 @@ from trust_tta.scan.functional import HAS_TRITON
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LEAST = 132 * 128 * 128  # elements of a result for which kernels fill a large GPU
+LEAST_FLOAT32 = 1 << 14  # in float32, where the library has no tensor cores, smaller tiles are worth it
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
@@ -49,9 +50,10 @@ def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> 
     """Whether the kernels take x (b, h, w, k) here, and are worth it for results with so many columns."""
     if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
         return False
-    if not x.is_contiguous() or x.numel() // x.shape[-1] * columns < LEAST:
-        return False
     dtype = _dtype(x)
+    least = LEAST_FLOAT32 if dtype == torch.float32 and "small" in functional.USED else LEAST
+    if not x.is_contiguous() or x.numel() // x.shape[-1] * columns < least:
+        return False
     if residual is not None and (residual.dtype != dtype or not residual.is_contiguous()):
         return False
     return dtype != torch.float32 or not rounds_to_tf32()
@@ -104,13 +106,13 @@ def _times(dy: Tensor, weight: Tensor) -> Tensor:
     if dy.dtype != torch.float32:
         return dy @ weight
     kernels = _kernels()
-    dx: Tensor = kernels.product(dy, kernels.prepare(weight, transposed=True))
+    dx: Tensor = kernels.product(dy, kernels.prepare(weight, rows=len(dy), transposed=True))
     return dx
 
 
 def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """dy (m, n).T @ x (m, k)."""
-    if dy.dtype != torch.float32:
+    if dy.dtype != torch.float32 or _kernels().is_small(len(dy), dy.shape[1]):
         return dy.T @ x
     dweight: Tensor = _kernels().weight_gradient(dy, x)
     return dweight
@@ -121,7 +123,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         kernels = _kernels()
-        y: Tensor = kernels.product(x, kernels.prepare(weight), bias, add=residual)
+        y: Tensor = kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, add=residual)
         return y
 
     @staticmethod
@@ -148,8 +150,11 @@ class _Mlp(torch.autograd.Function):
         if whole is not None:
             y = whole.mlp(x, weight1, bias1, weight2, bias2, residual)
             return y
-        hidden = kernels.product(x, kernels.prepare(weight1), bias1, gelu=True)
-        y = kernels.product(hidden, kernels.prepare(weight2), bias2, add=residual)
+        hidden = kernels.product(x, kernels.prepare(weight1, rows=len(x)), bias1, gelu=True)
+        if x.dtype != torch.float32 and "slope" in functional.USED:  # the library's product is faster than ours
+            y = F.linear(hidden, weight2, bias2)
+            return y if residual is None else y.add_(residual)
+        y = kernels.product(hidden, kernels.prepare(weight2, rows=len(x)), bias2, add=residual)
         return y
 
     @staticmethod
@@ -161,11 +166,13 @@ class _Mlp(torch.autograd.Function):
         if whole is not None and wanted[0] and not any(wanted[1:5]):
             dx = whole.mlp_input_gradient(dy, x, weight1, bias1, weight2)
             return dx, None, None, None, None, dy if wanted[5] else None
-        second = kernels.prepare(weight2, transposed=True)
+        first = kernels.prepare(weight1, rows=len(x))
+        second = kernels.prepare(weight2, rows=len(x), transposed=True)
         dx = dweight1 = dbias1 = dweight2 = hidden = None
-        if x.dtype != torch.float32 and "slope" in functional.USED:  # the library's product is faster than ours
+        if x.dtype != torch.float32 and "slope" in functional.USED:
             hidden = F.linear(x, weight1, bias1)
-        first = kernels.prepare(weight1)
+        elif kernels.is_small(len(x), len(weight1)):
+            hidden = kernels.product(x, first, bias1)
         if any(wanted[:3]):
             if hidden is None:
                 dhidden = kernels.hidden_gradient(dy, x, first, bias1, second)

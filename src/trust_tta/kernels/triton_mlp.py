@@ -35,7 +35,7 @@ def halves(channels: int) -> tuple[int, int]:
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, add: Tensor | None) -> Tensor:
     """GELU(x (m, k) @ weight1 (n, k).T + bias1) @ weight2 (k, n).T + bias2, plus `add` (m, k)."""
     y = x.new_empty(x.shape)
-    sizes = _sizes(x, weight1)
+    sizes = _sizes(x, weight1, backward=False)
     with torch.cuda.device_of(x):
         mlp_kernel[(ceil_div(len(x), sizes["BLOCK_M"]),)](
             x, weight1.contiguous(), bias1, weight2.contiguous(), bias2, x if add is None else add, y, len(x),
@@ -47,7 +47,7 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
 def mlp_input_gradient(dy: Tensor, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor) -> Tensor:
     """The gradient (m, k) of x; the hidden map is made again."""
     dx = x.new_empty(x.shape)
-    sizes = _sizes(x, weight1)
+    sizes = _sizes(x, weight1, backward=True)
     with torch.cuda.device_of(x):
         mlp_input_gradient_kernel[(ceil_div(len(x), sizes["BLOCK_M"]),)](
             dy, x, weight1.contiguous(), bias1, weight2.contiguous(), dx, len(x), **sizes
@@ -55,14 +55,22 @@ def mlp_input_gradient(dy: Tensor, x: Tensor, weight1: Tensor, bias1: Tensor, we
     return dx
 
 
-def _sizes(x: Tensor, weight1: Tensor) -> dict[str, Any]:
+def _sizes(x: Tensor, weight1: Tensor, *, backward: bool) -> dict[str, Any]:
     hidden, channels = weight1.shape
     first, second = halves(channels)
+    block_m, block_h, warps, stages = choose_tile(channels, backward=backward)
     return {
-        "CHANNELS": channels, "HIDDEN": hidden, "FIRST": first, "SECOND": second, "BLOCK_M": 64,
-        "BLOCK_H": 64 if channels <= 128 else 32, "WIDE": x.device.type == "cpu",
-        "num_warps": 4, "num_stages": 2, "enable_fp_fusion": True,
+        "CHANNELS": channels, "HIDDEN": hidden, "FIRST": first, "SECOND": second, "BLOCK_M": block_m,
+        "BLOCK_H": block_h, "WIDE": x.device.type == "cpu", "num_warps": warps, "num_stages": stages,
+        "enable_fp_fusion": True,
     }  # fmt: skip
+
+
+def choose_tile(channels: int, *, backward: bool) -> tuple[int, int, int, int]:
+    """Rows, columns of the hidden map, warps and stages; the fastest on an H200 for 96 and 192 channels."""
+    if channels <= 128:
+        return (64, 64, 4, 2) if backward else (64, 32, 4, 3)
+    return (128, 64, 8, 2) if backward else (128, 64, 8, 3)
 
 
 @triton.jit

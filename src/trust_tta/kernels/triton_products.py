@@ -19,20 +19,22 @@ from trust_tta.scan.triton.matmul import dot, split_dot, top
 
 KEPT = -8192  # mask of the bits of a float32 that a tensor core reads
 PROGRAMS = 132 * 3  # fill a large GPU
+FEW = 132  # tiles, fewer than a large GPU has processors
+SMALL_TILE = (32, 32, 32, 4, 4)
 CHUNK = 32  # rows that a program takes at a time
 
 
 class Weight(NamedTuple):
-    """A weight (n, k) as the kernels read it: itself in half precision; in float32 its high and low parts, k last."""
+    """A weight (n, k) as the kernels read it: in float32 its high and low parts, k last, or twice the same, itself."""
 
     high: Tensor
     low: Tensor
 
 
-def prepare(weight: Tensor, *, transposed: bool = False) -> Weight:
-    """The weight (n, k), or that of the product with its transpose."""
+def prepare(weight: Tensor, *, rows: int, transposed: bool = False) -> Weight:
+    """The weight (n, k), or that of the product with its transpose, for a map of so many rows."""
     weight = weight.detach().T if transposed else weight.detach()
-    if weight.dtype != torch.float32:
+    if weight.dtype != torch.float32 or is_small(rows, len(weight)):
         return Weight(weight, weight)
     rows, columns = weight.shape
     high, low = weight.new_empty((2, rows, columns))
@@ -43,6 +45,11 @@ def prepare(weight: Tensor, *, transposed: bool = False) -> Weight:
     return Weight(high, low)
 
 
+def is_small(rows: int, columns: int) -> bool:
+    """Whether a result is so small that tiles of usual size leave most of a large GPU idle."""
+    return ceil_div(rows, 64) * ceil_div(columns, 128) < FEW
+
+
 def product(
     x: Tensor, weight: Weight, bias: Tensor | None = None, *, gelu: bool = False, add: Tensor | None = None,
     slope_at: Tensor | None = None,
@@ -50,13 +57,17 @@ def product(
     """x (m, k) @ weight (n, k).T + bias (n,), then GELU, or plus `add` (m, n), or times GELU's slope at `slope_at`."""
     rows, columns = len(x), len(weight.high)
     y = x.new_empty((rows, columns))
-    block_m, block_n, block_k, warps, stages = choose_tile(columns, x.shape[1], x.dtype)
+    split = x.dtype == torch.float32
+    curved = gelu or slope_at is not None
+    block_m, block_n, block_k, warps, stages = choose_tile(columns, x.shape[1], x.dtype, gelu=curved)
+    if split and is_small(rows, columns):
+        block_m, block_n, block_k, warps, stages = SMALL_TILE
     with torch.cuda.device_of(x):
         product_kernel[(ceil_div(rows, block_m) * ceil_div(columns, block_n),)](
             x, *weight, x if bias is None else bias, next((t for t in (add, slope_at) if t is not None), x), y, rows,
             INNER=x.shape[1], COLUMNS=columns, STRIDE_N=weight.high.stride(0), STRIDE_K=weight.high.stride(1),
             BIAS=bias is not None, GELU=gelu, ADD=add is not None, SLOPE=slope_at is not None,
-            SPLIT=x.dtype == torch.float32,
+            SPLIT=split, WHOLE=split and weight.low is weight.high,
             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, WIDE=x.device.type == "cpu",
             num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
@@ -97,14 +108,18 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     return partial.sum(0)
 
 
-def choose_tile(columns: int, inner: int, dtype: torch.dtype, *, two: bool = False) -> tuple[int, int, int, int, int]:
-    """Rows, columns and inner of a tile, warps and stages; `two` products are summed side by side.
+def choose_tile(
+    columns: int, inner: int, dtype: torch.dtype, *, two: bool = False, gelu: bool = False
+) -> tuple[int, int, int, int, int]:
+    """Rows, columns and inner of a tile, warps and stages; `two` products are summed side by side, or GELU follows.
 
     The fastest on an H200 at the sizes of VMamba-T.
     """
     block_k = 32 if dtype == torch.float32 or (two and inner % 64) else 64
     if two:
         rows, most, warps, stages = (128, 64, 8, 4) if dtype == torch.float32 else (128, 128, 8, 3)
+    elif gelu and dtype != torch.float32:
+        rows, most, warps, stages = 128, 128, 8, 3
     else:
         rows, most, warps, stages = 64, 128, 4, 3
     return rows, min(most, max(16, power_of_two(columns))), block_k, warps, stages
@@ -192,10 +207,13 @@ def gelu_slope(b_h, SPLIT: tl.constexpr, WIDE: tl.constexpr):
 def product_kernel(
     p_x, p_high, p_low, p_bias, p_add, p_y, rows,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, BIAS: tl.constexpr,
-    GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y (rows, columns); tiles that read the same of x follow each other."""
+    """A tile of y (rows, columns); tiles that read the same of x follow each other.
+
+    WHOLE: the weight comes in one part, and is split here.
+    """
     N_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
     i = tl.program_id(0)
     o_m = (i // N_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -209,9 +227,9 @@ def product_kernel(
         b_x = tl.load(p_x + o_x + i_k, mask=m_m[:, None] & (i_k + o_k < INNER)[None, :], other=0.0)
         b_high = load_weight(p_high, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
         b_low = b_high
-        if SPLIT:
+        if SPLIT and not WHOLE:
             b_low = load_weight(p_low, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
-        b_y = multiply(b_x, b_high, b_low, b_y, SPLIT, WIDE)
+        b_y = multiply(b_x, b_high, b_low, b_y, SPLIT and not WHOLE, WIDE)
     if BIAS:
         b_y += tl.load(p_bias + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
     if GELU:

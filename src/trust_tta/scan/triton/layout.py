@@ -43,7 +43,7 @@ def _takes_pairs(x: Tensor) -> bool:
 def _launch_pairs(x: Tensor, u: Tensor, silu: bool) -> None:
     b, c, h, w = x.shape
     pixels = x.permute(0, 2, 3, 1)
-    side, pairs, warps = choose_cells(c)
+    side, pairs, warps = choose_cells(silu)
     grid = (ceil_div(h // 2, side) * ceil_div(w // 2, side), ceil_div(c // 2, pairs), b)
     cross_scan_pairs_kernel[grid](
         pixels.view(torch.int32), u.view(torch.int32), CHANNELS=c, HEIGHT=h, WIDTH=w, BLOCK_P=pairs, BLOCK_S=side,
@@ -51,9 +51,9 @@ def _launch_pairs(x: Tensor, u: Tensor, silu: bool) -> None:
     )  # fmt: skip
 
 
-def choose_cells(channels: int) -> tuple[int, int, int]:
-    """The side of a tile in cells of 2 x 2 pixels, its pairs of channels, and its warps."""
-    return (8, 16, 8) if channels >= 32 else (8, 8, 4)
+def choose_cells(silu: bool) -> tuple[int, int, int]:
+    """The side of a tile in cells of 2 x 2 pixels, its pairs of channels, and its warps; the fastest on an H200."""
+    return (16, 8, 8) if silu else (16, 16, 8)
 
 
 def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
@@ -87,7 +87,7 @@ def merge_norm(
 def merge_norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
     """The gradient (b, 2, c, h*w) of the sequences that `merge_norm` merged, from that of the norm (b, h, w, c)."""
     batch, height, width, count = x.shape
-    if _takes_pairs(x.permute(0, 3, 1, 2)) and count <= 512:
+    if x.dtype == torch.bfloat16 and 96 <= count <= 512 and "pairs" in functional.USED:
         dx = _norm_backward(dnorm.contiguous(), x, mean, scale, weight.contiguous())
         return cross_scan(dx.permute(0, 3, 1, 2), silu=False)
     dy = x.new_empty((batch, 2, count, height * width))
