@@ -71,10 +71,10 @@ with torch.device("meta"):
     narrow = dtype != torch.float32 and triton_mlp.takes(c, 4 * c)
     layers = [torch.empty(s, dtype=dtype) for s in ((4 * c, c), (4 * c,), (c, 4 * c), (c,))]
     if narrow:
-        triton_mlp.mlp(rows, *layers, rows)
+        triton_mlp.mlp(rows, *layers, rows, triton_mlp.Norm(weight, weight, weight, weight, 1e-5))
     print("backward")
     if narrow:
-        triton_mlp.mlp_input_gradient(rows, rows, *layers[:3])
+        triton_mlp.mlp_input_gradient(rows, rows, *layers[:3], triton_mlp.Norm(*(4 * [weight]), 1e-5))
     totals = triton_norm.sums(rows, rows, weight, weight, 1e-5)
     triton_norm.input_gradient(rows, rows, (weight,) * 3, totals, 1e-5, add=rows)
     triton_products.hidden_gradient(rows, rows, first, torch.empty(4 * c, dtype=dtype), second)

@@ -37,6 +37,12 @@ class BatchNorm2d(nn.BatchNorm2d):
             return batch_norm(x, self.weight, self.bias, self.eps)[1]
         return fixed_norm(x, self.running_mean - bias, self.running_var, self.weight, self.bias, self.eps)
 
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance (c,) that x is normalized by."""
+        if self.running_mean is None or self.running_var is None:
+            return moments(x)
+        return self.running_mean, self.running_var
+
     def uses_kernels(self, x: Tensor) -> bool:
         """Statistics of the batch that nobody keeps, or fixed ones in a pass without gradients."""
         if self.backend not in BACKENDS or not self.affine or not can_use_kernels(x):

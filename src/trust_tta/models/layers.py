@@ -6,6 +6,7 @@ Maps are channel-last in memory: a linear layer or a LayerNorm over the channels
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.kernels import BACKENDS, products
-from trust_tta.kernels.norm import BatchNorm2d
+from trust_tta.kernels.norm import BatchNorm2d, fork_norm
 from trust_tta.models.convolution import FirstConv2d, StridedConv2d, bias_can_wait
 
 
@@ -84,6 +85,23 @@ class Mlp(nn.Module):
         given = None if residual is None else residual.permute(0, 2, 3, 1)
         weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
         return products.fused_mlp(x.permute(0, 2, 3, 1), *weights, given).permute(0, 3, 1, 2)
+
+    def add_to(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """x plus the layers of norm(x)."""
+        weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
+        if not self.takes_norm(norm, x, weights):
+            x, normal = fork_norm(norm, x)
+            y: Tensor = self(normal, x)
+            return y
+        rows, affine = x.permute(0, 2, 3, 1), (norm.weight, norm.bias)
+        return products.fused_norm_mlp(rows, norm.statistics(x), affine, norm.eps, weights).permute(0, 3, 1, 2)
+
+    def takes_norm(self, norm: nn.Module, x: Tensor, weights: Sequence[Tensor]) -> TypeGuard[BatchNorm2d]:
+        """Whether the kernels take the norm along."""
+        watched = self._forward_hooks or self._forward_pre_hooks or norm._forward_hooks or norm._forward_pre_hooks
+        if not isinstance(norm, BatchNorm2d) or watched or not norm.uses_kernels(x):
+            return False
+        return self.uses_kernels(x, x) and products.takes_norm(x, weights)
 
     def uses_kernels(self, x: Tensor, residual: Tensor | None) -> bool:
         layers = (self.fc1, self.fc2)

@@ -36,8 +36,7 @@ class Block(nn.Module):
         drops = self.drop_path.drops
         x = x + self.drop_path(self.op(normal, slots)) if drops else self.op(normal, slots, x)
         if self.mlp is not None and self.norm2 is not None:
-            x, normal = fork_norm(self.norm2, x)
-            x = x + self.drop_path(self.mlp(normal)) if drops else self.mlp(normal, x)
+            x = x + self.drop_path(self.mlp(self.norm2(x))) if drops else self.mlp.add_to(x, self.norm2)
         return x
 
 

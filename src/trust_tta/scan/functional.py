@@ -17,8 +17,9 @@ HAS_TRITON = optional.available("triton")  # looked up once: torch.compile canno
 # Kernels that a plainer way can replace; to leave one out, take its name away.
 # mlp: narrow MLPs at once; pairs: bfloat16 maps to sequences two numbers at a time; replay: recorded plain passes;
 # bias: that of a convolution in the norm after it; slope: an MLP's hidden map made again by the library;
-# project: both projections of a scan at once; small: float32 products of small maps on tensor cores
-USED = frozenset({"mlp", "pairs", "replay", "bias", "slope", "project", "small"})
+# project: both projections of a scan at once; small: float32 products of small maps on tensor cores;
+# norm: that before a narrow MLP in its kernel
+USED = frozenset({"mlp", "pairs", "replay", "bias", "slope", "project", "small", "norm"})
 
 
 def selective_scan(
