@@ -33,10 +33,11 @@ from trust_tta.scan import functional
 
 KINDS = (  # the first pattern found in a kernel's name says what it does
     ("scan", r"scan_(forward|backward)_kernel"),
-    ("around the scan", r"^(cross|merge|matmul|weight_gradient|sum_rows|gather|scatter_add)_?\w*_?kernel|layer_?norm"),
+    ("around the scan", r"^(cross|merge|matmul|project|weight_gradient|sum_rows|gather|scatter_add)_?\w*_?kernel"),
+    ("around the scan", r"^norm_backward_kernel|layer_?norm"),
     ("batch norm", r"batch_?norm|bn_(fw|bw)|welford|^(sum|finish|normalize|input_gradient)_kernel"),
     ("convolution", r"conv|dgrad|wgrad|fprop|cudnn|_patches"),
-    ("product", r"gemm|nvjet|cutlass|addmm|splitk|dot_product|xmma|^(product|hidden_gradient)_kernel"),
+    ("product", r"gemm|nvjet|cutlass|addmm|splitk|dot_product|xmma|^(product|hidden_gradient|mlp\w*)_kernel"),
     ("copy", r"memcpy|memset|copy|CatArray"),
     ("elementwise", r"elementwise|gelu|vectorized|multi_tensor"),
     ("sum", r"reduce|softmax"),

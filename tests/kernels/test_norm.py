@@ -69,6 +69,17 @@ def test_one_of_the_two_outputs_is_enough(dtype: torch.dtype) -> None:
     assert not differ(torch.autograd.grad(batch_norm(x, weight, bias, 1e-5)[1], x, dy)[0], wanted[0], dtype)
 
 
+@DTYPES
+@pytest.mark.usefixtures("nan_empty")
+def test_gelu_after_the_norm(dtype: torch.dtype) -> None:
+    rows = (2 * normal(70, 48, seed=0)).to(dtype)
+    mean, weight, bias = (normal(48, seed=seed) for seed in (1, 2, 3))
+    variance = normal(48, seed=4) ** 2 + 0.1
+    found = triton_norm.normalize(rows, mean, variance, weight, bias, 1e-5, gelu=True)
+    factor = (variance.double() + 1e-5).rsqrt() * weight.double()
+    assert not differ(found, F.gelu((rows.double() - mean.double()) * factor + bias.double()), dtype)
+
+
 @pytest.mark.parametrize("shape", [(2, 16, 6, 6), (1, 16, 1, 1)], ids=str)
 def test_a_gradient_that_repeats_its_numbers(shape: tuple[int, ...]) -> None:
     """As that of a sum does: its rows are not where their strides would be in a map."""

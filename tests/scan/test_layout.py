@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trust_tta.scan import functional, reference
+from trust_tta.scan import functional, operators, reference
 from trust_tta.scan.operators import Backend, get_backend
 from trust_tta.scan.triton import merge_norm_backward
 
@@ -89,6 +89,8 @@ def test_merge_norm(shape: tuple[int, ...], offset: float, backend: Backend) -> 
     torch.testing.assert_close(scale.double(), 1 / deviation, rtol=tolerance, atol=tolerance)
     expected = (wanted - wanted.mean(3, keepdim=True)) / deviation * weight.double() + bias.double()
     torch.testing.assert_close(norm.double(), expected, rtol=tolerance, atol=tolerance)
+    arguments = (y, h, w, weight, bias, 1e-5, backend is not CPU)
+    assert torch.equal(operators.run_merge_norm_alone(*arguments)[0], norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

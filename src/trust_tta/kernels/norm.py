@@ -31,11 +31,14 @@ class BatchNorm2d(nn.BatchNorm2d):
             return batch_norm(x, self.weight, self.bias, self.eps)
         return x, fixed_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
-    def after_bias(self, x: Tensor, bias: Tensor) -> Tensor:
-        """The normalized x + bias (c,): the statistics of a batch take the bias away with the mean."""
-        if self.running_mean is None or self.running_var is None:
-            return batch_norm(x, self.weight, self.bias, self.eps)[1]
-        return fixed_norm(x, self.running_mean - bias, self.running_var, self.weight, self.bias, self.eps)
+    def after_bias(self, x: Tensor, bias: Tensor, *, gelu: bool = False) -> Tensor:
+        """The normalized x + bias (c,): the statistics of a batch take the bias away with the mean. Then GELU."""
+        if torch.is_grad_enabled():
+            y = batch_norm(x, self.weight, self.bias, self.eps)[1]
+            return F.gelu(y) if gelu else y
+        mean, variance = self.statistics(x)
+        mean = mean if self.running_mean is None else mean - bias
+        return _map(triton_norm().normalize(_rows(x), mean, variance, self.weight, self.bias, self.eps, gelu=gelu), x)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance (c,) that x is normalized by."""

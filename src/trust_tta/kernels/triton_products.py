@@ -184,7 +184,7 @@ def fast_normal(b_h, BELL: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def tanh(b_x, WIDE: tl.constexpr):
     if WIDE:  # interpreted, without instructions of a GPU
-        return 2 * tl.sigmoid(2 * b_x) - 1
+        return 2 * tl.sigmoid(2 * tl.maximum(b_x, -20.0)) - 1
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1)
 
 

@@ -6,6 +6,7 @@ Maps are channel-last in memory: a linear layer or a LayerNorm over the channels
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import TypeGuard
 
@@ -131,15 +132,20 @@ class Convolutions(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         bias: Tensor | None = None
-        for layer in self:
+        layers = deque(layer for layer in self if type(layer) is not nn.Identity or layer._forward_hooks)
+        while layers:
+            layer = layers.popleft()
             if isinstance(layer, (FirstConv2d, StridedConv2d)) and bias_can_wait(layer, x):
                 x, bias = layer.before_bias(x), layer.bias
             elif bias is not None and _takes_bias(layer, x):
-                x, bias = layer.after_bias(x, bias), None
-            elif bias is None or isinstance(layer, nn.Identity):
-                x = layer(x)
-            else:
+                gelu = bool(layers) and type(layers[0]) is nn.GELU and not layers[0]._forward_hooks
+                x, bias = layer.after_bias(x, bias, gelu=gelu), None
+                if gelu:
+                    layers.popleft()
+            elif bias is not None:
                 x, bias = layer(_add_bias(x, bias)), None
+            else:
+                x = layer(x)
         return x if bias is None else _add_bias(x, bias)
 
 

@@ -100,7 +100,7 @@ def merge_norm(
     if chosen in PLAIN:
         plain: Tensor = PLAIN[chosen].merge_norm(y, height, width, weight, bias, eps)
         return plain
-    call = operators.run_merge_norm if _is_bare(y) else operators.merge_norm
+    call = operators.run_merge_norm_alone if _is_bare(y) else operators.merge_norm
     norm: Tensor = call(y, height, width, weight, bias, eps, chosen == "triton")[0]
     return norm.permute(0, 3, 1, 2)
 

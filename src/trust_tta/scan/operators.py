@@ -210,6 +210,16 @@ def run_merge_norm(
     return get_backend(triton).merge_norm(y, height, width, weight, bias, eps)
 
 
+def run_merge_norm_alone(*arguments: Any) -> tuple[Tensor, ...]:
+    """As `run_merge_norm`, with nothing kept for a backward."""
+    *given, triton = arguments
+    if triton:
+        from trust_tta.scan.triton import merge_norm as by_kernel
+
+        return by_kernel(*given, keep=False)
+    return run_merge_norm(*arguments)
+
+
 def run_merge_norm_backward(
     dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, train: bool, triton: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -68,11 +68,12 @@ def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = 
 
 
 def merge_norm(
-    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
+    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, *, keep: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `operators.Backend`."""
+    """See `operators.Backend`; unless `keep`, the normalized map is written over the merged one."""
     y = y.contiguous()
-    x, norm = _pixels(y, height, width), _pixels(y, height, width)
+    norm = _pixels(y, height, width)
+    x = _pixels(y, height, width) if keep else norm
     mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
     batch, _, count, _ = y.shape
     grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
