@@ -189,3 +189,18 @@ def test_a_bias_whose_gradient_is_wanted_is_added() -> None:
     stem = make_stem(3, 32, 4, overlapping=True, norm="batch").eval()
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(stem(images), nn.Sequential(*stem)(images))
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.usefixtures("nan_empty")
+def test_images_are_cast_and_padded_in_one_pass(dtype: torch.dtype, channels_last: bool) -> None:
+    patches = pytest.importorskip("trust_tta.models.triton_patches")
+    x = torch.randn(3, 3, 10, 14, generator=torch.Generator().manual_seed(0))
+    x = x.to(memory_format=torch.channels_last) if channels_last else x[:, :, 1:, ::2]
+    found = patches.pad_channels(x, 8, dtype)
+    assert found.shape == (3, 8, *x.shape[2:])
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found[:, :3].float(), x, rtol=2**-7, atol=0)  # the interpreter cuts bfloat16 off
+    assert not found[:, 3:].any()

@@ -41,7 +41,7 @@ class FirstConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cuda or _low(x).itemsize != 2 or self.in_channels >= 8 or torch.compiler.is_compiling():
-            return super().forward(x)
+            return super().forward(x.contiguous(memory_format=torch.channels_last))
         return self._pad_and_convolve(x, self.bias)
 
     def before_bias(self, x: Tensor) -> Tensor:
@@ -49,11 +49,20 @@ class FirstConv2d(nn.Conv2d):
         return self._pad_and_convolve(x, None)
 
     def _pad_and_convolve(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        missing = max(0, 8 - self.in_channels)
-        x, weight = (F.pad(t.to(_low(x)), (0, 0, 0, 0, 0, missing)) for t in (x, self.weight))
-        x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
-        y: Tensor = self._conv_forward(x, weight, bias)
+        low = _low(x)
+        y: Tensor = self._conv_forward(_pad_channels(x, low), _pad_channels(self.weight, low), bias)
         return y
+
+
+def _pad_channels(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x (b, c, h, w) in `dtype` with at least eight channels, channel-last in memory."""
+    plain = x.shape[1] > 8 or (torch.is_grad_enabled() and x.requires_grad)
+    if "pad" in functional.USED and HAS_TRITON and x.is_cuda and type(x) in (Tensor, nn.Parameter) and not plain:
+        from trust_tta.models import triton_patches
+
+        return triton_patches.pad_channels(x.detach(), 8, dtype)
+    padded = F.pad(x.to(dtype), (0, 0, 0, 0, 0, max(0, 8 - x.shape[1])))
+    return padded.contiguous(memory_format=torch.channels_last)
 
 
 def bias_can_wait(conv: StridedConv2d | FirstConv2d, x: Tensor) -> bool:

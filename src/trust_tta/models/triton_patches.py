@@ -1,4 +1,5 @@
-"""`convolution.extract_patches` and its adjoint on a CUDA device, each in one pass over the map."""
+"""Maps cast and padded for convolutions, `convolution.extract_patches` and its adjoint on a CUDA device, each in one
+pass over the map."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -11,6 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.scan.triton.launch import ceil_div
+
+
+def pad_channels(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    """x (b, c, h, w) in `dtype` with channels of zeros behind its own, channel-last in memory."""
+    b, c, h, w = x.shape
+    padded = x.new_empty((b, h, w, channels), dtype=dtype)
+    with torch.cuda.device_of(x):
+        pad_channels_kernel[(ceil_div(b * h * w, 256),)](
+            x, padded, *x.stride(), b * h * w, OWN=c, CHANNELS=channels, HEIGHT=h, WIDTH=w, BLOCK=256, num_warps=4,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return padded.permute(0, 3, 1, 2)
 
 
 def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
@@ -38,6 +51,22 @@ def sum_patches(patches: Tensor, shape: Sequence[int], stride: int, padding: int
             PADDING=padding, BLOCK=1024, enable_fp_fusion=True,
         )  # fmt: skip
     return x.permute(0, 3, 1, 2)
+
+
+@triton.jit
+def pad_channels_kernel(
+    p_x, p_padded, s_b, s_c, s_h, s_w, pixels,
+    OWN: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """All channels, a power of two, of a run of pixels."""
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    o_p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    o_c = tl.arange(0, CHANNELS)
+    o_x = o_p // (HEIGHT * WIDTH) * s_b + o_p // WIDTH % HEIGHT * s_h + o_p % WIDTH * s_w
+    m_p = (o_p < pixels)[:, None]
+    b_x = tl.load(p_x + o_x[:, None] + o_c[None, :] * s_c, mask=m_p & (o_c < OWN)[None, :], other=0.0)
+    o_out = o_p[:, None] * CHANNELS + o_c[None, :]
+    tl.store(p_padded + o_out, b_x.to(p_padded.dtype.element_ty), mask=m_p)
 
 
 @triton.jit

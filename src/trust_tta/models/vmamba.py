@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trust_tta.kernels.norm import fork_norm
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VMambaConfig
+from trust_tta.models.convolution import FirstConv2d
 from trust_tta.models.layers import Mlp, StochasticDepth, make_downsample, make_norm, make_stem
 from trust_tta.models.ss2d import SS2D
 from trust_tta.orders import ScanOrder
@@ -127,7 +128,9 @@ class VMamba(ScanNetwork):
     def embed(self, images: Tensor) -> Tensor:
         """The first map (n, dims[0], h', w')."""
         images = self.check_images(images)
-        x: Tensor = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
+        if not isinstance(self.patch_embed[0], FirstConv2d):  # which takes them as they lie
+            images = images.contiguous(memory_format=torch.channels_last)
+        x: Tensor = self.patch_embed(images)
         return x
 
     def forward_maps(self, x: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> list[Tensor]:

@@ -18,8 +18,8 @@ HAS_TRITON = optional.available("triton")  # looked up once: torch.compile canno
 # mlp: narrow MLPs at once; pairs: bfloat16 maps to sequences two numbers at a time; replay: recorded plain passes;
 # bias: that of a convolution in the norm after it; slope: an MLP's hidden map made again by the library;
 # project: both projections of a scan at once; small: float32 products of small maps on tensor cores;
-# norm: that before a narrow MLP in its kernel
-USED = frozenset({"mlp", "pairs", "replay", "bias", "slope", "project", "small", "norm"})
+# norm: that before a narrow MLP in its kernel; pad: images for their convolution in one pass
+USED = frozenset({"mlp", "pairs", "replay", "bias", "slope", "project", "small", "norm", "pad"})
 
 
 def selective_scan(
