@@ -131,6 +131,9 @@ class Convolutions(nn.Sequential):
     """Layers in turn; a norm takes the bias of the convolution before it along where that saves a pass over the map."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            plain: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+            return plain
         bias: Tensor | None = None
         layers = deque(layer for layer in self if type(layer) is not nn.Identity or layer._forward_hooks)
         while layers:
