@@ -147,15 +147,29 @@ def optional_record(name: str) -> dict[str, Any] | None:
 
 def profile_section() -> list[str]:
     """Where the time of each step goes by kind of kernel, before the last round of changes and after it."""
-    before, after = (optional_record(f"profile_h200{name}.json") for name in ("_before", ""))
-    if before is None or after is None:
+    tables = [(batch, profile_table(suffix)) for batch, suffix in ((128, ""), (1, "_b1"))]
+    lines = [part for batch, table in tables if table for part in (f"Batch {batch}:", table)]
+    if not lines:
         return []
+    about = (
+        "Milliseconds by kind of kernel before the last round of changes and now, from "
+        "`python benchmarks/profile_steps.py`, whose records list the single kernels; the MLPs of one kernel are "
+        "among the others. The records are older than the last choice of tiles."
+    )
+    return ["### Where the time goes", about, *lines]
+
+
+def profile_table(suffix: str) -> str:
+    """The rows of both records with this ending, of which the first may be missing; empty without the second."""
+    before, after = (optional_record(f"profile_h200{suffix}{name}.json") for name in ("_before", ""))
+    if after is None:
+        return ""
     rows = [
         ((row["work"], row["dtype"]), name, row)
         for name, record in (("before", before), ("now", after))
-        for row in record["rows"]
+        for row in (record or {"rows": []})["rows"]
     ]
-    kinds = list(dict.fromkeys(kind for _, name, row in rows if name == "before" for kind in row["kinds"]))
+    kinds = list(dict.fromkeys(kind for _, _, row in rows for kind in row["kinds"]))
     lines = [
         f"| work | dtype | | ms | GiB | kernels | {' | '.join(kinds)} |",
         "| --- " * (6 + len(kinds)) + "|",
@@ -166,12 +180,7 @@ def profile_section() -> list[str]:
                 cells = [*key, name, f"{row['median_ms']:.4g}", f"{row['peak_bytes'] / 2**30:.3g}", str(row["kernels"])]
                 cells += [f"{row['kinds'].get(kind, 0):.3g}" for kind in kinds]
                 lines.append(f"| {' | '.join(cells)} |")
-    return [
-        "### Where the time goes",
-        "Milliseconds by kind of kernel, batch 128, before the last round of changes and now; from "
-        "`python benchmarks/profile_steps.py`, whose records list the single kernels.",
-        "\n".join(lines),
-    ]
+    return "\n".join(lines)
 
 
 def scaling_section() -> list[str]:
@@ -398,9 +407,13 @@ FAILED = """What did not help, or failed:
   long in bf16 as a kernel of its own would take to move the map. A polynomial within 4e-7 of GELU needs a third fewer
   instructions.
 
-Not done: a plain forward pass, without a method or `tt.fast` around it, is bound by the host; these record it. The stem
-could be computed once for all orders, but its norms are adapted: only its first convolution would be saved, 1% of a
-step."""
+- Maps to sequences two numbers at a time where maps are small (14 x 14): slower than one at a time.
+- MLPs of one kernel with large tiles (128 rows, 96 channels): few fit on a processor at once, and half as many rows are
+  faster.
+
+Not done: the stem could be computed once for all orders, but its norms are adapted: only its first convolution would be
+saved, 1% of a step. The statistics of batch norm could come out of the kernels before it, whose tiles are so many that
+summing them up would take what it saves."""
 
 
 def cpu_lines(cpu: Speeds) -> str:

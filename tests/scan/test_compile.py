@@ -16,9 +16,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from trust_tta.kernels import triton_mlp, triton_norm, triton_products
 from trust_tta.models import triton_patches
-from trust_tta.scan import Parameters
+from trust_tta.scan import Parameters, functional
 from trust_tta.scan.triton import backward, forward, layout, matmul, parameters, scan_map
 
+functional.USED |= functional.UNMEASURED
 KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
 KINDS[torch.int32] = "*i32"
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
