@@ -114,7 +114,7 @@ class Tide(Learner):
         finite = self.descend(self.loss(views.mean(0), None))
         self.counters.backwards += len(views) - 1
         if self.statistics.shares is not None and self.weights.gradient_beside is not None:
-            self.statistics.shares.learn(self.weights.gradient_beside, images, finite=finite)
+            self.statistics.shares.learn(self.weights.gradient_beside, images, finite=finite, pace=pace)
         length = pace * math.sqrt(images / BATCH)
         origin = self.weights.origin
         moved = start + (self.weights.read() - start) * length
