@@ -280,12 +280,26 @@ def render(arguments: argparse.Namespace) -> None:
     page, kills = DOCS / "fleet.md", DOCS / "results" / "fleet_kills.json"
     tables = {"averaging": averaging_table(record["runs"]), "poisoned": poisoned_table(record["runs"])}
     tables["chart"] = "![Accuracy against images seen, by how often a fleet averages](assets/fleet.svg)"
+    workers = DOCS / "results" / "fleet_speed.json"
+    tables["workers"] = workers_table(json.loads(workers.read_text(encoding="utf-8"))) if workers.exists() else ""
     tables["kills"] = kills_table(json.loads(kills.read_text(encoding="utf-8"))) if kills.exists() else ""
     pattern = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
     text = pattern.sub(lambda m: f"{m[1]}\n{tables[m[2]]}\n\n{m[3]}", page.read_text(encoding="utf-8"))
     with replacing(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
     draw(record["runs"], DOCS / "assets" / "fleet.svg")
+
+
+def workers_table(record: dict[str, Any]) -> str:
+    """Of what `benchmarks.fleet_speed` found."""
+    found = record["found"]
+    first = found[0]
+    rows = [
+        [str(each["workers"])]
+        + [text for way in ("ray", "processes") for text in (f"{each[way]:.0f}", f"{first[way] / each[way]:.2f}")]
+        for each in found
+    ]
+    return as_table(["workers", "seconds on Ray", "speed-up", "seconds with processes", "speed-up"], rows)
 
 
 def kills_table(record: dict[str, Any]) -> str:

@@ -32,16 +32,22 @@ KINDS = ("worker", "node", "driver")
 PATIENCE = 300  # seconds for a cell to be done between two kills
 
 
-def make_config(folder: Path, *, seeds: int) -> RunConfig:
+def make_config(folder: Path, *, seeds: int, images: int = 32) -> RunConfig:
     tables = {
         "model": {"name": "vmamba_nano", "checkpoint": "vmamba_nano_cifar10"},
-        "data": {"dataset": "sample", "domains": list(DOMAINS), "limit": 32},
+        "data": {"dataset": "sample", "domains": list(DOMAINS), "limit": images},
         "stream": {"batch_size": 16, "seeds": list(range(seeds))},
         "methods": ["source", "tent"],
         "device": "cpu",
         "store": str(folder / "disturbed.sqlite"),
     }
     return parse_config(tables, name="kills", origin="the benchmark")
+
+
+def cluster_environment() -> dict[str, str]:
+    """A cluster of this machine alone, with a token; each worker has one thread."""
+    closed = {LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {**closed, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
 
 
 def numbers(cells: list[Cell]) -> list[tuple[object, ...]]:
@@ -60,7 +66,7 @@ class Killer:
 
         self.config, self.folder = config, folder
         self.file = folder / "kills.toml"
-        self.file.write_text(_toml(config), encoding="utf-8")
+        self.file.write_text(to_toml(config), encoding="utf-8")
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
         self.driver = self.start()
@@ -133,7 +139,7 @@ def is_below(pid: int) -> bool:
     return False
 
 
-def _toml(config: RunConfig) -> str:
+def to_toml(config: RunConfig) -> str:
     data, stream = config.data, config.stream
     return "\n".join(
         [
@@ -153,8 +159,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
-    os.environ.update({LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"})
+    os.environ.update(cluster_environment())
     with tempfile.TemporaryDirectory() as name:
         record = disturb(make_config(Path(name), seeds=arguments.seeds), Path(name), kills=arguments.kills)
     Path(arguments.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trust_tta.atomic import replacing
+from trust_tta.results.display import HELD_OUT
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -68,12 +69,8 @@ def short() -> str:
     means = {name: 100 * mean(cells, "accuracy") for name, cells in whole.items()}
     leads = leads_of_trust()
     shown = sorted((name for name in means if "," not in name), key=lambda name: -means[name])  # not its variants
-    speed, authors = read("speed_h200.json"), read("authors_h200.json")["ms"]["128"]["TRUST K=6 sequential"]
-    ms = {
-        r["dtype"]: r["median_ms"]
-        for r in speed["rows"]
-        if r["part"] == "network" and r["batch"] == 128 and r["work"] == "TRUST K=6 sequential"
-    }
+    authors = read("authors_h200.json")["ms"]["128"]["TRUST K=6 sequential"]
+    ms = {r["dtype"]: r["median_ms"] for r in read("profile_h200.json")["rows"] if r["work"] == "trust K=6"}
     return "\n".join(
         [
             "Accuracy in percent of the shipped `vmamba_nano` on CIFAR-10-C at severity 5 (100 domains: 1 to 5), one",
@@ -85,8 +82,9 @@ def short() -> str:
             "Others in the first of these streams, each with its defaults, seed 0",
             "([by corruption and seed](docs/results/cifar10c_online.md)):",
             f"{', '.join(f'{name} {means[name]:.1f}' for name in shown)}.",
+            *cotta(),
             "",
-            "Over six updates in the default order, as many as its own, TRUST gains",
+            "Over six updates in the default order, as many as its own, TRUST gains "
             f"{math.fsum(leads) / len(leads):+.2f} points and is ahead in",
             f"{sum(lead > 0 for lead in leads)} of {len(leads)} pairs of corruption and seed.",
             "More tables, also those in which it loses: [results](docs/results/README.md).",
@@ -109,18 +107,23 @@ STREAMS = (
     ("online", 4, "batches of 4 (three corruptions)"),
     ("online", 1, "single images (three corruptions)"),
     ("clean", 128, "clean images"),
+    ("mixed", 128, "all 15 mixed in every batch (1,000 images of each, one seed)"),
+    ("pacs", 128, "PACS, the domain left out of training (one seed)"),
 )
 
 
 def every_stream() -> list[str]:
     """A row for each stream: means over domains and seeds of the first record in which a method met every domain."""
-    records = [by_stream(name) for name in ("targets.csv", "cifar10c.csv")]
+    records = [by_stream(name) for name in ("targets.csv", "cifar10c.csv", "streams.csv")]
     lines = ["| stream | source | bn | trust | tide |", "| --- | --- | --- | --- | --- |"]
     for setting, batch, words in STREAMS:
-        domains = {row["domain"] for row in records[0][setting, batch, "tide"]}
+        known = next(record[setting, batch, "tide"] for record in records if (setting, batch, "tide") in record)
+        domains = {row["domain"] for row in known}
         means = []
         for name in ("source", "bn", "trust", "tide"):
-            found = (record.get((setting, batch, name), []) for record in records)
+            # Streams of other sizes, as in the last record, are not those of a row that another one has.
+            of_row = records if setting == "mixed" else records[:2]
+            found = (record.get((setting, batch, name), []) for record in of_row)
             means.append(
                 next((mean(rows, "accuracy") for rows in found if {r["domain"] for r in rows} == domains), None)
             )
@@ -130,12 +133,31 @@ def every_stream() -> list[str]:
     return lines
 
 
+def cotta() -> list[str]:
+    """What is better, at what cost: CoTTA as its authors run it, next to tide on the corruptions that both met."""
+    with (RESULTS / "fair.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["domain"] not in HELD_OUT]
+    found = {label: [row for row in rows if row["label"] == label] for label in ("cotta: own paper", "tide: own paper")}
+    accuracy = [100 * mean(cells, "accuracy") for cells in found.values()]
+    passes = [
+        math.fsum(float(c["forwards"]) + 2 * float(c["backwards"]) for c in cells)
+        / math.fsum(math.ceil(float(c["samples"]) / float(c["batch_size"])) for c in cells)
+        for cells in found.values()
+    ]
+    domains = " and ".join(sorted({row["domain"].replace("_", " ") for row in found["tide: own paper"]}))
+    return [
+        f"With its authors' rate and 32 augmented views, CoTTA reaches {accuracy[0]:.1f} % on {domains}, where tide",
+        f"reaches {accuracy[1]:.1f} %: at {passes[0]:.0f} passes per batch, backward ones twice, not {passes[1]:.0f}",
+        "([each baseline in its own setting](docs/results/fair.md)).",
+    ]
+
+
 def by_stream(name: str) -> dict[tuple[str, int, str], list[dict[str, str]]]:
-    """The cells of a record by setting, batch size and label; clean images are a setting of their own."""
+    """The cells of a record by setting, batch size and label; clean images and PACS are settings of their own."""
     found: dict[tuple[str, int, str], list[dict[str, str]]] = {}
     with (RESULTS / name).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            setting = "clean" if row["domain"] == "clean" else row["setting"]
+            setting = "clean" if row["domain"] == "clean" else "pacs" if row["dataset"] == "pacs" else row["setting"]
             found.setdefault((setting, int(row["batch_size"]), row["label"]), []).append(row)
     return found
 
@@ -165,14 +187,23 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 | CIFAR-10-C, [online](cifar10c_online.md) | `trust-tta bench configs/results/cifar10c.toml` | one H200 |
 | CIFAR-10-C, [standard](cifar10c_standard.md) | the same | the same |
 | PACS, [online](pacs96_online.md), [standard](pacs96_standard.md) | the same, `pacs96.toml` | the same |
-| tide in [every kind of stream](targets.md) | the same, `targets.toml` | the same |
-| `cifar10c.csv`, `pacs96.csv`, `targets.csv` | the cells of these tables | the same |
+| tide in [every kind of stream](targets.md) | the same, `targets.toml` | the same; PACS: two cores of a server CPU |
+| [thirteen methods](streams.md) in three kinds of stream | the same, `streams.toml` | one H200 |
+| tide [part by part](tide_parts.md) | the same, `tide_parts.toml` | the same |
+| what [six orders](orders.md) buy | the same, `orders.toml` | the same |
+| baselines in [settings of their own](fair.md) | the same, `fair.toml` | the same |
+| CamVid-C, [labeled pixels](camvid_c_online.md) | `trust-tta bench configs/camvid_c.toml` | the same |
+| CIFAR-10-C on [GroupMamba](cifar10c_groupmamba_online.md) | the same, `configs/cifar10c_groupmamba.toml` | the same |
+| `*.csv` | the cells of these tables | the same |
 | `*_times.json` | seconds of those commands, taken down by whoever ran them | the same |
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `speed_h200.json` | `trust-tta speed --out speed_h200.json` | one H200 |
 | `speed_h200_*.json` | the same, at earlier states of the code | one H200 |
 | `speed_cpu.json` | `trust-tta speed --out speed_cpu.json` | two cores of a server CPU |
 | `profile_h200_plain.txt` | PyTorch's profiler before these changes: totals | one H200 |
+| `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \
+at batch 1 | one H200 |
+| `profile_h200_before.json` | the same at an earlier state of the code | one H200 |
 | `cpu_scan.json` | `python benchmarks/cpu_scan.py --repeats 3 --out cpu_scan.json` | two cores of a server CPU |
 | `triton_scan_h200.json` | `python benchmarks/triton_scan.py triton_scan_h200.json` | one H200 |
 | `ruinous_streams_h200.json` | `python benchmarks/ruinous_streams.py ruinous_streams_h200 --batches 300,trust=100 \
@@ -183,9 +214,15 @@ names | two cores of a server CPU, busy |
 --streams 1000 --malformed 5000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
 two cores of a server CPU, busy (the record has the load) |
+| `fleet.json` | `python -m benchmarks.fleet --device cuda --count 1024 --seeds 3`; what was not begun after 260 s is \
+missing | one H200 |
+| `fleet_kills.json`, `fleet_speed.json` | `python -m benchmarks.fleet_kills`, `python -m benchmarks.fleet_speed` \
+| two cores of a server CPU |
 | `authors_h200.json`, `authors_six_corruptions.json` | the authors' code, measured elsewhere | one H200 |
 
-What the speed records say is on the page [performance](../performance.md).
+What the speed records say is on the page [performance](../performance.md). `streams`, `orders`, `tide_parts` and `fair`
+are parts of what their configurations name; a page shows what its record holds. In `targets` the rows of `tide` that
+are older than its learned shares name another commit.
 
 ## Six corruptions
 A `vmamba_nano` of 91.5 % clean accuracy on CIFAR-10, corruptions of `trust-tta corrupt` at severity 5, the first 4,096

@@ -42,6 +42,9 @@ MAKING = {
         "trust-tta data get cifar10",
         "trust-tta corrupt data/cifar10/test_images.npy data/CIFAR-10-C",
     ),
+    "camvid": (
+        "trust-tta train --data camvid --model upernet_vmamba_nano --recipe recipes/camvid.toml --out runs/camvid",
+    ),
     "pacs": tuple(
         f"trust-tta train --data pacs --target {domain} --size 96 --set patch_size=4 --recipe recipes/pacs96.toml "
         f"--out runs/pacs_{domain}"
@@ -83,11 +86,12 @@ def write_cells(report: Report, path: Path) -> None:
 def page(group: Group, config: Path, times: Sequence[Mapping[str, Any]]) -> str:
     found = (difference_table(group), duel_table(group), cost_table(group, load_published()), calibration_table(group))
     tables = [f"{table.caption}.\n\n{to_markdown(table)}" for table in found if table is not None]
+    what = "Mean IoU" if group.labels_pixels else "Accuracy"
     sections = (
         f"# {config.stem}, {group.setting}\n\n{commands(config, group, times)}",
         circumstances(group),
         "## In words\n" + " ".join(summarize(group)),
-        f"## Accuracy\n{'; '.join(notes(group))}; ± is the sample standard deviation over the seeds.\n\n"
+        f"## {what}\n{'; '.join(notes(group))}; ± is the sample standard deviation over the seeds.\n\n"
         + to_markdown(accuracy_table(group)),
         "## Who is ahead, at what cost",
         *tables,
@@ -220,8 +224,8 @@ def commands(config: Path, group: Group, times: Sequence[Mapping[str, Any]], fla
     making = [f"{line}{severities}" if " corrupt " in line else line for line in MAKING.get(group.dataset, ())]
     lines = [
         *making,
-        f"trust-tta bench configs/results/{config.name} --processes {processes}",
-        f"python benchmarks/results_tables.py configs/results/{config.name} runs/{config.stem}.sqlite{flag}",
+        f"trust-tta bench {config.as_posix()} --processes {processes}",
+        f"python benchmarks/results_tables.py {config.as_posix()} runs/{config.stem}.sqlite{flag}",
     ]
     return "\n".join(["Written by the last of these commands; nothing here is typed.", "```sh", *lines, "```"])
 

@@ -37,14 +37,15 @@ def _lead(group: Group, first: Sequence[Variant]) -> str:
     best, reached = first[0], group.means()
     over = "on the only domain" if len(group.domains) == 1 else f"averaged over {len(group.domains)} domains"
     on = f"On {safe_line(group.dataset)} ({group.title.removeprefix(f'{safe_line(group.dataset)}, ')})"
+    what = "mean IoU" if group.labels_pixels else "accuracy"
     if len(first) == 1:
         entry, verb = group.mean(best.label), "leads with" if len(reached) > 1 else "reaches"
-        return f"{on}, {best.name} {verb} {format_percent(entry.mean)} % accuracy {over} {_interval(entry)}."
+        return f"{on}, {best.name} {verb} {format_percent(entry.mean)} % {what} {over} {_interval(entry)}."
     low, high = (format_percent(f(reached[v.label] for v in first)) for f in (min, max))
     span = f"{high} %" if low == high else f"{low} to {high} %"
     untold = [d for d in (difference(group, best, other) for other in first[1:]) if not d.level]
     why = f", which {_evidence(untold)} not tell apart" if untold else ""
-    return f"{on}, a tie: {_some(first)} reach {span} accuracy {over}{why}{_cheapest(group, first)}."
+    return f"{on}, a tie: {_some(first)} reach {span} {what} {over}{why}{_cheapest(group, first)}."
 
 
 def _evidence(untold: Sequence[Difference]) -> str:

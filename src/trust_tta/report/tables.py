@@ -116,7 +116,8 @@ def notes(group: Group) -> list[str]:
         for domain in group.domains
         if group.entry(variant.label, domain).mean is None
     ]
-    return [f"accuracy in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
+    what = "mean IoU" if group.labels_pixels else "accuracy"
+    return [f"{what} in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
 
 
 def cost_table(group: Group, published: Published) -> DataTable | None:

@@ -1,0 +1,67 @@
+"""How much faster a sweep is on more workers: a cluster of this machine with one CPU after the other, and processes.
+
+    PYTHONPATH=src python -m benchmarks.fleet_speed --out docs/results/fleet_speed.json [--workers 1,2]
+
+Each way runs the same cells into a store of its own, from the start of the command to its end, on a cluster that is up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet_kills import cluster_environment, make_config, to_toml
+
+from trust_tta.atomic import replacing
+
+IMAGES, SEEDS = 64, 1
+
+
+def seconds_of(words: list[str]) -> float:
+    begun = time.perf_counter()
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begun
+
+
+def measure(folder: Path, workers: int) -> dict[str, Any]:
+    from ray.cluster_utils import Cluster
+
+    file = folder / "speed.toml"
+    file.write_text(to_toml(make_config(folder, seeds=SEEDS, images=IMAGES)), encoding="utf-8")
+    words = [sys.executable, "-m", "trust_tta", "bench", str(file)]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(workers):
+            cluster.add_node(num_cpus=1)
+        store = ["--store", str(folder / f"ray_{workers}.sqlite")]
+        ray = seconds_of([*words, *store, "--engine", "ray", "--address", cluster.address])
+    finally:
+        cluster.shutdown()
+    store = ["--store", str(folder / f"processes_{workers}.sqlite")]
+    return {"workers": workers, "ray": ray, "processes": seconds_of([*words, *store, "--processes", str(workers)])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--workers", default="1,2")
+    options = parser.parse_args()
+    os.environ.update(cluster_environment())
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        found = [measure(Path(folder), int(workers)) for workers in options.workers.split(",")]
+    record = {"cpus": os.cpu_count(), "load_before": load, "images_per_cell": IMAGES, "found": found}
+    with replacing(options.out) as temporary:
+        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
