@@ -21,7 +21,7 @@ from benchmarks.fleet_kills import cluster_environment, make_config, to_toml
 
 from trust_tta.atomic import replacing
 
-IMAGES, SEEDS = 64, 1
+IMAGES, SEEDS = 512, 1
 
 
 def seconds_of(words: list[str]) -> float:
