@@ -213,7 +213,7 @@ names | two cores of a server CPU, busy |
 | `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 300 --kills 96 --requests 100000 \
 --streams 1000 --malformed 5000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
-two cores of a server CPU, busy (the record has the load) |
+two cores of a server CPU (the record has the load) |
 | `fleet.json` | `python -m benchmarks.fleet --device cuda --count 1024 --seeds 3`; what was not begun after 260 s is \
 missing | one H200 |
 | `fleet_kills.json`, `fleet_speed.json` | `python -m benchmarks.fleet_kills`, `python -m benchmarks.fleet_speed` \
