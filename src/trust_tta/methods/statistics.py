@@ -218,7 +218,7 @@ class StreamNorm(OwnNorm):
 
     `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for.
     `memory_*`: the same before the present batch; `count`: what its images count for. `share`: where its share is, and
-    at which place; empty where the stream counts alone.
+    at which place, in a list so that the network has them once; empty where the stream counts alone.
     """
 
     MEMORY = ("mean", "variance", "images")

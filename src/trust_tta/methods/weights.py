@@ -98,7 +98,7 @@ class Weights:
     def differentiate(self, loss: Tensor, *, beside: Tensor | None = None) -> Tensor:
         """Fill `gradient`, valid until the next pass; whether it and the loss are finite is for the device to know.
 
-        `gradient_beside` is that of a tensor that is no weight.
+        `gradient_beside` is that of a tensor that is no weight; it, too, must be finite.
         """
         self._require_weights()
         others = [] if beside is None else [beside]
@@ -112,7 +112,8 @@ class Weights:
             places, given = zip(*pairs, strict=True)
             torch._foreach_copy_(list(places), list(given))
         largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
-        return (largest + loss.detach()).isfinite()
+        finite = (largest + loss.detach()).isfinite()
+        return finite if self.gradient_beside is None else finite & self.gradient_beside.isfinite().all()
 
     def step(self, finite: Tensor, *, start: Tensor | None = None) -> None:
         """One step along `gradient`, from the snapshot `start` or from where the weights are.
