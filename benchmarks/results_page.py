@@ -108,7 +108,7 @@ STREAMS = (
     ("online", 1, "single images (three corruptions)"),
     ("clean", 128, "clean images"),
     ("mixed", 128, "all 15 mixed in every batch (1,000 images of each, one seed)"),
-    ("pacs", 128, "PACS, the domain left out of training (one seed)"),
+    ("pacs", 128, "PACS, networks trained on the other three domains (one seed)"),
 )
 
 
