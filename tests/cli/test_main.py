@@ -85,8 +85,8 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "the following arguments are required: COMMAND"),
         (["prob"], "unknown command 'prob'; did you mean 'probe'?"),
         (["probe", "--count", "many"], "argument --count: invalid int value: 'many'"),
-        (["probe", "--coun", "3"], "there is no '--coun' here; did you mean '--count'?"),
-        (["probe", "extra"], "there is no 'extra' here; remove it"),
+        (["probe", "--coun", "3"], "unknown option '--coun'; did you mean '--count'?"),
+        (["probe", "extra"], "unexpected argument 'extra'; remove it"),
     ],
     ids=lambda v: " ".join(v) or "nothing" if isinstance(v, list) else "",
 )

@@ -14,6 +14,7 @@ from trust_tta.cli.main import main
 from trust_tta.methods.registry import method_options
 
 SAMPLE = ["--dataset", "sample"]
+FINETUNE = ["--checkpoint", "vmamba_nano_cifar10", "--data", "cifar10", "--out", "x"]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,22 @@ SAMPLE = ["--dataset", "sample"]
         (["corrupt", "in", "out", "--corruptions", "snw"], "--corruptions 'snw' is unknown; did you mean 'snow'?"),
         (["speed", "--model", "vmamba_tiny"], "--model 'vmamba_tiny' is unknown; did you mean"),
         (["train", "--data", "cifar", "--out", "x"], "--data 'cifar' is unknown; did you mean"),
+        (
+            ["train", "--data", "cifar10", "--out", "x", "--precision", "bf17"],
+            "--precision is 'bf17'; did you mean 'bf16'?",
+        ),
+        (
+            ["train", "--data", "pacs", "--out", "x", "--target", "foto"],
+            "--target 'foto' is unknown; did you mean 'photo'?",
+        ),
         (["finetune", "--checkpoint", "x.pth", "--data", "pac", "--out", "x"], "--data 'pac' is unknown"),
+        (["finetune", *FINETUNE, "--preprocessing", "imagnet"], "--preprocessing 'imagnet' is unknown; did you mean"),
+        (["finetune", *FINETUNE, "--lr", "-1"], "--lr is -1; give a value > 0"),
+        (["speed", "--device", "cuad"], "--device 'cuad' is unknown; give auto, cpu, cuda or cuda:1"),
+        (["serve", "--method", "tid"], "--method 'tid' is unknown; did you mean 'tide'?"),
+        (["serve", "--variant", "vmamba_nan"], "--variant 'vmamba_nan' is unknown; did you mean 'vmamba_nano'?"),
+        (["export", "vmamba_nano_cifar"], "SOURCE vmamba_nano_cifar: there is no such checkpoint; did you mean"),
+        (["data", "check", ".", "--checkpoint", "vmamba_nano_cifar"], "did you mean 'vmamba_nano_cifar10'?"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -55,7 +71,9 @@ from trust_tta.methods.registry import method_options
 for argv in (["bench", "--methods", "trsut"], ["bench", "--option", "tent.lrr=1"],
              ["bench", "--model", "x"], ["bench", "--dataset", "x"],
              ["bench", "--dataset", "sample", "--domains", "x"], ["corrupt", "a", "b", "--corruptions", "x"],
-             ["bench", "--setting", "x"], ["train", "--data", "x", "--out", "o"], ["rank", "--checkpoint", "x"]):
+             ["bench", "--setting", "x"], ["train", "--data", "x", "--out", "o"], ["rank", "--checkpoint", "x"],
+             ["serve", "--method", "x"], ["export", "x"], ["speed", "--device", "x"],
+             ["data", "check", ".", "--checkpoint", "x"]):
     assert main(argv) == 2, argv
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,11 +108,15 @@ def in_words_of_flags(arguments: Namespace) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        message = str(error)
         keys = _given(arguments) if arguments.config else [key for key, _, _ in outline(RunConfig)]
-        for key in keys:
-            message = re.sub(rf"(?<![\w.]){re.escape(key)}(?= is |: )", _flag(key), message)
-        raise ConfigError(message) from error
+        raise ConfigError(name_flags(str(error), keys)) from error
+
+
+def name_flags(message: str, keys: Iterable[str]) -> str:
+    """The message with the flags of `keys` in their place."""
+    for key in keys:
+        message = re.sub(rf"(?<![\w.-]){re.escape(key)}(?= is |: )", _flag(key), message)
+    return message
 
 
 def _flag(key: str) -> str:

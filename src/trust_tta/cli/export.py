@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
+from trust_tta.cli import names
 from trust_tta.cli.arguments import wait_politely
 from trust_tta.cli.output import Drawer, say, try_file
 
@@ -20,11 +21,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "source",
-        metavar="CHECKPOINT|STATE",
+        metavar="SOURCE",
         help="a known name or a file of weights; or, with --checkpoint, an adapted state: a snapshot, a folder of "
         "snapshots, or a saved state_dict()",
     )
-    add("--to", default="onnx", metavar="FORMAT", help="onnx, pt2, aoti or safetensors (default onnx)")
+    add(
+        "--to", default="onnx", choices=("onnx", "pt2", "aoti", "safetensors"), help="format of the file (default onnx)"
+    )
     add("--out", metavar="FILE", help="the file to write (default: here, named after the network)")
     add("--checkpoint", metavar="FILE", help="the network that a state was adapted from")
     add("--variant", metavar="NAME", help="the variant, for a checkpoint that does not state it")
@@ -37,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(
         "--pixels",
         default="float",
-        metavar="KIND",
+        choices=("float", "uint8"),
         help="what the file takes: float, (n, 3, h, w) from 0 to 1, or uint8, (n, h, w, 3) (default float)",
     )
     add("--int8", action="store_true", help="quantize the linear layers of an ONNX file to int8")
@@ -52,6 +55,9 @@ def _size(text: str) -> Any:
 
 def run(arguments: Namespace) -> None:
     wait_politely()
+    names.check_shared(arguments)
+    if arguments.checkpoint is None:
+        names.check_checkpoint("SOURCE", arguments.source)
     if arguments.out:
         try_file("--out", arguments.out)
     from trust_tta.export import export_network

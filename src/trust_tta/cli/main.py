@@ -58,7 +58,8 @@ class Parser(ArgumentParser):
     """An argument parser whose errors are one line, with the nearest right name."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {safe_line(message)}; see: {self.prog} --help\n")
+        end = " See" if message.endswith("?") else "; see"
+        self.exit(2, f"{self.prog}: {safe_line(message)}{end}: {self.prog} --help\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         sys.stdout.flush()  # help that cannot be written fails like any other output
@@ -71,15 +72,16 @@ class Parser(ArgumentParser):
             from trust_tta.schema import did_you_mean
 
             flag = unknown[0].partition("=")[0]
-            hint = did_you_mean(flag, self._option_string_actions) if flag.startswith("-") else "remove it"
-            self.error(f"there is no {flag!r} here; {hint}")
+            if flag.startswith("-"):
+                self.error(f"unknown option {flag!r}; {did_you_mean(flag, self._option_string_actions)}")
+            self.error(f"unexpected argument {flag!r}; remove it")
         return found, unknown
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             from trust_tta.schema import did_you_mean
 
-            name = "command" if action.dest == "command" else action.metavar or "/".join(action.option_strings)
+            name = "/".join(action.option_strings) or action.dest
             raise argparse.ArgumentError(None, f"unknown {name} {value!r}; {did_you_mean(value, action.choices)}")
 
 

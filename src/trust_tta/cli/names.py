@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
@@ -101,7 +102,20 @@ def check_each(flag: str, given: Iterable[object] | None, known: Iterable[str]) 
         check(flag, name, choices)
 
 
-def check_checkpoint(source: str) -> None:
+def check_shared(arguments: Namespace) -> None:
+    """Check the flags that several commands have: the checkpoint, the network and the device."""
+    from trust_tta.schema import show
+
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    if "checkpoint" in given:
+        check_checkpoint("--checkpoint", given["checkpoint"])
+    for name in given.keys() & {"model", "variant"}:
+        check(f"--{name}", given[name], models())
+    if "device" in given and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", given["device"]):
+        raise ConfigError(f"--device {show(given['device'])} is unknown; give auto, cpu, cuda or cuda:1")
+
+
+def check_checkpoint(flag: str, source: str) -> None:
     """Refuse what is neither a file nor a known name; names that depend on the domain are checked later."""
     from trust_tta.models.pretrained import PRETRAINED
     from trust_tta.schema import did_you_mean
@@ -110,7 +124,7 @@ def check_checkpoint(source: str) -> None:
         return
     path = Path(source).suffix or "/" in source
     hint = "give a .pth or .safetensors file or a known name" if path else did_you_mean(source, PRETRAINED)
-    raise CheckpointError(f"--checkpoint {source}: there is no such checkpoint; {hint}")
+    raise CheckpointError(f"{flag} {source}: there is no such checkpoint; {hint}")
 
 
 def check_setting(flag: str, setting: str) -> None:
@@ -126,10 +140,7 @@ def check_run(arguments: Namespace) -> None:
     """Check the names in the configuration and in the flags, and flags that exclude each other."""
     config = _glance(arguments.config)
     _check_file(config, str(arguments.config))
-    if arguments.checkpoint is not None:
-        check_checkpoint(arguments.checkpoint)
-    if arguments.model is not None:
-        check("--model", arguments.model, models())
+    check_shared(arguments)
     if arguments.dataset is not None:
         check("--dataset", arguments.dataset, [*CORRUPTED, *datasets()])
         if arguments.dataset != "array" and (arguments.images or arguments.labels):

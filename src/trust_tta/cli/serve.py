@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trust_tta.cli import names
 from trust_tta.cli.arguments import wait_politely
 from trust_tta.cli.engines import add_cluster_arguments, check_cluster
 from trust_tta.cli.output import say, try_folder
@@ -126,6 +127,8 @@ def _serve_on_cluster(
 
 def _check(arguments: Namespace) -> None:
     """Everything that can be refused before PyTorch is loaded."""
+    names.check_shared(arguments)
+    names.check("--method", arguments.method, names.methods())
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")
     check_cluster(arguments, "replicas")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli import names
-from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, wait_politely
+from trust_tta.cli.arguments import add_schema_arguments, name_flags, schema_values, setting, wait_politely
 from trust_tta.cli.engines import add_engine_arguments, check_engine, open_cluster
 from trust_tta.cli.output import Drawer, say, try_folder
 from trust_tta.errors import ConfigError, TrustError
@@ -70,7 +70,7 @@ def run(arguments: Namespace) -> None:
     if arguments.size is not None and arguments.size < 8:
         raise ConfigError(f"--size {arguments.size}: give at least 8 pixels")
     names.check("--data", arguments.data, names.datasets())
-    names.check("--model", arguments.model, names.models())
+    names.check_shared(arguments)
     check_engine(arguments)
     recipe = read_recipe(arguments)
     targets = arguments.target.split(",") if arguments.target is not None else [None]
@@ -112,6 +112,8 @@ def _check_targets(
         raise ConfigError(
             f"--out {arguments.out}: of several targets each needs a folder; give {arguments.out}_{{domain}}"
         )
+    if not dense and arguments.target and (known := names.domains(arguments.data)):
+        names.check_each("--target", targets, known)
 
 
 def _training(
@@ -146,8 +148,8 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
     from trust_tta.training.recipe import PixelRecipe, TrainRecipe, labels_pixels, pixel_recipe, recipe_for
 
     recipe: TrainRecipe | PixelRecipe
-    mistakes, given = [], read_toml(arguments.recipe) if arguments.recipe else {}
-    given |= schema_values(arguments, TrainRecipe) | schema_values(arguments, PixelRecipe)
+    flags = schema_values(arguments, TrainRecipe) | schema_values(arguments, PixelRecipe)
+    mistakes, given = [], (read_toml(arguments.recipe) if arguments.recipe else {}) | flags
     if "drop_path" in dict(arguments.set):
         mistakes.append("--set drop_path has no effect in training; use --drop-path")
     try:
@@ -156,12 +158,12 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
         mistakes.append(f"--set: {error}")
     try:
         recipe = (
-            pixel_recipe(given, where="the recipe")
+            pixel_recipe(given, where=arguments.recipe or "")
             if labels_pixels(arguments.data)
-            else recipe_for(arguments.data, given, size=arguments.size, where="the recipe")
+            else recipe_for(arguments.data, given, size=arguments.size, where=arguments.recipe or "")
         )
     except ConfigError as error:
-        mistakes.append(str(error))
+        mistakes.append(name_flags(str(error), flags))
     if mistakes:
         raise ConfigError("; ".join(mistakes))
     return recipe
