@@ -180,7 +180,8 @@ def mean(rows: list[dict[str, str]], column: str) -> float:
 HEAD = """# Results
 
 Records as the tools wrote them; each was made by the command next to it. The tables are written by
-`python benchmarks/results_page.py`, `python benchmarks/results_tables.py` and `python benchmarks/performance_page.py`.
+`python benchmarks/results_page.py`, `python benchmarks/results_tables.py` and `python benchmarks/performance_page.py`,
+except for [the history of optimizations](speed_history.md).
 
 | file | command | machine |
 | --- | --- | --- |
@@ -198,12 +199,9 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 | `*_times.json` | seconds of those commands, taken down by whoever ran them | the same |
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `speed_h200.json` | `trust-tta speed --out speed_h200.json` | one H200 |
-| `speed_h200_*.json` | the same, at earlier states of the code | one H200 |
 | `speed_cpu.json` | `trust-tta speed --out speed_cpu.json` | two cores of a server CPU |
-| `profile_h200_plain.txt` | PyTorch's profiler before these changes: totals | one H200 |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \
 at batch 1 | one H200 |
-| `profile_h200_before.json` | the same at an earlier state of the code | one H200 |
 | `cpu_scan.json` | `python benchmarks/cpu_scan.py --repeats 3 --out cpu_scan.json` | two cores of a server CPU |
 | `triton_scan_h200.json` | `python benchmarks/triton_scan.py triton_scan_h200.json` | one H200 |
 | `ruinous_streams_h200.json` | `python benchmarks/ruinous_streams.py ruinous_streams_h200 --batches 300,trust=100 \
@@ -228,14 +226,14 @@ are older than its learned shares name another commit.
 A `vmamba_nano` of 91.5 % clean accuracy on CIFAR-10, corruptions of `trust-tta corrupt` at severity 5, the first 4,096
 test images, batches of 128 shuffled once, reset at each corruption, one seed; default options unless named. The
 authors' code keeps stochastic depth on while it adapts, so compare their rows with ours at `stochastic_depth=True` at
-their rate of 0.2. Times on the GPU are from before passes were recorded.
+their rate of 0.2. The times on the GPU were measured before passes were recorded.
 
 """
 
 NOTES = """
 
 - TRUST with stochastic depth gains what the authors' code gains. Without it, which is the default here, a batch costs
-  one forward pass an order less, and the gain is smaller.
+  one forward pass less per order, and the gain is smaller.
 - At equal updates the default order alone (`naive, 6 steps`) is close to TRUST, and ahead of it with stochastic depth,
   as in the authors' code. One seed and differences of a few tenths: no ranking among those rows.
 - A higher learning rate for one update (`naive, lr 6e-4`) does not replace six updates here.

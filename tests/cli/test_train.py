@@ -250,7 +250,7 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("flags", "words"),
     [
         (["--data", "imagenet-c"], "not one to train on"),
-        (["--data", "pacs", "--target", "clipart"], "no domain 'clipart'"),
+        (["--data", "pacs", "--target", "clipart"], "--target 'clipart' is unknown"),
         (["--data", "pacs", "--share", "1.5"], "share held out is 1.5"),
         (["--data", "pacs", "--size", "4"], "at least 8 pixels"),
         (["--data", "pacs", "--size", "0"], "--size 0: give at least 8 pixels"),
