@@ -59,7 +59,19 @@ def test_each_stretch_counts_anew() -> None:
         drawer.finish()
         clock.now += 6
         drawer.advance()  # nobody asked for a stretch
-    assert stream.getvalue() == "two: 1 of 2, 6 s, about 6 s left\n"
+    assert stream.getvalue() == "two: 1 of 2, 6 s\n"
+
+
+def test_a_slow_start_does_not_count_in_the_time_left() -> None:
+    clock, stream = Clock(), io.StringIO()
+    drawer = Drawer(stream, clock)
+    drawer.start(100, "passes")
+    drawer.advance(0)  # alive
+    clock.now += 60  # imports, compilation
+    for _ in range(6):
+        drawer.advance(4)
+        clock.now += 1
+    assert stream.getvalue().splitlines() == ["passes: 4 of 100, 60 s", "passes: 24 of 100, 65 s, about 19 s left"]
 
 
 def test_notes_are_output_and_quick_work_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:

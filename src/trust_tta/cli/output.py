@@ -72,6 +72,7 @@ class Drawer:
         self._what = ""
         self._done = 0
         self._begun = self._last = 0.0
+        self._first: tuple[float, int] | None = None  # when the first steps were done, and how many
 
     def __enter__(self) -> Self:
         return self
@@ -85,6 +86,7 @@ class Drawer:
         self.finish()
         self._total, self._what, self._done = total, what, 0
         self._begun = self._last = self._clock()
+        self._first = None
         if self._stream.isatty():
             self._bars = _bars(self._stream)
             self._bars.start()
@@ -92,6 +94,8 @@ class Drawer:
 
     def advance(self, n: int = 1) -> None:
         self._done += n
+        if n and self._first is None:
+            self._first = self._clock(), self._done
         if self._bars is not None and self._task is not None:
             self._bars.advance(self._task, n)
         elif self._what and self._clock() - self._last >= INTERVAL:
@@ -108,11 +112,14 @@ class Drawer:
         self._what = ""
 
     def _line(self) -> str:
-        """`training: 12 of 40, 31 s, about 73 s left`."""
-        spent = self._last - self._begun
+        """`training: 12 of 40, 31 s, about 73 s left`; what came before the first step, such as imports, is no rate."""
         count = f"{self._done} of {self._total}" if self._total else str(self._done)
-        left = (spent * (self._total - self._done) / self._done) if self._total and self._done else None
-        return f"{self._what}: {count}, {spent:.0f} s" + ("" if left is None else f", about {left:.0f} s left")
+        line = f"{self._what}: {count}, {self._last - self._begun:.0f} s"
+        since, before = self._first or (0.0, self._done)
+        if self._total is None or self._done == before:
+            return line
+        left = (self._last - since) * (self._total - self._done) / (self._done - before)
+        return f"{line}, about {left:.0f} s left"
 
 
 def _bars(stream: TextIO) -> Bars:
