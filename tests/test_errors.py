@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,14 @@ def test_a_missing_package_says_how_to_get_it() -> None:
     assert not available("no_such_package_at_all")
     with pytest.raises(DependencyError, match=r"'no_such_package_at_all' .* pip install 'trust-tta\[figures\]'"):
         require("no_such_package_at_all", extra="figures")
+
+
+def test_a_package_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchvision, whose builds for GPUs raise a RuntimeError under a PyTorch for CPUs."""
+    (tmp_path / "misfit.py").write_text("raise RuntimeError('operator misfit::nms does not exist')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(DependencyError, match="is installed and cannot be imported: RuntimeError .operator misfit"):
+        require("misfit", extra="timm")
 
 
 def test_a_present_package_is_imported() -> None:

@@ -14,6 +14,7 @@ from trust_tta.plugins import installed, resolve
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "her_package.py").write_text("class Mine:\n    class Inner: pass\n")
+    (tmp_path / "her_broken.py").write_text("class Mine: pass\nMine.size = 1 / 0\n")
     info = tmp_path / "her_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: her-package\nVersion: 1.0\n")
@@ -42,6 +43,7 @@ def test_an_object_of_a_module_and_an_entry_point() -> None:
         ("tnet", "unknown method 'tnet'; did you mean 'tent'?"),
         ("mnie", "did you mean 'mine'?"),
         ("no_such_package:Name", "cannot be imported"),
+        ("her_broken:Mine", "'her_broken' raises ZeroDivisionError (division by zero)"),
         ("her_package:Mein", "did you mean 'Mine'?"),
         ("", "give a string"),
         (":", "is no 'package.module:Name'"),

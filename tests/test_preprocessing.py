@@ -22,7 +22,6 @@ DIGESTS = {
     "imagenet": "b083de6509efab55",
     "squash224": "800821743f114387",
     "imagenet-c": "d921d0ae34515f38",
-    "cifar224": "800821743f114387",
     "cifar32": "4b21d4bfb44b65c0",
     "pacs96": "b57a4f83f8c7e00f",
 }

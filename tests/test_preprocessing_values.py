@@ -44,14 +44,14 @@ def test_read_only_arrays_are_not_written_to() -> None:
 
 def test_array_and_list_agree() -> None:
     images = thumbnails(6)
-    for name in ("cifar32", "cifar224", "pacs96"):
+    for name in ("cifar32", "squash224", "pacs96"):
         assert torch.equal(PRESETS[name](images), PRESETS[name](list(images)))
 
 
-def test_cifar224_is_pillows_bicubic() -> None:
+def test_squash224_is_pillows_bicubic() -> None:
     images = thumbnails(3)
     expected = np.stack([np.asarray(Image.fromarray(i).resize((224, 224), Image.Resampling.BICUBIC)) for i in images])
-    assert (PRESETS["cifar224"].fit(images) == expected).all()
+    assert (PRESETS["squash224"].fit(images) == expected).all()
 
 
 def test_imagenet_scales_the_short_side_and_cuts_the_middle() -> None:

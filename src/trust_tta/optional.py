@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
-from trust_tta.errors import DependencyError
+from trust_tta.errors import DependencyError, reason_of
 
 
 def available(package: str) -> bool:
@@ -22,6 +22,10 @@ def require(package: str, *, extra: str) -> ModuleType:
     except ImportError as error:
         raise DependencyError(
             f"the package '{package}' is not installed; install it with: pip install 'trust-tta[{extra}]'"
+        ) from error
+    except Exception as error:  # such as libraries that do not fit each other
+        raise DependencyError(
+            f"the package '{package}' is installed and cannot be imported: {type(error).__name__} ({reason_of(error)})"
         ) from error
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeAlias
 
-from trust_tta.errors import ConfigError
+from trust_tta.errors import ConfigError, TrustError, reason_of
 from trust_tta.schema import did_you_mean, show
 
 Group: TypeAlias = Literal["trust_tta.methods", "trust_tta.models", "trust_tta.datasets"]
@@ -61,6 +61,12 @@ def _import(path: str, *, kind: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"the {kind} '{path}' cannot be imported ({error}); is '{module}' installed or in PYTHONPATH?"
+        ) from error
+    except TrustError:
+        raise
+    except Exception as error:  # whatever the module does when it is imported
+        raise ConfigError(
+            f"the {kind} '{path}' cannot be imported: '{module}' raises {type(error).__name__} ({reason_of(error)})"
         ) from error
     for step in attribute.split("."):
         if not hasattr(target, step):

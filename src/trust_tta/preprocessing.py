@@ -206,9 +206,8 @@ class Preprocessing(Schema):
 PRESETS: Mapping[str, Preprocessing] = MappingProxyType(
     {
         "imagenet": Preprocessing(),
-        "squash224": Preprocessing(resize=None, crop=False),  # as TRUST ran everything but CIFAR
+        "squash224": Preprocessing(resize=None, crop=False),  # the whole image, as TRUST ran everything but CIFAR
         "imagenet-c": Preprocessing(resize=None),  # its images are 224 pixels already
-        "cifar224": Preprocessing(resize=None, crop=False),
         "cifar32": Preprocessing(size=32, resize=None, mean=CIFAR10_MEAN, std=CIFAR10_STD),
         "pixels512": Preprocessing(size=512, resize=None, crop=False, interpolation="bilinear"),  # of segmentation
         "pixels224": Preprocessing(resize=None, crop=False, interpolation="bilinear"),

@@ -114,7 +114,7 @@ def test_what_is_left_to_do_depends_on_how_images_lie_on_disk() -> None:
     own = find_preset("imagenet")
     assert own.for_layout("domains") == own
     assert own.for_layout("folder-c") == find_preset("imagenet-c")
-    assert own.for_layout("array-c") == find_preset("cifar224")
+    assert own.for_layout("array-c") == find_preset("squash224")
 
 
 def test_a_checkpoint_knows_license_card_hash_and_classes() -> None:
