@@ -203,7 +203,8 @@ def test_parts_run_one_after_the_other_and_one_that_cannot_does_not_stop_them(
     config.write_text(head + "".join(f"\n[[parts]]\ndata = {part}" for part in parts), encoding="utf-8")
     assert main(["bench", str(config), "--methods", "source"]) == 1
     out, err = capsys.readouterr()
-    assert out.index("part 1 of 2: cifar10-c") < out.index("part 2 of 2: sample") < out.index("source  snow")
+    first, second = "part 1 of 2: vmamba_nano on cifar10-c", "part 2 of 2: vmamba_nano on sample"
+    assert out.index(first) < out.index(second) < out.index("source  snow")
     assert len(err.splitlines()) == 1
     assert "cifar10-c was not run:" in err
     assert main(["bench", str(config), "--methods", "source", "--dataset", "sample"]) == 0

@@ -8,6 +8,7 @@ import sys
 import types
 import warnings
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +124,16 @@ def test_help_needs_no_torch() -> None:
 def test_the_module_is_the_command() -> None:
     result = subprocess.run([sys.executable, "-m", "trust_tta", "--version"], capture_output=True, text=True)
     assert (result.returncode, result.stdout.strip()) == (0, f"trust-tta {__version__}")
+
+
+def test_modules_of_the_current_folder_are_found(tmp_path: Path) -> None:
+    """The installed command, unlike `python -m`, does not look there by itself."""
+    (tmp_path / "mine.py").write_text("class Photos:\n    def __init__(self, root): raise ValueError('mine')\n")
+    code = "import sys; sys.path[0] = '/'; sys.argv[0] = 'trust-tta'; from trust_tta.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "data", "check", ".", "--dataset", "mine:Photos"]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "cannot be imported" not in told.stderr
+    assert "mine" in told.stderr
 
 
 def plain_environment() -> dict[str, str]:

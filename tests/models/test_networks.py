@@ -112,6 +112,16 @@ def test_a_factory_with_weights_of_its_own_needs_no_file() -> None:
         Checkpoint.open(None, variant="vmamba_nano")
 
 
+def test_weights_of_the_users_own_come_with_the_preprocessing_that_she_gives(tmp_path: Path) -> None:
+    """What the network states is that of other weights, as timm's configurations are; the file says nothing."""
+    torch.save(foreign.SmallCNN().state_dict(), tmp_path / "mine.pth")
+    wanted = Preprocessing(size=24, resize=None, mean=(0.1, 0.2, 0.3))
+    found = Checkpoint.open(tmp_path / "mine.pth", variant=f"{HERE}:SmallCNN", preprocessing=wanted)
+    assert found.load().preprocessing == wanted
+    with pytest.raises(ConfigError, match="was trained with mean"):
+        Checkpoint.open(None, variant=f"{HERE}:pretrained", preprocessing=wanted)
+
+
 def test_a_silent_network_is_fed_as_imagenet_with_a_warning() -> None:
     with pytest.warns(TrustWarning, match="does not say how its images are preprocessed"):
         found = Checkpoint.open(None, variant=f"{HERE}:Plain")

@@ -6,6 +6,7 @@ import pytest
 
 from tests.report.samples import fill_store, make_cell, make_groups, plausible_cells
 from trust_tta.errors import DataError
+from trust_tta.report import model
 from trust_tta.report.model import read_report
 from trust_tta.results import Cell, Failure, ResultStore
 
@@ -35,6 +36,16 @@ def test_what_must_not_be_mixed_is_kept_apart(other: Cell) -> None:
     groups = make_groups([make_cell("trust", "fog"), other])
     assert [len(group.cells) for group in groups] == [1, 1]
     assert len({f"{group.experiment} {group.title}" for group in groups}) == 2
+
+
+def test_a_method_that_got_a_new_option_since_is_two_lines_of_one_group() -> None:
+    """A store that an older version began: all lines but that one go on as they were."""
+    domains = ("fog", "snow")
+    old = [make_cell("tide", d, options='{"lr":1.0}', label="tide") for d in domains]
+    new = [make_cell("tide", d, options='{"lr":1.0,"shares":true}', label="tide") for d in domains]
+    (group,) = model.make_groups([*old, *new, *(make_cell("bn", d, label="bn") for d in domains)])
+    assert {variant.label for variant in group.variants} == {"bn", "tide (no shares)", "tide (shares=True)"}
+    assert set(group.means()) == {variant.label for variant in group.variants}
 
 
 def test_a_checkpoint_for_each_domain_is_no_conflict() -> None:

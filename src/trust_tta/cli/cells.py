@@ -44,7 +44,8 @@ def run_parts(
 def _run_in_turn(parts: Sequence[RunConfig], retry: bool) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
     for number, config in enumerate(parts, start=1):
         if len(parts) > 1:
-            say(f"part {number} of {len(parts)}: {config.data.dataset}, {config.stream.setting}")
+            network = config.model.name or config.model.checkpoint
+            say(f"part {number} of {len(parts)}: {network} on {config.data.dataset}, {config.stream.setting}")
         ended: Outcome | TrustError
         try:
             with ResultStore(config.store) as store, Drawer() as drawer:

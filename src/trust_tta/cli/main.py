@@ -117,6 +117,8 @@ def build_parser(commands: Iterable[str] = tuple(COMMANDS)) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; argparse itself leaves with 0 or 2."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        sys.path.append(os.getcwd())  # where users keep modules of their own; installed ones come first
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -115,8 +115,10 @@ class Checkpoint:
         if given is not None and not is_ours(variant):
             own_fields["num_classes"] = given
         foreign = _make_foreign(variant, own_fields)
+        trained_with = stated.preprocessing  # as the file says; a network's own is a default where weights are given
         if foreign is not None:
             stated = _complete(stated, foreign)
+            trained_with = trained_with if file else stated.preprocessing
         state = _named(weights.state, foreign or variant)
         count = _first(given, stated.num_classes, _outputs(state))
         return cls(
@@ -125,7 +127,7 @@ class Checkpoint:
             fields=MappingProxyType(own_fields),
             num_classes=count,
             classes=stated.classes if stated.classes and len(stated.classes) == count else None,
-            preprocessing=_choose(preprocessing, stated.preprocessing, variant, file),
+            preprocessing=_choose(preprocessing, stated.preprocessing, trained_with, variant, file),
             sha256=weights.sha256 or state_digest(state),
             license=known.license if known else weights.metadata.get("license"),
             metadata=MappingProxyType(weights.metadata),
@@ -397,8 +399,13 @@ def _outputs(state: Mapping[str, Tensor]) -> int | None:
 
 
 def _choose(
-    given: Preprocessing | None, stated: Preprocessing | None, variant: str, file: Path | None
+    given: Preprocessing | None,
+    stated: Preprocessing | None,
+    trained_with: Preprocessing | None,
+    variant: str,
+    file: Path | None,
 ) -> Preprocessing:
+    """What is given, unless the weights were trained with another; else what is stated, or the variant's default."""
     if given is None and stated is None and not is_ours(variant):
         warnings.warn(
             f"the network '{variant}' does not say how its images are preprocessed, and ImageNet's way is assumed; "
@@ -408,10 +415,10 @@ def _choose(
         )
     if given is None:
         return stated or default_preprocessing(variant)
-    if stated is not None and not _close(given, stated):
+    if trained_with is not None and not _close(given, trained_with):
         raise ConfigError(
-            f"'{file or variant}' was trained with mean {stated.mean} and std {stated.std}, and mean {given.mean} and "
-            f"std {given.std} are given; omit the preprocessing or give these"
+            f"'{file or variant}' was trained with mean {trained_with.mean} and std {trained_with.std}, and mean "
+            f"{given.mean} and std {given.std} are given; omit the preprocessing or give these"
         )
     return given
 

@@ -5,6 +5,7 @@ A group holds the cells that may share one table: the same experiment, data, set
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections import defaultdict
@@ -260,8 +261,25 @@ def make_groups(items: Sequence[Item]) -> list[Group]:
         for values in streams or {_group_values(item.key)}:
             bins[values].append(item)
     order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
-    groups = [Group(**dict(zip(_TITLE_FIELDS, values, strict=True)), items=tuple(bins[values])) for values in order]
+    groups = [
+        Group(**dict(zip(_TITLE_FIELDS, values, strict=True)), items=tuple(_name_apart(bins[values])))
+        for values in order
+    ]
     return [part for group in groups for part in _separate(group, _LAST_RESORTS)]
+
+
+def _name_apart(items: Sequence[Item]) -> list[Item]:
+    """The items with labels that differ where the options do: a store may be older than a method's new option."""
+    options: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        options[item.label].add(item.key.options)
+    named: list[Item] = []
+    for item in items:
+        values, others = item.key.option_values, [json.loads(text) for text in options[item.label]]
+        varied = sorted({n for other in others for n in {*other, *values} if other.get(n, ...) != values.get(n, ...)})
+        said = ", ".join(f"{n}={values[n]}" if n in values else f"no {n}" for n in varied)
+        named.append(replace(item, label=f"{item.label} ({said})") if said else item)
+    return named
 
 
 def _separate(group: Group, fields: Sequence[str]) -> list[Group]:
