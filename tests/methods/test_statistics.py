@@ -177,6 +177,23 @@ def test_evaluate_leaves_the_memory_alone(name: str) -> None:
     assert same(method.state_dict(), before)
 
 
+@pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
+@pytest.mark.parametrize("name", ["bn", "tide"])
+def test_images_evaluated_as_the_next_batch_are_normalized_as_such(name: str, statistics: str) -> None:
+    options = {} if name == "bn" else {"lr": 0.0, "views": "none", "shares": False, "frequencies": False}
+    method = make(name, vmamba(), statistics=statistics, **options)
+    first, second = batches(2)
+    method(first)
+    second = 3 * second + 1
+    before, memory = method.state_dict(), {n: b.clone() for n, b in method.model.named_buffers()}
+    outputs = method.evaluate(second, as_next=True)
+    assert same(method.state_dict(), before)
+    assert all(same(b, memory[n]) for n, b in method.model.named_buffers() if "memory_" not in n)
+    torch.testing.assert_close(outputs, method.fork()(second), rtol=1e-4, atol=1e-5)
+    if statistics == "stream":
+        assert not torch.allclose(outputs, method.evaluate(second), rtol=1e-2, atol=1e-2)
+
+
 def test_the_prediction_of_a_stream_does_not_depend_on_the_other_images() -> None:
     method = make("tent", vmamba(), statistics="stream")
     first, second = batches(2)

@@ -100,13 +100,13 @@ def make_meter(
 
 
 def clean_accuracy(method: Method, conditions: Conditions, *, progress: Progress = SILENT) -> float | None:
-    """The present accuracy of the method on clean images, without adapting to them."""
+    """The accuracy of the present weights on clean images, each batch of them as if it came next in the stream."""
     if conditions.clean is None:
         return None
     meter = make_meter(conditions.clean, conditions)
     for batch in conditions.clean.batches:
         with autocast(conditions.device, conditions.dtype):
-            outputs = method.evaluate(batch.images.to(conditions.device))
+            outputs = method.evaluate(batch.images.to(conditions.device), as_next=True)
         meter.update(outputs, batch.labels)
         progress.advance(0)
     return meter.accuracy

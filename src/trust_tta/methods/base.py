@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -241,10 +242,17 @@ class Method(nn.Module):
         return outputs
 
     @torch.no_grad()
-    def evaluate(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of the state as it is: nothing is adapted or counted."""
+    def evaluate(self, images: Tensor, *, as_next: bool = False) -> Tensor:
+        """Logits (n, classes) of the state as it is: nothing is adapted or counted.
+
+        `as_next`: statistics of the stream count the images, as if they came next, and are then put back.
+        """
         with self._lock, self.statistics.frozen():
-            return self.infer(images)
+            if not as_next:
+                return self.infer(images)
+            run = partial(self.call.plain, slots=self.slots_of(images))
+            with self.statistics.going_on(images, run, worth=self.worth):
+                return self.infer(images)
 
     def reset(self) -> None:
         """Back to the source, bit for bit: weights, optimizer, moving statistics, counters."""

@@ -34,7 +34,7 @@ class OwnNorm(nn.Module):
     """A BatchNorm, over the same weights, with statistics of its own that start at the source's.
 
     `MEMORY` names what it remembers: `mean` and `variance` (channels,), and numbers (). `observing`: whether a pass
-    adapts.
+    adapts; `observing_without_grad`: also one without gradients.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("mean", "variance")
@@ -49,7 +49,7 @@ class OwnNorm(nn.Module):
         super().__init__()
         self.register_parameter("weight", norm.weight)
         self.register_parameter("bias", norm.bias)
-        self.eps, self.observing = norm.eps, observing
+        self.eps, self.observing, self.observing_without_grad = norm.eps, observing, False
         self.register_buffer("source_mean", norm.running_mean, persistent=False)
         self.register_buffer("source_variance", norm.running_var, persistent=False)
         # What a BatchNorm that holds modules applies afterwards: timm's hold a dropout and an activation.
@@ -169,19 +169,32 @@ class Statistics:
         return self._observing(False)
 
     def observing(self) -> AbstractContextManager[None]:
-        """Passes inside adapt the statistics."""
+        """Passes inside adapt the statistics, whatever the mode of gradients."""
         return self._observing(True)
 
     @contextmanager
     def _observing(self, flag: bool) -> Iterator[None]:
-        before = {module: module.observing for module in self.norms.values()}
+        before = {module: (module.observing, module.observing_without_grad) for module in self.norms.values()}
         for module in before:
-            module.observing = flag
+            module.observing = module.observing_without_grad = flag
         try:
             yield
         finally:
             for module, was in before.items():
-                module.observing = was
+                module.observing, module.observing_without_grad = was
+
+    @contextmanager
+    def going_on(self, images: Tensor, run: Callable[[Tensor], Any], *, worth: int = 1) -> Iterator[None]:
+        """Inside, the statistics are those with the images (n, ...), which `run` passes through the network."""
+        before = self.state()
+        try:
+            if self._following:
+                self.begin(images, worth=worth)
+                with self.observing():
+                    run(images)
+            yield
+        finally:
+            self.load(before)
 
     def restore_source(self) -> None:
         for module in self.norms.values():
@@ -233,7 +246,8 @@ class StreamNorm(OwnNorm):
 
     def __init__(self, norm: _BatchNorm, *, like: Tensor, observing_without_grad: bool = False) -> None:
         super().__init__(norm, like=like, observing=True)
-        self.observing_without_grad, self.watch, self.shares, self.share = observing_without_grad, None, None, []
+        self.observing_without_grad = observing_without_grad
+        self.watch, self.shares, self.share = None, None, []
         for name in self.MEMORY:
             self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
         self.register_buffer("count", torch.ones_like(self.images), persistent=False)
