@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from trust_tta.bands import Logits, bands_at
 from trust_tta.data.masks import resize_mask
 from trust_tta.errors import ConfigError, DataError, ShapeError
-from trust_tta.models.upernet import resize
 from trust_tta.overlap import IGNORED, Overlap, count_overlap, sum_overlaps
 from trust_tta.results.record import BINS, CellResult, Course, MaskSample, Reliability, SamplePrediction
 
@@ -59,7 +59,7 @@ class Meter(ABC, Generic[Sums]):
         outputs: Tensor,
         labels: Tensor,
         *,
-        before: Tensor | None = None,
+        before: Logits | None = None,
         indices: Tensor | None = None,
         seconds: float = 0.0,
     ) -> None:
@@ -69,7 +69,7 @@ class Meter(ABC, Generic[Sums]):
             self.batches.append(replace(batch, seconds=seconds))
 
     @abstractmethod
-    def measure(self, outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None) -> Sums | None:
+    def measure(self, outputs: Tensor, labels: Tensor, before: Any, indices: Tensor | None) -> Sums | None:
         """The sums over a batch; None if it is empty."""
 
     @abstractmethod
@@ -337,27 +337,26 @@ class PixelMeter(Meter[PixelBatch]):
             return None
         return sum_overlaps(known, classes=self.classes).mean_iou
 
-    def measure(self, outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None) -> PixelBatch:
+    def measure(self, outputs: Tensor, labels: Tensor, before: Logits | None, indices: Tensor | None) -> PixelBatch:
         """The sums over outputs after the update and `before` it, and labels (n, h', w')."""
         if outputs.dim() != 4 or outputs.shape[1] != self.classes or len(outputs) != len(labels):
             raise ShapeError(
                 f"outputs have shape {tuple(outputs.shape)} for labels {tuple(labels.shape)}; "
                 f"give (n, {self.classes}, h, w) for labels (n, h, w)"
             )
+        labels = labels.to(outputs.device)
+        earlier = None if before is None else _classes_at(before.detach(), labels)
         for i, index in enumerate([] if indices is None else indices.tolist()):
             if index in self.keep:
-                earlier_one = None if before is None else before[i]
-                self.masks.append(self._kept(index, labels[i], earlier_one, outputs[i]))
-        found = [self._measure_one(*pair) for pair in zip(outputs.detach(), labels.to(outputs.device), strict=True)]
-        earlier = None
-        if before is not None:
-            pairs = zip(before.detach(), labels.to(before.device), strict=True)
-            earlier = sum_overlaps((self._count(_full(o, t), t) for o, t in pairs), classes=self.classes)
+                after = _classes_at(outputs[i : i + 1].detach(), labels[i : i + 1])[0]
+                self.masks.append(self._kept(index, labels[i], None if earlier is None else earlier[i], after))
+        size = (labels.shape[1], labels.shape[2])
+        found = [self._measure_band(band, labels[:, rows]) for rows, band in bands_at(outputs.detach(), size)]
         return PixelBatch(
             images=len(labels),
             scored=sum(one.scored for one in found),
             overlap=sum_overlaps((one.overlap for one in found), classes=self.classes),
-            before=earlier,
+            before=None if earlier is None else count_overlap(earlier, labels, classes=self.classes),
             entropy=math.fsum(one.entropy for one in found),
             nll=math.fsum(one.nll for one in found),
             brier=math.fsum(one.brier for one in found),
@@ -366,16 +365,16 @@ class PixelMeter(Meter[PixelBatch]):
         )
 
     def _kept(self, index: int, labels: Tensor, before: Tensor | None, after: Tensor) -> MaskSample:
-        truth, *predicted = (labels, *(_full(x.detach(), labels).argmax(0) for x in (before, after) if x is not None))
+        """Labels and predicted classes (h', w')."""
+        truth, *predicted = (x for x in (labels, before, after) if x is not None)
         pictures = [mask_picture(mask.to(torch.uint8).cpu().numpy(), self.palette) for mask in (truth, *predicted)]
         return MaskSample(
             index=index, truth=pictures[0], before=pictures[1] if before is not None else None, after=pictures[-1]
         )
 
-    def _measure_one(self, output: Tensor, labels: Tensor) -> PixelBatch:
-        """One picture: output (classes, h, w), labels (h', w')."""
-        full = _full(output, labels)
-        rows = full[:, labels != IGNORED].T.float()
+    def _measure_band(self, band: Tensor, labels: Tensor) -> PixelBatch:
+        """Some rows of all pictures: outputs (n, classes, rows, w), labels (n, rows, w)."""
+        rows = band.movedim(1, -1)[labels != IGNORED].float()
         truth = labels[labels != IGNORED]
         log_p = (rows / rows.sum(1, keepdim=True)).clamp_min(1e-30).log() if self.probabilities else rows.log_softmax(1)
         p = log_p.exp()
@@ -383,18 +382,15 @@ class PixelMeter(Meter[PixelBatch]):
         inside = truth < self.classes
         of_truth = log_p.gather(1, truth.clamp_max(self.classes - 1)[:, None])[:, 0]
         return PixelBatch(
-            images=1,
+            images=0,
             scored=len(truth),
-            overlap=self._count(full, labels),
+            overlap=count_overlap(band.argmax(1), labels, classes=self.classes),
             entropy=float(torch.special.entr(p).sum()),
             nll=-float(of_truth[inside].double().sum()),
             brier=float((p.square().sum(1) - 2 * of_truth.exp() + 1)[inside].double().sum()),
             broken=int(rows.isnan().any(1).sum()),
             bins=reliability(sure.double().cpu(), (chosen == truth).cpu()),
         )
-
-    def _count(self, full: Tensor, labels: Tensor) -> Overlap:
-        return count_overlap(full.argmax(0), labels, classes=self.classes)
 
     def details(self) -> dict[str, Any]:
         total = sum_overlaps((batch.overlap for batch in self.batches), classes=self.classes)
@@ -419,6 +415,9 @@ def mask_picture(mask: NDArray[np.uint8], palette: NDArray[np.uint8] | None) -> 
         return file.getvalue()
 
 
-def _full(output: Tensor, labels: Tensor) -> Tensor:
-    """An output (classes, h, w) at the size of its labels (h', w')."""
-    return resize(output[None], labels.shape)[0]
+def _classes_at(outputs: Logits, labels: Tensor) -> Tensor:
+    """The classes that outputs (n, classes, h, w) predict at the size of their labels (n, h', w')."""
+    classes = torch.empty_like(labels, dtype=torch.long)
+    for rows, band in bands_at(outputs, (labels.shape[1], labels.shape[2])):
+        classes[:, rows] = band.argmax(1)
+    return classes

@@ -67,7 +67,7 @@ def run_domain(method: Method, domain: Domain, conditions: Conditions, *, progre
         earlier = asdict(method.counters)
         outputs, seconds = _timed(method, images, conditions)
         costs.update({name: count - earlier[name] for name, count in asdict(method.counters).items()})
-        meter.update(outputs, batch.labels, before=method.logits_before, indices=batch.indices, seconds=seconds)
+        meter.update(outputs, batch.labels, before=method.coarse_before, indices=batch.indices, seconds=seconds)
         progress.advance()
     return meter.result(
         forwards=costs["forwards"],

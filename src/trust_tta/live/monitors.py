@@ -265,10 +265,13 @@ class Monitors:
 
 def rows_of(output: Tensor, *, probabilities: bool = False) -> Tensor:
     """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each map."""
-    output = output.detach().float()
+    output = output.detach()
     if output.dim() > 2:
-        output = output.movedim(1, -1).flatten(0, -2)
-        output = output[:: -(-len(output) // MOST_PIXELS)]
+        maps = output.flatten(2)
+        pixels = len(maps) * maps.shape[2]
+        chosen = torch.arange(0, pixels, -(-pixels // MOST_PIXELS), device=maps.device)
+        output = maps[chosen // maps.shape[2], :, chosen % maps.shape[2]]
+    output = output.float()
     return output if probabilities else output.softmax(1)
 
 

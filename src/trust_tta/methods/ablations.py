@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.bands import Logits
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet
@@ -39,6 +40,7 @@ class Ensemble(Learner):
 
     Options = OrderOptions
     options: OrderOptions
+    in_bands = True
 
     def start(self) -> None:
         self.orders = self.options.chosen(traversals_of(self.model))
@@ -58,29 +60,29 @@ class Ensemble(Learner):
         require_orders(model)
         return super().adapted_names(model)
 
-    def adapt(self, images: Tensor) -> Tensor:
+    def adapt(self, images: Tensor) -> Logits:
         before, after = MeanProbability(), MeanProbability()
         for order, member in zip(self.orders, self.members.values(), strict=True):
             self.weights.write(member["weights"])
             self.weights.load_moments(member)
             for step in range(self.options.steps):
-                logits = self.predict(images, order=order, stochastic_depth=self.options.stochastic_depth)
+                logits = self.predict_coarse(images, order=order, stochastic_depth=self.options.stochastic_depth)
                 if step == 0:
                     before.add(logits.detach())
                 self.update(pseudo_label_loss(logits))
             member.update({"weights": self.weights.read(), **clone(self.weights.moments)})
             with torch.no_grad():
                 done = self.options.predict == "before"
-                after.add(logits.detach() if done else self.predict(images, order=order))
+                after.add(logits.detach() if done else self.predict_coarse(images, order=order))
         self.weights.restore_source()
-        self.logits_before = before.log()
+        self.coarse_before = before.log()
         return after.log()
 
-    def infer(self, images: Tensor) -> Tensor:
+    def infer(self, images: Tensor) -> Logits:
         mean = MeanProbability()
         for order, member in zip(self.orders, self.members.values(), strict=True):
             self.weights.write(member["weights"])
-            mean.add(self.frozen_pass(images, order=order))
+            mean.add(self.frozen_coarse(images, order=order))
         self.weights.restore_source()
         return mean.log()
 
@@ -95,6 +97,7 @@ class Repetition(Averaging):
 
     Options = RepetitionOptions
     options: RepetitionOptions
+    in_bands = True
 
     def start(self) -> None:
         self.orders = [DEFAULT_ORDER] * self.options.k
@@ -119,12 +122,13 @@ class Augmentation(Averaging):
 
     Options = AugmentationOptions
     options: AugmentationOptions
+    in_bands = True
 
     def start(self) -> None:
         given, traversals = self.options.orders, traversals_of(self.model)
         self.orders = [find_order(order, traversals) for order in given or [DEFAULT_ORDER] * self.options.k]
 
-    def adapting_forward(self, images: Tensor, order: OrderLike) -> Tensor:
+    def adapting_forward(self, images: Tensor, order: OrderLike) -> Logits:
         drawn = self.counters.forwards if self.options.per == "view" else self.counters.batches
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + drawn)
         return super().adapting_forward(KINDS[self.options.kind](images, generator, self.options.strength), order)

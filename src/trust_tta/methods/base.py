@@ -17,6 +17,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
+from trust_tta.bands import Logits, Pixels, whole
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.methods import saving
 from trust_tta.methods.parameters import ParameterSet, select, share
@@ -108,20 +109,20 @@ class Method(nn.Module):
             self.statistics = self.make_statistics()
         self.counters = Counters()
         self.worth = 1
-        self.logits_before: Tensor | None = None
+        self.coarse_before: Logits | None = None
         self.training, self._few = False, FewImages()
         self._connect()
         self.start()
 
     # What a subclass writes
 
-    def adapt(self, images: Tensor) -> Tensor:
+    def adapt(self, images: Tensor) -> Logits:
         """Adapt on images (n, c, h, w), then return their logits (n, classes)."""
         raise NotImplementedError
 
-    def infer(self, images: Tensor) -> Tensor:
+    def infer(self, images: Tensor) -> Logits:
         """Logits (n, classes) of the state as it is; `evaluate` sees to it that nothing moves."""
-        return self.frozen_pass(images)
+        return self.frozen_coarse(images)
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         """The parameters that the method moves; refused where the network lacks what the method needs."""
@@ -153,16 +154,36 @@ class Method(nn.Module):
         recorded: bool = True,
     ) -> Tensor:
         """One counted forward pass, in the given order or the network's own; not `recorded` where it is changed."""
+        return whole(self.predict_coarse(images, order=order, stochastic_depth=stochastic_depth, recorded=recorded))
+
+    def predict_coarse(
+        self,
+        images: Tensor,
+        *,
+        order: OrderLike | None = None,
+        stochastic_depth: bool = False,
+        recorded: bool = True,
+    ) -> Logits:
+        """As `predict`; the logits of pixels are `Pixels`, for losses in bands."""
         self.counters.forwards += 1
         slots = self.slots_of(images, order)
         if not stochastic_depth:
-            return self.call(images, slots) if recorded else self.call.plain(images, slots)
+            return self._sized(self.call(images, slots) if recorded else self.call.plain(images, slots), images)
         with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
-            return self.call.plain(images, slots)  # chance cannot be recorded
+            return self._sized(self.call.plain(images, slots), images)  # chance cannot be recorded
 
     def frozen_pass(self, images: Tensor, *, order: OrderLike | None = None) -> Tensor:
         """A pass for `infer`, which is not counted and moves nothing."""
-        return self.frozen_call(images, self.slots_of(images, order))
+        return whole(self.frozen_coarse(images, order=order))
+
+    def frozen_coarse(self, images: Tensor, *, order: OrderLike | None = None) -> Logits:
+        """The same, with the logits of pixels as `Pixels`."""
+        if self._coarse:
+            images = network_input(self.model, images)
+        return self._sized(self.frozen_call(images, self.slots_of(images, order)), images)
+
+    def _sized(self, logits: Tensor, images: Tensor) -> Logits:
+        return Pixels(logits, (images.shape[2], images.shape[3])) if self._coarse else logits
 
     def slots_of(self, images: Tensor, order: OrderLike | None = None) -> Tensor | None:
         """An order as the network takes it; None for a network without orders."""
@@ -208,6 +229,14 @@ class Method(nn.Module):
     # What a caller uses
 
     @property
+    def logits_before(self) -> Tensor | None:
+        return None if self.coarse_before is None else whole(self.coarse_before)
+
+    @logits_before.setter
+    def logits_before(self, logits: Logits | None) -> None:
+        self.coarse_before = logits
+
+    @property
     def adapted(self) -> dict[str, nn.Parameter]:
         """The adapted parameters by name, as the network has them now."""
         return self.weights.named
@@ -235,8 +264,8 @@ class Method(nn.Module):
         if getattr(self.options, "episodic", False):
             self.restore_source()
         self.statistics.begin(images, worth=self.worth)
-        self.logits_before = None
-        outputs = self.adapt(images).detach()
+        self.coarse_before = None
+        outputs = whole(self.adapt(images).detach())
         check_outputs(outputs, images)
         self.counters.batches += 1
         return outputs
@@ -249,17 +278,17 @@ class Method(nn.Module):
         """
         with self._lock, self.statistics.frozen():
             if not as_next:
-                return self.infer(images)
+                return whole(self.infer(images))
             run = partial(self.call.plain, slots=self.slots_of(images))
             with self.statistics.going_on(images, run, worth=self.worth):
-                return self.infer(images)
+                return whole(self.infer(images))
 
     def reset(self) -> None:
         """Back to the source, bit for bit: weights, optimizer, moving statistics, counters."""
         with self._lock:
             self.restore_source()
             self.counters = Counters()
-            self.logits_before = None
+            self.coarse_before = None
 
     @torch.inference_mode(False)
     def restore_source(self) -> None:
@@ -312,8 +341,10 @@ class Method(nn.Module):
     def _connect(self) -> None:
         """What no copy and no pickle carries: recordings hold addresses, a lock its threads."""
         learned = [] if self.statistics.shares is None else [self.statistics.shares.value]
-        self.call = Recorder(self.model, [*self.adapted.values(), *learned])
-        self.frozen_call = Recorder(self.model, [])  # of its own: norms that observe do otherwise
+        self._coarse = hasattr(self.model, "forward_coarse")
+        network = CoarseNetwork(self.model) if self._coarse else self.model
+        self.call = Recorder(network, [*self.adapted.values(), *learned])
+        self.frozen_call = Recorder(network, [])  # of its own: norms that observe do otherwise
         self._lock = threading.RLock()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -341,48 +372,65 @@ class Method(nn.Module):
         saving.set_moving_values(self, saving.moving_values(self))
 
 
+class CoarseNetwork(nn.Module):
+    """A network that labels pixels, up to the logits of its head: images (n, c, h, w) -> (n, classes, h', w')."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor, **order: Any) -> Tensor:
+        logits: Tensor = self.network.forward_coarse(images, **order)
+        return logits
+
+
 class Learner(Method):
     """A method that moves weights by gradients: pass, loss, update, as often as `steps` says; then a prediction.
 
     Subclasses give `loss`, and `select` where not all predictions count; logits are (n, classes) or, for dense
-    predictions, (n, classes, h, w).
+    predictions, (n, classes, h, w). With `in_bands`, these come as `Pixels`; each class says so for itself.
     """
 
     Options: ClassVar[type[LearningOptions]] = LearningOptions
+    in_bands: ClassVar[bool] = False
     options: LearningOptions
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.in_bands = cls.__dict__.get("in_bands", False)
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         return select(model, self.options.parameters)
 
-    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Any, chosen: Tensor | None) -> Tensor:
         """A scalar from logits (n, classes, ...) and what `select` chose of them."""
         raise NotImplementedError
 
-    def select(self, logits: Tensor) -> Tensor | None:
+    def select(self, logits: Any) -> Tensor | None:
         """Which predictions (n, ...) count; None: all of them. Where none does, there is no update."""
         del logits
         return None
 
-    def learned(self, logits: Tensor, chosen: Tensor | None) -> None:
+    def learned(self, logits: Any, chosen: Tensor | None) -> None:
         """Called after each update that was made."""
 
-    def adapt(self, images: Tensor) -> Tensor:
+    def adapt(self, images: Tensor) -> Logits:
         for _ in range(self.options.steps):
-            logits = self.adapting_pass(images)
+            logits: Logits = self.adapting_pass(images)
             self.learn(images, logits)
         if self.options.predict == "before":
             return logits
         with torch.no_grad():
-            return self.predict(images)
+            return self.predict_coarse(images)
 
-    def adapting_pass(self, images: Tensor) -> Tensor:
+    def adapting_pass(self, images: Tensor) -> Any:
         """Logits to learn from."""
-        logits = self.predict(images, stochastic_depth=self.options.stochastic_depth)
-        if self.logits_before is None and not self.options.stochastic_depth:
-            self.logits_before = logits.detach()
-        return logits
+        logits = self.predict_coarse(images, stochastic_depth=self.options.stochastic_depth)
+        if self.coarse_before is None and not self.options.stochastic_depth:
+            self.coarse_before = logits.detach()
+        return logits if self.in_bands else whole(logits)
 
-    def learn(self, images: Tensor, logits: Tensor) -> None:
+    def learn(self, images: Tensor, logits: Any) -> None:
         """One update from the logits of the batch."""
         del images
         chosen = self.select(logits.detach())

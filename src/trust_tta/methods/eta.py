@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from trust_tta.bands import by_bands
+from trust_tta.bands import Logits, by_bands
 from trust_tta.errors import ConfigError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.clean import FisherOption, FisherWeights
@@ -55,6 +55,7 @@ class Eta(Learner):
 
     Options = EtaOptions
     options: EtaOptions
+    in_bands = True
 
     def start(self) -> None:
         self.mean_prediction: Tensor | None = None
@@ -62,7 +63,7 @@ class Eta(Learner):
     def moving(self) -> dict[str, Spec]:
         return {"mean_prediction": Array((None,), least=0, most=1 + 1e-3)}
 
-    def select(self, logits: Tensor) -> Tensor:
+    def select(self, logits: Logits) -> Tensor:
         """Which predictions are reliable and, once there is a mean prediction, not redundant."""
         reliable = ENTROPIES[self.options.entropy](logits) < self.margin(logits.shape[1])
         if self.mean_prediction is None:
@@ -71,13 +72,13 @@ class Eta(Learner):
         similarity = by_bands(partial(_similarity, mean=self.mean_prediction), logits)
         return reliable & (similarity.abs() < self.d_margin(logits.shape[1]))
 
-    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         entropies = ENTROPIES[self.options.entropy](logits)[chosen]
         if not self.options.weighting:
             return entropies.mean()
         return (torch.exp(self.margin(logits.shape[1]) - entropies.detach()) * entropies).mean()
 
-    def learned(self, logits: Tensor, chosen: Tensor | None) -> None:
+    def learned(self, logits: Logits, chosen: Tensor | None) -> None:
         """Move the mean prediction (classes,) towards that of the predictions just learned from."""
         prediction = mean_prediction(logits, chosen)
         if self.mean_prediction is not None:
@@ -120,6 +121,7 @@ class Eata(Eta):
 
     Options = EataOptions
     options: EataOptions
+    in_bands = True
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         names = super().adapted_names(model)
@@ -136,7 +138,7 @@ class Eata(Eta):
             )
         return names
 
-    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         fisher = cast(FisherWeights, self.options.fisher).values
         now = torch.cat([tensor.reshape(-1) for tensor in self.weights.tensors])
         then = torch.cat([self.weights.source[name].reshape(-1) for name in self.adapted])
@@ -156,8 +158,9 @@ class Rdumb(Eta):
 
     Options = RdumbOptions
     options: RdumbOptions
+    in_bands = True
 
-    def adapt(self, images: Tensor) -> Tensor:
+    def adapt(self, images: Tensor) -> Logits:
         if self.counters.batches and self.counters.batches % self.options.reset_every == 0:
             self.weights.restore_source()  # what the norms have seen of the stream is still right
             self.start()

@@ -115,7 +115,7 @@ class Foa(Method):
 
     def infer(self, images: Tensor) -> Tensor:
         if self.search is None and self.dimension is None:
-            return super().infer(images)
+            return self.frozen_pass(images)
         network = take_prompts(self.model)
         self.search = self.search or self.make_search(self.dimension or 0, self.spread or 0.0)
         return self.try_tokens(network, network.embed(images), self.search.best)[1]

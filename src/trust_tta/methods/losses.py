@@ -1,7 +1,7 @@
 """The losses of the methods.
 
-Logits are (n, classes) or, for dense predictions, (n, classes, h, w): classes are always dimension 1. Results have
-one value for each prediction, (n,) or (n, h, w), unless said otherwise.
+Logits are (n, classes) or, for dense predictions, (n, classes, h, w), also as `Pixels`: classes are always dimension
+1. Results have one value for each prediction, (n,) or (n, h, w), unless said otherwise.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta.bands import by_bands, sum_by_bands
+from trust_tta.bands import Logits, by_bands, sum_by_bands
 
 EntropyKind: TypeAlias = Literal["softmax", "come"]
 
 
-def entropy(logits: Tensor) -> Tensor:
+def entropy(logits: Logits) -> Tensor:
     """Shannon entropy of softmax(logits)."""
     return by_bands(_entropy, logits)
 
@@ -29,7 +29,7 @@ def _entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(1)
 
 
-def come_entropy(logits: Tensor, *, uncertainty: float | None = None) -> Tensor:
+def come_entropy(logits: Logits, *, uncertainty: float | None = None) -> Tensor:
     """Entropy of an opinion that keeps some mass, `uncertainty` (the number of classes), for not knowing.
 
     Zhang et al., "COME: Test-time Adaption by Conservatively Minimizing Entropy", ICLR 2025. The length of the logits
@@ -46,13 +46,18 @@ def _come_entropy(logits: Tensor, *, uncertainty: float | None) -> Tensor:
     return -(opinion * opinion.log()).sum(1)
 
 
-ENTROPIES: dict[EntropyKind, Callable[[Tensor], Tensor]] = {"softmax": entropy, "come": come_entropy}
+ENTROPIES: dict[EntropyKind, Callable[[Logits], Tensor]] = {"softmax": entropy, "come": come_entropy}
 
 
-def pseudo_label_loss(logits: Tensor, labels: Tensor | None = None) -> Tensor:
+def most_likely(logits: Logits) -> Tensor:
+    """The class of each prediction."""
+    return by_bands(lambda band: band.argmax(1), logits.detach())
+
+
+def pseudo_label_loss(logits: Logits, labels: Tensor | None = None) -> Tensor:
     """Mean cross-entropy to `labels`, or to the prediction's own most likely classes; a scalar."""
-    labels = logits.detach().argmax(1) if labels is None else labels
-    if logits.dim() == 2:
+    labels = most_likely(logits) if labels is None else labels
+    if isinstance(logits, Tensor) and logits.dim() == 2:
         return F.cross_entropy(logits, labels)
     return by_bands(_cross_entropy, logits, labels).mean()
 
@@ -61,33 +66,33 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="none")
 
 
-def own_labels(logits: Tensor) -> tuple[Tensor, Tensor]:
+def own_labels(logits: Logits) -> tuple[Tensor, Tensor]:
     """The highest probability of each prediction, and its class."""
-    if logits.dim() == 2:
+    if isinstance(logits, Tensor) and logits.dim() == 2:
         confidence, labels = logits.softmax(1).max(1)
         return confidence, labels
-    return by_bands(lambda band: band.softmax(1).amax(1), logits), logits.argmax(1)
+    return by_bands(lambda band: band.softmax(1).amax(1), logits), most_likely(logits)
 
 
-def chosen_label_loss(logits: Tensor, labels: Tensor, chosen: Tensor) -> Tensor:
+def chosen_label_loss(logits: Logits, labels: Tensor, chosen: Tensor) -> Tensor:
     """Mean cross-entropy to `labels` of the predictions `chosen` (n, ...); a scalar."""
-    if logits.dim() == 2:
+    if isinstance(logits, Tensor) and logits.dim() == 2:
         return F.cross_entropy(logits[chosen], labels[chosen])
     return by_bands(_cross_entropy, logits, labels)[chosen].mean()
 
 
-def mean_entropy(logits: Tensor) -> Tensor:
+def mean_entropy(logits: Logits) -> Tensor:
     """Entropy of the mean prediction, a scalar: large when predictions are diverse."""
     mean = mean_prediction(logits)
     return -(mean * mean.clamp_min(1e-12).log()).sum()
 
 
-def mean_prediction(logits: Tensor, chosen: Tensor | None = None) -> Tensor:
+def mean_prediction(logits: Logits, chosen: Tensor | None = None) -> Tensor:
     """The mean of softmax(logits) over the predictions, or over those `chosen` (n, ...), (classes,)."""
-    if logits.dim() == 2:
+    if isinstance(logits, Tensor) and logits.dim() == 2:
         return by_class(logits, chosen).softmax(1).mean(0)
     if chosen is None:
-        return sum_by_bands(_summed, logits) / (logits.numel() // logits.shape[1])
+        return sum_by_bands(_summed, logits) / (logits.shape.numel() // logits.shape[1])
     return sum_by_bands(_summed, logits, chosen) / chosen.sum()
 
 
@@ -113,12 +118,12 @@ def symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
     return -(log_p.exp() * log_q + log_q.exp() * log_p).sum(1) / 2
 
 
-def class_confusion(logits: Tensor, *, temperature: float) -> Tensor:
+def class_confusion(logits: Logits, *, temperature: float) -> Tensor:
     """How often each class (row) is predicted together with each other one, (classes, classes), sure predictions first.
 
     Jin et al., "Minimum Class Confusion for Versatile Domain Adaptation", ECCV 2020.
     """
-    if logits.dim() == 2:
+    if isinstance(logits, Tensor) and logits.dim() == 2:
         p = (logits / temperature).softmax(1)
         with torch.no_grad():
             sureness = _sureness(p)

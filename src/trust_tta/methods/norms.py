@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trust_tta.bands import Logits
 from trust_tta.methods.base import MethodOptions
 from trust_tta.methods.source import Source
 from trust_tta.methods.statistics import OwnNorm, Statistics, StatisticsKind
@@ -122,13 +123,12 @@ class BnEma(Source):
             return super().make_statistics()
         return Statistics(self.model, "stream", make=partial(EmaNorm, share=self.options.momentum))
 
-    def adapt(self, images: Tensor) -> Tensor:
+    def adapt(self, images: Tensor) -> Logits:
         before = super().adapt(images) if self.options.predict == "before" else None
-        self.logits_before = before
+        self.coarse_before = before
         if self.options.statistics == "stream":
             with torch.no_grad(), self.statistics.observing():
-                self.counters.forwards += 1
-                self.call.plain(images, self.slots_of(images, None))  # a recording could not tell it from a prediction
+                self.predict_coarse(images, recorded=False)  # a recording could not tell it from a prediction
         return super().adapt(images) if before is None else before
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods.losses import entropy
+from trust_tta.methods.losses import entropy, most_likely
 from trust_tta.methods.parameters import parameter_roles
 from trust_tta.methods.state import clone
 
@@ -100,12 +100,12 @@ def side_by_side_pass(
     named = [weights.by_name(theta) for theta in thetas]
     leaves = [{name: each[name].detach().clone().requires_grad_() for name in copied} for each in named]
     with copies_in_place(method, leaves):
-        logits = method.predict(images, stochastic_depth=method.options.stochastic_depth, recorded=False)
+        logits = method.predict_coarse(images, stochastic_depth=method.options.stochastic_depth, recorded=False)
         labels = logits
         if method.options.stochastic_depth:
             with torch.no_grad():
-                labels = method.predict(images, recorded=False)
-    loss = method.loss(logits, labels.detach().argmax(1))
+                labels = method.predict_coarse(images, recorded=False)
+    loss = method.loss(logits, most_likely(labels))
     method.counters.backwards += 1
     owners = [{**weights.named, **each} for each in leaves]
     flat = list({id(t): t for owner in owners for t in owner.values()}.values())
@@ -113,7 +113,7 @@ def side_by_side_pass(
     values = {id(t): torch.zeros_like(t) if g is None else g for t, g in zip(flat, found, strict=True)}
     gradients = [weights.flatten(values[id(tensor)] for tensor in owner.values()) for owner in owners]
     finite = torch.stack([g.isfinite().all() for g in gradients]).all() & loss.detach().isfinite()
-    entropies = [entropy(part).mean() for part in logits.detach().tensor_split(len(thetas))]
+    entropies = [part.mean() for part in entropy(logits.detach()).tensor_split(len(thetas))]
     return gradients, entropies, finite
 
 

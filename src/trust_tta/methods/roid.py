@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from trust_tta.bands import whole
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
 from trust_tta.methods.safety import check_classes, check_one_label
@@ -52,13 +53,13 @@ class Weighted(Learner):
         return {"class_probs": Array((None,), least=0, most=1 + 1e-3)}
 
     def adapt(self, images: Tensor) -> Tensor:
-        logits = self.correct(super().adapt(images))
+        logits = self.correct(whole(super().adapt(images)))
         if self.logits_before is not None:
             self.logits_before = self.correct(self.logits_before)
         return logits
 
     def infer(self, images: Tensor) -> Tensor:
-        return self.correct(super().infer(images))
+        return self.correct(whole(super().infer(images)))
 
     def learn(self, images: Tensor, logits: Tensor) -> None:
         check_one_label(logits, self.name)

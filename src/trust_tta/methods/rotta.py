@@ -177,8 +177,7 @@ class Rotta(Learner):
         """One update of the student on views of the remembered images, and of the teacher; all or nothing of it."""
         teacher, before = self.weights.read(), self.statistics.state()
         with torch.no_grad(), self.statistics.observing():
-            self.counters.forwards += 1
-            target = self.call.plain(images, self.slots_of(images, None))  # a recording would take it for a prediction
+            target = self.predict(images, recorded=False)  # a recording would take it for a prediction
         followed = self.statistics.state()
         self.weights.write(self.student)
         self.statistics.load(self.student_statistics)

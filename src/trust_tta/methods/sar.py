@@ -9,6 +9,7 @@ import math
 
 from torch import Tensor, nn
 
+from trust_tta.bands import Logits
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.eta import Margin
 from trust_tta.methods.losses import ENTROPIES, EntropyKind
@@ -40,6 +41,7 @@ class Sar(Learner):
 
     Options = SarOptions
     options: SarOptions
+    in_bands = True
 
     def start(self) -> None:
         self.mean_loss: float | None = None
@@ -50,14 +52,14 @@ class Sar(Learner):
     def adapted_names(self, model: nn.Module) -> list[str]:
         return select(model, self.options.parameters, skip_last=self.options.skip_last)
 
-    def learn(self, images: Tensor, logits: Tensor) -> None:
+    def learn(self, images: Tensor, logits: Logits) -> None:
         reliable = self.select(logits.detach())
         gradient = self.gradient(self.loss(logits, reliable)) if bool(reliable.any()) else None
         if gradient is None:
             return
         start = self.weights.read()
         self.weights.write(start + gradient * (self.options.rho / (gradient.norm() + 1e-12)))
-        above = self.predict(images)
+        above = self.predict_coarse(images)
         still = reliable & self.select(above.detach())
         if not bool(still.any()):
             self.weights.write(start)
@@ -66,11 +68,11 @@ class Sar(Learner):
         if self.update(loss, start=start):
             self.follow(loss.item())
 
-    def select(self, logits: Tensor) -> Tensor:
+    def select(self, logits: Logits) -> Tensor:
         margin = self.options.margin * math.log(logits.shape[1])
         return ENTROPIES[self.options.entropy](logits) < margin
 
-    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         return ENTROPIES[self.options.entropy](logits)[chosen].mean()
 
     def follow(self, loss: float) -> None:

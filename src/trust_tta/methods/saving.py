@@ -67,7 +67,7 @@ def undone_on_error(method: Method) -> Iterator[None]:
     """Bring everything back when what is inside does not come to its end."""
     vector, moments = method.weights.read(), clone(method.weights.moments)
     statistics, values = method.statistics.state(), moving_values(method)
-    counters, logits_before = asdict(method.counters), method.logits_before
+    counters, before = asdict(method.counters), method.coarse_before
     try:
         yield
     except BaseException:
@@ -75,7 +75,7 @@ def undone_on_error(method: Method) -> Iterator[None]:
         method.weights.load_moments(moments)
         method.statistics.load(statistics)
         set_moving_values(method, values)
-        method.counters, method.logits_before = Counters(**counters), logits_before
+        method.counters, method.coarse_before = Counters(**counters), before
         raise
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from trust_tta.bands import Logits
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import chosen_label_loss, entropy, mean_entropy, own_labels
 from trust_tta.methods.parameters import ParameterSet
@@ -30,8 +31,9 @@ class Shot(Learner):
 
     Options = ShotOptions
     options: ShotOptions
+    in_bands = True
 
-    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         loss = entropy(logits).mean() - mean_entropy(logits)
         confidence, labels = own_labels(logits.detach())
         sure = confidence > self.options.confidence

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from trust_tta.bands import Logits
 from trust_tta.methods.base import Method, MethodOptions
 from trust_tta.methods.statistics import StatisticsKind
 
@@ -20,10 +21,10 @@ class Source(Method):
 
     Options: ClassVar[type[MethodOptions]] = SourceOptions
 
-    def adapt(self, images: Tensor) -> Tensor:
+    def adapt(self, images: Tensor) -> Logits:
         with torch.no_grad():
-            logits = self.predict(images)
-        self.logits_before = logits
+            logits = self.predict_coarse(images)
+        self.coarse_before = logits
         return logits
 
 

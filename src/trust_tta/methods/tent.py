@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from trust_tta.bands import Logits
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import ENTROPIES, EntropyKind
 
@@ -20,6 +21,7 @@ class Tent(Learner):
 
     Options = TentOptions
     options: TentOptions
+    in_bands = True
 
-    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         return ENTROPIES[self.options.entropy](logits).mean()

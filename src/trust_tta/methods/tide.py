@@ -22,18 +22,20 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from trust_tta.bands import Logits, Pixels
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, mean_entropy
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.views import log_mean_probability, mirrored
+from trust_tta.methods.views import log_mean_probability, mean_log_probability, mirrored, single
 from trust_tta.schema import Fraction, Positive, Rate
 
 BATCH = 128  # images for which `lr` and `pull` are stated
 CONFUSION_HALF_LIFE = 256.0  # images of a class-balanced stream after which half of the confusion is new
 FREQUENCY_HALF_LIFE = 128.0  # images after which half of the class frequencies are new
 EVEN = 10.0  # images of an even class distribution that the frequencies start with
+LEAST_LOG_P = math.log(1e-12)
 DOUBT = 3.0  # excess of the skew, in its standard, at which it is half believed
 
 
@@ -57,9 +59,9 @@ class TideOptions(LearningOptions):
 
 
 class Believed(NamedTuple):
-    """Class probabilities (n, classes) under the frequencies of the stream, and how skewed these are, from 0 to 1."""
+    """Log-probabilities (n, classes) under the frequencies of the stream, and how skewed these are, from 0 to 1."""
 
-    probabilities: Tensor
+    log_p: Logits
     frequencies: Tensor
     skew: Tensor
 
@@ -70,6 +72,7 @@ class Tide(Learner):
     Options: ClassVar[type[LearningOptions]] = TideOptions
     pooled: ClassVar[tuple[str, ...]] = ("confusion",)
     options: TideOptions
+    in_bands = True
     confusion: Tensor | None
     frequencies: Tensor | None
 
@@ -82,37 +85,34 @@ class Tide(Learner):
     def moving(self) -> dict[str, Spec]:
         return {"confusion": Array((None, None), least=0), "frequencies": Array((None,), least=0)}
 
-    def adapt(self, images: Tensor) -> Tensor:
+    def adapt(self, images: Tensor) -> Logits:
         for _ in range(self.options.steps):
             views = self.views_of(images)
             believed = self.believe(views.detach())
             self.learn_from(views, len(images), pace=1 - believed.skew)
-            del views  # before the logarithms take their memory
-            log_p = believed.probabilities.log()
-            if self.logits_before is None:
-                self.logits_before = log_p
+            if self.coarse_before is None:
+                self.coarse_before = believed.log_p
         if self.options.predict == "after":
             with torch.no_grad():
                 believed = self.believe(self.views_of(images))
-            log_p = believed.probabilities.log()
         self.frequencies = believed.frequencies
-        return log_p
+        return believed.log_p
 
-    def views_of(self, images: Tensor) -> Tensor:
-        """Log-probabilities (views, n, classes, ...) of the images and of their mirror images, in one pass."""
+    def views_of(self, images: Tensor) -> Logits:
+        """Log-probabilities (views, n, classes) of the images and of their mirror images, in one pass."""
         if self.options.views == "none":
-            return self.adapting_pass(images).log_softmax(1)[None]
+            return single(self.adapting_pass(images))
         self.counters.forwards += 1  # counted in passes over the batch
         return mirrored(self.adapting_pass, images)
 
-    def adapting_pass(self, images: Tensor) -> Tensor:
-        return self.predict(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
+    def adapting_pass(self, images: Tensor) -> Logits:
+        return self.predict_coarse(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
 
-    def learn_from(self, views: Tensor, images: int, *, pace: Tensor) -> None:
+    def learn_from(self, views: Logits, images: int, *, pace: Tensor) -> None:
         """One step, as long as the images are worth and `pace` () allows; then a little back to the source."""
         start, confusion = self.weights.read(), self.confusion
-        finite = self.descend(self.loss(views.mean(0), None))
-        self.counters.backwards += len(views) - 1
+        finite = self.descend(self.loss(mean_log_probability(views), None))
+        self.counters.backwards += self.options.views == "mirror"
         if self.statistics.shares is not None and self.weights.gradient_beside is not None:
             self.statistics.shares.learn(self.weights.gradient_beside, images, finite=finite, pace=pace)
         length = pace * math.sqrt(images / BATCH)
@@ -123,7 +123,7 @@ class Tide(Learner):
         if not self.settle([finite])[0]:
             self.confusion = confusion
 
-    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         if self.options.loss == "entropy":
             return entropy(logits).mean()
         if self.options.loss == "information":
@@ -141,8 +141,11 @@ class Tide(Learner):
         kept = torch.exp2(-confusion.sum(1, keepdim=True) * len(confusion) / CONFUSION_HALF_LIFE)
         return self.confusion * kept + confusion
 
-    def believe(self, views: Tensor) -> Believed:
-        """The mean probability of the views (views, n, classes, ...), weighed by how frequent the classes are now."""
+    def believe(self, views: Logits) -> Believed:
+        """The mean probability of the views (views, n, classes), weighed by how frequent the classes are now."""
+        if isinstance(views, Pixels):
+            nothing = views.coarse.new_zeros(())
+            return Believed(log_mean_probability(views, least=LEAST_LOG_P), nothing.expand(views.shape[1]), nothing)
         mean = views[0].exp()
         for view in views[1:]:
             mean += view.exp()
@@ -151,7 +154,7 @@ class Tide(Learner):
         even = mean.new_zeros(classes) if self.frequencies is None else self.frequencies
         before = even * 2 ** (-len(mean) / FREQUENCY_HALF_LIFE)
         if not self.options.frequencies or mean.dim() > 2:
-            return Believed(mean.clamp_min_(1e-12), before, mean.new_zeros(()))
+            return Believed(mean.clamp_min_(1e-12).log(), before, mean.new_zeros(()))
         frequencies = mean.sum(0)
         for _ in range(5):  # expectation maximization: from frequencies to probabilities and back
             prior = before + frequencies + EVEN / classes
@@ -161,7 +164,7 @@ class Tide(Learner):
         skew = self.skew_of(before + frequencies)
         weighed = mean * (prior / prior.sum()).pow(skew)
         weighed = (weighed / weighed.sum(1, keepdim=True)).clamp_min(1e-12)
-        return Believed(weighed, before + weighed.sum(0), skew)
+        return Believed(weighed.log(), before + weighed.sum(0), skew)
 
     def skew_of(self, frequencies: Tensor) -> Tensor:
         """How sure it is, (), from 0 to 1, that frequencies (classes,) are not those of even classes.
@@ -174,7 +177,8 @@ class Tide(Learner):
         excess = (ratio - 2 * freedom).clamp_min(0) / max(freedom, 1)
         return excess / (excess + DOUBT)
 
-    def infer(self, images: Tensor) -> Tensor:
+    def infer(self, images: Tensor) -> Logits:
         """Logits (n, classes, ...) for even classes."""
-        views = self.frozen_pass(images)[None] if self.options.views == "none" else mirrored(self.frozen_pass, images)
-        return log_mean_probability(views).clamp_min(math.log(1e-12))
+        alone = self.options.views == "none"
+        views = single(self.frozen_coarse(images)) if alone else mirrored(self.frozen_coarse, images)
+        return log_mean_probability(views, least=LEAST_LOG_P)

@@ -13,10 +13,11 @@ import torch
 from pydantic import BeforeValidator, model_validator
 from torch import Tensor, nn
 
+from trust_tta.bands import Logits
 from trust_tta.errors import ConfigError
 from trust_tta.methods import merging
 from trust_tta.methods.base import Learner, LearningOptions
-from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, pseudo_label_loss
+from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, most_likely, pseudo_label_loss
 from trust_tta.methods.parallel import Step, adapt_apart, adapt_side_by_side, check_copies
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.views import log_mean_probability, mirrored
@@ -55,17 +56,17 @@ class Averaging(Learner):
 
     orders: list[ScanOrder | str]
     evaluate_order: ScanOrder | str = DEFAULT_ORDER
-    before: Tensor  # the prediction with the weights before the last round of a batch
+    before: Logits  # the prediction with the weights before the last round of a batch
     seen = False  # whether the present round has made it
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         require_orders(model)
         return super().adapted_names(model)
 
-    def adapt(self, images: Tensor) -> Tensor:
+    def adapt(self, images: Tensor) -> Logits:
         """Algorithm 1, for one batch."""
         if self.options.predict == "before" and not self.sees_before():
-            self.logits_before = self.before = self.evaluate_now(images)
+            self.coarse_before = self.before = self.evaluate_now(images)
         thetas, entropies = self.forward_and_adapt(images)
         if thetas:
             self.weights.write(self.merge(thetas, entropies))
@@ -86,24 +87,24 @@ class Averaging(Learner):
         finite = self.descend(self.loss(logits, labels))
         return Step(self.weights.read(), entropy(logits.detach()).mean(), finite)
 
-    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         """Of the labels `chosen`, or, where the option `loss` says so, minimum class confusion without labels."""
         if getattr(self.options, "loss", "labels") == "labels":
             return pseudo_label_loss(logits, chosen)
         return confusion_loss(class_confusion(logits, temperature=TEMPERATURE))
 
-    def adapting_forward(self, images: Tensor, order: OrderLike) -> Tensor:
-        return self.predict(images, order=order, stochastic_depth=self.options.stochastic_depth)
+    def adapting_forward(self, images: Tensor, order: OrderLike) -> Logits:
+        return self.predict_coarse(images, order=order, stochastic_depth=self.options.stochastic_depth)
 
-    def pseudo_labels(self, images: Tensor, order: OrderLike, logits: Tensor) -> Tensor:
+    def pseudo_labels(self, images: Tensor, order: OrderLike, logits: Logits) -> Tensor:
         """The most likely classes; a second, undisturbed forward gives them only when the first was disturbed."""
         if self.options.stochastic_depth:
             with torch.no_grad():
-                logits = self.predict(images, order=order)
+                logits = self.predict_coarse(images, order=order)
         if order == self.evaluate_order and self.sees_before() and not self.seen:
             self.seen, self.before = True, logits.detach()
-            self.logits_before = self.before if self.logits_before is None else self.logits_before
-        return logits.detach().argmax(1)
+            self.coarse_before = self.before if self.coarse_before is None else self.coarse_before
+        return most_likely(logits)
 
     def made(self, steps: Sequence[Step], *, moved: Iterable[bool] = ()) -> tuple[list[Tensor], list[Tensor]]:
         """The weights and entropies of the updates that were made, and of those whose weights had `moved` before."""
@@ -119,13 +120,13 @@ class Averaging(Learner):
         """Whether an adapting pass is also the prediction with the weights before its round."""
         return self.orders[0] == self.evaluate_order
 
-    def evaluate_now(self, images: Tensor) -> Tensor:
+    def evaluate_now(self, images: Tensor) -> Logits:
         """A counted prediction in the evaluation's order."""
         with torch.no_grad():
-            return self.predict(images, order=self.evaluate_order)
+            return self.predict_coarse(images, order=self.evaluate_order)
 
-    def infer(self, images: Tensor) -> Tensor:
-        return self.frozen_pass(images, order=self.evaluate_order)
+    def infer(self, images: Tensor) -> Logits:
+        return self.frozen_coarse(images, order=self.evaluate_order)
 
 
 class NaiveOptions(LearningOptions):
@@ -141,6 +142,7 @@ class TrustNaive(Averaging):
     name = "trust_naive"
     Options = NaiveOptions
     orders = [DEFAULT_ORDER]
+    in_bands = True
 
 
 class OrderOptions(LearningOptions):
@@ -196,6 +198,7 @@ class Trust(Averaging):
 
     Options = TrustOptions
     options: TrustOptions
+    in_bands = True
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         names = super().adapted_names(model)
@@ -236,13 +239,13 @@ class Trust(Averaging):
             return False
         return self.evaluate_order in self.orders if self.options.mode == "replicate" else super().sees_before()
 
-    def evaluate_now(self, images: Tensor) -> Tensor:
+    def evaluate_now(self, images: Tensor) -> Logits:
         if self.options.views == "none":
             return super().evaluate_now(images)
         self.counters.forwards += 1  # counted in passes over the batch
         return log_mean_probability(mirrored(super().evaluate_now, images))
 
-    def infer(self, images: Tensor) -> Tensor:
+    def infer(self, images: Tensor) -> Logits:
         if self.options.views == "none":
             return super().infer(images)
         return log_mean_probability(mirrored(super().infer, images))

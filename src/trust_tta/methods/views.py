@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.bands import Logits, Pixels
 from trust_tta.errors import ConfigError
 
 ANGLE, SHIFT, SCALE = 15.0, 1 / 16, 0.1  # at most: degrees, part of the side, part of the size
@@ -21,30 +24,68 @@ BLUR, NOISE = (0.001, 0.5), 0.005  # deviation of the Gaussian, in pixels, and o
 _GRAY = (0.299, 0.587, 0.114)
 
 
-def mirrored(predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Log-probabilities (2, n, classes, ...) of images and of their mirror images, in one pass over both."""
-    plain, other = predict(torch.cat([images, images.flip(-1)])).log_softmax(1).chunk(2)
+def mirrored(predict: Callable[[Tensor], Logits], images: Tensor) -> Logits:
+    """Log-probabilities (2, n, classes, ...) of images and of their mirror images, in one pass over both.
+
+    Those of pixels stay logits, (n, 2, classes, h', w').
+    """
+    logits = predict(torch.cat([images, images.flip(-1)]))
+    if isinstance(logits, Pixels):
+        plain, other = logits.coarse.chunk(2)
+        return Pixels(torch.stack([plain, other.flip(-1)], 1), logits.size)
+    plain, other = logits.log_softmax(1).chunk(2)
     return torch.stack([plain, other.flip(-1) if other.dim() == 4 else other])
 
 
-def log_mean_probability(logits: Tensor) -> Tensor:
-    """log of the mean of K softmaxes of (K, n, classes, ...)."""
-    return logits.log_softmax(2).logsumexp(0) - math.log(len(logits))
+def single(logits: Logits) -> Logits:
+    """The log-probabilities of images alone, in the shape that those of `mirrored` have."""
+    if isinstance(logits, Pixels):
+        return replace(logits, coarse=logits.coarse[:, None])
+    return logits.log_softmax(1)[None]
+
+
+def log_mean_probability(logits: Logits, *, least: float = -math.inf) -> Logits:
+    """log of the mean of K softmaxes of (K, n, classes, ...), or of pixels (n, K, classes, h', w'), above `least`."""
+    if isinstance(logits, Pixels):
+        return replace(logits, combine=partial(_log_mean_probability, dim=1, least=least))
+    return _log_mean_probability(logits, dim=0, least=least)
+
+
+def _log_mean_probability(logits: Tensor, *, dim: int, least: float) -> Tensor:
+    mean = logits.log_softmax(2).logsumexp(dim) - math.log(logits.shape[dim])
+    return mean if least == -math.inf else mean.clamp_min(least)
+
+
+def mean_log_probability(logits: Logits) -> Logits:
+    """The mean of log-probabilities (K, n, classes), or of those of pixels (n, K, classes, h', w')."""
+    if isinstance(logits, Pixels):
+        return replace(logits, combine=lambda band: band.log_softmax(2).mean(1))
+    return logits.mean(0)
 
 
 class MeanProbability:
-    """The mean of softmaxes that come one after the other, each as logits (n, classes, ...); holds one of them."""
+    """The mean of softmaxes that come one after the other, each as logits (n, classes, ...).
+
+    Holds one of them, or the coarse ones of pixels.
+    """
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
         self.count = 0
+        self.pixels: list[Pixels] = []
 
-    def add(self, logits: Tensor) -> None:
+    def add(self, logits: Logits) -> None:
+        if isinstance(logits, Pixels):
+            self.pixels.append(logits)
+            return
         log_p = logits.log_softmax(1)
         self.total = log_p if self.total is None else torch.logaddexp(self.total, log_p, out=self.total)
         self.count += 1
 
-    def log(self) -> Tensor:
+    def log(self) -> Logits:
+        if self.pixels:
+            coarse = torch.stack([one.coarse for one in self.pixels], 1)
+            return log_mean_probability(Pixels(coarse, self.pixels[0].size))
         if self.total is None:
             raise ConfigError("there is no prediction to average; add one first")
         return self.total.sub_(math.log(self.count))

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
-from trust_tta.bands import by_bands
+from trust_tta.bands import Pixels, by_bands
 from trust_tta.data.dataset import FileImages
 from trust_tta.data.masks import resize_mask
 from trust_tta.data.pixels import PixelDataset, splits_of
 from trust_tta.data.reading import locate, open_dataset
 from trust_tta.data.specs import DatasetSpec, find_spec
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.models.upernet import UPerNet, resize
+from trust_tta.models.upernet import UPerNet
 from trust_tta.overlap import IGNORED, count_overlap
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
@@ -223,8 +223,8 @@ def pixel_loss(logits: Tensor, labels: Tensor, *, labeled_only: bool = False, we
 
     The mean is over all pixels, ignored ones included, unless it is to be over the labeled ones only.
     """
-    full = resize(logits if logits.dtype == torch.float64 else logits.float(), labels.shape[1:])
     function = functools.partial(F.cross_entropy, weight=weights, ignore_index=IGNORED, reduction="none")
-    total = by_bands(function, full, labels.long()).sum()
+    pixels = Pixels(logits, (labels.shape[1], labels.shape[2]))
+    total = by_bands(function, pixels, labels.long()).sum()
     count = int((labels != IGNORED).sum()) if labeled_only else labels.numel()
     return total / (count + _EPSILON)
