@@ -107,6 +107,27 @@ def test_a_batch_within_the_limit_is_judged_as_drift_while_one_lasts() -> None:
         assert set(find_alarms(reading, LIMITS, agreement=0.5, weight_distance=1.0, drifting=drifting)) == {kind}
 
 
+@pytest.mark.parametrize(
+    ("changes", "few"),
+    [
+        ({"depth_ratio": 2.0}, True),
+        ({"depth_ratio": 2.0, "input_distance": 0.5}, True),  # a class of its own looks different, too
+        ({"depth_ratio": 0.5}, False),  # noise
+        ({"trained_lead": 0.3}, True),
+        ({"trained_lead": 0.3, "input_distance": 0.5}, False),
+        ({"trained_lead": 0.1}, False),
+        ({"trained_lead": 0.3, "depth_ratio": 2.0, "trained_classes": 0.6}, False),
+    ],
+)
+def test_few_classes_are_told_from_images_on_which_the_statistics_of_training_fail(
+    changes: dict[str, float], few: bool
+) -> None:
+    reading = Reading(**{**READING.__dict__, "trained_classes": 0.3, "trained_lead": 0.3, **changes})
+    kinds = set(find_alarms(reading, LIMITS, agreement=0.5, weight_distance=1.0))
+    assert ("few_classes" in kinds) == few
+    assert not (few and "drift" in kinds)
+
+
 def test_without_a_reference_only_absolute_rules_hold() -> None:
     reading = Reading(**{**READING.__dict__, "source_shift": 0.9, "probed": 256, "agreement": 0.9})
     assert find_alarms(reading, Limits(), agreement=0.5, weight_distance=1.0) == {}
@@ -131,10 +152,12 @@ def test_changed_images_are_drift(reference: Reference) -> None:
     assert events_of(reference, clean(4, seed=7) + shifted + clean(6, seed=6)) == ["drift", "drift_over"]
 
 
-def test_changed_classes_of_the_same_images_are_a_class_shift(reference: Reference) -> None:
-    """Two neighbouring classes look like all of them to the first layer."""
-    limits = reference.limits.changed(drift=1.0)  # here the first layer sees colours, which are the classes
+@pytest.mark.parametrize(("classes", "kind"), [(4, "class_shift"), (2, "few_classes")])
+def test_changed_classes_of_the_same_images_are_told_from_a_drift(
+    reference: Reference, classes: int, kind: str
+) -> None:
+    """Some neighboring classes look like all of them to the first layer."""
+    limits = reference.limits.changed(drift=1.0)  # here the first layer sees colors, which are the classes
     calm = Reference(reference.inputs, reference.classes, reference.canary, limits)
-    few = [draw(32, seed=i, only=i % 2)[0] for i in range(0, 60)]
-    two = [torch.cat([a[:16], b[:16]]) for a, b in zip(few[::2], few[1::2], strict=True)]
-    assert events_of(calm, clean(4, seed=7) + two)[:1] == ["class_shift"]
+    some = [torch.cat([draw(8, seed=9 * i + c, only=c % classes)[0] for c in range(4)]) for i in range(30)]
+    assert events_of(calm, clean(4, seed=7) + some)[:1] == [kind]

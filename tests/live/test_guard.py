@@ -272,14 +272,38 @@ def test_a_batch_that_differs_by_chance_costs_nothing() -> None:
     assert events == [("drift", "none"), ("drift_over", "none")]
 
 
-def test_what_was_learned_until_a_class_shift_showed_is_undone() -> None:
-    known = reference("tent")  # in this network's first layer one class looks like a drift
-    known = replace(known, limits=known.limits.model_copy(update={"drift": 10.0}))
-    stream = Stream(make("tide", lr=1e-3), reference=known)
-    events = [event for i in range(30) for event in stream(ruin("one class", i)).events]
+def calm() -> Reference:
+    """In this network's first layer one class looks like a drift: a reference that does not mind."""
+    known = reference("tent")
+    return replace(known, limits=known.limits.model_copy(update={"drift": 10.0}))
+
+
+@pytest.mark.parametrize(("classes", "kind", "action"), [(4, "class_shift", "skip"), (1, "few_classes", "source")])
+@pytest.mark.parametrize("name", ["tide", "tent"])
+def test_what_was_learned_until_the_classes_changed_is_undone(name: str, classes: int, kind: str, action: str) -> None:
+    stream = Stream(make(name, lr=1e-3), reference=calm())
+    events = []
+    for i in range(40):
+        batch = torch.cat([draw(32 // classes, seed=100 * i + c, only=c)[0] for c in range(classes)])
+        events += stream(batch).events
     (shift,) = events
-    assert (shift.kind, shift.action) == ("class_shift", "skip")
-    assert shift.evidence["undone"] == shift.batch
-    fresh = make("tide", lr=1e-3).state_dict()
+    assert (shift.kind, shift.action) == (kind, action)
+    fresh = make(name, lr=1e-3).state_dict()
     state = stream.method.state_dict()
     assert all(states_equal(state[part], fresh[part]) for part in ("adapted", "statistics", "extra"))
+
+
+@pytest.mark.parametrize("name", ["tent", "tide"])
+def test_one_class_is_predicted_with_the_statistics_of_training_until_others_come(name: str) -> None:
+    """Statistics of one class make any network predict all of them; those of training do not."""
+    stream, right, events = Stream(make(name, lr=1e-3), reference=calm()), [], []
+    for i in range(12):
+        images, labels = draw(32, seed=50_000 + i, only=1)
+        result = stream(images)
+        right.append(float((result.logits.argmax(1) == labels).float().mean()))
+        events += [(e.kind, e.action) for e in result.events]
+    assert events == [("few_classes", "source")]
+    assert min(right[4:]) > 0.85
+    after = [stream(images) for images in clean(6, seed=13)]
+    assert [e.kind for result in after for e in result.events] == ["few_classes_over"]
+    assert not any(result.adapted for result in after)  # on images like the reference there is nothing to gain

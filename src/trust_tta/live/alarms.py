@@ -19,18 +19,29 @@ from torch import Tensor
 
 from trust_tta.errors import ConfigError
 from trust_tta.live.judge import Canary, Judge, balanced
-from trust_tta.live.monitors import CLASS_WINDOW, INPUT_WINDOW, Reading, input_distances
+from trust_tta.live.monitors import (
+    CLASS_WINDOW,
+    FEW,
+    INPUT_WINDOW,
+    Depths,
+    Opinion,
+    Reading,
+    input_distance,
+    input_distances,
+)
 from trust_tta.methods.base import Method
 from trust_tta.schema import Count, Fraction, Positive, Schema
 
 Tail: TypeAlias = Literal["bootstrap", "gumbel", "student"]
-Kind: TypeAlias = Literal["drift", "class_shift", "collapse"]
+Kind: TypeAlias = Literal["drift", "class_shift", "few_classes", "collapse"]
 Values: TypeAlias = NDArray[np.float64]
 
 FEWEST_BATCHES = 4
 FEWEST_FOR_BOOTSTRAP = 16  # batches; with fewer, resampling does not reach the tail that is asked for
 RUNS, RUN_LENGTH = 200, 256  # simulated streams and their batches
 KINDS = 3  # alarms, which share the budget of false ones
+MANY = 0.75  # `trained_classes` above which images are no longer of few classes
+LEAD = 0.2  # `trained_lead` above which, without a reference, few classes are believed
 
 
 class Limits(Schema):
@@ -57,26 +68,40 @@ class Reference:
     classes: Tensor
     canary: Tensor
     limits: Limits
+    depths: Depths | None = None
 
     def state(self) -> dict[str, Any]:
         """As tensors and plain values."""
         limits = self.limits.model_dump()
-        return {"inputs": self.inputs, "classes": self.classes, "canary": self.canary, "limits": limits}
+        state = {"inputs": self.inputs, "classes": self.classes, "canary": self.canary, "limits": limits}
+        return state if self.depths is None else {**state, "depths": vars(self.depths)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Reference:
-        return cls(state["inputs"], state["classes"], state["canary"], Limits(**state["limits"]))
+        depths = Depths(**state["depths"]) if "depths" in state else None
+        return cls(state["inputs"], state["classes"], state["canary"], Limits(**state["limits"]), depths)
 
 
 def find_alarms(
-    reading: Reading, limits: Limits, *, agreement: float, weight_distance: float, drifting: bool = False
+    reading: Reading,
+    limits: Limits,
+    *,
+    agreement: float,
+    weight_distance: float,
+    drifting: bool = False,
+    few: bool = False,
 ) -> dict[Kind, str]:
     """The alarms of a reading, each with its reason; `drifting`: a drift is going on, whatever this reading says.
+
+    `few`: so far the images were of few classes.
 
     `agreement` and `weight_distance` are absolute bounds for any images, in addition to the calibrated `limits`.
     """
     alarms: dict[Kind, str] = {}
-    if drifting or _above(reading.input_distance, limits.drift):
+    drift = drifting or _above(reading.input_distance, limits.drift)
+    if of_few_classes(reading, drift=drift, few=few):
+        alarms["few_classes"] = "the images are of few classes, which their own statistics hide"
+    elif drift:
         alarms["drift"] = "the images differ from the reference"
     elif _above(reading.source_shift, limits.class_shift):
         alarms["class_shift"] = "the images are like the reference; the classes are not"
@@ -84,6 +109,19 @@ def find_alarms(
     if reason:
         alarms["collapse"] = reason
     return alarms
+
+
+def of_few_classes(reading: Reading, *, drift: bool, few: bool = False) -> bool:
+    """Whether the images are of few classes, which their own statistics hide; `few`: so far they were.
+
+    Noise, too, can make the statistics of training see few classes. A reference tells: where the classes changed, the
+    network differs most at its end. Without one, the source must be far surer, and the images no drift.
+    """
+    if reading.trained_classes is None or reading.trained_classes >= (MANY if few else FEW):
+        return False
+    if reading.depth_ratio is not None:
+        return reading.depth_ratio > 1
+    return not drift and _above(reading.trained_lead, LEAD)
 
 
 def _collapse(reading: Reading, disagreement: float | None, agreement: float, weight_distance: float) -> str:
@@ -133,7 +171,7 @@ def calibrate(
     source = torch.cat([b.source for b in first])
     canary = balanced(torch.cat([b.images for b in first]), source)
     limits = _limits(second, inputs, source.double().mean(0).cpu(), every=float(every), seed=seed)
-    return Reference(inputs, source.double().mean(0).cpu(), canary, limits)
+    return Reference(inputs, source.double().mean(0).cpu(), canary, limits, _depths(first, second))
 
 
 @dataclass(frozen=True)
@@ -142,6 +180,7 @@ class _Batch:
     inputs: Tensor  # (2, c)
     source: Tensor  # (n, classes)
     agreement: tuple[float, float]  # the source's confidence, and that of it where both agree
+    opinion: Opinion | None
 
     @property
     def size(self) -> int:
@@ -153,7 +192,21 @@ class _Batch:
         served, source = judge.compare(images, method(images))
         weights = source.amax(1)
         agreeing = float((weights * (served.argmax(1) == source.argmax(1))).sum())
-        return cls(images, statistics, source, (float(weights.sum()), agreeing))
+        opinion = judge.second_opinion(images, source)
+        return cls(images, statistics, source, (float(weights.sum()), agreeing), opinion)
+
+
+def _depths(first: list[_Batch], second: list[_Batch]) -> Depths | None:
+    """The reference of both depths from the first half of the batches, the units from the second."""
+    known, others = ([b.opinion.depths for b in half if b.opinion] for half in (first, second))
+    if not known or not known[0]:
+        return None
+    middle, last = (np.mean([d[i] for d in known], 0) for i in range(2))
+    near, far = (
+        max(1e-12, float(np.mean([input_distance(d[i], reference) for d in others])))
+        for i, reference in enumerate((middle, last))
+    )
+    return Depths(torch.from_numpy(middle), torch.from_numpy(last), (near, far))
 
 
 def _limits(batches: list[_Batch], inputs: Tensor, classes: Tensor, *, every: float, seed: int) -> Limits:

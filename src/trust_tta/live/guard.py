@@ -16,6 +16,8 @@ EventKind: TypeAlias = Literal[
     "drift_over",
     "class_shift",
     "class_shift_over",
+    "few_classes",
+    "few_classes_over",
     "collapse",
     "broken_input",
     "start",
@@ -37,6 +39,7 @@ class Guard(Schema):
     on_drift: Action = Field("none", description="the images changed: what adaptation is for")
     on_return: Action = Field("source", description="a drift is over: what was learned on it is no longer needed")
     on_class_shift: Action = Field("skip", description="only the classes changed: there is nothing to adapt to")
+    on_few_classes: Action = Field("source", description="only a few classes come: their statistics mislead")
     on_collapse: Action = Field("rollback", description="what was learned is wrong")
     on_broken_input: Action = Field("skip", description="most images are blank, equal or not finite")
 

@@ -36,10 +36,15 @@ def prepare(images: Any, network: nn.Module) -> Tensor:
 
 def examine(images: Tensor) -> Facts:
     """What `usable` and `looks_broken` need to know of images (n, c, h, w), in one transfer from the device."""
+    return facts_of(images).cpu().numpy()
+
+
+def facts_of(images: Tensor) -> Tensor:
+    """The same where the images are."""
     pixels = images.flatten(2)
     lowest, highest = torch.aminmax(pixels, dim=2)
     sums = pixels.sum((1, 2), dtype=torch.float64)[:, None]
-    return torch.cat([lowest, highest, sums], 1).cpu().numpy()
+    return torch.cat([lowest, highest, sums], 1)
 
 
 def usable(facts: Facts) -> NDArray[np.bool_]:

@@ -11,15 +11,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.errors import ShapeError
-from trust_tta.live.monitors import rows_of
+from trust_tta.live.inputs import Facts, facts_of
+from trust_tta.live.monitors import Opinion, Values, rows_of
 from trust_tta.methods.base import Method
-from trust_tta.methods.statistics import use_batch_statistics
+from trust_tta.methods.parameters import share
+from trust_tta.methods.statistics import has_statistics, use_batch_statistics
 from trust_tta.recording import Recorder
 
 MOST_LOOKED_AT = 32  # images of a batch from which input statistics are computed
 CANARY_IMAGES = 64  # in a canary chosen from a reference
 RESERVOIR_IMAGES = 32  # in one chosen from the stream; they are part of every snapshot
 SURE = 0.9  # confidence of the source above which an image is worth keeping
+FEWEST_NORMS = 4  # that a network must have for a middle one to differ from the first and the last
 
 
 class Judge:
@@ -36,9 +39,11 @@ class Judge:
         self.network = twin.detach().eval()
         self.follows_stream = method.options.statistics == "stream"
         self.training_statistics = _running_statistics(self.network)
+        self.trained = TrainedSource.of(self.network) if method.options.statistics != "source" else None
         if method.options.statistics != "source":
             use_batch_statistics(self.network)
-        self._norms: list[nn.Module] = [m for m in self.network.modules() if isinstance(m, _BatchNorm)]
+        self._stem = _Stem(self.network)
+        self._inspection = Recorder(_Inspection(self._stem), [])
         own = dict(self.network.named_parameters())
         self._own: list[Tensor] = [own[name] for name in method.adapted]  # the judge's copies of what the method adapts
         self._pass = Recorder(self.network, [])
@@ -51,8 +56,8 @@ class Judge:
 
     @property
     def passes(self) -> int:
-        """How many forward passes `compare` takes."""
-        return 2 if self.follows_stream else 1
+        """How many forward passes it takes to judge an image."""
+        return (2 if self.follows_stream else 1) * (1 + (self.trained is not None))
 
     @torch.no_grad()
     def compare(self, images: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,6 +77,15 @@ class Judge:
             finally:
                 method.weights.write(own)
 
+    def second_opinion(self, images: Tensor, source: Tensor) -> Opinion | None:
+        """What the statistics of training say of images beside those of their batch; None if they are all there is.
+
+        `source`: what `compare` gave. The statistics of a stream may be those of training, so that they tell nothing.
+        """
+        if self.trained is None:
+            return None
+        return self.trained.opinion(images, rows_of(self(images)) if self.follows_stream else source)
+
     @torch.no_grad()
     def try_state(self, images: Tensor) -> Tensor:
         """Logits (n, classes, ...) of the method's present weights for images of any domain."""
@@ -88,18 +102,95 @@ class Judge:
             torch._foreach_copy_(self._own, [w.detach() for w in weights])
 
     @torch.no_grad()
-    def input_statistics(self, images: Tensor) -> Tensor:
-        """Mean and mean square of each channel (2, c), of the first BatchNorm's input, else of the images.
+    def inspect(self, images: Tensor) -> tuple[Facts, Values]:
+        """What is to be known of images (n, c, h, w) before they are learned from: their facts and statistics (2, c).
 
-        The pass ends there, so that it costs no more than the stem.
+        One transfer from the device, which others wait for.
         """
-        images = images[:: -(-len(images) // MOST_LOOKED_AT)]
-        values = self._stem(images).float() if self._norms else images.float()
-        values = values.flatten(2)  # reduced over the last dimension first, which alone is fast on a CPU
-        return torch.stack([values.mean(2), values.square().mean(2)]).mean(1)
+        slots = images.new_zeros(1) if hasattr(self.network, "slots") else None  # others are not recorded
+        flat = self._inspection(images, slots).cpu().numpy()
+        size = len(images) * (2 * images.shape[1] + 1)
+        return flat[:size].reshape(len(images), -1), flat[size:].reshape(2, -1)
 
-    def _stem(self, images: Tensor) -> Tensor:
-        def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    @torch.no_grad()
+    def input_statistics(self, images: Tensor) -> Tensor:
+        """Mean and mean square of each channel (2, c), of the first BatchNorm's input, else of the images."""
+        statistics: Tensor = self._stem(images)
+        return statistics
+
+
+class TrainedSource:
+    """The source with the statistics of its training, which no stream of few classes can mislead."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = share(network)
+        norms = [m for m in self.network.modules() if has_statistics(m)]
+        depths: list[nn.Module] = [norms[len(norms) // 2], norms[-1]] if len(norms) >= FEWEST_NORMS else []
+        self._widths = [2 * norm.num_features for norm in norms if norm in depths]
+        self._pass = Recorder(_WithDepths(self.network, depths), [])
+
+    @classmethod
+    def of(cls, network: nn.Module) -> TrainedSource | None:
+        """None for networks that keep no statistics of their training, or predict pixels."""
+        kept = [m.running_mean is not None for m in network.modules() if has_statistics(m)]
+        return cls(network) if kept and all(kept) and not getattr(network, "dense", False) else None
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits (n, classes)."""
+        return self._split(images, self._run(images))[0]
+
+    @torch.no_grad()
+    def opinion(self, images: Tensor, batch: Tensor) -> Opinion:
+        """Beside predictions (n, classes) with the statistics of the batch."""
+        logits, *depths = self._split(images, self._run(images).cpu())
+        return Opinion(rows_of(logits).numpy(), batch.cpu().numpy(), tuple(d.double().numpy() for d in depths))
+
+    def _run(self, images: Tensor) -> Tensor:
+        choose = getattr(self.network, "slots", None)
+        return self._pass(images, None if choose is None else choose(None, len(images)))
+
+    def _split(self, images: Tensor, flat: Tensor) -> list[Tensor]:
+        logits, *depths = flat.split([len(flat) - sum(self._widths), *self._widths])
+        return [logits.view(len(images), -1), *(d.view(2, -1) for d in depths)]
+
+
+class _WithDepths(nn.Module):
+    """A network that also gives the statistics at the inputs of some norms, all in one vector."""
+
+    def __init__(self, network: nn.Module, depths: list[nn.Module]) -> None:
+        super().__init__()
+        self.network, self.depths = network, depths
+
+    def forward(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
+        found: list[Tensor] = []
+
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            found.append(channel_statistics(inputs[0]).flatten())
+
+        handles = [norm.register_forward_pre_hook(keep) for norm in self.depths]
+        try:
+            logits = self.network(images) if slots is None else self.network(images, slots=slots)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return torch.cat([logits.float().flatten(), *found])
+
+
+class _Stem(nn.Module):
+    """The statistics (2, c) of the first BatchNorm's input, else of the images; the pass ends there."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self._norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = images[:: -(-len(images) // MOST_LOOKED_AT)]
+        return channel_statistics(self._reach(images) if self._norms else images)
+
+    def _reach(self, images: Tensor) -> Tensor:
+        def stop(module: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
             raise _Reached(module, inputs[0])
 
         handles = [norm.register_forward_pre_hook(stop) for norm in self._norms]
@@ -112,6 +203,23 @@ class Judge:
             for handle in handles:
                 handle.remove()
         return images  # a network that does not use its normalizations
+
+
+class _Inspection(nn.Module):
+    """Facts and input statistics of a batch in one vector."""
+
+    def __init__(self, stem: _Stem) -> None:
+        super().__init__()
+        self.stem = stem
+
+    def forward(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
+        return torch.cat([facts_of(images).flatten(), self.stem(images).double().flatten()])
+
+
+def channel_statistics(values: Tensor) -> Tensor:
+    """Mean and mean square of each channel (2, c) of values (n, c, ...)."""
+    values = values.float().flatten(2)  # reduced over the last dimension first, which alone is fast on a CPU
+    return torch.stack([values.mean(2), values.square().mean(2)]).mean(1)
 
 
 @dataclass(frozen=True)
@@ -210,6 +318,6 @@ def _running_statistics(network: nn.Module) -> Tensor | None:
 class _Reached(Exception):  # noqa: N818, it is no error
     """Ends a pass at the first normalization."""
 
-    def __init__(self, norm: nn.Module, values: Tensor) -> None:
+    def __init__(self, norm: _BatchNorm, values: Tensor) -> None:
         super().__init__()
         self.norm, self.values = norm, values

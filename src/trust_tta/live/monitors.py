@@ -20,11 +20,14 @@ from trust_tta.methods.base import Method
 
 # Sums are a few numbers each, on the host, where NumPy takes a third of PyTorch's time.
 Values: TypeAlias = NDArray[np.float64]
+Predictions: TypeAlias = NDArray[np.float32]
 
 TINY = 1e-37  # a float32 whose logarithm is finite
 INPUT_WINDOW = 32  # images over which input statistics are computed
 LATEST_WINDOW = 16  # images that suffice to say that a drift is over
 CLASS_WINDOW = 256  # images over which predictions and agreement are averaged
+FEW = 0.5  # `trained_classes` below which images are of few classes
+OPINION_WINDOW = 64  # images that suffice to say that they are of few classes
 MOST_PIXELS = 4096  # of a segmentation, which predicts each pixel
 
 
@@ -38,7 +41,11 @@ class Reading:
     reference's; `class_shift`, total variation of the mean prediction from the reference's. Of the `probed` images,
     which the source network saw too: `agreement`, weighted by the source's confidence; `probed_classes` and
     `source_classes`, effective numbers; `source_shift`, as `class_shift` but of the source's predictions.
-    `weight_distance`: norm of what was learned over that of the source. `skipped`: updates that were not finite.
+    Of the last 64 of these, predicted by the source with the statistics of its training: `trained_classes`, the ratio
+    of its effective number to that with the statistics of the batch; `trained_lead`, by how much it is surer so;
+    `depth_ratio`, how much further the last norm's statistics are from the reference than a middle one's: above 1 where
+    the classes changed, below where the images did. `weight_distance`: norm of what was learned over that of the
+    source. `skipped`: updates that were not finite.
     """
 
     images: int
@@ -53,12 +60,41 @@ class Reading:
     probed_classes: float | None = None
     source_classes: float | None = None
     source_shift: float | None = None
+    trained_classes: float | None = None
+    trained_lead: float | None = None
+    depth_ratio: float | None = None
     weight_distance: float = 0.0
     skipped: int = 0
 
     def as_dict(self) -> dict[str, float | int | None]:
         """Plain values for an event."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """The source's predictions (n, classes) with the statistics of training and of the batch; inputs at two depths.
+
+    These are statistics (2, c) at a middle and at the last norm; there are none for networks of few norms.
+    """
+
+    trained: Predictions
+    batch: Predictions
+    depths: tuple[Values, ...]
+
+
+@dataclass(frozen=True)
+class Depths:
+    """The reference of an opinion's two depths, (2, c) each, and how far clean batches are from it."""
+
+    middle: Tensor
+    last: Tensor
+    units: tuple[float, float]
+
+    def ratio(self, middle: Values, last: Values) -> float:
+        """How much further, in its unit, the last norm is from the reference than the middle one."""
+        near, far = input_distance(middle, self.middle), input_distance(last, self.last)
+        return (far / self.units[1]) / max(near / self.units[0], TINY)
 
 
 class Window:
@@ -93,6 +129,12 @@ class Window:
             raise ValueError("the window is empty")
         return self._mean
 
+    @property
+    def last(self) -> Values:
+        """The mean per image of the last batch."""
+        images, total = self._entries[-1]
+        return total / images
+
     def clear(self) -> None:
         self._entries.clear()
         self.images, self._mean = 0, None
@@ -115,20 +157,27 @@ class Window:
 class Monitors:
     """Sums over the last images: a few vectors, which `state` returns and `load` restores."""
 
-    def __init__(self, *, input_reference: Tensor | None = None, class_reference: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        input_reference: Tensor | None = None,
+        class_reference: Tensor | None = None,
+        depths: Depths | None = None,
+    ) -> None:
+        self.depths = depths
         self.input_reference = None if input_reference is None else input_reference.double().cpu().numpy()
         self.class_reference = None if class_reference is None else class_reference.double().cpu().numpy()
         self._inputs, self._served, self._before = Window(INPUT_WINDOW), Window(CLASS_WINDOW), Window(CLASS_WINDOW)
-        self._probes = Window(CLASS_WINDOW)
+        self._probes, self._opinions = Window(CLASS_WINDOW), Window(OPINION_WINDOW)
         self._latest, self._drifted = Window(LATEST_WINDOW), Window(CLASS_WINDOW)
         self.returned = False  # whether the last images are like the reference again
         self._entropy = self._confidence = self._effective = 0.0
         self._changes: tuple[float, float | None] = (1.0, None)
         self._probe: dict[str, Any] = {}  # results of the last one
 
-    def see_inputs(self, images: int, statistics: Tensor, *, drift_limit: float | None = None) -> None:
+    def see_inputs(self, images: int, statistics: Values, *, drift_limit: float | None = None) -> None:
         """Take the statistics (2, c) of a batch; during a drift, with the limit of the input distance."""
-        total = statistics.cpu().numpy().astype(np.float64) * images
+        total = statistics * images
         self._inputs.add(images, total)
         self._latest.add(images, total)
         self.returned = drift_limit is not None and self._has_returned(drift_limit)
@@ -160,9 +209,9 @@ class Monitors:
         self._drifted.clear()
         self._inputs.replace(self._latest)
 
-    def see_predictions(self, probabilities: Tensor) -> None:
+    def see_predictions(self, values: Predictions) -> None:
         """Take what was served, (rows, classes)."""
-        values, rows = probabilities.cpu().numpy(), len(probabilities)
+        rows = len(values)
         surprise = np.log(np.maximum(values, TINY))
         self._entropy, self._confidence = -float((values * surprise).sum()) / rows, float(values.max(1).mean())
         if self._served.full:
@@ -172,13 +221,22 @@ class Monitors:
         before = effective_classes(self._before.mean) if self._before.full else self._effective
         self._changes = self._effective / before, _shift(self._served, self.class_reference)
 
-    def see_probe(self, served: Tensor, source: Tensor) -> None:
-        """Take predictions (rows, classes) for the same images by the adapted network and by the source."""
+    def see_probe(self, served: Tensor, source: Tensor, opinion: Opinion | None = None) -> None:
+        """Take predictions (rows, classes) for the same images by the adapted network and by the source.
+
+        `opinion`: what the source says of them with the statistics of its training.
+        """
         ours, theirs = served.cpu().numpy(), source.cpu().numpy()
         weights, agree = theirs.max(1).astype(np.float64), ours.argmax(1) == theirs.argmax(1)
         sums = [ours.sum(0, dtype=np.float64), theirs.sum(0, dtype=np.float64)]
         self._probes.add(len(ours), np.concatenate([[weights.sum(), weights[agree].sum()], *sums]))
+        if opinion is not None:
+            self._opinions.add(len(theirs), _sums(opinion))
         self._probe = self._read_probes()
+
+    def opinions_differ(self) -> bool:
+        """Whether the last opinion alone says that its images are of few classes."""
+        return bool(self._opinions.images) and self._read_opinions(self._opinions.last)["trained_classes"] < FEW
 
     @property
     def classes(self) -> int | None:
@@ -242,6 +300,20 @@ class Monitors:
             "probed_classes": effective_classes(served),
             "source_classes": effective_classes(source),
             "source_shift": shift,
+        } | (self._read_opinions(self._opinions.mean) if self._opinions.full else {})
+
+    def _read_opinions(self, sums: Values) -> dict[str, Any]:
+        (confidence, before), rest = sums[:2].tolist(), sums[2:]
+        size = len(self._probes.mean) // 2 - 1
+        depths = rest[2 * size :]
+        ratio = None
+        if self.depths is not None and len(depths):
+            middle = 2 * self.depths.middle.shape[1]
+            ratio = self.depths.ratio(depths[:middle].reshape(2, -1), depths[middle:].reshape(2, -1))
+        return {
+            "trained_classes": effective_classes(rest[:size]) / effective_classes(rest[size : 2 * size]),
+            "trained_lead": confidence - before,
+            "depth_ratio": ratio,
         }
 
     def state(self) -> dict[str, Any]:
@@ -260,7 +332,15 @@ class Monitors:
             "served": self._served,
             "before": self._before,
             "probes": self._probes,
+            "opinions": self._opinions,
         }
+
+
+def _sums(opinion: Opinion) -> Values:
+    """Over the images: both confidences, both predictions, and the statistics."""
+    both = opinion.trained, opinion.batch
+    confidences, sums = [float(p.max(1).sum()) for p in both], [p.sum(0, dtype=np.float64) for p in both]
+    return np.concatenate([confidences, *sums, *(len(both[0]) * d.ravel() for d in opinion.depths)])
 
 
 def rows_of(output: Tensor, *, probabilities: bool = False) -> Tensor:
@@ -273,6 +353,18 @@ def rows_of(output: Tensor, *, probabilities: bool = False) -> Tensor:
         output = maps[chosen // maps.shape[2], :, chosen % maps.shape[2]]
     output = output.float()
     return output if probabilities else output.softmax(1)
+
+
+def host_rows(output: Tensor, *, probabilities: bool = False) -> Predictions:
+    """The same on the host, where NumPy takes less time than the device would for few of them."""
+    if output.dim() > 2:
+        return rows_of(output, probabilities=probabilities).cpu().numpy()
+    values: Predictions = output.detach().float().cpu().numpy()
+    if probabilities:
+        return values
+    raised = np.exp(values - values.max(1, keepdims=True))
+    shares: Predictions = raised / raised.sum(1, keepdims=True)
+    return shares
 
 
 def effective_classes(mean: Tensor | Values) -> float:

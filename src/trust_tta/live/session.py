@@ -16,7 +16,7 @@ from trust_tta.errors import DataError, StateError
 from trust_tta.live.alarms import Kind, Reference
 from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
 from trust_tta.live.inputs import Facts, examine, looks_broken, usable
-from trust_tta.live.monitors import CLASS_WINDOW, Reading, rows_of
+from trust_tta.live.monitors import CLASS_WINDOW, Reading, Values, host_rows, rows_of
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
@@ -54,7 +54,7 @@ class Books:
     snapshot: int = 0  # number of the last one written
     paused: bool = False
     collapsed: bool = False  # ever
-    returned: bool = False  # from a drift to a calibrated reference, ever
+    returned: bool = False  # from a drift, or from few classes, to a calibrated reference, ever
     farthest: float = 0.0  # largest input distance in the current drift
     slow: int = 1  # the pace
     wait: int = 0
@@ -91,10 +91,10 @@ class Session:
         self.books.batches += 1
         self.books.images += len(images)
         self.books.since_snapshot += len(images)  # before anything is saved: a restart from there has seen them
-        facts = examine(images)
+        facts, statistics = self.watch.judge.inspect(images) if self.watch else (examine(images), None)
         fine = usable(facts)
         if fine.all():
-            logits, adapted = self._step(images, facts)
+            logits, adapted = self._step(images, facts, statistics)
         else:
             images = images[torch.from_numpy(fine).to(images.device)]
             logits, adapted = self._step_partly(images, facts, fine)
@@ -107,33 +107,36 @@ class Session:
         self._begin("broken_input", "none", "some images are not finite", {"images": int((~fine).sum())})
         adapted = False
         if len(images):
-            part, adapted = self._step(images, facts[fine], partly=True)
+            statistics = self.watch.judge.inspect(images)[1] if self.watch else None
+            part, adapted = self._step(images, facts[fine], statistics, partly=True)
         else:
-            part = self.evaluate(images.new_zeros(1, *images.shape[1:]))[:0]
+            part = self.predict(images.new_zeros(1, *images.shape[1:]))[:0]
         logits = part.new_full((len(fine), *part.shape[1:]), float("nan"))
         logits[torch.from_numpy(fine).to(logits.device)] = part
         return logits, adapted
 
-    def _step(self, images: Tensor, facts: Facts, *, partly: bool = False) -> tuple[Tensor, bool]:
-        if self.watch is None:
-            return (self.evaluate(images), False) if self.books.paused else self._adapt(images)
+    def _step(
+        self, images: Tensor, facts: Facts, statistics: Values | None, *, partly: bool = False
+    ) -> tuple[Tensor, bool]:
+        if self.watch is None or statistics is None:
+            return (self.predict(images), False) if self.books.paused else self._adapt(images)
         problem, returned = looks_broken(facts), False
         if problem:
             self._begin("broken_input", self.policy.on_broken_input, problem, {"images": len(images)})
         else:
             if not partly:
                 self._lasting.pop("broken_input", None)
-            returned = self.watch.look(images, drifting="drift" in self._lasting)
+            returned = self.watch.look(len(images), statistics, drifting="drift" in self._lasting)
         left = returned and self._return_action(self.watch) in ("source", "rollback")
         if not left and self._may_update(
             drifting="drift" in self._lasting and not returned
         ):  # a state that is about to be dropped learns nothing more
             return self._update(self.watch, images)
-        logits = self.evaluate(images)
+        logits = self.predict(images)
         if not self.books.paused:  # the skipped update pays for asking the source
-            self.watch.credit = max(self.watch.credit, 2 * len(images))
+            self.watch.credit = max(self.watch.credit, self.watch.judge.passes * len(images))
         if not problem and self._observe(self.watch, images, logits, work=len(images)):
-            logits = self.evaluate(images)
+            logits = self.predict(images)
         return logits, False
 
     def _update(self, watch: Watch, images: Tensor) -> tuple[Tensor, bool]:
@@ -152,7 +155,7 @@ class Session:
             watch.credit -= check.images
         books.since_check = 0 if due else books.since_check + len(images)
         if self._observe(watch, images, logits, work=work, check=check, before=before):
-            return self.evaluate(images), False
+            return self.predict(images), False
         return logits, adapted
 
     def _adapt(self, images: Tensor) -> tuple[Tensor, bool]:
@@ -163,7 +166,8 @@ class Session:
             return self.evaluate(images), False
 
     def _may_update(self, *, drifting: bool) -> bool:
-        if self.books.paused or "skip" in self._lasting.values():
+        held = "skip" in self._lasting.values() or self._lasting.get("few_classes") == "source"
+        if self.books.paused or held:
             return False
         wary = self.books.collapsed or self.books.returned
         if wary and not drifting and self.watch and self.watch.monitors.knows_inputs:
@@ -173,8 +177,17 @@ class Session:
         return turn
 
     def evaluate(self, images: Tensor) -> Tensor:
-        """Predict without adapting: logits or probabilities, as the method does."""
+        """Predict by the state as it is: logits or probabilities, as the method does."""
         logits = self.method.evaluate(images)
+        return logits.softmax(1) if self.method.probabilities else logits
+
+    def predict(self, images: Tensor) -> Tensor:
+        """As `evaluate`; while images are of few classes, by the source with the statistics of its training."""
+        few = self._lasting.get("few_classes") == "source"
+        trained = self.watch.judge.trained if self.watch and few else None
+        if trained is None or self.method.options.statistics != "batch":  # those of a stream are the source's by then
+            return self.evaluate(images)
+        logits = trained(images)
         return logits.softmax(1) if self.method.probabilities else logits
 
     def _spent(self) -> int:
@@ -194,16 +207,21 @@ class Session:
         before: dict[str, Any] | None = None,
     ) -> bool:
         """Let the monitors see a batch and the guard act; True if the state was changed."""
-        served = logits.detach().cpu() if logits.dim() == 2 else logits.detach()  # maps are too large to move
-        if not bool(served.isfinite().all()):
+        predictions = host_rows(logits, probabilities=self.method.probabilities)
+        if not np.isfinite(predictions).all():
             if self.books.at_source:
                 return self._begin("broken_input", self.policy.on_broken_input, "predictions are not finite", {})
             return self._collapse("the predictions are not finite", {}, before)
-        watch.see(images, served, work=work, probabilities=self.method.probabilities)
-        self.reading, alarms = watch.read(self.method, self.books.images, drifting="drift" in self._lasting)
+        watch.see(images, logits.detach(), predictions, work=work)
+        lasting = {"drifting": "drift" in self._lasting, "few": "few_classes" in self._lasting}
+        self.reading, alarms = watch.read(self.method, self.books.images, **lasting)
         evidence = self.reading.as_dict() | (check.evidence() if check else {})
         if watch.monitors.returned:
             return self._end_drift(watch, evidence)
+        if "few_classes" in alarms or "few_classes" in self._lasting:
+            changed = self._follow_few_classes(watch, alarms, evidence)
+            if self.policy.on_few_classes == "source":  # nothing is learned, so that nothing else can be wrong
+                return changed
         if check and not check.passed:
             return self._collapse("the canary is predicted otherwise", evidence, before)
         if "collapse" in alarms:
@@ -225,6 +243,16 @@ class Session:
         if action == "rollback" and self.books.slow > 1:
             action = "source"
         return self._act("collapse", action, reason, evidence)
+
+    def _follow_few_classes(self, watch: Watch, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
+        if "few_classes" in alarms:
+            return self._begin("few_classes", self.policy.on_few_classes, alarms["few_classes"], evidence)
+        if "few_classes" in self._lasting and evidence.get("trained_classes") is not None:
+            left = self._lasting.pop("few_classes") == "source"
+            self.books.returned = self.books.returned or (left and watch.limits.every is not None)
+            watch.forget_predictions()  # of the few
+            self._event("few_classes_over", "none", "the images are of many classes again", evidence)
+        return False
 
     def _follow_class_shift(self, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
         if "class_shift" in alarms:

@@ -23,6 +23,7 @@ from trust_tta.live.watch import Watch
 from trust_tta.methods.base import Method
 
 MOST_FINGERPRINTED = 8  # tensors
+CHECKED_EVERY = 16  # calls: comparing fingerprints means waiting for the device
 REFERENCE_FILE = "reference.safetensors"
 
 _streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # no two may adapt the same weights
@@ -60,6 +61,7 @@ class Stream:
         self._lock = threading.RLock()
         self._gatherer = Gatherer(self._call, _cut, size=batch_size) if batch_size else None
         self._closed = False
+        self._callers: list[Tensor] = _some([method._caller[1].get_parameter(name) for name in method.adapted])
         self._claim()
         self._folder = None if snapshots is None else Folder(snapshots)
         try:
@@ -86,7 +88,7 @@ class Stream:
         if not adapt:
             with self._lock:
                 self._check()
-                return Result(self._session.evaluate(batch), False, ())
+                return Result(self._session.predict(batch), False, ())
         if self._gatherer is None:
             return self._call(batch)
         return self._gatherer(batch, self.max_wait if max_wait is None else max_wait)
@@ -232,6 +234,9 @@ class Stream:
         """Refuse to continue with weights that something else has changed."""
         if self._closed:
             raise StateError("this stream is closed; create another over the same folder")
+        now_and_then = self.batches < CHECKED_EVERY or self.batches % CHECKED_EVERY == 0
+        if not now_and_then and self._versions == self._read_versions():
+            return
         before, now = self._fingerprint, self._take_fingerprint()
         if before is not None and now is not None and before.device == now.device and not torch.equal(before, now):
             raise StateError(
@@ -239,10 +244,14 @@ class Stream:
                 "give each its own (method.fork(), or a copy of the network)"
             )
 
+    def _read_versions(self) -> list[int]:
+        """How often PyTorch saw the caller's network change; another method over its tensors does not show there."""
+        return [p._version for p in self._callers]
+
     def _take_fingerprint(self) -> Tensor | None:
         """Norms of some of the adapted weights: learning changes all of them."""
-        weights = [p.detach() for p in self.method.adapted.values()]
-        weights = weights[:: -(-len(weights) // MOST_FINGERPRINTED) or 1]
+        self._versions = self._read_versions()
+        weights = _some([p.detach() for p in self.method.adapted.values()])
         return torch.stack(torch._foreach_norm(weights)) if weights else None
 
     def _claim(self) -> None:
@@ -264,6 +273,10 @@ class Stream:
             self._folder.close()
         with _streams_lock:
             _streams.discard(self)
+
+
+def _some(tensors: list[Tensor]) -> list[Tensor]:
+    return tensors[:: -(-len(tensors) // MOST_FINGERPRINTED) or 1]
 
 
 def _cut(result: Result, start: int, stop: int) -> Result:

@@ -12,7 +12,15 @@ from torch import Tensor
 from trust_tta.live.alarms import Kind, Limits, Reference, canary_of, find_alarms
 from trust_tta.live.guard import Guard
 from trust_tta.live.judge import Canary, Judge, Reservoir
-from trust_tta.live.monitors import CLASS_WINDOW, Monitors, Reading, rows_of, weight_distance
+from trust_tta.live.monitors import (
+    CLASS_WINDOW,
+    OPINION_WINDOW,
+    Monitors,
+    Predictions,
+    Reading,
+    Values,
+    weight_distance,
+)
 from trust_tta.methods.base import Method
 
 MOST_PROBED = 64  # images that the source predicts at once
@@ -44,7 +52,11 @@ class Watch:
         self.guard, self.judge = guard, Judge(method)
         self.limits = reference.limits if reference else Limits()
         inputs = reference.inputs if reference else self.judge.training_statistics
-        self.monitors = Monitors(input_reference=inputs, class_reference=reference.classes if reference else None)
+        self.monitors = Monitors(
+            input_reference=inputs,
+            class_reference=reference.classes if reference else None,
+            depths=reference.depths if reference else None,
+        )
         self.canary: Canary | None = None
         if canary is not None:
             self.canary = make_canary(canary, self.judge)
@@ -53,21 +65,24 @@ class Watch:
             self.canary = canary_of(reference, self.judge, first)
         self.reservoir = Reservoir()
         self.credit = 0.0
-        self.doubt = 0  # images to be judged at any cost
-        self._suspected = False
+        # Images to be judged at any cost: the first ones, as a stream may be of one class from its beginning.
+        self.doubt = OPINION_WINDOW + 1 if self.judge.trained else 0
+        self._suspected = self._differed = False
         self._distance: float | None = None  # of the weights, as of the last probe
         self.learns = bool(method.adapted)  # otherwise there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images still to be judged, with what was served for them
 
-    def look(self, images: Tensor, *, drifting: bool) -> bool:
-        """Take the statistics of a batch; whether it ends the current drift, if there is one."""
-        limit = self.limits.drift if drifting else None
-        self.monitors.see_inputs(len(images), self.judge.input_statistics(images), drift_limit=limit)
+    def look(self, images: int, statistics: Values, *, drifting: bool) -> bool:
+        """Take the input statistics (2, c) of a batch; whether it ends the current drift, if there is one."""
+        self.monitors.see_inputs(images, statistics, drift_limit=self.limits.drift if drifting else None)
         return self.monitors.returned
 
-    def see(self, images: Tensor, output: Tensor, *, work: int, probabilities: bool) -> None:
-        """Take what was served for a batch; `work`, in forward passes of one image, pays for asking the source."""
-        self.monitors.see_predictions(rows_of(output, probabilities=probabilities))
+    def see(self, images: Tensor, output: Tensor, predictions: Predictions, *, work: int) -> None:
+        """Take what was served for a batch; `work`, in forward passes of one image, pays for asking the source.
+
+        `predictions`: the `output` as rows (rows, classes).
+        """
+        self.monitors.see_predictions(predictions)
         if not self.learns:
             return
         self.credit = min(self.credit + self.guard.budget * work, 4 * MOST_PROBED)
@@ -92,7 +107,11 @@ class Watch:
         self._pending = []
         self._distance = None
         learned, source = self.judge.compare(images, output)
-        self.monitors.see_probe(learned, source)
+        self.monitors.see_probe(learned, source, self.judge.second_opinion(images, source))
+        differs = self.monitors.opinions_differ()
+        if differs and not self._differed:  # once: in noise they differ for good
+            self.doubt = max(self.doubt, OPINION_WINDOW + 1)
+        self._differed = differs
         if self.canary is None and len(source) == len(images):
             self.reservoir.offer(images, source)
 
@@ -128,14 +147,14 @@ class Watch:
         least = (1 + self.guard.agreement) / 2 if strict else self.guard.agreement
         return Check("batch", len(canary.images), score, least)
 
-    def read(self, method: Method, images: int, *, drifting: bool) -> tuple[Reading, dict[Kind, str]]:
+    def read(self, method: Method, images: int, *, drifting: bool, few: bool) -> tuple[Reading, dict[Kind, str]]:
         """The present reading of the stream, and its alarms."""
         if self._distance is None:
             self._distance = weight_distance(method)
         reading = self.monitors.read(images, weight_distance=self._distance, skipped=method.counters.skipped)
         guard = self.guard
         bounds = {"agreement": guard.agreement, "weight_distance": guard.weight_distance}
-        return reading, find_alarms(reading, self.limits, **bounds, drifting=drifting)
+        return reading, find_alarms(reading, self.limits, **bounds, drifting=drifting, few=few)
 
     def forget_predictions(self) -> None:
         """Forget them, since the state is another one now."""
@@ -151,6 +170,7 @@ class Watch:
             "credit": self.credit,
             "doubt": self.doubt,
             "suspected": self._suspected,
+            "differed": self._differed,
             "distance": self._distance,
             "learns": self.learns,
         }
@@ -160,7 +180,7 @@ class Watch:
         self.monitors.load(state["monitors"])
         self.reservoir.load(state["reservoir"], like)
         self.credit, self.doubt, self.learns = state["credit"], state["doubt"], state["learns"]
-        self._suspected = state["suspected"]
+        self._suspected, self._differed = state["suspected"], state.get("differed", False)
         self._pending, self._distance = [], state["distance"]
 
 
