@@ -1,12 +1,15 @@
 """Streams that ruin methods, then clean images: with and without the guard, on the network and images that ship.
 
     python benchmarks/ruinous_streams.py OUT [--methods tent,shot] [--streams noise,mixed] [--processes 12] ...
+    python benchmarks/ruinous_streams.py OUT --plan FILE [--seconds 300] ...
     python benchmarks/ruinous_streams.py OUT --merge A.json B.json
 
-Writes OUT.json and OUT.md, anew after each stream. "after": accuracy of what is served for clean images once the stream
-is over; "source": of the network that did not adapt, with the method's statistics; "fresh": of the method that saw no
-stream before; "stream": accuracy on the stream itself, for those that have labels. All guards of a stream take turns
-batch by batch, so that what else the machine does falls on each of them; "seconds" compares them on benign streams.
+A plan has lines "methods; streams; guards; batches", which are run in this order. Writes OUT.json and OUT.md, anew
+after each stream; one that is cut says how many batches it had. "after": accuracy of what is served for clean images
+once the stream is over; "source": of the network that did not adapt, with the method's statistics; "fresh": of the
+method that saw no stream before; "stream": accuracy on the stream itself, for those that have labels. All guards of a
+task take turns batch by batch, so that what else the machine does falls on each of them; "seconds" compares them on
+benign streams, "late_seconds" without the first 64 batches, in which passes are recorded and tried more often.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +37,13 @@ import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.data.embedded import load_sample
 from trust_tta.live.alarms import Reference, calibrate
+from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
 from trust_tta.methods.clean import gather_from_clean
 from trust_tta.methods.registry import method_options
 
 Images = NDArray[np.uint8]
-Task = tuple[str, str, int]  # method, stream, batches
+Task = tuple[str, str, tuple[str, ...], int]  # method, stream, guards, batches
 
 RUINOUS = ("noise", "constant", "one class", "flips", "nan", "mixed")
 BENIGN = ("clean", "gaussian_noise", "fog")
@@ -46,6 +51,7 @@ REFERENCE_IMAGES, CLEAN_IMAGES = 512, 512
 NETWORK = {"name": "vmamba_nano", "checkpoint": "vmamba_nano_cifar10"}
 # Rough time of a step, in that of the fastest methods: the longest streams begin first.
 PASSES = {"cotta": 12, "foa": 10, "trust": 5, "ensemble": 5, "repetition": 5, "augmentation": 5, "dpcore": 3, "tide": 2}
+LATE = 64  # batches after which a stream has settled
 GUARDED = "calibrated"  # the guard that the tables compare with none
 
 
@@ -62,6 +68,7 @@ class Run:
     after: float
     stream_accuracy: float | None
     seconds: float
+    late_seconds: float = 0.0
     lr: float | None = None
     events: dict[str, int] = field(default_factory=dict)
     events_after: dict[str, int] = field(default_factory=dict)
@@ -71,10 +78,10 @@ class Run:
 class Setting:
     """How every stream of a record is run."""
 
-    guards: tuple[str, ...]
     batch_size: int
     lr: float | None
     device: str
+    starts: Path | None = None  # a folder in which processes share what is known of a method
 
 
 @dataclass(frozen=True)
@@ -89,8 +96,10 @@ class Material:
     corrupted: dict[str, Images] = field(default_factory=dict)
 
     def corrupt(self, name: str) -> Images:
+        """By a corruption at severity 5, or at that of "fog 3"."""
         if name not in self.corrupted:
-            self.corrupted[name] = tt.corrupt(self.images, name, severity=5, seed=0)
+            kind, _, severity = name.partition(" ")
+            self.corrupted[name] = tt.corrupt(self.images, kind, severity=int(severity or 5), seed=0)
         return self.corrupted[name]
 
     def batch(self, stream: str, i: int, size: int) -> tuple[Images, NDArray[np.int64] | None]:
@@ -132,10 +141,17 @@ def main() -> None:
         for file in arguments.merge:
             book.add(Run(**run) for run in json.loads(file.read_text())["runs"])
         return
-    setting = Setting(tuple(arguments.guards.split(",")), arguments.batch_size, arguments.lr, arguments.device)
-    methods, streams = arguments.methods.split(","), arguments.streams.split(",")
-    tasks = [(m, s, count_batches(arguments, m, s)) for m in methods for s in streams]
-    tasks.sort(key=lambda task: -task[2] * PASSES.get(task[0], 1))  # the longest first, so that none is left at the end
+    starts = arguments.out.with_suffix(".starts")
+    setting = Setting(arguments.batch_size, arguments.lr, arguments.device, starts)
+    if arguments.plan:
+        book.arguments["plan"] = arguments.plan.read_text()
+        tasks = read_plan(book.arguments["plan"])
+    else:
+        guards, methods, streams = (
+            tuple(given.split(",")) for given in (arguments.guards, arguments.methods, arguments.streams)
+        )
+        tasks = [(m, s, guards, count_batches(arguments, m, s)) for m, s in product(methods, streams)]
+        tasks.sort(key=lambda task: -task[3] * PASSES.get(task[0], 1))  # the longest first: none is left at the end
     for task, result in perform(tasks, setting, processes=arguments.processes, until=started + arguments.seconds):
         if isinstance(result, str):
             book.fail(task, result)
@@ -155,9 +171,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, help="of methods that have one; their own by default")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no stream after so many")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="cut streams after so many")
+    parser.add_argument("--plan", type=Path, help="what to run, in place of methods, streams, guards and batches")
     parser.add_argument("--merge", type=Path, nargs="+", help="records to put together; nothing is run")
     return parser.parse_args()
+
+
+def read_plan(text: str) -> list[Task]:
+    """The tasks of a plan in its order; methods change fastest, so that no two processes begin with the same."""
+    tasks: list[Task] = []
+    for entry in text.splitlines():
+        if entry.strip() and not entry.startswith("#"):
+            methods, streams, guards, batches = (part.strip().split(",") for part in entry.split(";"))
+            tasks += [(m, s, tuple(guards), int(batches[0])) for s, m in product(streams, methods)]
+    return tasks
 
 
 def count_batches(arguments: argparse.Namespace, method: str, stream: str) -> int:
@@ -169,7 +196,7 @@ def count_batches(arguments: argparse.Namespace, method: str, stream: str) -> in
 def perform(
     tasks: list[Task], setting: Setting, *, processes: int, until: float
 ) -> Iterator[tuple[Task, list[Run] | str]]:
-    """The runs of each task as it ends, or what went wrong; the tasks that are begun by `until` alone."""
+    """The runs of each task as it ends, or what went wrong; after `until`, none is begun and those that run are cut."""
     if processes == 1:
         yield from ((task, attempt(task, setting, until)) for task in tasks)
         return
@@ -185,38 +212,42 @@ def attempt(task: Task, setting: Setting, until: float) -> list[Run] | str:
     if time.monotonic() > until:  # the clock of the machine, the same in every process
         return "not begun"
     try:
-        return run(*task, setting)
+        return run(task, setting, until=until)
     except Exception as error:  # one method's failure is a line of the record, not its end
         return f"{type(error).__name__}: {error}"
 
 
-def run(name: str, stream: str, batches: int, setting: Setting) -> list[Run]:
+def run(task: Task, setting: Setting, *, until: float = float("inf")) -> list[Run]:
     """A stream with each guard in turn, batch by batch, and clean images afterwards."""
+    name, stream, guards, batches = task
     material, start = gather_material(), begin(name, setting)
-    lives = {guard: make_stream(name, guard, start.reference, setting) for guard in setting.guards}
+    runs = {g: Run(name, stream, g, 0, start.source, start.fresh, 0.0, None, 0.0) for g in guards}
+    lives = {guard: make_stream(name, guard, start.reference, setting) for guard in guards}
     events, later = ({guard: Counter[str]() for guard in lives} for _ in range(2))
-    right, seconds, seen = dict.fromkeys(lives, 0), dict.fromkeys(lives, 0.0), 0
+    right, seen = dict.fromkeys(lives, 0), 0
     for i in range(batches):
+        if i and time.monotonic() > until:
+            break
         images, labels = material.batch(stream, i, setting.batch_size)
         inputs = as_input(images, setting)
         if stream == "nan":
             inputs[i % 2 :: 2] = float("nan")
-        labeled = labels is not None and stream != "nan"
-        seen += len(images) * labeled
+        seen += len(images) * (labels is not None and stream != "nan")
         for guard, live in lives.items():
             before = now(setting)
             logits = predict_live(live, events[guard], inputs)
-            seconds[guard] += now(setting) - before
-            right[guard] += count_right(logits, labels) if labels is not None and labeled else 0
-    runs = []
+            took = now(setting) - before
+            runs[guard].seconds += took
+            runs[guard].late_seconds += took * (i >= LATE)
+            runs[guard].batches = i + 1
+            right[guard] += count_right(logits, labels) if labels is not None and stream != "nan" else 0
     for guard, live in lives.items():
-        after = serve(partial(predict_live, live, later[guard]), setting)
+        runs[guard].after = serve(partial(predict_live, live, later[guard]), setting)
         live.close()
-        share = 100 * right[guard] / seen if seen else None
-        runs.append(Run(name, stream, guard, batches, start.source, start.fresh, after, share, seconds[guard]))
-        runs[-1].lr = getattr(live.method.options, "lr", None)
-        runs[-1].events, runs[-1].events_after = dict(events[guard]), dict(later[guard])
-    return runs
+        runs[guard].stream_accuracy = 100 * right[guard] / seen if seen else None
+        runs[guard].lr = getattr(live.method.options, "lr", None)
+        runs[guard].events, runs[guard].events_after = dict(events[guard]), dict(later[guard])
+    return list(runs.values())
 
 
 def predict_live(live: tt.Stream, events: Counter[str], inputs: Tensor) -> Tensor:
@@ -237,8 +268,17 @@ def gather_material() -> Material:
 
 @cache
 def begin(name: str, setting: Setting) -> Start:
+    """Computed by the first process that needs it."""
+    file = setting.starts / f"{name}.safetensors" if setting.starts else None
+    if file is not None and file.exists():
+        state, about = read_state(file)
+        return Start(Reference.from_state(state), about["source"], about["fresh"])
     reference = calibrate(make(name, setting), clean_batches(setting))
-    return Start(reference, serve(make(name, setting).evaluate, setting), serve(make(name, setting), setting))
+    start = Start(reference, serve(make(name, setting).evaluate, setting), serve(make(name, setting), setting))
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_state(file, reference.state(), about={"source": start.source, "fresh": start.fresh})
+    return start
 
 
 def clean_batches(setting: Setting) -> list[Tensor]:
@@ -251,9 +291,18 @@ def make(name: str, setting: Setting) -> Method:
     options: dict[str, Any] = {}
     if setting.lr is not None and "lr" in defaults:
         options["lr"] = setting.lr
-    for option in {"source_statistics", "fisher"} & defaults.keys():
-        options[option] = gather_from_clean(option, model, clean_batches(setting), {**defaults, **options})
-    return tt.create_method(name, model, **options)
+    return tt.create_method(name, model, **options, **from_clean(name, setting))
+
+
+@cache
+def from_clean(name: str, setting: Setting) -> dict[str, Any]:
+    """The options that a method takes from clean images."""
+    model = tt.create_model(NETWORK["name"], checkpoint=NETWORK["checkpoint"]).to(setting.device)
+    options = method_options(name)
+    if setting.lr is not None and "lr" in options:
+        options["lr"] = setting.lr
+    wanted = {"source_statistics", "fisher"} & options.keys()
+    return {option: gather_from_clean(option, model, clean_batches(setting), options) for option in wanted}
 
 
 def make_stream(name: str, guard: str, reference: Reference, setting: Setting) -> tt.Stream:
@@ -305,7 +354,9 @@ class Book:
 
     def add(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            self.runs[run.method, run.stream, run.guard] = run
+            known = self.runs.get((run.method, run.stream, run.guard))
+            if known is None or run.batches >= known.batches:
+                self.runs[run.method, run.stream, run.guard] = run
             print(line(run), flush=True)
         self.write()
 
@@ -321,7 +372,7 @@ class Book:
         with replacing(self.out.with_suffix(".json")) as file:
             file.write_text(json.dumps({**content, "runs": [asdict(r) for r in runs]}, indent=1) + "\n")
         with replacing(self.out.with_suffix(".md")) as file:
-            file.write_text("\n\n".join([ruinous_table(runs), benign_table(runs)]) + "\n")
+            file.write_text("\n\n".join([ruinous_table(runs), lasting_table(runs), benign_table(runs)]) + "\n")
 
 
 def line(r: Run) -> str:
@@ -336,31 +387,56 @@ def ruinous_table(runs: list[Run]) -> str:
     """Accuracy afterwards without and with the guard; bold where it is more than half a point below the source."""
     streams = [s for s in RUINOUS if any(r.stream == s for r in runs)]
     rows = [["method", "batches", "source", "fresh", *streams]]
-    for name in dict.fromkeys(r.method for r in runs):
-        own = {(r.stream, r.guard): r for r in runs if r.method == name}
-        cells = [[own[s, g] for g in ("none", GUARDED) if (s, g) in own] for s in streams]
-        any_run = next((c[0] for c in cells if c), None)
-        if any_run is not None:
-            head = [name, str(any_run.batches), f"{any_run.source:.1f}", f"{any_run.fresh:.1f}"]
-            rows.append([*head, *(" / ".join(map(_score, cell)) for cell in cells)])
+    for name in dict.fromkeys(r.method for r in runs if r.stream in RUINOUS):
+        own = {(r.stream, r.guard): r for r in runs if r.method == name and r.stream in RUINOUS}
+        any_run = next(iter(own.values()))
+        head = [name, count_range(own), f"{any_run.source:.1f}", f"{any_run.fresh:.1f}"]
+        rows.append([*head, *(pair(own, s, score_after) for s in streams)])
     return table(rows)
 
 
-def _score(r: Run) -> str:
+def lasting_table(runs: list[Run]) -> str:
+    """Accuracy on the ruinous streams that have labels, without and with the guard."""
+    streams = [s for s in RUINOUS if any(r.stream == s and r.stream_accuracy is not None for r in runs)]
+    rows = [["method", *streams]]
+    for name in dict.fromkeys(r.method for r in runs if r.stream in streams):
+        own = {(r.stream, r.guard): r for r in runs if r.method == name}
+        rows.append([name, *(pair(own, s, lambda r: f"{r.stream_accuracy:.1f}") for s in streams)])
+    return table(rows)
+
+
+def pair(own: dict[tuple[str, str], Run], stream: str, show: Callable[[Run], str]) -> str:
+    """A cell: without the guard and with it; a dash for what was not run."""
+    return " / ".join(show(own[stream, g]) if (stream, g) in own else "-" for g in ("none", GUARDED))
+
+
+def count_range(own: dict[tuple[str, str], Run]) -> str:
+    """Batches per stream, without the guard and with it; from the fewest to the most."""
+    cells = []
+    for guard in ("none", GUARDED):
+        counts = sorted({r.batches for (_, g), r in own.items() if g == guard})
+        cells.append("-".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "-")
+    return " / ".join(dict.fromkeys(cells))
+
+
+def score_after(r: Run) -> str:
     bad = r.guard != "none" and r.after < r.source - 0.5
     return f"**{r.after:.1f}**" if bad else f"{r.after:.1f}"
 
 
 def benign_table(runs: list[Run]) -> str:
-    """What the guard costs: points on the stream, and time."""
-    rows = [["method", "stream", "batches", "alone", "guarded", "points", "time", "what the guard did"]]
+    """What the guard costs: points on the stream, and time; that of the first batches apart."""
+    rows = [
+        ["method", "stream", "batches", "alone", "guarded", "points", "time", "after 64 batches", "what the guard did"]
+    ]
     alone = {(r.method, r.stream): r for r in runs if r.guard == "none"}
     for r in runs:
         bare = alone.get((r.method, r.stream))
-        if r.stream in BENIGN and r.guard == GUARDED and bare and r.stream_accuracy and bare.stream_accuracy:
+        if r.stream not in RUINOUS and r.guard == GUARDED and bare and r.stream_accuracy and bare.stream_accuracy:
             gain, cost = r.stream_accuracy - bare.stream_accuracy, 100 * (r.seconds / bare.seconds - 1)
+            late = f"{100 * (r.late_seconds / bare.late_seconds - 1):+.1f} %" if bare.late_seconds else ""
             events = ", ".join(f"{kind} x{count}" for kind, count in r.events.items())
-            shares = [f"{bare.stream_accuracy:.1f}", f"{r.stream_accuracy:.1f}", f"{gain:+.2f}", f"{cost:+.1f} %"]
+            shares = [f"{bare.stream_accuracy:.1f}", f"{r.stream_accuracy:.1f}", f"{gain:+.2f}", f"{cost:+.1f} %", late]
             rows.append([r.method, r.stream, str(r.batches), *shares, events])
     return table(rows)
 

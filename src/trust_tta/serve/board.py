@@ -122,7 +122,7 @@ class Board:
         with self._lock:
             view = self._view(stream)
             view.changed = True
-            if event.kind in ("drift", "class_shift"):
+            if event.kind in ("drift", "class_shift", "few_classes"):
                 view.alarms.add(event.kind)
             view.alarms.discard(event.kind.removesuffix("_over") if event.kind.endswith("_over") else "")
             if event.kind == "request" and event.action in ("pause", "resume"):
