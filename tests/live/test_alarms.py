@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,7 +123,8 @@ def test_a_batch_within_the_limit_is_judged_as_drift_while_one_lasts() -> None:
 def test_few_classes_are_told_from_images_on_which_the_statistics_of_training_fail(
     changes: dict[str, float], few: bool
 ) -> None:
-    reading = Reading(**{**READING.__dict__, "trained_classes": 0.3, "trained_lead": 0.3, **changes})
+    known: dict[str, Any] = {**READING.__dict__, "trained_classes": 0.3, "trained_lead": 0.3, **changes}
+    reading = Reading(**known)
     kinds = set(find_alarms(reading, LIMITS, agreement=0.5, weight_distance=1.0))
     assert ("few_classes" in kinds) == few
     assert not (few and "drift" in kinds)

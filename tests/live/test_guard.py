@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.live.toys import RUINOUS, accuracy, clean, draw, make, noise_like, ruin, states_equal
 from trust_tta.live.alarms import Reference, calibrate
-from trust_tta.live.guard import Guard, Pace
+from trust_tta.live.guard import Event, Guard, Pace
 from trust_tta.live.stream import Stream
 
 LEARNERS = {"tent": 1e-2, "shot": 5e-3}
@@ -282,7 +282,7 @@ def calm() -> Reference:
 @pytest.mark.parametrize("name", ["tide", "tent"])
 def test_what_was_learned_until_the_classes_changed_is_undone(name: str, classes: int, kind: str, action: str) -> None:
     stream = Stream(make(name, lr=1e-3), reference=calm())
-    events = []
+    events: list[Event] = []
     for i in range(40):
         batch = torch.cat([draw(32 // classes, seed=100 * i + c, only=c)[0] for c in range(classes)])
         events += stream(batch).events

@@ -140,7 +140,7 @@ def test_agreement_counts_the_images_of_which_the_source_is_sure() -> None:
     source = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]])
     served = torch.tensor([[0.6, 0.4], [0.9, 0.1], [0.3, 0.7]])
     monitors = Monitors()
-    monitors.see_predictions(served)
+    monitors.see_predictions(served.numpy())
     monitors.see_probe(served, source)
     reading = monitors.read(3, weight_distance=0.0, skipped=0)
     assert reading.agreement == pytest.approx((0.9 + 0.8) / (0.9 + 0.6 + 0.8))
