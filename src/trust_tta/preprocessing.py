@@ -58,7 +58,7 @@ class Preprocessing(Schema):
     mean: tuple[Finite, Finite, Finite] = IMAGENET_MEAN
     std: tuple[Deviation, Deviation, Deviation] = IMAGENET_STD
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    keep_ratio: bool = Field(False, repr=False)  # not part of the text by which stored results are found again
+    keep_ratio: bool = Field(default=False, repr=False)  # not part of the text by which stored results are found again
 
     @model_validator(mode="after")
     def _sizes_fit_together(self) -> Preprocessing:

@@ -51,19 +51,21 @@ class ModelConfig(Schema):
     """The network."""
 
     name: Name | None = Field(
-        None, description="variant of the network, timm:NAME or package.module:Name; default: what the checkpoint says"
+        default=None,
+        description="variant of the network, timm:NAME or package.module:Name; default: what the checkpoint says",
     )
     checkpoint: Name | None = Field(
-        None,
+        default=None,
         description="a .pth or .safetensors file, or a known name; {domain} stands for the domain being run",
         validate_default=True,
     )
     num_classes: Count | None = Field(
-        None, description="classes of the network; default: what the checkpoint or the data say"
+        default=None, description="classes of the network; default: what the checkpoint or the data say"
     )
-    overrides: dict[str, Any] = Field({}, description="fields in which the network differs from its variant")
+    overrides: dict[str, Any] = Field(default={}, description="fields in which the network differs from its variant")
     preprocessing: Annotated[Preprocessing | None, BeforeValidator(_preset)] = Field(
-        None, description="preset, or table of size, resize, crop, mean, std, interpolation; default: the checkpoint's"
+        default=None,
+        description="preset, or table of size, resize, crop, mean, std, interpolation; default: the checkpoint's",
     )
 
     @property
@@ -108,17 +110,19 @@ class DataConfig(Schema):
     dataset: Name = Field(
         description="data set, hf:NAME, package.module:Name, `sample` (shipped) or `array` (your files)"
     )
-    root: Name = Field("data", description="folder that holds the data sets")
+    root: Name = Field(default="data", description="folder that holds the data sets")
     images: Name | None = Field(
-        None, description="uint8 (n, h, w, 3) .npy file of the data set `array`", validate_default=True
+        default=None, description="uint8 (n, h, w, 3) .npy file of the data set `array`", validate_default=True
     )
-    labels: Name | None = Field(None, description=".npy file of its labels", validate_default=True)
-    domains: Titles | None = Field(None, description="domains in this order; default: all targets that are there")
-    severity: Annotated[int, Field(ge=1, le=5)] = Field(5, description="severity of corruptions, 1 to 5")
-    limit: Count | None = Field(None, description="at most this many images per domain, drawn by the seed")
-    class_mask: bool = Field(True, description="score ImageNet-R among its 200 classes")
+    labels: Name | None = Field(default=None, description=".npy file of its labels", validate_default=True)
+    domains: Titles | None = Field(
+        default=None, description="domains in this order; default: all targets that are there"
+    )
+    severity: Annotated[int, Field(ge=1, le=5)] = Field(default=5, description="severity of corruptions, 1 to 5")
+    limit: Count | None = Field(default=None, description="at most this many images per domain, drawn by the seed")
+    class_mask: bool = Field(default=True, description="score ImageNet-R among its 200 classes")
     options: dict[str, Any] = Field(
-        {}, description="keywords for a data set from outside; protocol and scale of labeled pixels"
+        default={}, description="keywords for a data set from outside; protocol and scale of labeled pixels"
     )
 
     def __hash__(self) -> int:
@@ -175,17 +179,17 @@ class StreamsConfig(Schema):
     """The order and batches in which images come; one stream for each batch size and seed."""
 
     setting: Title = Field(
-        "online",
+        default="online",
         description="online, continual, standard, mixed, correlated, gradual, sequence, or several joined by +",
     )
-    batch_size: Counts = Field((128,), description="images per batch, one size or several")
-    seeds: Seeds = Field((0,), description="one seed or several")
-    shuffle: bool = Field(True, description="shuffle the images of a domain")
-    drop_last: bool = Field(False, description="omit a last batch that is smaller than the others")
+    batch_size: Counts = Field(default=(128,), description="images per batch, one size or several")
+    seeds: Seeds = Field(default=(0,), description="one seed or several")
+    shuffle: bool = Field(default=True, description="shuffle the images of a domain")
+    drop_last: bool = Field(default=False, description="omit a last batch that is smaller than the others")
     gamma: Positive = Field(
-        0.1, description="of the setting `correlated`: the smaller, the longer the runs of one class"
+        default=0.1, description="of the setting `correlated`: the smaller, the longer the runs of one class"
     )
-    segments: Count = Field(100, description="of the setting `sequence`: how many short domains come in a row")
+    segments: Count = Field(default=100, description="of the setting `sequence`: how many short domains come in a row")
 
     @field_validator("setting")
     @classmethod
@@ -252,12 +256,16 @@ class RunConfig(Schema):
     methods: Annotated[tuple[MethodConfig, ...], BeforeValidator(_several)] = Field(
         description="names, or tables of a name, options and a label"
     )
-    device: Name = Field("auto", description="auto, cpu, cuda or cuda:1")
-    dtype: Literal["float32", "bf16"] = Field("float32", description="float32, or bf16 to compute under autocast")
+    device: Name = Field(default="auto", description="auto, cpu, cuda or cuda:1")
+    dtype: Literal["float32", "bf16"] = Field(
+        default="float32", description="float32, or bf16 to compute under autocast"
+    )
     store: Name = Field(description="results store; default: runs/EXPERIMENT.sqlite")
-    clean_after: bool = Field(False, description="measure the accuracy on clean images after each domain")
-    keep_samples: Natural = Field(0, description="images per domain whose predictions are kept, with small pictures")
-    confusion: bool = Field(False, description="keep the confusion matrix of each cell")
+    clean_after: bool = Field(default=False, description="measure the accuracy on clean images after each domain")
+    keep_samples: Natural = Field(
+        default=0, description="images per domain whose predictions are kept, with small pictures"
+    )
+    confusion: bool = Field(default=False, description="keep the confusion matrix of each cell")
 
     @field_validator("methods")
     @classmethod

@@ -29,16 +29,19 @@ MOST_EVIDENCE = 2.0  # times the median: no replica counts for more
 class Averaging(Schema):
     """When replicas are merged, with whom, and how far."""
 
-    every: Count = Field(256, description="images that all replicas together see between two merges")
-    domain: Positive = Field(0.2, description="distance of input statistics below which two replicas share a domain")
-    trim: Fraction = Field(0.125, description="share of the offers trimmed at either end of every weight")
+    every: Count = Field(default=256, description="images that all replicas together see between two merges")
+    domain: Positive = Field(
+        default=0.2, description="distance of input statistics below which two replicas share a domain"
+    )
+    trim: Fraction = Field(default=0.125, description="share of the offers trimmed at either end of every weight")
     outlier: Positive = Field(
-        3.0, description="multiple of the median distance from the median beyond which a replica is left out"
+        default=3.0, description="multiple of the median distance from the median beyond which a replica is left out"
     )
     power: Fraction = Field(
-        1.0, description="0: the mean of what replicas learned, 1: its sum, as if one had learned it all in turn"
+        default=1.0,
+        description="0: the mean of what replicas learned, 1: its sum, as if one had learned it all in turn",
     )
-    patience: Positive = Field(2.0, description="seconds for which a merge waits for stragglers")
+    patience: Positive = Field(default=2.0, description="seconds for which a merge waits for stragglers")
 
     def interval(self, merges: int) -> int:
         """Images of the fleet between one merge and the next: few at first, when most is learned."""

@@ -36,23 +36,33 @@ class Guard(Schema):
     new snapshot has proved good always leads to the source.
     """
 
-    on_drift: Action = Field("none", description="the images changed: what adaptation is for")
-    on_return: Action = Field("source", description="a drift is over: what was learned on it is no longer needed")
-    on_class_shift: Action = Field("skip", description="only the classes changed: there is nothing to adapt to")
-    on_few_classes: Action = Field("source", description="only a few classes come: their statistics mislead")
-    on_collapse: Action = Field("rollback", description="what was learned is wrong")
-    on_broken_input: Action = Field("skip", description="most images are blank, equal or not finite")
+    on_drift: Action = Field(default="none", description="the images changed: what adaptation is for")
+    on_return: Action = Field(
+        default="source", description="a drift is over: what was learned on it is no longer needed"
+    )
+    on_class_shift: Action = Field(default="skip", description="only the classes changed: there is nothing to adapt to")
+    on_few_classes: Action = Field(default="source", description="only a few classes come: their statistics mislead")
+    on_collapse: Action = Field(default="rollback", description="what was learned is wrong")
+    on_broken_input: Action = Field(default="skip", description="most images are blank, equal or not finite")
 
-    budget: Fraction = Field(0.02, description="share of the method's work that may be spent on watching it")
-    check_every: Count = Field(1024, description="images between two checks of the canary")
-    canary_tolerance: Fraction = Field(0.05, description="by how much the score on the canary may fall")
-    drift_tolerance: Fraction = Field(0.25, description="the same while the images differ from a calibrated reference")
-    reservoir_tolerance: Fraction = Field(0.15, description="the same for a canary taken from the stream itself")
-    agreement: Fraction = Field(0.6, description="agreement with the source below which learning counts as wrong")
-    weight_distance: Positive = Field(4.0, description="relative norm of what was learned above which it does too")
-    slowest: Count = Field(64, description="batches per update, at most, after repeated collapses")
-    snapshot_every: Count = Field(1024, description="images between two snapshots")
-    keep: Count = Field(4, description="snapshots to keep in addition to the last good one")
+    budget: Fraction = Field(default=0.02, description="share of the method's work that may be spent on watching it")
+    check_every: Count = Field(default=1024, description="images between two checks of the canary")
+    canary_tolerance: Fraction = Field(default=0.05, description="by how much the score on the canary may fall")
+    drift_tolerance: Fraction = Field(
+        default=0.25, description="the same while the images differ from a calibrated reference"
+    )
+    reservoir_tolerance: Fraction = Field(
+        default=0.15, description="the same for a canary taken from the stream itself"
+    )
+    agreement: Fraction = Field(
+        default=0.6, description="agreement with the source below which learning counts as wrong"
+    )
+    weight_distance: Positive = Field(
+        default=4.0, description="relative norm of what was learned above which it does too"
+    )
+    slowest: Count = Field(default=64, description="batches per update, at most, after repeated collapses")
+    snapshot_every: Count = Field(default=1024, description="images between two snapshots")
+    keep: Count = Field(default=4, description="snapshots to keep in addition to the last good one")
 
 
 @dataclass(frozen=True)

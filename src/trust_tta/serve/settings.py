@@ -16,21 +16,21 @@ STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # also the name of 
 class Settings(Schema):
     """The most that the service accepts, and how long anyone waits."""
 
-    batch_size: Count = Field(32, description="largest number of images in a batch")
-    max_wait: Rate = Field(0.01, description="seconds that a request waits for others to join its batch")
-    most_queued: Count = Field(256, description="images that may be queued per stream")
-    most_queued_in_all: Count = Field(1024, description="images that may be queued in all")
-    most_images: Count = Field(256, description="images per request")
-    most_bytes: Count = Field(16 << 20, description="bytes per request")
-    most_bytes_in_all: Count = Field(256 << 20, description="bytes of all requests in progress")
-    most_pixels: Count = Field(1 << 25, description="pixels per image, checked before it is decoded")
-    most_requests: Count = Field(512, description="requests answered at the same time")
-    most_connections: Count = Field(1024, description="open connections")
-    read_seconds: Positive = Field(10.0, description="seconds within which a client must have sent its request")
-    answer_seconds: Positive = Field(60.0, description="seconds within which a prediction must be ready")
-    most_loaded: Count = Field(16, description="streams in memory; the least recently used go to disk")
-    most_streams: Count = Field(1000, description="streams in all")
-    predictions_kept: Count = Field(100_000, description="predictions for which feedback is accepted")
+    batch_size: Count = Field(default=32, description="largest number of images in a batch")
+    max_wait: Rate = Field(default=0.01, description="seconds that a request waits for others to join its batch")
+    most_queued: Count = Field(default=256, description="images that may be queued per stream")
+    most_queued_in_all: Count = Field(default=1024, description="images that may be queued in all")
+    most_images: Count = Field(default=256, description="images per request")
+    most_bytes: Count = Field(default=16 << 20, description="bytes per request")
+    most_bytes_in_all: Count = Field(default=256 << 20, description="bytes of all requests in progress")
+    most_pixels: Count = Field(default=1 << 25, description="pixels per image, checked before it is decoded")
+    most_requests: Count = Field(default=512, description="requests answered at the same time")
+    most_connections: Count = Field(default=1024, description="open connections")
+    read_seconds: Positive = Field(default=10.0, description="seconds within which a client must have sent its request")
+    answer_seconds: Positive = Field(default=60.0, description="seconds within which a prediction must be ready")
+    most_loaded: Count = Field(default=16, description="streams in memory; the least recently used go to disk")
+    most_streams: Count = Field(default=1000, description="streams in all")
+    predictions_kept: Count = Field(default=100_000, description="predictions for which feedback is accepted")
 
 
 class RequestError(TrustError):

@@ -20,23 +20,26 @@ Channels = tuple[float, float, float]
 class Recipe(Schema):
     """Everything that determines a training run besides the data and the network."""
 
-    epochs: Count = Field(100, description="passes over the training images")
-    batch_size: Annotated[int, Field(ge=2)] = Field(512, description="images per step; BatchNorm needs at least 2")
-    lr: Positive = Field(3e-3, description="peak learning rate of AdamW")
-    weight_decay: Rate = Field(0.05, description="on weights only: not on norms, biases and the scan's A and D")
-    warmup_epochs: Rate = Field(5.0, description="epochs of linear warm-up, at most all of them")
-    grad_clip: Rate = Field(1.0, description="largest norm of the gradient; 0 to disable")
-    drop_path: BelowOne = Field(0.1, description="stochastic depth of the last block, rising linearly from 0")
-    flip: bool = Field(True, description="mirror half of the images")
-    plain_share: Fraction = Field(
-        0.1, description="share of the epochs, the last, without cutout, mixup and cutmix, or without random scales"
+    epochs: Count = Field(default=100, description="passes over the training images")
+    batch_size: Annotated[int, Field(ge=2)] = Field(
+        default=512, description="images per step; BatchNorm needs at least 2"
     )
-    ema_decay: BelowOne = Field(0.999, description="decay of the averaged weights; 0 keeps the last step")
-    precision: Literal["float32", "bf16"] = Field("float32", description="number format of the forward pass")
-    compile: bool = Field(False, description="use torch.compile")
-    seed: Seed = Field(0, description="of weights, shuffling and augmentation")
-    mean: Channels = Field(CIFAR10_MEAN, description="channel means subtracted from pixels in 0..1")
-    std: Channels = Field(CIFAR10_STD, description="channel deviations divided by")
+    lr: Positive = Field(default=3e-3, description="peak learning rate of AdamW")
+    weight_decay: Rate = Field(default=0.05, description="on weights only: not on norms, biases and the scan's A and D")
+    warmup_epochs: Rate = Field(default=5.0, description="epochs of linear warm-up, at most all of them")
+    grad_clip: Rate = Field(default=1.0, description="largest norm of the gradient; 0 to disable")
+    drop_path: BelowOne = Field(default=0.1, description="stochastic depth of the last block, rising linearly from 0")
+    flip: bool = Field(default=True, description="mirror half of the images")
+    plain_share: Fraction = Field(
+        default=0.1,
+        description="share of the epochs, the last, without cutout, mixup and cutmix, or without random scales",
+    )
+    ema_decay: BelowOne = Field(default=0.999, description="decay of the averaged weights; 0 keeps the last step")
+    precision: Literal["float32", "bf16"] = Field(default="float32", description="number format of the forward pass")
+    compile: bool = Field(default=False, description="use torch.compile")
+    seed: Seed = Field(default=0, description="of weights, shuffling and augmentation")
+    mean: Channels = Field(default=CIFAR10_MEAN, description="channel means subtracted from pixels in 0..1")
+    std: Channels = Field(default=CIFAR10_STD, description="channel deviations divided by")
 
     @field_validator("warmup_epochs")
     @classmethod
@@ -65,11 +68,11 @@ class Recipe(Schema):
 class TrainRecipe(Recipe):
     """How a classifier is trained from scratch; the defaults fit CIFAR at 32 pixels."""
 
-    label_smoothing: BelowOne = Field(0.1, description="share of the target spread over all classes")
-    crop_padding: Natural = Field(4, description="pixels reflected at each border before a random crop")
-    cutout: Natural = Field(8, description="side of the square set to the mean; 0 to disable")
-    mixup: Fraction = Field(0.0, description="share of the images blended with another")
-    cutmix: Fraction = Field(0.5, description="share of the images that get a rectangle of another")
+    label_smoothing: BelowOne = Field(default=0.1, description="share of the target spread over all classes")
+    crop_padding: Natural = Field(default=4, description="pixels reflected at each border before a random crop")
+    cutout: Natural = Field(default=8, description="side of the square set to the mean; 0 to disable")
+    mixup: Fraction = Field(default=0.0, description="share of the images blended with another")
+    cutmix: Fraction = Field(default=0.5, description="share of the images that get a rectangle of another")
 
     @field_validator("cutmix")
     @classmethod
@@ -89,12 +92,14 @@ class PixelRecipe(Recipe):
     plain_share: Fraction = 0.0
     mean: Channels = IMAGENET_MEAN
     std: Channels = IMAGENET_STD
-    power: Positive = Field(1.0, description="of the polynomial by which the learning rate falls to 0")
-    auxiliary_weight: Rate = Field(0.4, description="weight of the auxiliary head's loss")
-    scales: tuple[Positive, Positive] = Field((0.5, 2.0), description="smallest and largest scale of an image")
-    crop: Natural = Field(0, description="side of the square cut from a scaled image; 0 for the size of the images")
+    power: Positive = Field(default=1.0, description="of the polynomial by which the learning rate falls to 0")
+    auxiliary_weight: Rate = Field(default=0.4, description="weight of the auxiliary head's loss")
+    scales: tuple[Positive, Positive] = Field(default=(0.5, 2.0), description="smallest and largest scale of an image")
+    crop: Natural = Field(
+        default=0, description="side of the square cut from a scaled image; 0 for the size of the images"
+    )
     balance: Fraction = Field(
-        0.0, description="exponent of the classes' inverse frequencies in their weights; 0 weighs all alike"
+        default=0.0, description="exponent of the classes' inverse frequencies in their weights; 0 weighs all alike"
     )
 
     @field_validator("scales")
@@ -112,11 +117,11 @@ class PixelRecipe(Recipe):
 class FinetuneRecipe(Schema):
     """How a classifier is trained on a frozen backbone; the defaults are the paper's."""
 
-    epochs: Count = Field(300, description="passes over the features")
-    lr: Positive = Field(5e-4, description="learning rate of AdamW")
-    batch_size: Count = Field(128, description="images per step")
-    seed: Seed = Field(0, description="of the classifier's weights and the shuffling")
-    weight_decay: Rate = Field(0.0, description="of the classifier")
+    epochs: Count = Field(default=300, description="passes over the features")
+    lr: Positive = Field(default=5e-4, description="learning rate of AdamW")
+    batch_size: Count = Field(default=128, description="images per step")
+    seed: Seed = Field(default=0, description="of the classifier's weights and the shuffling")
+    weight_decay: Rate = Field(default=0.0, description="of the classifier")
 
 
 def default_size(dataset: str) -> int:
