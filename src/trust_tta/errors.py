@@ -18,7 +18,7 @@ Every message says in one line what was given, what is allowed and what to do.
 import re
 import unicodedata
 
-LONGEST_MESSAGE = 8000  # characters: a file of twenty mistakes is told whole
+LONGEST_MESSAGE = 8000  # characters: enough for a file with twenty mistakes
 _BREAKING = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters: controls, broken Unicode, line and paragraph separators
 _LINE_BREAK = re.compile(r"\s*[\n\r]\s*")
 

@@ -233,7 +233,7 @@ def test_few_images_are_warned_of_once_with_a_way_out(name: str) -> None:
     if name in ("source", "tide", "rotta", "neo", "t3a", "dpcore", "bn_alpha", "bn_ema"):
         run(method, few)
         return
-    with pytest.warns(TrustWarning, match='4 images have poor ones .* use statistics="stream"'):
+    with pytest.warns(TrustWarning, match='poor for a batch of 4 .* use statistics="stream"'):
         method(few[0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

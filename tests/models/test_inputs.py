@@ -70,7 +70,7 @@ def test_a_method_tells_it_too(shipped: tt.VMamba) -> None:
         tt.create_method("bn", shipped)(scaled(1.0))
 
 
-@pytest.mark.filterwarnings("ignore:.*poor ones")
+@pytest.mark.filterwarnings("ignore:.*poor for a batch")
 def test_methods_take_pixels_and_pictures() -> None:
     outputs = []
     for given in (IMAGES, [Image.fromarray(image) for image in IMAGES]):

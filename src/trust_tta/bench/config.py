@@ -211,7 +211,7 @@ class MethodConfig(Schema):
 
     @model_validator(mode="before")
     @classmethod
-    def _options_stand_beside_the_name(cls, values: Any) -> Any:
+    def _options_follow_the_name(cls, values: Any) -> Any:
         if isinstance(values, str):
             return {"name": values}
         if not isinstance(values, Mapping):

@@ -74,7 +74,7 @@ def read_parts(
     if little is not None and not small:
         _make(little.where, little.content, name, mistakes)
     if mistakes:
-        raise _told(mistakes, origin)
+        raise _error_of(mistakes, origin)
     return tuple(config for config in configs if config is not None)
 
 
@@ -83,7 +83,7 @@ def parse_config(content: Mapping[str, Any], *, name: str, origin: str) -> RunCo
     mistakes: list[str] = []
     config = _make("", content, name, mistakes)
     if config is None or mistakes:
-        raise _told(mistakes, origin)
+        raise _error_of(mistakes, origin)
     return config
 
 
@@ -127,7 +127,7 @@ def change(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _told(mistakes: list[str], origin: str) -> ConfigError:
+def _error_of(mistakes: list[str], origin: str) -> ConfigError:
     count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
     return ConfigError(f"{origin} has {count}: {'; '.join(mistakes)}")
 
@@ -141,8 +141,8 @@ def _make(where: str, content: Mapping[str, Any], name: str, mistakes: list[str]
         values.setdefault(section, {})
     found = _share_options(values)
     config, wrong = examine(RunConfig, values)
-    told = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in mistakes}
-    mistakes += [f"{where}{mistake}" for mistake in (*wrong, *found) if mistake not in told]
+    known = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in mistakes}
+    mistakes += [f"{where}{mistake}" for mistake in (*wrong, *found) if mistake not in known]
     return config
 
 

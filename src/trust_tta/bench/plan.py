@@ -98,8 +98,8 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Plan:
                     _chain(config, method, cells, prints, places, seed=seed, checkpoints=checkpoints)
                     for method in config.methods
                 ]
-    told = tuple(filter(None, warnings)) if data.names_classes else ()
-    return Plan(tuple(chains), checkpoints, preprocessing, told)
+    shown = tuple(filter(None, warnings)) if data.names_classes else ()
+    return Plan(tuple(chains), checkpoints, preprocessing, shown)
 
 
 def weigh(plan: Plan, store: ResultStore) -> Plan:

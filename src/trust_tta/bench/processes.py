@@ -78,11 +78,11 @@ def _assign(configs: Sequence[RunConfig], *, retry: bool) -> tuple[dict[int, Ass
     """The plans of the experiments by number, recorded in their stores; and why some cannot be run."""
     assigned: dict[int, Assignment] = {}
     refused: dict[int, TrustError] = {}
-    opened: dict[DataConfig, ExperimentData] = {}  # data shared by several experiments are hashed once
+    data: dict[DataConfig, ExperimentData] = {}  # data shared by several experiments are hashed once
     for number, config in enumerate(configs):
         prefix = f"{config.data.dataset} {config.stream.setting:<8}  " if len(configs) > 1 else ""
         try:
-            plan = make_plan(config, opened.setdefault(config.data, ExperimentData(config.data)))
+            plan = make_plan(config, data.setdefault(config.data, ExperimentData(config.data)))
             with ResultStore(config.store) as store:
                 if retry:
                     retry_failed(plan, store)

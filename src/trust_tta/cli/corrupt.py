@@ -39,16 +39,16 @@ def run(arguments: Namespace) -> None:
     from trust_tta.data.corruptions.table import CORRUPTIONS
 
     source = Path(arguments.input)
-    shared: dict[str, Any] = {name: getattr(arguments, name) for name in ("severities", "seed", "table", "workers")}
-    shared["corruptions"] = CORRUPTIONS if arguments.corruptions is None else arguments.corruptions
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in ("severities", "seed", "table", "workers")}
+    options["corruptions"] = CORRUPTIONS if arguments.corruptions is None else arguments.corruptions
     with Drawer() as drawer:
         if source.is_dir():
             if arguments.labels:
                 raise ConfigError("--labels belong to an array; the labels of an image folder are its class folders")
-            paths = corrupt_folder(source, arguments.output, size=arguments.size, progress=drawer, **shared)
+            paths = corrupt_folder(source, arguments.output, size=arguments.size, progress=drawer, **options)
         else:
             labels = _labels(source, arguments.labels)
-            paths = corrupt_array(source, arguments.output, labels=labels, progress=drawer, **shared)
+            paths = corrupt_array(source, arguments.output, labels=labels, progress=drawer, **options)
     for path in paths:
         say(str(path))
     if not source.is_dir() and _labels(source, arguments.labels) is None:
@@ -59,8 +59,8 @@ def _labels(source: Path, given: str | None) -> Path | None:
     """The given labels, or those next to the images under the matching name."""
     if given:
         return Path(given)
-    beside = source.with_name(source.name.replace("images", "labels"))
-    return beside if beside != source and beside.is_file() else None
+    labels = source.with_name(source.name.replace("images", "labels"))
+    return labels if labels != source and labels.is_file() else None
 
 
 def _size(text: str) -> int | None:

@@ -74,7 +74,7 @@ def check(arguments: Namespace) -> None:
     root = Path(arguments.root)
     if not root.is_dir():
         raise DataError(f"'{root}' is not a folder; give the folder that holds your data sets, or is one")
-    names.check_shared(arguments)
+    names.check_flags(arguments)
     classes = _classes(arguments.checkpoint) if arguments.checkpoint else None
     with Drawer() as drawer:
         if arguments.dataset:

@@ -55,7 +55,7 @@ def _size(text: str) -> Any:
 
 def run(arguments: Namespace) -> None:
     wait_politely()
-    names.check_shared(arguments)
+    names.check_flags(arguments)
     if arguments.checkpoint is None:
         names.check_checkpoint("SOURCE", arguments.source)
     if arguments.out:

@@ -37,7 +37,7 @@ def run(arguments: Namespace) -> None:
     from trust_tta.training.recipe import FinetuneRecipe
 
     names.check("--data", arguments.data, names.datasets())
-    names.check_shared(arguments)
+    names.check_flags(arguments)
     if arguments.preprocessing:
         names.check("--preprocessing", arguments.preprocessing, PRESETS)
     preprocessing = PRESETS[arguments.preprocessing] if arguments.preprocessing else None

@@ -102,7 +102,7 @@ def check_each(flag: str, given: Iterable[object] | None, known: Iterable[str]) 
         check(flag, name, choices)
 
 
-def check_shared(arguments: Namespace) -> None:
+def check_flags(arguments: Namespace) -> None:
     """Check the flags that several commands have: the checkpoint, the network and the device."""
     from trust_tta.schema import show
 
@@ -140,7 +140,7 @@ def check_run(arguments: Namespace) -> None:
     """Check the names in the configuration and in the flags, and flags that exclude each other."""
     config = _glance(arguments.config)
     _check_file(config, str(arguments.config))
-    check_shared(arguments)
+    check_flags(arguments)
     if arguments.dataset is not None:
         check("--dataset", arguments.dataset, [*CORRUPTED, *datasets()])
         if arguments.dataset != "array" and (arguments.images or arguments.labels):

@@ -127,7 +127,7 @@ def _serve_on_cluster(
 
 def _check(arguments: Namespace) -> None:
     """Everything that can be refused before PyTorch is loaded."""
-    names.check_shared(arguments)
+    names.check_flags(arguments)
     names.check("--method", arguments.method, names.methods())
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")

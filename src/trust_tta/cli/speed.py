@@ -50,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     """Measure, print, write; a backend that fails its self-check is not timed and makes the run fail."""
     wait_politely()
-    names.check_shared(arguments)
+    names.check_flags(arguments)
     out = try_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
     from trust_tta.atomic import write_whole
     from trust_tta.bench.environment import choose_device

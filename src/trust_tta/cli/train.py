@@ -70,7 +70,7 @@ def run(arguments: Namespace) -> None:
     if arguments.size is not None and arguments.size < 8:
         raise ConfigError(f"--size {arguments.size}: give at least 8 pixels")
     names.check("--data", arguments.data, names.datasets())
-    names.check_shared(arguments)
+    names.check_flags(arguments)
     check_engine(arguments)
     recipe = read_recipe(arguments)
     targets = arguments.target.split(",") if arguments.target is not None else [None]

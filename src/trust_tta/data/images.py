@@ -52,7 +52,7 @@ def check_image(file: ImageFile) -> tuple[int, int]:
 
 @contextmanager
 def open_checked(file: ImageFile, *, name: str | None = None) -> Iterator[Image.Image]:
-    """An image whose header is in order, not yet decoded; what goes wrong inside is told of this file, in one line."""
+    """An image whose header is in order, not yet decoded; what goes wrong inside is one line about this file."""
     try:
         with _open(file) as image:
             yield image

@@ -110,8 +110,8 @@ def classifiers(model: nn.Module) -> list[nn.Module]:
     own: Callable[[], Collection[str]] | None = getattr(model, "classifier_names", None)
     if own is not None:
         return [model.get_submodule(path) for path in dict.fromkeys(name.rpartition(".")[0] for name in own())]
-    told: Callable[[], Any] | None = getattr(model, "get_classifier", None)
-    found = told() if callable(told) else ()
+    classifier: Callable[[], Any] | None = getattr(model, "get_classifier", None)
+    found = classifier() if callable(classifier) else ()
     layers = found if isinstance(found, tuple | list) else (found,)
     heads: list[nn.Module] = [
         layer for layer in layers if isinstance(layer, nn.Module) and any(True for _ in layer.parameters())

@@ -60,8 +60,8 @@ class FewImages:
         if few and self.likely and not self.warned:
             self.warned = True
             warnings.warn(
-                f"'{method}' normalizes with the statistics of a batch, and {images} images have poor ones "
-                f'(below {FEW_IMAGES}); use statistics="stream", which follows all batches so far, or larger batches',
+                f"'{method}' normalizes with the statistics of the batch, poor for a batch of {images} (below "
+                f'{FEW_IMAGES}); use statistics="stream", which follows all batches so far, or larger batches',
                 TrustWarning,
                 stacklevel=6,
             )

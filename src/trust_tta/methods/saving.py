@@ -35,10 +35,10 @@ class Counters:
 
 def save(method: Method) -> dict[str, Any]:
     """The whole state as copied tensors and plain values."""
-    beside = {"statistics": method.statistics.state(), "extra": moving_values(method)}
+    rest = {"statistics": method.statistics.state(), "extra": moving_values(method)}
     counters = asdict(method.counters)
     return {
-        "format": STATE_FORMAT, "method": method.name, **method.weights.state(), **beside, "counters": counters,
+        "format": STATE_FORMAT, "method": method.name, **method.weights.state(), **rest, "counters": counters,
     }  # fmt: skip
 
 
@@ -108,6 +108,6 @@ def _check(method: Method, state: Mapping[str, Any]) -> None:
         raise StateError("this state was made with another optimizer; create the method with the same one")
     moving: dict[str, Spec] = {name: Optional(spec) for name, spec in method.moving().items()}
     counters: dict[str, Spec] = {f.name: Number(int, least=0, most=MOST) for f in fields(Counters)}
-    beside: dict[str, Spec] = {"statistics": method.statistics.spec(), "extra": moving, "counters": counters}
-    check(state, {"format": STATE_FORMAT, "method": method.name, **method.weights.spec(), **beside})
+    rest: dict[str, Spec] = {"statistics": method.statistics.spec(), "extra": moving, "counters": counters}
+    check(state, {"format": STATE_FORMAT, "method": method.name, **method.weights.spec(), **rest})
     method.check_state(state)

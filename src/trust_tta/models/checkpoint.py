@@ -99,7 +99,7 @@ class Checkpoint:
         if known is not None and variant not in (None, known.variant):
             raise ConfigError(f"checkpoint '{known.name}' is for the network '{known.variant}', not '{variant}'")
         if variant is not None:
-            find_network(variant)  # a wrong name is told before a large file is read
+            find_network(variant)  # a wrong name is reported before a large file is read
         if source is None and str(variant).startswith("timm:") and not fields.get("pretrained"):
             raise ConfigError(
                 f"'{variant}' has random weights; override it with pretrained = true, or give a checkpoint"
@@ -157,10 +157,10 @@ class Checkpoint:
 
     @property
     def card(self) -> str | None:
-        """The model card that lies beside the file."""
+        """The model card next to the file."""
         names = ("card.md", "README.md") if self.file and self.file.name == HUB_WEIGHTS else ("card.md",)
-        beside = [self.file.with_suffix(".md"), *map(self.file.with_name, names)] if self.file else []
-        for path in beside:
+        candidates = [self.file.with_suffix(".md"), *map(self.file.with_name, names)] if self.file else []
+        for path in candidates:
             if path.is_file():
                 return path.read_text(encoding="utf-8", errors="replace")
         return None

@@ -252,13 +252,13 @@ def _check(own: Mapping[str, Tensor], state: Mapping[str, Tensor], origin: str) 
         if problem := _misfit(own[name], state[name]):
             what, _, details = problem.partition(": ")
             problems.setdefault(what, []).append(f"{name} {details}".strip())
-    told = [
+    lines = [
         f"{len(names)} {what}: {', '.join(map(_printable, names[:4]))}{', ...' if len(names) > 4 else ''}"
         for what, names in problems.items()
         if names
     ]
-    if told:
-        raise CheckpointError(f"{origin} does not fit the network: " + "; ".join(told))
+    if lines:
+        raise CheckpointError(f"{origin} does not fit the network: " + "; ".join(lines))
 
 
 def _misfit(own: Tensor, given: Tensor) -> str:

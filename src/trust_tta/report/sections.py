@@ -82,7 +82,7 @@ class Gallery:
     name: str
     where: str
     pictures: dict[int, bytes | None]
-    fates: dict[int, list[tuple[Variant, SamplePrediction]]]
+    predictions: dict[int, list[tuple[Variant, SamplePrediction]]]
 
 
 def panels(group: Group) -> list[Panel]:
@@ -251,13 +251,13 @@ def galleries(group: Group, report: Report) -> list[Gallery]:
         kept = [(v, cell) for v, cell in cells if cell.result.predictions]
         if kept:
             first = min((cell.key for _, cell in kept), key=lambda key: key.seed)
-            fates: dict[int, list[tuple[Variant, SamplePrediction]]] = defaultdict(list)
+            predictions: dict[int, list[tuple[Variant, SamplePrediction]]] = defaultdict(list)
             for variant, cell in kept:
-                for fate in cell.result.predictions if cell.key.fingerprint == first.fingerprint else ():
-                    fates[fate.index].append((variant, fate))
-            pictures = {i: report.pictures.get((first.fingerprint, i)) for i in sorted(fates)[:MOST_IMAGES]}
+                for prediction in cell.result.predictions if cell.key.fingerprint == first.fingerprint else ():
+                    predictions[prediction.index].append((variant, prediction))
+            pictures = {i: report.pictures.get((first.fingerprint, i)) for i in sorted(predictions)[:MOST_IMAGES]}
             where = domain_name(domain) + (f", severity {first.severity}" if first.severity is not None else "")
-            found.append(Gallery(domain_name(domain), where, pictures, fates))
+            found.append(Gallery(domain_name(domain), where, pictures, predictions))
     return found
 
 

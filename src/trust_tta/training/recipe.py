@@ -76,7 +76,7 @@ class TrainRecipe(Recipe):
 
     @field_validator("cutmix")
     @classmethod
-    def _beside_mixup(cls, value: float, info: ValidationInfo) -> float:
+    def _fits_mixup(cls, value: float, info: ValidationInfo) -> float:
         mixup = info.data.get("mixup", 0.0)
         if value > 1 - mixup:
             raise ValueError(f"{value:g} and mixup {mixup:g} are shares of the same images; their sum must be <= 1")
