@@ -80,7 +80,7 @@ class ExperimentData:
         self.config = config
         arrays = config.corrupts and not config.labels_pixels
         self.layout: DiskLayout = "array-c" if arrays else find_spec(config.dataset).layout
-        self._datasets: dict[tuple[str, int], Dataset] = {}
+        self._by_domain: dict[tuple[str, int], Dataset] = {}
         self._clean: dict[str | None, Dataset] = {}
 
     @property
@@ -112,11 +112,11 @@ class ExperimentData:
             protocol = clean.protocol if isinstance(clean, PixelDataset) else None
             images = CorruptedImages(clean.images, domain, severity, seed, protocol)
             return replace(clean, domain=domain, images=images, severity=severity)
-        if (domain, severity) not in self._datasets:
-            self._datasets[domain, severity] = open_dataset(
+        if (domain, severity) not in self._by_domain:
+            self._by_domain[domain, severity] = open_dataset(
                 config.dataset, config.root, domain=domain, severity=severity, options=config.options
             )
-        return self._datasets[domain, severity]
+        return self._by_domain[domain, severity]
 
     def clean(self, target: str | None = None) -> Dataset:
         """The clean images that belong to the data; for a left-out `target`, those of all other domains."""
