@@ -1,47 +1,5 @@
 """Test-time adaptation of vision state-space models: VMamba, TRUST and its baselines."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from trust_tta._version import __version__ as __version__
-from trust_tta.errors import TrustError as TrustError
 from trust_tta.optional import offer
-from trust_tta.orders import ScanOrder as ScanOrder
 
-if TYPE_CHECKING:
-    from trust_tta.data.corruptions.apply import corrupt as corrupt
-    from trust_tta.live.guard import Guard as Guard
-    from trust_tta.live.stream import Stream as Stream
-    from trust_tta.methods.base import Method as Method
-    from trust_tta.methods.ranking import rank_orders as rank_orders
-    from trust_tta.methods.registry import list_methods as list_methods
-    from trust_tta.methods.typed import create_method as create_method
-    from trust_tta.models.checkpoint import load_checkpoint as load_checkpoint
-    from trust_tta.models.config import VMambaConfig as VMambaConfig
-    from trust_tta.models.factory import create_model as create_model
-    from trust_tta.models.factory import list_models as list_models
-    from trust_tta.models.fast import fast as fast
-    from trust_tta.models.vmamba import VMamba as VMamba
-    from trust_tta.scan.functional import selective_scan as selective_scan
-
-__getattr__, __dir__, __all__ = offer(
-    __name__,
-    {
-        "_version": "__version__",
-        "data.corruptions.apply": "corrupt",
-        "errors": "TrustError",
-        "live.guard": "Guard",
-        "live.stream": "Stream",
-        "methods.base": "Method",
-        "methods.ranking": "rank_orders",
-        "methods.registry": "create_method list_methods",
-        "models.checkpoint": "load_checkpoint",
-        "models.config": "VMambaConfig",
-        "models.factory": "create_model list_models",
-        "models.fast": "fast",
-        "models.vmamba": "VMamba",
-        "orders": "ScanOrder",
-        "scan.functional": "selective_scan",
-    },
-)
+__getattr__, __dir__, __all__ = offer(__name__)  # the names of the stub

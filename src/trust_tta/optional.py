@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Callable
 from types import ModuleType
 
 from trust_tta.errors import DependencyError, reason_of
@@ -39,18 +41,18 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def offer(
-    package: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def offer(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of `package`, so that nobody waits for PyTorch who does not need it.
 
-    `modules`: the names in each of its modules, with spaces; each is imported on first use.
+    The names are those that its stub, `__init__.pyi`, imports for editors and mypy; each is imported on first use.
     """
-    homes = {name: module for module, names in modules.items() for name in names.split()}
+    stub = ast.parse(pkgutil.get_data(package, "__init__.pyi") or b"")
+    lines = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in lines for alias in node.names}
 
     def find(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        return getattr(importlib.import_module(homes[name]), name)
 
     return find, lambda: sorted(homes), sorted(homes)

@@ -1,32 +1,5 @@
 """Networks and their checkpoints: VMamba, its variants as data, and networks from outside the package."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trust_tta.optional import offer
 
-if TYPE_CHECKING:
-    from trust_tta.models.checkpoint import Checkpoint as Checkpoint
-    from trust_tta.models.checkpoint import load_checkpoint as load_checkpoint
-    from trust_tta.models.config import VMambaConfig as VMambaConfig
-    from trust_tta.models.factory import create_model as create_model
-    from trust_tta.models.factory import list_models as list_models
-    from trust_tta.models.networks import Network as Network
-    from trust_tta.models.pretrained import PRETRAINED as PRETRAINED
-    from trust_tta.models.pretrained import Pretrained as Pretrained
-    from trust_tta.models.upernet import slide as slide
-    from trust_tta.models.vmamba import VMamba as VMamba
-
-__getattr__, __dir__, __all__ = offer(
-    __name__,
-    {
-        "checkpoint": "Checkpoint load_checkpoint",
-        "config": "VMambaConfig",
-        "factory": "create_model list_models",
-        "networks": "Network",
-        "pretrained": "PRETRAINED Pretrained",
-        "upernet": "slide",
-        "vmamba": "VMamba",
-    },
-)
+__getattr__, __dir__, __all__ = offer(__name__)  # the names of the stub
