@@ -2,14 +2,15 @@
 
     python benchmarks/ruinous_streams.py OUT [--methods tent,shot] [--streams noise,mixed] [--processes 12] ...
     python benchmarks/ruinous_streams.py OUT --plan FILE [--seconds 300] ...
-    python benchmarks/ruinous_streams.py OUT --merge A.json B.json
+    python benchmarks/ruinous_streams.py OUT --merge A.json B.json [--page docs/guard.md --times T.json]
 
 A plan has lines "methods; streams; guards; batches", which are run in this order. Writes OUT.json and OUT.md, anew
 after each stream; one that is cut says how many batches it had. "after": accuracy of what is served for clean images
 once the stream is over; "source": of the network that did not adapt, with the method's statistics; "fresh": of the
 method that saw no stream before; "stream": accuracy on the stream itself, for those that have labels. All guards of a
 task take turns batch by batch, so that what else the machine does falls on each of them; "seconds" compares them on
-benign streams, "late_seconds" without the first 64 batches, in which passes are recorded and tried more often.
+benign streams, "late_seconds" without the first 64 batches, in which passes are recorded and tried more often. The
+tables of the page come from the merged runs, and from those of T.json, which were alone on their machine.
 """
 
 from __future__ import annotations
@@ -139,7 +140,9 @@ def main() -> None:
     book = Book(arguments.out, {k: str(v) for k, v in vars(arguments).items() if k not in ("out", "merge")})
     if arguments.merge:
         for file in arguments.merge:
-            book.add(Run(**run) for run in json.loads(file.read_text())["runs"])
+            book.add(read_runs(file))
+        if arguments.page:
+            write_page(arguments.page, list(book.runs.values()), read_runs(arguments.times))
         return
     starts = arguments.out.with_suffix(".starts")
     setting = Setting(arguments.batch_size, arguments.lr, arguments.device, starts)
@@ -174,7 +177,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="cut streams after so many")
     parser.add_argument("--plan", type=Path, help="what to run, in place of methods, streams, guards and batches")
     parser.add_argument("--merge", type=Path, nargs="+", help="records to put together; nothing is run")
+    parser.add_argument("--page", type=Path, help="where to put the tables of the merged runs")
+    parser.add_argument("--times", type=Path, help="a record of runs that were alone on their machine, for the page")
     return parser.parse_args()
+
+
+def read_runs(file: Path) -> list[Run]:
+    return [Run(**run) for run in json.loads(file.read_text())["runs"]]
 
 
 def read_plan(text: str) -> list[Task]:
@@ -366,13 +375,17 @@ class Book:
         self.write()
 
     def write(self) -> None:
-        order = {name: i for i, name in enumerate((*tt.list_methods(), *RUINOUS, *BENIGN))}
-        runs = sorted(self.runs.values(), key=lambda r: (order.get(r.method, -1), order.get(r.stream, -1), r.guard))
+        runs = in_order(self.runs.values())
         content = {"arguments": self.arguments, "machine": self.machine, "failures": self.failures}
         with replacing(self.out.with_suffix(".json")) as file:
             file.write_text(json.dumps({**content, "runs": [asdict(r) for r in runs]}, indent=1) + "\n")
         with replacing(self.out.with_suffix(".md")) as file:
             file.write_text("\n\n".join([ruinous_table(runs), lasting_table(runs), benign_table(runs)]) + "\n")
+
+
+def in_order(runs: Iterable[Run]) -> list[Run]:
+    order = {name: i for i, name in enumerate((*tt.list_methods(), *RUINOUS, *BENIGN))}
+    return sorted(runs, key=lambda r: (order.get(r.method, -1), order.get(r.stream, 99), r.stream, r.guard))
 
 
 def line(r: Run) -> str:
@@ -438,6 +451,62 @@ def benign_table(runs: list[Run]) -> str:
             events = ", ".join(f"{kind} x{count}" for kind, count in r.events.items())
             shares = [f"{bare.stream_accuracy:.1f}", f"{r.stream_accuracy:.1f}", f"{gain:+.2f}", f"{cost:+.1f} %", late]
             rows.append([r.method, r.stream, str(r.batches), *shares, events])
+    return table(rows)
+
+
+def write_page(page: Path, runs: list[Run], times: list[Run]) -> None:
+    """Put the tables between the marks of a page."""
+    text, runs = page.read_text(), in_order(runs)
+    after = f"{ruinous_table(runs)}\n\n{sum_up(runs)}"
+    tables = {"after": after, "lasting": lasting_table(runs), "benign": points_table(runs), "time": time_table(times)}
+    for name, content in tables.items():
+        before, rest = text.split(f"<!-- {name} -->\n")
+        text = f"{before}<!-- {name} -->\n{content}\n<!-- /{name} -->{rest.split(f'<!-- /{name} -->')[1]}"
+    with replacing(page) as file:
+        file.write_text(text)
+
+
+def sum_up(runs: list[Run]) -> str:
+    """How many of the guarded streams end within half a point of the source, and of the others."""
+    counts = []
+    for guard in (GUARDED, "none"):
+        losses = [r.source - r.after for r in runs if r.stream in RUINOUS and r.guard == guard]
+        near = sum(loss <= 0.5 for loss in losses)
+        counts.append(f"{near} of {len(losses)} end within 0.5 points of the source, the worst {max(losses):.1f} below")
+    return f"With the guard {counts[0]}; without it {counts[1]}."
+
+
+def points_table(runs: list[Run]) -> str:
+    """What the guard costs in accuracy on benign streams: a row for each method."""
+    rows = [["method", "streams", "batches each", "alone", "guarded", "mean change", "worst change"]]
+    found = {
+        (r.method, r.stream, r.guard): r for r in runs if r.stream not in RUINOUS and r.stream_accuracy is not None
+    }
+    pairs = [(found[m, s, "none"], r) for (m, s, g), r in found.items() if g == GUARDED and (m, s, "none") in found]
+    for name in dict.fromkeys(r.method for _, r in pairs):
+        own = [(bare.stream_accuracy or 0, r.stream_accuracy or 0, r) for bare, r in pairs if r.method == name]
+        worst = min(own, key=lambda entry: entry[1] - entry[0])
+        alone, guarded = (float(np.mean([entry[i] for entry in own])) for i in range(2))
+        counts = sorted({r.batches for _, _, r in own})
+        batches = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        shares = [f"{alone:.1f}", f"{guarded:.1f}", f"{guarded - alone:+.2f}", f"{worst[1] - worst[0]:+.2f}"]
+        shares[-1] += f" ({worst[2].stream})" if worst[1] < worst[0] else ""
+        rows.append([name, str(len(own)), batches, *shares])
+    return table(rows)
+
+
+def time_table(runs: list[Run]) -> str:
+    """What the guard costs in time: of a batch once the stream has settled, and of the first 64 together."""
+    rows = [["method", "stream", "batches", "ms per batch, alone", "guarded", "change", "first 64 batches", "all"]]
+    found = {(r.method, r.stream, r.guard): r for r in in_order(runs)}
+    for (method, stream, guard), r in found.items():
+        bare = found.get((method, stream, "none"))
+        if guard == GUARDED and bare is not None and bare.late_seconds and r.batches > 2 * LATE:
+            alone, guarded = (1000 * one.late_seconds / (one.batches - LATE) for one in (bare, r))
+            start = (r.seconds - r.late_seconds) - (bare.seconds - bare.late_seconds)
+            change, whole = 100 * (guarded / alone - 1), 100 * (r.seconds / bare.seconds - 1)
+            times = [f"{alone:.2f}", f"{guarded:.2f}", f"{change:+.1f} %", f"{start:+.2f} s", f"{whole:+.1f} %"]
+            rows.append([method, stream, str(r.batches), *times])
     return table(rows)
 
 

@@ -36,6 +36,27 @@ def test_records_are_merged_into_one_with_its_tables(tmp_path: Path, monkeypatch
     assert "| tent | fog | 2000 | 80.0 | 79.9 | -0.10 | +4.0 % | +2.0 % |  |" in lines
 
 
+def test_the_page_gets_its_tables_from_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = ("after", "lasting", "benign", "time")
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"before {m}\n\n<!-- {m} -->\nold\n<!-- /{m} -->\n" for m in marks))
+    fog = replace(RUN, stream="fog", stream_accuracy=80.0, late_seconds=9.68)
+    both = [fog, replace(fog, guard="calibrated", stream_accuracy=79.9, seconds=10.4, late_seconds=10.0)]
+    Book(tmp_path / "a", {}).add([RUN, replace(RUN, guard="calibrated", after=91.6), *both])
+    arguments = ["", str(tmp_path / "all"), "--merge", str(tmp_path / "a.json"), "--page", str(page)]
+    for _ in range(2):  # the second time finds its own tables
+        monkeypatch.setattr(sys, "argv", [*arguments, "--times", str(tmp_path / "a.json")])
+        main()
+    lines = page.read_text().splitlines()
+    assert "old" not in lines
+    assert sum(line.startswith("before") for line in lines) == len(marks)
+    assert "With the guard 1 of 1 end within 0.5 points of the source, the worst 0.4 below; without it 0 of 1" in str(
+        lines
+    )
+    assert "| tent | 1 | 2000 | 80.0 | 79.9 | -0.10 | -0.10 (fog) |" in lines
+    assert "| tent | fog | 2000 | 5.00 | 5.17 | +3.3 % | +0.08 s | +4.0 % |" in lines
+
+
 def test_a_longer_run_of_a_stream_takes_the_place_of_a_shorter_one(tmp_path: Path) -> None:
     book = Book(tmp_path / "a", {})
     book.add([RUN, replace(RUN, batches=300, after=50.0), replace(RUN, guard="calibrated", batches=700)])

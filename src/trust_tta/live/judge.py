@@ -146,6 +146,11 @@ class TrainedSource:
         logits, *depths = self._split(images, self._run(images).cpu())
         return Opinion(rows_of(logits).numpy(), batch.cpu().numpy(), tuple(d.double().numpy() for d in depths))
 
+    @torch.no_grad()
+    def depths(self, images: Tensor) -> tuple[Values, ...]:
+        """The statistics (2, c) at the two depths."""
+        return tuple(d.double().numpy() for d in self._split(images, self._run(images).cpu())[1:])
+
     def _run(self, images: Tensor) -> Tensor:
         choose = getattr(self.network, "slots", None)
         return self._pass(images, None if choose is None else choose(None, len(images)))
@@ -194,8 +199,9 @@ class _Stem(nn.Module):
             raise _Reached(module, inputs[0])
 
         handles = [norm.register_forward_pre_hook(stop) for norm in self._norms]
-        try:
-            self.network(images)
+        choose = getattr(self.network, "slots", None)
+        try:  # with `slots`, as networks that have them record other passes by themselves
+            self.network(images) if choose is None else self.network(images, slots=choose(None, len(images)))
         except _Reached as reached:
             self._norms = [reached.norm]  # the others are not reached
             return reached.values

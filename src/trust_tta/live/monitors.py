@@ -93,8 +93,11 @@ class Depths:
 
     def ratio(self, middle: Values, last: Values) -> float:
         """How much further, in its unit, the last norm is from the reference than the middle one."""
-        near, far = input_distance(middle, self.middle), input_distance(last, self.last)
-        return (far / self.units[1]) / max(near / self.units[0], TINY)
+        return input_distance(last, self.last) / self.units[1] / max(self.of_middle(middle), TINY)
+
+    def of_middle(self, middle: Values) -> float:
+        """How far the middle norm is from the reference, in its unit."""
+        return input_distance(middle, self.middle) / self.units[0]
 
 
 class Window:

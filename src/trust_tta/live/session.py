@@ -126,7 +126,7 @@ class Session:
         else:
             if not partly:
                 self._lasting.pop("broken_input", None)
-            returned = self.watch.look(len(images), statistics, drifting="drift" in self._lasting)
+            returned = self.watch.look(images, statistics, drifting="drift" in self._lasting)
         left = returned and self._return_action(self.watch) in ("source", "rollback")
         if not left and self._may_update(
             drifting="drift" in self._lasting and not returned

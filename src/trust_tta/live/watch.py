@@ -25,6 +25,7 @@ from trust_tta.methods.base import Method
 
 MOST_PROBED = 64  # images that the source predicts at once
 FEWEST_PROBED = 16  # fewer give poor batch statistics: small batches are gathered first
+FAR_INSIDE = 4.0  # units at the middle norm above which images are not like the reference, whatever the first one says
 SUSPICIOUS_CHANGE = 0.7  # ratio of the effective number of classes to that of the window before
 
 
@@ -68,14 +69,26 @@ class Watch:
         # Images to be judged at any cost: the first ones, as a stream may be of one class from its beginning.
         self.doubt = OPINION_WINDOW + 1 if self.judge.trained else 0
         self._suspected = self._differed = False
+        self._doubted = 0  # images for which the end of the drift is not believed
         self._distance: float | None = None  # of the weights, as of the last probe
         self.learns = bool(method.adapted)  # otherwise there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images still to be judged, with what was served for them
 
-    def look(self, images: int, statistics: Values, *, drifting: bool) -> bool:
+    def look(self, images: Tensor, statistics: Values, *, drifting: bool) -> bool:
         """Take the input statistics (2, c) of a batch; whether it ends the current drift, if there is one."""
-        self.monitors.see_inputs(images, statistics, drift_limit=self.limits.drift if drifting else None)
+        self.monitors.see_inputs(len(images), statistics, drift_limit=self.limits.drift if drifting else None)
+        self._doubted = max(0, self._doubted - len(images))
+        self.monitors.returned = self.monitors.returned and self._differs_nowhere(images)
         return self.monitors.returned
+
+    def _differs_nowhere(self, images: Tensor) -> bool:
+        """Whether images that are like the reference at the first norm are so in the middle: noise is not."""
+        trained, depths = self.judge.trained, self.monitors.depths
+        if trained is None or depths is None or len(images) < FEWEST_PROBED:
+            return True
+        if not self._doubted and depths.of_middle(trained.depths(images)[0]) > FAR_INSIDE:
+            self._doubted = CLASS_WINDOW  # asked again after so many, as it takes a pass
+        return not self._doubted
 
     def see(self, images: Tensor, output: Tensor, predictions: Predictions, *, work: int) -> None:
         """Take what was served for a batch; `work`, in forward passes of one image, pays for asking the source.
@@ -171,6 +184,7 @@ class Watch:
             "doubt": self.doubt,
             "suspected": self._suspected,
             "differed": self._differed,
+            "doubted": self._doubted,
             "distance": self._distance,
             "learns": self.learns,
         }
@@ -181,6 +195,7 @@ class Watch:
         self.reservoir.load(state["reservoir"], like)
         self.credit, self.doubt, self.learns = state["credit"], state["doubt"], state["learns"]
         self._suspected, self._differed = state["suspected"], state.get("differed", False)
+        self._doubted = state.get("doubted", 0)
         self._pending, self._distance = [], state["distance"]
 
 
