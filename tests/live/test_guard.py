@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.live.toys import RUINOUS, accuracy, clean, draw, make, noise_like, ruin, states_equal
 from trust_tta.live.alarms import Reference, calibrate
@@ -307,3 +309,38 @@ def test_one_class_is_predicted_with_the_statistics_of_training_until_others_com
     after = [stream(images) for images in clean(6, seed=13)]
     assert [e.kind for result in after for e in result.events] == ["few_classes_over"]
     assert not any(result.adapted for result in after)  # on images like the reference there is nothing to gain
+
+
+# What it costs
+
+
+class Waits(TorchDispatchMode):
+    """Counts the times that values are read from where the tensors are."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def cpu(self, tensor: Tensor) -> Tensor:
+        self.count += 1
+        return tensor.to("cpu")
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "_local_scalar_dense" in str(operation)
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["tent", "tide"])
+def test_a_settled_batch_waits_for_the_device_once_more_than_without_a_guard(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    streams = [Stream(make(name, lr=1e-4), guard=None), Stream(make(name, lr=1e-4), reference=reference("tent"))]
+    for stream in streams:
+        for images in clean(20, seed=31):
+            stream(images)
+        with Waits() as waits, monkeypatch.context() as patch:
+            patch.setattr(Tensor, "cpu", lambda tensor, waits=waits: waits.cpu(tensor))
+            stream(clean(1, seed=32)[0])
+        reads.append(waits.count)
+    assert reads[1] == reads[0] + 1
