@@ -12,7 +12,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trust_tta import bands
+from trust_tta.bands import Pixels
 from trust_tta.bench.metrics import PixelMeter
+from trust_tta.live.monitors import MOST_PIXELS, rows_of
+from trust_tta.live.stream import Stream
 from trust_tta.methods import gather_fisher, losses
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
@@ -121,6 +124,23 @@ def test_metrics_make_no_map(size: tuple[int, int]) -> None:
     assert living_maps(lambda: meter.update(outputs, labels, before=method.coarse_before, indices=indices)) == 0
 
 
+@pytest.mark.parametrize("case", ["source", "tent", "trust", "tide"])
+def test_a_guarded_stream_makes_no_other_map(case: str) -> None:
+    method, images = adapted_once(case)
+    stream = Stream(method)
+    stream(images)
+    assert living_maps(lambda: stream(images)) == 1
+
+
+def test_the_guard_sees_the_same_pixels_of_coarse_and_whole_logits() -> None:
+    pixels = Pixels(torch.randn(3, 5, 20, 25, generator=torch.Generator().manual_seed(0)), (80, 100))
+    rows = rows_of(pixels)
+    assert len(rows) <= MOST_PIXELS
+    torch.testing.assert_close(rows, rows_of(pixels.whole()))
+    every = -(-3 * 80 * 100 // MOST_PIXELS)
+    torch.testing.assert_close(rows, rows_of(pixels.whole().movedim(1, -1).reshape(-1, 5))[::every])
+
+
 def test_the_training_loss_makes_no_map() -> None:
     main, auxiliary = (torch.randn(IMAGES, CLASSES, 8, 8, requires_grad=True) for _ in range(2))
     labels = torch.randint(0, CLASSES, (IMAGES, SIDE, SIDE))
@@ -130,7 +150,7 @@ def test_the_training_loss_makes_no_map() -> None:
 # bands give the same
 
 
-def rows_of(logits: Tensor) -> Tensor:
+def as_rows(logits: Tensor) -> Tensor:
     return logits.movedim(1, -1).reshape(-1, logits.shape[1])
 
 
@@ -149,7 +169,7 @@ def test_sums_over_bands_are_those_of_all_predictions_at_once(what: str, monkeyp
             x, labels if dense else labels.reshape(-1), chosen if dense else chosen.reshape(-1)
         ),
     }
-    found, wanted = pairs[what](logits, True), pairs[what](rows_of(logits), False)
+    found, wanted = pairs[what](logits, True), pairs[what](as_rows(logits), False)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
     weights = torch.rand(found.shape, dtype=torch.float64, generator=generator)
     gradients = [torch.autograd.grad((value * weights).sum(), logits)[0] for value in (found, wanted)]
@@ -159,7 +179,7 @@ def test_sums_over_bands_are_those_of_all_predictions_at_once(what: str, monkeyp
 def test_own_labels_are_the_same_in_bands() -> None:
     logits = 3 * torch.randn(IMAGES, CLASSES, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     confidence, labels = losses.own_labels(logits)
-    wanted, classes = losses.own_labels(rows_of(logits))
+    wanted, classes = losses.own_labels(as_rows(logits))
     torch.testing.assert_close(confidence.reshape(-1), wanted)
     assert torch.equal(labels.reshape(-1), classes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trust_tta.bands import Logits, Pixels, sum_by_bands
 from trust_tta.errors import ShapeError
 from trust_tta.live.inputs import Facts, facts_of
 from trust_tta.live.monitors import Opinion, Values, rows_of
-from trust_tta.methods.base import Method
+from trust_tta.methods.base import CoarseNetwork, Method
 from trust_tta.methods.parameters import share
 from trust_tta.methods.statistics import has_statistics, use_batch_statistics
 from trust_tta.recording import Recorder
@@ -46,13 +48,15 @@ class Judge:
         self._inspection = Recorder(_Inspection(self._stem), [])
         own = dict(self.network.named_parameters())
         self._own: list[Tensor] = [own[name] for name in method.adapted]  # the judge's copies of what the method adapts
-        self._pass = Recorder(self.network, [])
+        self._coarse = hasattr(self.network, "forward_coarse")
+        self._pass = Recorder(CoarseNetwork(self.network) if self._coarse else self.network, [])
 
     @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor) -> Logits:
         """Logits (n, classes, ...) of the source."""
         choose = getattr(self.network, "slots", None)
-        return self._pass(images, None if choose is None else choose(None, len(images)))
+        logits = self._pass(images, None if choose is None else choose(None, len(images)))
+        return Pixels(logits, (images.shape[2], images.shape[3])) if self._coarse else logits
 
     @property
     def passes(self) -> int:
@@ -69,11 +73,11 @@ class Judge:
         if not self.follows_stream:
             return rows_of(output, probabilities=method.probabilities), rows_of(self(images))
         with method.statistics.frozen():
-            learned = rows_of(method.frozen_pass(images))
+            learned = rows_of(method.frozen_coarse(images))
             own = method.weights.read()
             try:
                 method.weights.set_named(method.weights.source)
-                return learned, rows_of(method.frozen_pass(images))
+                return learned, rows_of(method.frozen_coarse(images))
             finally:
                 method.weights.write(own)
 
@@ -87,7 +91,7 @@ class Judge:
         return self.trained.opinion(images, rows_of(self(images)) if self.follows_stream else source)
 
     @torch.no_grad()
-    def try_state(self, images: Tensor) -> Tensor:
+    def try_state(self, images: Tensor) -> Logits:
         """Logits (n, classes, ...) of the method's present weights for images of any domain."""
         if not self.follows_stream:
             return self._method.evaluate(images)
@@ -254,7 +258,7 @@ class Canary:
         canary = cls("labeled", images, labels.to(images.device), torch.ones(len(images), device=images.device), 0.0)
         return cls(canary.kind, images, canary.labels, canary.weights, canary.score(judge(images)))
 
-    def score(self, logits: Tensor) -> float:
+    def score(self, logits: Logits) -> float:
         """The share of images, by weight, for which these logits predict the right class."""
         right = (_per_image(logits).argmax(1) == self.labels).to(self.weights)
         return float((right * self.weights).sum() / self.weights.sum())
@@ -307,8 +311,10 @@ def balanced(images: Tensor, source: Tensor, *, count: int = CANARY_IMAGES) -> T
     return images[rank.argsort(stable=True)[:count].sort().values]
 
 
-def _per_image(logits: Tensor) -> Tensor:
+def _per_image(logits: Logits) -> Tensor:
     """Logits (n, classes); for segmentation, the mean over the pixels."""
+    if isinstance(logits, Pixels):
+        return sum_by_bands(lambda band: band.sum((2, 3)), logits) / math.prod(logits.size)
     return logits.flatten(2).mean(2) if logits.dim() > 2 else logits
 
 

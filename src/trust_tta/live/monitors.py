@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trust_tta.bands import Logits, Pixels, bands_at
 from trust_tta.methods.base import Method
 
 # Sums are a few numbers each, on the host, where NumPy takes a third of PyTorch's time.
@@ -346,15 +347,11 @@ def _sums(opinion: Opinion) -> Values:
     return np.concatenate([confidences, *sums, *(len(both[0]) * d.ravel() for d in opinion.depths)])
 
 
-def rows_of(output: Tensor, *, probabilities: bool = False) -> Tensor:
+def rows_of(output: Logits, *, probabilities: bool = False) -> Tensor:
     """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each map."""
-    output = output.detach()
-    if output.dim() > 2:
-        maps = output.flatten(2)
-        pixels = len(maps) * maps.shape[2]
-        chosen = torch.arange(0, pixels, -(-pixels // MOST_PIXELS), device=maps.device)
-        output = maps[chosen // maps.shape[2], :, chosen % maps.shape[2]]
-    output = output.float()
+    if isinstance(output, Pixels) or output.dim() > 2:
+        output = _some_pixels(output.detach())
+    output = output.detach().float()
     return output if probabilities else output.softmax(1)
 
 
@@ -368,6 +365,21 @@ def host_rows(output: Tensor, *, probabilities: bool = False) -> Predictions:
     raised = np.exp(values - values.max(1, keepdims=True))
     shares: Predictions = raised / raised.sum(1, keepdims=True)
     return shares
+
+
+def _some_pixels(output: Logits) -> Tensor:
+    """At most MOST_PIXELS of a batch of maps (n, classes, h, w), evenly spread."""
+    n, _, height, width = output.shape
+    count, found = n * height * width, list[Tensor]()
+    chosen = torch.arange(0, count, -(-count // MOST_PIXELS))
+    image, row, column = chosen // (height * width), chosen // width % height, chosen % width
+    places = torch.empty_like(chosen)
+    for rows, band in bands_at(output, (height, width)):
+        inside = ((row >= rows.start) & (row < rows.stop)).nonzero()[:, 0]
+        places[inside] = torch.arange(len(inside)) + sum(map(len, found))
+        where = [index[inside].to(band.device) for index in (image, row - rows.start, column)]
+        found.append(band[where[0], :, where[1], where[2]])
+    return torch.cat(found)[places.to(found[0].device)]
 
 
 def effective_classes(mean: Tensor | Values) -> float:

@@ -20,6 +20,7 @@ from trust_tta.live.monitors import CLASS_WINDOW, Reading, Values, host_rows, ro
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
+from trust_tta.methods.safety import all_finite
 
 FREE_UPDATES = 16  # after which checks are paid for from the budget
 FAR = 2.0  # times the limit: a short drift must have gone this far for its end to count; others may be chance
@@ -370,7 +371,7 @@ class Session:
     def _judge_change(self, served: Tensor, images: Tensor, *, canary: bool = True) -> tuple[str, dict[str, Any]]:
         """Why a change of state is wrong, or "", and the evidence. `served`: the predictions before it."""
         logits = self.evaluate(images)
-        if not bool(logits.isfinite().all()):
+        if not all_finite(logits):
             return "the predictions are not finite", {}
         if self.watch is None:
             return "", {}

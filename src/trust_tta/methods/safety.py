@@ -37,13 +37,18 @@ def check_images(images: Tensor, model: nn.Module) -> None:
 
 def check_outputs(outputs: Tensor, images: Tensor) -> None:
     """Refuse predictions that are not finite: finite pixels can be too large, or the last update too long."""
-    extremes = torch.stack([outputs.amin(), outputs.amax()]) if outputs.numel() else outputs  # of NaN: NaN
-    if not bool(extremes.isfinite().all()):
+    if not all_finite(outputs):
         largest = float(images.abs().max())
         raise DataError(
             f"the predictions of this batch are not finite (its largest pixel is {largest:.3g}); nothing was changed: "
             "check the preprocessing, the network's weights and the learning rate"
         )
+
+
+def all_finite(outputs: Tensor) -> bool:
+    """Whether every value is finite; nothing of their size is made."""
+    extremes = torch.stack([outputs.amin(), outputs.amax()]) if outputs.numel() else outputs  # of NaN: NaN
+    return bool(extremes.isfinite().all())
 
 
 class FewImages:

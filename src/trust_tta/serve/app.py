@@ -118,7 +118,7 @@ class Api:
         answer = await self._wait(self.service.predict(images, stream=stream, adapt=asked.adapt))
         content, header = protocol.write_response(
             asked,
-            {"logits": answer.logits, "probabilities": answer.probabilities},
+            {output.name: getattr(answer, output.name) for output in asked.outputs},
             model=network.name,
             parameters={"stream": stream, "adapted": answer.adapted, "prediction": answer.id},
         )

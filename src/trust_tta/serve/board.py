@@ -101,7 +101,8 @@ class Board:
     # Updates
 
     def add_batch(self, batch: Batch) -> None:
-        rows = [(answer.ids[i], answer.probabilities[i]) for answer in batch.answers for i in range(len(answer.logits))]
+        labeled = [answer for answer in batch.answers if answer.output.ndim == 2]  # not maps
+        rows = [pair for answer in labeled for pair in zip(answer.ids, answer.probabilities, strict=True)]
         with self._lock:
             view = self._view(batch.name)
             view.batches, view.images = batch.stream.batches, batch.stream.images
@@ -111,10 +112,9 @@ class Board:
                 view.reading = batch.result.reading.as_dict()
                 view.readings.append(view.reading)
             for i, (name, row) in enumerate(rows[:PER_BATCH]):
-                if row.ndim == 1:
-                    best = int(np.argmax(row))
-                    image = batch.images[i].detach().cpu()
-                    view.shown.append(Shown(name, image, self.label_of(best), float(row[best])))
+                best = int(np.argmax(row))
+                image = batch.images[i].detach().cpu()
+                view.shown.append(Shown(name, image, self.label_of(best), float(row[best])))
 
     def add_event(self, stream: str, number: int, event: Event) -> None:
         told = {"id": number, "stream": stream, **vars(event), "evidence": _shown(event.evidence)}

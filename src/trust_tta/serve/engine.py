@@ -26,16 +26,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answer to one request: `logits` and `probabilities` (n, classes, ...); image i has the id `<id>-<i>`."""
+    """The answer to one request; image i has the id `<id>-<i>`.
+
+    `output` (n, classes, ...): logits, or probabilities where the method gives these; the other is computed when asked
+    for.
+    """
 
     id: str
-    logits: NDArray[np.float32]
-    probabilities: NDArray[np.float32]
+    output: NDArray[np.float32]
     adapted: bool
+    gives_probabilities: bool = False
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        return np.log(np.maximum(self.output, 1e-12)) if self.gives_probabilities else self.output
+
+    @property
+    def probabilities(self) -> NDArray[np.float32]:
+        return self.output if self.gives_probabilities else torch.from_numpy(self.output).softmax(1).numpy()
 
     @property
     def ids(self) -> list[str]:
-        return [f"{self.id}-{row}" for row in range(len(self.logits))]
+        return [f"{self.id}-{row}" for row in range(len(self.output))]
 
 
 class Batch(NamedTuple):
@@ -194,24 +206,17 @@ class Engine:
         stream = self.pool.get(key.stream)
         images = torch.cat([r.images for r in requests])
         result = stream(images, adapt=key.adapt)
-        logits, probabilities = _outputs(result.logits, probabilities=stream.method.probabilities)
+        output, given = result.logits.detach().float().cpu().numpy(), stream.method.probabilities
         answers, row = [], 0
         for request in requests:
             rows = slice(row, row + len(request.images))
-            answers.append(Answer(secrets.token_hex(8), logits[rows], probabilities[rows], result.adapted))
+            answers.append(Answer(secrets.token_hex(8), output[rows], result.adapted, given))
             row = rows.stop
         seconds = time.perf_counter() - start
         self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * seconds / len(images)
         batch = Batch(stream, key.stream, images, answers, result, seconds)
         self._on_batch(batch)
         return batch
-
-
-def _outputs(output: Tensor, *, probabilities: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Logits and probabilities (n, classes, ...) of a method's output, which is one of the two."""
-    output = output.detach().float().cpu()
-    pair = (output.clamp_min(1e-12).log(), output) if probabilities else (output, output.softmax(1))
-    return pair[0].numpy(), pair[1].numpy()
 
 
 def _settle(future: Future[Any], do: Callable[[], Any]) -> None:

@@ -260,8 +260,8 @@ class Service:
         rows = [
             (name, int(row.argmax()))
             for answer in batch.answers
-            for name, row in zip(answer.ids, answer.logits, strict=True)
-            if row.ndim == 1
+            if answer.output.ndim == 2
+            for name, row in zip(answer.ids, answer.output, strict=True)
         ]
         try:
             self.journal.add_predictions(batch.name, rows)
