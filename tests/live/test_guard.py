@@ -96,6 +96,20 @@ def test_images_that_are_not_finite_get_nan_and_spoil_nothing() -> None:
     assert stream(images).events == ()  # it lasts: said once
 
 
+def test_nothing_is_learned_from_a_batch_of_which_half_is_broken() -> None:
+    stream = Stream(make(lr=1e-2))
+    images = draw(20, seed=2)[0]
+    images[3] = float("nan")
+    assert stream(images).adapted
+    images[::2] = float("nan")
+    result = stream(images)
+    assert not result.adapted
+    assert bool(result.logits[5].isfinite().all())
+    assert [(e.kind, e.action) for e in result.events] == [("broken_input", "skip")]
+    assert not stream(images).adapted
+    assert stream(clean(1)[0]).adapted
+
+
 def test_a_batch_without_a_single_finite_image_is_answered() -> None:
     stream = Stream(make(lr=1e-2))
     state = stream.method.state_dict()

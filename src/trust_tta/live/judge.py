@@ -39,6 +39,7 @@ class Judge:
         twin = method.fork()
         twin.reset()
         self.network = twin.detach().eval()
+        vars(self.network).update(unchecked_batches=0)  # the method's own network tells of images in other units
         self.follows_stream = method.options.statistics == "stream"
         self.training_statistics = _running_statistics(self.network)
         self.trained = TrainedSource.of(self.network) if method.options.statistics != "source" else None

@@ -104,9 +104,13 @@ class Session:
         return Result(logits, adapted, tuple(self._events), self.reading)
 
     def _step_partly(self, images: Tensor, facts: Facts, fine: NDArray[np.bool_]) -> tuple[Tensor, bool]:
-        """Continue with `images`, the usable ones; the rows of the others are NaN."""
-        self._begin("broken_input", "none", "some images are not finite", {"images": int((~fine).sum())})
-        adapted = False
+        """Continue with `images`, the usable ones; the rows of the others are NaN. A broken half spoils the rest."""
+        broken, adapted = int((~fine).sum()), False
+        action: Action = self.policy.on_broken_input if 2 * broken >= len(fine) else "none"
+        if action != "none" and self._lasting.get("broken_input") == "none":  # it has become worse
+            del self._lasting["broken_input"]
+        part_of_it = "half of the images or more are" if 2 * broken >= len(fine) else "some images are"
+        self._begin("broken_input", action, f"{part_of_it} not finite", {"images": broken})
         if len(images):
             statistics = self.watch.judge.inspect(images)[1] if self.watch else None
             part, adapted = self._step(images, facts[fine], statistics, partly=True)
