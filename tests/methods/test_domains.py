@@ -28,7 +28,7 @@ def as_input(images: np.ndarray) -> Tensor:
 
 def watch_of(stream: list[Tensor]) -> tuple[DomainWatch, list[float]]:
     watch = DomainWatch(stream[0])
-    return watch, [float(watch.observe(batch)) for batch in stream]
+    return watch, [float(watch.observe(describe(batch))) for batch in stream]
 
 
 def test_haar_of_a_block_is_its_mean_and_its_differences() -> None:
@@ -92,6 +92,8 @@ def test_it_goes_on_where_its_state_was_saved() -> None:
     watch, _ = watch_of(stream[:4])
     other = DomainWatch(stream[0])
     other.load(watch.state())
-    assert [float(watch.observe(x)) for x in stream[4:]] == [float(other.observe(x)) for x in stream[4:]]
+    assert [float(watch.observe(describe(x))) for x in stream[4:]] == [
+        float(other.observe(describe(x))) for x in stream[4:]
+    ]
     watch.restore_source()
     assert all(torch.equal(v, DomainWatch(stream[0]).state()[k]) for k, v in watch.state().items())

@@ -168,6 +168,7 @@ class Method(nn.Module):
         self.counters.forwards += 1
         slots = self.slots_of(images, order)
         if not stochastic_depth:
+            recorded = recorded and not self.statistics.mixed  # another way through the norms
             return self._sized(self.call(images, slots) if recorded else self.call.plain(images, slots), images)
         with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
             return self._sized(self.call.plain(images, slots), images)  # chance cannot be recorded
@@ -180,7 +181,8 @@ class Method(nn.Module):
         """The same, with the logits of pixels as `Pixels`."""
         if self._coarse:
             images = network_input(self.model, images)
-        return self._sized(self.frozen_call(images, self.slots_of(images, order)), images)
+        run = self.frozen_call.plain if self.statistics.mixed else self.frozen_call
+        return self._sized(run(images, self.slots_of(images, order)), images)
 
     def _sized(self, logits: Tensor, images: Tensor) -> Logits:
         return Pixels(logits, (images.shape[2], images.shape[3])) if self._coarse else logits
@@ -276,11 +278,12 @@ class Method(nn.Module):
 
         `as_next`: statistics of the stream count the images, as if they came next, and are then put back.
         """
-        with self._lock, self.statistics.frozen():
+        with self._lock:
             if not as_next:
-                return whole(self.infer(images))
+                with self.statistics.frozen(images):
+                    return whole(self.infer(images))
             run = partial(self.call.plain, slots=self.slots_of(images))
-            with self.statistics.going_on(images, run, worth=self.worth):
+            with self.statistics.going_on(images, run, worth=self.worth), self.statistics.frozen(images):
                 return whole(self.infer(images))
 
     def reset(self) -> None:

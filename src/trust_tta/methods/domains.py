@@ -21,6 +21,7 @@ SPREAD_WORTH, SPREAD_MOST = 64.0, 1024.0  # images that the expectation counts f
 LEAST_SPREAD = 0.01
 CLASSES = 0.4  # squared distance, in variances, that other classes of the same domain may have
 CHANGE = 0.15  # what beyond it is half a change
+_COLOR = 2  # the place of the contrast of colors among the features
 _FAINT = 1e-3  # contrast below which nothing is seen, in units of the network's input
 
 
@@ -55,10 +56,19 @@ class DomainWatch(nn.Module):
         self.spread.fill_(SPREAD)
         self.spread_images.fill_(SPREAD_WORTH)
 
+    @property
+    def variance(self) -> Tensor:
+        """Of the descriptions, (), the mean without the contrast of colors: gray images are no domain of their own."""
+        return (self.spread.sum() - self.spread[_COLOR]) / (FEATURES - 1)
+
+    def describe(self, images: Tensor) -> Tensor:
+        """Images (n, channels, h, w) -> (n, features)."""
+        return describe(images.detach().to(self.reference.dtype))
+
     @torch.no_grad()
-    def observe(self, images: Tensor) -> Tensor:
-        """Take a batch (n, channels, h, w); how sure it is, (), from 0 to 1, that it belongs to a new domain."""
-        features, count = describe(images.detach().to(self.reference.dtype)), len(images)
+    def observe(self, features: Tensor) -> Tensor:
+        """Take descriptions (n, features); how sure it is, (), from 0 to 1, that they belong to a new domain."""
+        count = len(features)
         newer = torch.where(self.images > 0, 1 - 2 ** (-count / RECENT), 1.0)
         self.recent.lerp_(features.mean(0), newer)
         self.noise.copy_((1 - newer).square() * self.noise + newer.square() / count)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trust_tta.methods.base import Method
 
-STATE_FORMAT = 6
+STATE_FORMAT = 7
 MOST = 2.0**53  # that a counter can have counted
 
 

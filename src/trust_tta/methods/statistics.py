@@ -3,7 +3,8 @@
 "stream" follows the images since the reset: each norm keeps a moving mean and variance over a long memory, of which a
 batch is a small share. Where the images themselves show another domain (`domains.py`), the memory shrinks, up to
 starting anew; single images and runs of one class, which always differ, are not taken for a change of domain. A method
-may learn how much these statistics count beside the source's (`shares.py`).
+may learn how much these statistics count beside the source's (`shares.py`), and may have statistics for each of several
+domains that come mixed (`mixtures.py`).
 
 An adapting pass takes the values of the moving statistics and the gradient of the batch's (test-time batch
 renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes as in evaluation.
@@ -16,11 +17,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.kernels.norm import batch_norm, can_use_kernels, fixed_norm, moments
-from trust_tta.methods.domains import HALF_LIFE, DomainWatch
+from trust_tta.methods.domains import FEATURES, HALF_LIFE, DomainWatch
+from trust_tta.methods.mixtures import GROUPS, Mixture
 from trust_tta.methods.shares import Shares
 from trust_tta.methods.state import Array, Spec, clone
 
@@ -97,7 +100,8 @@ class Statistics:
 
     `observing_without_grad`: also passes without gradients adapt, for methods that adapt no weights. `make`: norms in
     the place of those that `kind` asks for, from a BatchNorm and a tensor of the network's device and dtype.
-    `learn_shares`: norms that follow the stream have `shares` of it, which the method moves.
+    `learn_shares`: norms that follow the stream have `shares` of it, which the method moves. `split_mixtures`: they
+    have statistics for each group of images where the stream is mixed; a pass is then over whole copies of the batch.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Statistics:
         observing_without_grad: bool = False,
         make: Callable[[_BatchNorm, Tensor], OwnNorm] | None = None,
         learn_shares: bool = False,
+        split_mixtures: bool = False,
     ) -> None:
         found = {name: module for name, module in model.named_modules() if has_statistics(module)}
         self.kind, self.norms = kind, dict[str, Any]()
@@ -131,6 +136,11 @@ class Statistics:
                 following[0].shares = Shares(len(mixing), like)
                 for place, norm in enumerate(mixing):
                     norm.share = [following[0].shares, place]
+            if split_mixtures:
+                following[0].mixture = Mixture(FEATURES, following[0].watch.reference)
+                self.memory += StreamNorm.GROUP_MEMORY
+                for norm in following:
+                    norm.make_groups()
 
     @property
     def _following(self) -> list[StreamNorm]:
@@ -146,27 +156,59 @@ class Statistics:
         """How much the stream counts beside the source, where a method learns it."""
         return next((norm.shares for norm in self._following), None)
 
+    @property
+    def mixture(self) -> Mixture | None:
+        """What tells the domains of a mixed stream apart, where a method asks for it."""
+        return next((norm.mixture for norm in self._following), None)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the images at hand have statistics by group."""
+        return self.mixture is not None and self.mixture.active
+
+    def _split(self, groups: Tensor | None) -> None:
+        for norm in self._following:
+            norm.groups = groups
+
     def begin(self, images: Tensor, *, worth: int = 1) -> None:
         """A batch (n, ...) comes; passes over it, however many, change the memory once.
 
         `worth`: images for which each of them counts.
         """
         if norms := self._following:
-            for name in StreamNorm.MEMORY:
+            for name in self.memory:
                 torch._foreach_copy_([getattr(n, f"memory_{name}") for n in norms], [getattr(n, name) for n in norms])
             counts, remembered = [n.count for n in norms], [n.memory_images for n in norms]
             torch._foreach_zero_(counts)
             torch._foreach_add_(counts, float(len(images) * worth))
             if self.watch is not None:
-                left = 1 - self.watch.observe(images)
+                descriptions = self.watch.describe(images)
+                left = 1 - self.watch.observe(descriptions)
+                if self.mixture is not None:
+                    self._split(self.mixture.observe(descriptions, self.watch.variance))
+                    for norm in norms if not self.mixed else ():
+                        norm.forget_groups()
                 if self.shares is not None:
-                    self.shares.reopen(left)
+                    self.shares.reopen(left * (not self.mixed))
                 for memory in remembered:
                     memory.copy_((memory * left).maximum(memory.clamp_max(KEPT)))
 
-    def frozen(self) -> AbstractContextManager[None]:
-        """Passes inside are predictions, whatever the mode of gradients: the memory stays."""
-        return self._observing(False)
+    @contextmanager
+    def frozen(self, images: Tensor | None = None) -> Iterator[None]:
+        """Passes inside are predictions, whatever the mode of gradients: the memory stays.
+
+        `images` (n, ...): those that are predicted, so that each finds the statistics of its group.
+        """
+        groups = next((norm.groups for norm in self._following), None)
+        if images is None or self.mixture is None or self.watch is None or not self.mixed:
+            self._split(None)
+        else:
+            self._split(self.mixture.nearest(self.watch.describe(images)))
+        try:
+            with self._observing(False):
+                yield
+        finally:
+            self._split(groups)
 
     def observing(self) -> AbstractContextManager[None]:
         """Passes inside adapt the statistics, whatever the mode of gradients."""
@@ -186,7 +228,7 @@ class Statistics:
     @contextmanager
     def going_on(self, images: Tensor, run: Callable[[Tensor], Any], *, worth: int = 1) -> Iterator[None]:
         """Inside, the statistics are those with the images (n, ...), which `run` passes through the network."""
-        before = self.state()
+        before, groups = self.state(), next((norm.groups for norm in self._following), None)
         try:
             if self._following:
                 self.begin(images, worth=worth)
@@ -195,17 +237,18 @@ class Statistics:
             yield
         finally:
             self.load(before)
+            self._split(groups)
 
     def restore_source(self) -> None:
         for module in self.norms.values():
             module.restore_source()
-        for part in (self.watch, self.shares):
-            if part is not None:
-                part.restore_source()
+        self._split(None)
+        for part in self._parts.values():
+            part.restore_source()
 
     @property
-    def _parts(self) -> dict[str, DomainWatch | Shares]:
-        parts = {"domain": self.watch, "shares": self.shares}
+    def _parts(self) -> dict[str, DomainWatch | Shares | Mixture]:
+        parts = {"domain": self.watch, "shares": self.shares, "mixture": self.mixture}
         return {name: part for name, part in parts.items() if part is not None}
 
     def state(self) -> dict[str, Any]:
@@ -231,15 +274,25 @@ class StreamNorm(OwnNorm):
 
     `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for.
     `memory_*`: the same before the present batch; `count`: what its images count for. `share`: where its share is, and
-    at which place, in a list so that the network has them once; empty where the stream counts alone.
+    at which place, in a list so that the network has them once; empty where the stream counts alone. `groups` (n,): the
+    domain of each image of a mixed batch, with statistics `group_*` (groups, channels) and (groups,); else None.
     """
 
     MEMORY = ("mean", "variance", "images")
+    GROUP_MEMORY = ("group_mean", "group_variance", "group_images")
     images: Tensor
     memory_mean: Tensor
     memory_variance: Tensor
     memory_images: Tensor
     count: Tensor
+    group_mean: Tensor
+    group_variance: Tensor
+    group_images: Tensor
+    memory_group_mean: Tensor
+    memory_group_variance: Tensor
+    memory_group_images: Tensor
+    groups: Tensor | None
+    mixture: Mixture | None
     watch: DomainWatch | None
     shares: Shares | None
     share: list[Any]
@@ -247,7 +300,7 @@ class StreamNorm(OwnNorm):
     def __init__(self, norm: _BatchNorm, *, like: Tensor, observing_without_grad: bool = False) -> None:
         super().__init__(norm, like=like, observing=True)
         self.observing_without_grad = observing_without_grad
-        self.watch, self.shares, self.share = None, None, []
+        self.watch, self.shares, self.mixture, self.share, self.groups = None, None, None, [], None
         for name in self.MEMORY:
             self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
         self.register_buffer("count", torch.ones_like(self.images), persistent=False)
@@ -259,9 +312,30 @@ class StreamNorm(OwnNorm):
         self.images.fill_(SOURCE_WORTH if known else 0)
         for name in self.MEMORY:
             getattr(self, f"memory_{name}").copy_(getattr(self, name))
+        if hasattr(self, "group_mean"):
+            self.forget_groups()
+
+    def make_groups(self) -> None:
+        """Get a memory for groups."""
+        values = (self.mean.expand(GROUPS, -1), self.variance.expand(GROUPS, -1), self.images.expand(GROUPS))
+        for name, value in zip(self.GROUP_MEMORY, values, strict=True):
+            self.register_buffer(name, value.clone(), persistent=False)
+            self.register_buffer(f"memory_{name}", value.clone(), persistent=False)
+
+    @torch.no_grad()
+    def forget_groups(self) -> None:
+        """Each group begins as the stream does: with the statistics of the source."""
+        mean, variance = self.source
+        self.group_mean.zero_() if mean is None else self.group_mean.copy_(mean.expand_as(self.group_mean))
+        self.group_variance.fill_(1) if variance is None else self.group_variance.copy_(
+            variance.expand_as(self.group_mean)
+        )
+        self.group_images.fill_(SOURCE_WORTH if mean is not None and variance is not None else 0)
 
     def normalize(self, x: Tensor) -> Tensor:
         adapting = self.observing and (torch.is_grad_enabled() or self.observing_without_grad)
+        if self.groups is not None:
+            return self.normalize_groups(x, self.groups.repeat(len(x) // len(self.groups)), adapting=adapting)
         batch = self.observe(x) if adapting else None
         if batch is None or not torch.is_grad_enabled():
             with torch.no_grad():
@@ -276,6 +350,40 @@ class StreamNorm(OwnNorm):
         if can_use_kernels(x) and batch[0].dtype == torch.float32:
             return batch_norm(x, weight, bias, self.eps, batch)[1]
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled)
+
+    def normalize_groups(self, x: Tensor, groups: Tensor, *, adapting: bool) -> Tensor:
+        """x (n, channels, ...) with images of the groups (n,), each normalized by the statistics of its own."""
+        width = (len(x), -1, *[1] * (x.dim() - 2))
+        batch = self.observe_groups(x, groups) if adapting else None
+        mean, deviation = self.group_mean[groups], (self.group_variance[groups] + self.eps).rsqrt()
+        if batch is not None and torch.is_grad_enabled():  # values of the memory, gradients of the batch
+            center, scale = batch[0][groups], (batch[1][groups] + self.eps).rsqrt()
+            normal = (x - center.view(width)) * scale.view(width)
+            normal = normal * (deviation / scale).detach().view(width)
+            normal = normal + ((center - mean) * deviation).detach().view(width)
+        else:
+            normal = (x - mean.view(width)) * deviation.view(width)
+        shape = width[1:] if self.weight is None else (-1, *width[2:])
+        normal = normal if self.weight is None else normal * self.weight.view(shape)
+        return (normal if self.bias is None else normal + self.bias.view(shape)).to(x.dtype)
+
+    def observe_groups(self, x: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the memory of each group by its images; the batch's own mean and variance (groups, channels)."""
+        members = F.one_hot(groups, GROUPS).to(self.mean.dtype)
+        count = members.sum(0)
+        of_group = members.T / count.clamp_min(1)[:, None]
+        x = x.to(self.mean.dtype).flatten(2)
+        mean = of_group @ x.mean(2)
+        variance = of_group @ (x - mean[groups][:, :, None]).square().mean(2)
+        with torch.no_grad():
+            worth = count * self.count / len(x)
+            plain, fading = worth / (self.memory_group_images + worth).clamp_min(1), 1 - torch.exp2(-worth / HALF_LIFE)
+            share = torch.maximum(plain, fading)[:, None]
+            apart = share * (1 - share) * (mean - self.memory_group_mean).square()
+            torch.lerp(self.memory_group_mean, mean, share, out=self.group_mean)
+            self.group_variance.copy_(torch.lerp(self.memory_group_variance, variance, share) + apart)
+            self.group_images.copy_(torch.where(worth > 0, worth / share[:, 0], self.memory_group_images))
+        return mean, variance
 
     def used(self) -> tuple[Tensor, Tensor]:
         """Those of the stream, mixed with the source's where there is a share."""
@@ -301,7 +409,7 @@ class StreamNorm(OwnNorm):
 
 
 def _spec(name: str, value: Tensor) -> Array:
-    return Array.like(value) if name == "mean" else Array.like(value, least=0)
+    return Array.like(value) if name in ("mean", "group_mean") else Array.like(value, least=0)
 
 
 def has_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:

@@ -4,6 +4,7 @@ A method of this project, made of parts that each help in one kind of stream:
 
 - statistics of the stream whose memory follows the evidence (`statistics.py`): small batches, short domains;
 - a share of the source's statistics, as each norm's slope of the loss asks (`shares.py`): other styles;
+- statistics for each kind of image where several come mixed (`mixtures.py`);
 - minimum class confusion (Jin et al., ECCV 2020) on the SS2D weights, with a memory of the confusion: one update per
   batch, of any size, in place of six;
 - the mirror image as a second view of every image;
@@ -42,14 +43,15 @@ DOUBT = 3.0  # excess of the skew, in its standard, at which it is half believed
 class TideOptions(LearningOptions):
     """`lr` and `pull` are per 128 images. `views`: average with the mirror image, or not, where left and right matter.
 
-    `shares`: learn how much the statistics of the stream count beside the source's. `frequencies`: follow the class
-    frequencies of correlated streams.
+    `shares`: learn how much the statistics of the stream count beside the source's. `mixtures`: tell the domains of a
+    mixed stream apart. `frequencies`: follow the class frequencies of correlated streams.
     """
 
     lr: Rate = 4e-4
     parameters: ParameterSet = "auto"
     statistics: StatisticsKind = "stream"
     shares: bool = True
+    mixtures: bool = True
     predict: Literal["before", "after"] = "before"
     views: Literal["mirror", "none"] = "mirror"
     loss: Literal["confusion", "information", "entropy"] = "confusion"
@@ -77,7 +79,8 @@ class Tide(Learner):
     frequencies: Tensor | None
 
     def make_statistics(self) -> Statistics:
-        return Statistics(self.model, self.options.statistics, learn_shares=self.options.shares)
+        options = self.options
+        return Statistics(self.model, options.statistics, learn_shares=options.shares, split_mixtures=options.mixtures)
 
     def start(self) -> None:
         self.confusion = self.frequencies = None

@@ -109,6 +109,7 @@ class _AugmentationKeywords(_RepetitionKeywords, total=False):
 
 class _TideKeywords(_LearningKeywords, total=False):
     shares: bool
+    mixtures: bool
     views: Literal["mirror", "none"]
     loss: Literal["confusion", "information", "entropy"]
     temperature: float
