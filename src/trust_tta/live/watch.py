@@ -96,7 +96,7 @@ class Watch:
         `predictions`: the `output` as rows (rows, classes).
         """
         self.monitors.see_predictions(predictions)
-        if not self.learns:
+        if not self.learns and self.judge.trained is None:
             return
         self.credit = min(self.credit + self.guard.budget * work, 4 * MOST_PROBED)
         self.doubt = max(0, self.doubt - len(images))
@@ -120,6 +120,7 @@ class Watch:
         self._pending = []
         self._distance = None
         learned, source = self.judge.compare(images, output)
+        learned = learned if self.learns else source  # where nothing is learned, nothing can be wrong with it
         self.monitors.see_probe(learned, source, self.judge.second_opinion(images, source))
         differs = self.monitors.opinions_differ()
         if differs and not self._differed:  # once: in noise they differ for good
