@@ -251,7 +251,7 @@ def test_what_the_hub_refuses_is_one_line(hub: Hub, tmp_path: Path) -> None:
     )
     done = run_with(hub, code, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("'me/nothing' is no folder here and cannot be had from the hub: ")
+    assert done.stdout.startswith("'me/nothing' is not a folder here and cannot be fetched from the hub: ")
     assert done.stdout.count("\n") == 1
 
 

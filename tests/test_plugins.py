@@ -46,9 +46,9 @@ def test_an_object_of_a_module_and_an_entry_point() -> None:
         ("her_broken:Mine", "'her_broken' raises ZeroDivisionError (division by zero)"),
         ("her_package:Mein", "did you mean 'Mine'?"),
         ("", "give a string"),
-        (":", "is no 'package.module:Name'"),
-        ("..her:Mine", "is no 'package.module:Name'"),
-        ("her_package:", "is no 'package.module:Name'"),
+        (":", "is not 'package.module:Name'"),
+        ("..her:Mine", "is not 'package.module:Name'"),
+        ("her_package:", "is not 'package.module:Name'"),
     ],
 )
 def test_a_wrong_name_is_one_line(name: str, problem: str) -> None:

@@ -55,7 +55,9 @@ def installed(group: Group) -> list[str]:
 def _import(path: str, *, kind: str) -> Any:
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
-        raise ConfigError(f"the {kind} {show(path)} is no 'package.module:Name'; give the module, a colon and the name")
+        raise ConfigError(
+            f"the {kind} {show(path)} is not 'package.module:Name'; give the module, a colon and the name"
+        )
     try:
         target: Any = importlib.import_module(module)
     except ImportError as error:

@@ -30,7 +30,7 @@ def read_text(path: Path | str, *, error: type[TrustError] = ConfigError) -> str
     except (OSError, ValueError) as problem:
         raise error(f"'{path}' cannot be read: {_one_line(problem)}") from problem
     if len(content) > MOST_BYTES:
-        raise error(f"'{path}' is larger than {MOST_BYTES} bytes; that is no file of settings")
+        raise error(f"'{path}' is larger than {MOST_BYTES} bytes; a configuration is far smaller")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as problem:

@@ -38,7 +38,7 @@ def test_missing_labels_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "1",
     ]
     assert main(arguments) == 0
-    assert "there is no labels.npy; use --labels" in capsys.readouterr().err
+    assert "labels.npy was not written; use --labels" in capsys.readouterr().err
     assert not (tmp_path / "out" / "labels.npy").exists()
 
 

@@ -77,12 +77,12 @@ def test_structure_of_folders(pacs: Path) -> None:
     (photo / "person").rmdir()
     findings = check_root(pacs)
     assert sorted(_beyond_counts(findings)) == [
-        "cat: is no class of pacs",
+        "cat: is not a class of pacs",
         "dog: this class has no images",
-        "photo: 1 images lie outside of class folders, as loose.png",
+        "photo: 1 images lie outside class folders, such as loose.png",
     ]
-    assert "photo: 1 of 7 classes have no folder, as person" in _levels(findings, "warning")
-    assert "horse: 1 files are no images and are skipped, as notes.txt" in _levels(findings, "warning")
+    assert "photo: 1 of 7 classes have no folder, such as person" in _levels(findings, "warning")
+    assert "horse: 1 files are not images and are skipped, such as notes.txt" in _levels(findings, "warning")
 
 
 def test_missing_domain_and_unknown_folders(pacs: Path) -> None:
@@ -90,7 +90,7 @@ def test_missing_domain_and_unknown_folders(pacs: Path) -> None:
     (pacs / "CIFAR-10-C").mkdir()
     findings = check_root(pacs)
     assert "sketch: this domain is missing" in _levels(findings, "warning")
-    assert "somewhere: is no data set that we know; skipped" in _levels(findings, "warning")
+    assert "somewhere: is not a known data set; skipped" in _levels(findings, "warning")
     assert "CIFAR-10-C: has none of its files; cifar10-c wants <corruption>.npy and labels.npy" in _errors(findings)
 
 
@@ -120,7 +120,9 @@ def test_cifar_c_of_every_kind_of_damage(tmp_path: Path) -> None:
 def test_labels_of_cifar_c(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-100-c"
     corrupted_arrays(folder, ["fog"], images=20, classes=5)
-    assert any("95 classes have no images, as bed, bee, beetle" in error for error in _errors(check_root(tmp_path)))
+    assert any(
+        "95 classes have no images, such as bed, bee, beetle" in error for error in _errors(check_root(tmp_path))
+    )
     labels = np.load(folder / "labels.npy")
     labels[7] = 100
     np.save(folder / "labels.npy", labels)
@@ -185,12 +187,13 @@ def test_imagenet_layouts(tmp_path: Path) -> None:
     findings = check_root(tmp_path)
     found = _beyond_counts(findings)
     assert sorted(found) == [
-        "1000: is no class of imagenet-v2",
-        "n01440764: is no class of imagenet-r",
-        "n99999999: is no class of imagenet-r",
+        "1000: is not a class of imagenet-v2",
+        "n01440764: is not a class of imagenet-r",
+        "n99999999: is not a class of imagenet-r",
     ]
-    assert "imagenet-r: 197 of 200 classes have no folder, as great white shark, hammerhead, stingray" in "\n".join(
-        _levels(findings, "warning")
+    assert (
+        "imagenet-r: 197 of 200 classes have no folder, such as great white shark, hammerhead, stingray"
+        in "\n".join(_levels(findings, "warning"))
     )
     assert "snow: this domain is missing" in _levels(findings, "warning")
     assert {spec.name for spec, _ in find_present(tmp_path)} == {"imagenet-r", "imagenet-c", "imagenet-v2"}

@@ -189,7 +189,7 @@ def test_imagenet_r_masks_its_200_classes(tmp_path: Path) -> None:
     assert (dataset.class_mask == rendition_mask()).all()
     assert set(dataset.labels.tolist()) <= set(dataset.class_mask.tolist())
     class_tree(tmp_path / "imagenet-r", ["n01440764"])  # tench: in ImageNet, not in ImageNet-R
-    with pytest.raises(DataError, match="n01440764 is no class of imagenet-r; allowed are its 200"):
+    with pytest.raises(DataError, match="n01440764 is not a class of imagenet-r; allowed are its 200"):
         open_dataset("imagenet-r", tmp_path)
 
 
@@ -318,7 +318,7 @@ def test_user_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="limit is 0"):
         open_dataset("cifar10", tmp_path, limit=0)
     class_tree(tmp_path / "PACS" / "photo", ["dog", "cat"])
-    with pytest.raises(DataError, match="cat is no class of pacs; allowed are dog, elephant"):
+    with pytest.raises(DataError, match="cat is not a class of pacs; allowed are dog, elephant"):
         open_dataset("pacs", tmp_path, domain="photo")
 
 

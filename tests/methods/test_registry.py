@@ -60,7 +60,7 @@ def test_a_method_from_outside_is_one_of_ours(package: str) -> None:
 
 def test_what_is_no_method_is_refused(package: str) -> None:
     for name in ("outside_methods:no_method", "collections:OrderedDict"):
-        with pytest.raises(ConfigError, match="no subclass of trust_tta.Method"):
+        with pytest.raises(ConfigError, match="not a subclass of trust_tta.Method"):
             find_method(name)
     with pytest.raises(ConfigError, match="did you mean 'Mine'"):
         find_method("outside_methods:Minee")

@@ -152,7 +152,7 @@ METADATA: dict[str, tuple[dict[str, str], str]] = {
     "infinite ratio": ({"overrides": '{"ssm_ratio": Infinity}'}, "Infinity is not a number of JSON"),
     "nan ratio": ({"overrides": '{"ssm_ratio": NaN}'}, "NaN is not a number of JSON"),
     "huge network": ({"overrides": '{"dims": [16384, 16384], "depths": [99, 99]}'}, "parameters; at most 1e"),
-    "classes": ({"classes": "[1, 2]"}, "a class name is no string"),
+    "classes": ({"classes": "[1, 2]"}, "a class name is not a string"),
     "variant": ({"variant": "vmamba_nanno"}, "did you mean 'vmamba_nano'"),
     "a module as variant": ({"variant": "os:getcwd"}, "names a network outside of this package, 'os:getcwd'"),
 }

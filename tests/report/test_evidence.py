@@ -16,6 +16,7 @@ from trust_tta.report.evidence import Difference, difference, mcnemar
 from trust_tta.report.model import read_report
 from trust_tta.report.sections import comparison
 from trust_tta.report.summary import summarize
+from trust_tta.report.tables import accuracy_table
 from trust_tta.results import Cell
 
 N = 2000
@@ -87,6 +88,16 @@ def test_a_lead_of_a_few_images_is_a_tie_however_the_seeds_agree() -> None:
     assert found.ahead == pytest.approx(5)
     assert found.tie
     assert not compare(*cells[:3], *(replace(c, result=replace(c.result, accuracy=0.71)) for c in cells[3:])).tie
+
+
+def test_lines_with_other_seeds_are_compared_over_those_that_both_have() -> None:
+    """As in the demo, where TRUST has one seed of three: an easy or a hard seed is nobody's merit."""
+    all_seeds = [make_cell("tide", "fog", seed=s, accuracy=a) for s, a in enumerate((0.70, 0.80, 0.90))]
+    found = compare(make_cell("trust", "fog", seed=0, accuracy=0.68), *all_seeds)
+    assert abs(found.gain) == pytest.approx(0.02)
+    (group,) = make_groups([make_cell("trust", "fog", seed=0, accuracy=0.68), *all_seeds])
+    assert "TRUST does not win here: trust is 2.0 points behind tide." in summarize(group)
+    assert "1 to 3 seeds" in accuracy_table(group).caption
 
 
 def test_one_seed_without_images_leaves_it_open() -> None:

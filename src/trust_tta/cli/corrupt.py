@@ -52,7 +52,7 @@ def run(arguments: Namespace) -> None:
     for path in paths:
         say(str(path))
     if not source.is_dir() and _labels(source, arguments.labels) is None:
-        say(f"there are no labels beside '{source}', so there is no labels.npy; use --labels", stream=sys.stderr)
+        say(f"no labels were found next to '{source}', so labels.npy was not written; use --labels", stream=sys.stderr)
 
 
 def _labels(source: Path, given: str | None) -> Path | None:

@@ -148,7 +148,7 @@ def _check_leftovers(root: Path, present: list[tuple[DatasetSpec, Path]]) -> Ite
         if any(folder.is_relative_to(child) for _, folder in present):
             continue
         if spec is None:
-            yield Finding("warning", "", child, "is no data set that we know; skipped")
+            yield Finding("warning", "", child, "is not a known data set; skipped")
         else:
             yield Finding("error", spec.name, child, f"has none of its files; {spec.name} wants {spec.wanted}")
     known = {spec.name for spec, _ in present}
@@ -320,7 +320,7 @@ def _label_problems(spec: DatasetSpec, labels: NDArray[np.int64]) -> Iterator[st
 def _empty_classes(spec: DatasetSpec, labels: NDArray[np.int64]) -> Iterator[str]:
     present = set(np.unique(labels).tolist())
     if empty := [name for label, name in enumerate(spec.class_names) if label not in present]:
-        yield f"{len(empty)} classes have no images, as {', '.join(empty[:5])}"
+        yield f"{len(empty)} classes have no images, such as {', '.join(empty[:5])}"
 
 
 def _black_images(images: NDArray[np.uint8]) -> Iterator[str]:
@@ -394,18 +394,18 @@ def _check_structure(spec: DatasetSpec, folder: Path, classes: list[Path]) -> It
     """Unknown, missing and empty classes, images outside of classes, files that are no images."""
     for child in subfolders(folder):
         if child not in classes:
-            yield "error", child, f"is no class of {spec.name}"
+            yield "error", child, f"is not a class of {spec.name}"
     if loose := list_images(folder):
-        yield "error", folder, f"{len(loose)} images lie outside of class folders, as {loose[0]}"
+        yield "error", folder, f"{len(loose)} images lie outside class folders, such as {loose[0]}"
     found = {class_label(spec, child.name) for child in classes}
     expected = rendition_mask().tolist() if spec.renditions else range(spec.classes)
     if missing := [label for label in expected if label not in found]:
         names = ", ".join(spec.class_names[label] for label in missing[:5])
-        yield "warning", folder, f"{len(missing)} of {len(expected)} classes have no folder, as {names}"
+        yield "warning", folder, f"{len(missing)} of {len(expected)} classes have no folder, such as {names}"
     for child in classes:
         files = sorted(name for name in os.listdir(child) if not name.startswith("."))
         if strange := [name for name in files if not is_image(name)]:
-            yield "warning", child, f"{len(strange)} files are no images and are skipped, as {strange[0]}"
+            yield "warning", child, f"{len(strange)} files are not images and are skipped, such as {strange[0]}"
     for child in classes:
         if not list_images(child):
             yield "error", child, "this class has no images"

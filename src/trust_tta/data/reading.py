@@ -141,7 +141,7 @@ def class_map(
         return {name: label for label, name in enumerate(ordered) if name in found}, ordered
     labels = {name: class_label(spec, name) for name in found}
     if unknown := [name for name, label in labels.items() if label is None]:
-        raise DataError(f"{folder / unknown[0]} is no class of {spec.name}; allowed are {_allowed(spec)}")
+        raise DataError(f"{folder / unknown[0]} is not a class of {spec.name}; allowed are {_allowed(spec)}")
     return {name: label for name, label in labels.items() if label is not None}, spec.class_names
 
 

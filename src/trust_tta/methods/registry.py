@@ -62,7 +62,7 @@ def find_method(name: str | type[Method]) -> type[Method]:
     from trust_tta.methods.base import Method
 
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(f"the method {name!r} is no subclass of trust_tta.Method; derive it from that class")
+        raise ConfigError(f"the method {name!r} is not a subclass of trust_tta.Method; derive it from that class")
     return found
 
 

@@ -41,7 +41,7 @@ def _letters(orders: Any) -> Any:
     if orders is None:
         return None
     if isinstance(orders, (str, ScanOrder)) or not isinstance(orders, Sequence):
-        raise ConfigError(f"{show(orders)} is no list of traversal orders; give one, such as ['abcd', 'badc']")
+        raise ConfigError(f"{show(orders)} is not a list of traversal orders; give one such as ['abcd', 'badc']")
     if not orders:
         raise ConfigError("the list is empty; give at least one traversal order, or omit it for the paper's six")
     return tuple(order_name(order) for order in orders)

@@ -344,7 +344,7 @@ def read_statement(weights: Weights, file: Path | None, known: Pretrained | None
     preprocessing = _json(metadata, "preprocessing", dict, file)
     count = _json(metadata, "num_classes", int, file)
     if classes is not None and not all(isinstance(name, str) for name in classes):
-        raise _unreadable("classes", file, "a class name is no string")
+        raise _unreadable("classes", file, "a class name is not a string")
     return Statement(
         variant=metadata.get("variant"),
         fields={name: value for name, value in (fields or {}).items() if name != "num_classes"},

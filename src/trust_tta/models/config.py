@@ -195,7 +195,7 @@ class LocalVimConfig(VimConfig):
         if len(self.directions) != self.depth:
             raise ValueError(f"{len(self.directions)} directions and {self.depth} layers; give four for each layer")
         if self.rotary and (self.middle_token or self.dim % 4):
-            raise ValueError("rotary=True goes without a class token and with a dim that 4 divides")
+            raise ValueError("rotary=True needs a dim divisible by 4 and no class token")
 
     def rough_size(self) -> float:
         inner = 2 * self.dim

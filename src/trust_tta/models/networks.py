@@ -98,7 +98,7 @@ def require_vmamba(network: nn.Module, *, by: str) -> VMamba:
 def require_ours(network: nn.Module, *, by: str) -> ScanNetwork:
     """The network where it is one of our classifiers; others are refused in the words of who asks."""
     if not isinstance(network, ScanNetwork):
-        raise ConfigError(f"{by} needs a VMamba or its like, and the network is a {type(network).__name__}")
+        raise ConfigError(f"{by} needs one of our scan networks, and the network is a {type(network).__name__}")
     return network
 
 

@@ -179,7 +179,7 @@ def hub_folder(source: str | os.PathLike[str], *, revision: str | None = None) -
         found = library.snapshot_download(repository, revision=revision or stated or None, allow_patterns=_HUB_FILES)
     except Exception as error:  # whatever the library raises, there is nothing to read
         raise CheckpointError(
-            f"'{source}' is no folder here and cannot be had from the hub: {reason_of(error)}"
+            f"'{source}' is not a folder here and cannot be fetched from the hub: {reason_of(error)}"
         ) from error
     return Path(found)
 

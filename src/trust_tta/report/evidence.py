@@ -69,10 +69,10 @@ class Duel:
 
 
 def difference(group: Group, first: Variant, second: Variant) -> Difference:
-    """Two complete lines of a group; `gain` is the first's mean less the second's."""
+    """Two complete lines of a group; `gain` is the first's mean less the second's, over the seeds that both have."""
     reached = group.means()
-    gain = reached[first.label] - reached[second.label]
     seeds = paired(seed_means(group, first.label), seed_means(group, second.label))
+    gain = reached[first.label] - reached[second.label] if seeds.mean is None else seeds.mean
     cells = group.cells_of(first.label)
     ahead = gain * sum(cell.result.samples for cell in cells) / len({cell.key.seed for cell in cells})
     return Difference(first, second, gain, seeds, ahead, _over_images(group, first, second))

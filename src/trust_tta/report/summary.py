@@ -133,7 +133,7 @@ def _trust(group: Group, first: Sequence[Variant]) -> list[str]:
         return []
     best, sentences = trusts[0], []
     if best not in first:
-        behind = format_percent(reached[first[0].label] - reached[best.label])
+        behind = format_percent(difference(group, first[0], best).gain)
         sentences.append(f"TRUST does not win here: {best.name} is {behind} points behind {first[0].name}.")
     if naive is not None and naive.label in reached and first[0].label != naive.label:
         found = difference(group, best, naive)

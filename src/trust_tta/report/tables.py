@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from trust_tta.report.evidence import Difference, Duel, difference, equal_time, equal_updates, ranking
+from trust_tta.report.evidence import Difference, Duel, difference, equal_time, equal_updates, ranking, seed_means
 from trust_tta.report.model import Group, Place, Variant
 from trust_tta.report.paper import Comparison, SweepPair, published_times
 from trust_tta.report.published import Published
@@ -98,8 +98,10 @@ def accuracy_table(group: Group) -> DataTable:
         lines.append(_line(group, variant, whole if several else [*entries, *over]))
     best = [j for j, column in enumerate(columns) if column.role != "gain"]
     what = "Mean IoU" if group.labels_pixels else "Accuracy"
-    said = f"{what} in percent{', gains in points' if gains else ''}; {counted(len(group.seeds), 'seed')}"
-    caption = f"{said}; the best as shown in bold"
+    fewest = min((len(seed_means(group, v.label)) for v in group.variants if group.cells_of(v.label)), default=0)
+    most = counted(len(group.seeds), "seed")
+    seeds = most if fewest in (0, len(group.seeds)) else f"{fewest} to {most}"
+    caption = f"{what} in percent{', gains in points' if gains else ''}; {seeds}; the best as shown in bold"
     return DataTable(f"accuracy {group.title}", caption, (Column("method"), *columns), _mark_best(lines, best))
 
 
