@@ -202,7 +202,7 @@ class StreamsConfig(Schema):
 class MethodConfig(Schema):
     """A method with the options stated for it; `label` is its name wherever results are shown.
 
-    A bare name stands for the method's defaults, and in a table the options stand beside the name.
+    A bare name stands for the method's defaults, and in a table the options follow the name.
     """
 
     name: Name
@@ -297,7 +297,7 @@ class RunConfig(Schema):
         return self
 
     def to_json(self) -> str:
-        """The configuration as it is recorded beside the results."""
+        """The configuration as it is recorded with the results."""
         return canonical_json(plain(self.model_dump()))
 
 

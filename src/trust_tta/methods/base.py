@@ -134,10 +134,10 @@ class Method(nn.Module):
         return Statistics(self.model, self.options.statistics, observing_without_grad=not self.adapted)
 
     def start(self) -> None:
-        """Set what moves beside weights and statistics to its beginning; called at every return to the source."""
+        """Set what moves besides weights and statistics to its initial value; called at every return to the source."""
 
     def moving(self) -> dict[str, Spec]:
-        """Names of the attributes that move beside weights and statistics, and what each holds unless it is None."""
+        """Names of the attributes that move besides weights and statistics, and what each holds unless it is None."""
         return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -295,7 +295,7 @@ class Method(nn.Module):
 
     @torch.inference_mode(False)
     def restore_source(self) -> None:
-        """As `reset`, but the counters, and with them the random draws that follow from them, go on."""
+        """As `reset`, but the counters, and with them the random draws that follow from them, continue."""
         with self._lock:
             self.weights.restore_source()
             self.statistics.restore_source()
@@ -311,7 +311,7 @@ class Method(nn.Module):
 
     @torch.inference_mode(False)
     def fork(self) -> Self:
-        """An independent copy that goes on from here and shares the frozen weights."""
+        """An independent copy that continues from here and shares the frozen weights."""
         with self._lock:
             network = self._caller[1]
             memo: dict[int, Any] = {id(s): s for s in self.weights.source.values()}
@@ -327,7 +327,7 @@ class Method(nn.Module):
 
     @torch.inference_mode(False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Go on where `state` was saved; refused whole, before anything is touched, if it does not fit."""
+        """Continue where `state` was saved; it is refused whole, before anything is touched, if it does not fit."""
         with self._lock:
             saving.load(self, state)
 

@@ -40,7 +40,7 @@ class DeyoOptions(LearningOptions):
 
 
 class Deyo(Learner):
-    """The entropy of images that are sure, and less so without the object's shape, the more the more they are."""
+    """The entropy of images that are predicted with confidence, and with less once the object's shape is destroyed."""
 
     Options = DeyoOptions
     options: DeyoOptions

@@ -179,7 +179,7 @@ def _is_ranked(pair: object) -> bool:
 
 
 class TrustOptions(OrderOptions):
-    """`mode`: "sequential", each order goes on from the one before; "replicate", all start from the same weights and
+    """`mode`: "sequential", each order continues from the one before; "replicate", all start from the same weights and
     see the whole batch; "split", the same with a share of the batch each, normalized by the statistics of that share
     or of the whole "batch". `merge`: the mean, means weighted by 1 / entropy, the same along the sphere, and how the
     authors' code takes the last. `loss`: the paper's hard pseudo-labels, or minimum class confusion. `views`: predict

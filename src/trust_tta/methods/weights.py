@@ -1,6 +1,6 @@
 """The adapted weights as one vector, and the optimizer that moves it.
 
-A few hundred small tensors cost a few hundred kernels an update, a vector costs one.
+A few hundred small tensors cost a few hundred kernels per update, a vector costs one.
 """
 
 from __future__ import annotations
