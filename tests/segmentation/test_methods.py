@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.parameters import select
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import METHODS, create_method
+from trust_tta.methods.statistics import PICTURE, SOURCE_WORTH
 
 OPEN: dict[str, dict[str, Any]] = {
     "eta": {"margin": 10.0, "d_margin": 2.0},
@@ -195,6 +197,23 @@ def test_orders_are_ranked_by_the_mean_entropy_of_pixels() -> None:
     order, value = ranked[0]
     with torch.no_grad():
         assert value == pytest.approx(float(losses.entropy(model(images, order=order)).mean()), rel=1e-5)
+
+
+def test_a_picture_counts_for_many_images_in_the_statistics_of_the_stream() -> None:
+    method, images = make("tide"), batches(1)[0]
+    method(images)
+    norms = {name: norm for name, norm in method.statistics.norms.items() if not name.startswith("auxiliary_head.")}
+    assert {float(norm.images) for norm in norms.values()} == {SOURCE_WORTH + PICTURE * len(images)}
+
+
+@pytest.mark.parametrize("pictures", [2, 8])
+def test_the_step_of_tide_is_as_long_as_its_pictures_are_worth(pictures: int) -> None:
+    method = make("tide", upernet("layer"), lr=1e-3, pull=0.0)
+    start = method.weights.read().clone()
+    method(batches(1, images=pictures)[0])
+    moved = (method.weights.read() - start).abs()
+    expected = 1e-3 * math.sqrt(PICTURE * pictures / 128)  # Adam's first step is as long for every weight
+    assert float(moved.median()) == pytest.approx(expected, rel=1e-2)
 
 
 # bands of rows

@@ -31,6 +31,7 @@ StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 
 SOURCE_WORTH = 16.0  # images that the statistics of training count for at the beginning
 KEPT = 8.0  # images that the memory counts for at least when a new domain begins
+PICTURE = 16  # images that a picture counts for whose pixels are labeled: it shows many things, and most are in all
 
 
 class OwnNorm(nn.Module):
@@ -102,6 +103,7 @@ class Statistics:
     the place of those that `kind` asks for, from a BatchNorm and a tensor of the network's device and dtype.
     `learn_shares`: norms that follow the stream have `shares` of it, which the method moves. `split_mixtures`: they
     have statistics for each group of images where the stream is mixed; a pass is then over whole copies of the batch.
+    `worth`: images for which one of this network counts.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Statistics:
     ) -> None:
         found = {name: module for name, module in model.named_modules() if has_statistics(module)}
         self.kind, self.norms = kind, dict[str, Any]()
+        self.worth = PICTURE if getattr(model, "dense", False) else 1
         self.of_batches = kind == "batch" and make is None and bool(found)  # a batch is normalized by itself alone
         self.memory = OwnNorm.MEMORY if make is not None else StreamNorm.MEMORY if kind == "stream" else ()
         if make is None and kind == "batch":
@@ -173,14 +176,14 @@ class Statistics:
     def begin(self, images: Tensor, *, worth: int = 1) -> None:
         """A batch (n, ...) comes; passes over it, however many, change the memory once.
 
-        `worth`: images for which each of them counts.
+        `worth`: images for which each of them counts, beside what it shows itself.
         """
         if norms := self._following:
             for name in self.memory:
                 torch._foreach_copy_([getattr(n, f"memory_{name}") for n in norms], [getattr(n, name) for n in norms])
             counts, remembered = [n.count for n in norms], [n.memory_images for n in norms]
             torch._foreach_zero_(counts)
-            torch._foreach_add_(counts, float(len(images) * worth))
+            torch._foreach_add_(counts, float(len(images) * worth * self.worth))
             if self.watch is not None:
                 descriptions = self.watch.describe(images)
                 left = 1 - self.watch.observe(descriptions)

@@ -12,7 +12,8 @@ A method of this project, made of parts that each help in one kind of stream:
 - the frequencies of the classes, where they differ from even ones beyond chance (Saerens et al., 2002): labels that
   come in short runs. As they do, updates slow down: the confusion of a few classes says little about the others.
 
-Rates and memories are counted in images: no option depends on the size of a batch.
+Rates and memories are counted in images: no option depends on the size of a batch. A picture whose pixels are labeled
+counts for sixteen.
 """
 
 from __future__ import annotations
@@ -118,10 +119,11 @@ class Tide(Learner):
         self.counters.backwards += self.options.views == "mirror"
         if self.statistics.shares is not None and self.weights.gradient_beside is not None:
             self.statistics.shares.learn(self.weights.gradient_beside, images, finite=finite, pace=pace)
-        length = pace * math.sqrt(images / BATCH)
+        share = images * self.statistics.worth / BATCH
+        length = pace * math.sqrt(share)
         origin = self.weights.origin
         moved = start + (self.weights.read() - start) * length
-        pulled = moved.lerp(origin, 1 - (1 - self.options.pull) ** (images / BATCH))
+        pulled = moved.lerp(origin, 1 - (1 - self.options.pull) ** share)
         self.weights.write(torch.where(finite, pulled, start))
         if not self.settle([finite])[0]:
             self.confusion = confusion
