@@ -1,8 +1,8 @@
 """The backward scan: its launchers and kernels.
 
-Programs as in the forward kernel. The chunks are walked from the last to the first, which is the way of direction 0's
-adjoint; direction 1's adjoint runs up the positions, and what it carries over the chunk boundaries is found in a sweep
-of its own. States inside a chunk are recomputed from the saved ones. Sums over channels and over the batch leave as
+Programs as in the forward kernel, which walk through the chunks as the adjoints run: up for direction 1, then down for
+direction 0, which adds its gradients of u to those of direction 1. States inside a chunk are recomputed from the saved
+ones. Sums over channels and over the batch leave as
 partial sums, each written by one program, so that two runs agree bit for bit.
 """
 
@@ -26,7 +26,6 @@ from trust_tta.scan.triton.forward import (
     load_row,
     softplus,
     store_block,
-    sweep_boundaries,
     with_column,
 )
 from trust_tta.scan.triton.launch import Tiling, ceil_div, choose_tiling, constants, pointers, power_of_two, prepare
@@ -64,7 +63,7 @@ def differentiate(
     batch, groups, directions, channels, length = inputs.delta.shape
     tiling = tiling or choose_tiling(channels, length, inputs.u.dtype)
     tile = tiling.backward
-    blocks, chunks = ceil_div(channels, tile.channels), ceil_div(length, tile.positions)
+    blocks = ceil_div(channels, tile.channels)
     inputs = prepare(inputs)
     A, state = inputs.A, inputs.A.shape[-1]
     du, ddelta = torch.empty_like(inputs.u), torch.empty_like(inputs.delta)
@@ -74,10 +73,9 @@ def differentiate(
     dB, dC = A.new_empty((2, batch, groups, directions, blocks, state, length), dtype=rows)
     dD = A.new_empty((batch, groups, channels))
     dbias = A.new_empty((batch, groups, directions, channels))
-    adjoints = A.new_empty((batch, groups, chunks - 1, state, channels) if directions == 2 else 0)
     with torch.cuda.device_of(du):
         scan_backward_kernel[(batch * groups * blocks,)](
-            dy.contiguous(), *pointers(inputs), states, adjoints, du, ddelta, dA, dB, dC, dD, dbias, groups,
+            dy.contiguous(), *pointers(inputs), states, du, ddelta, dA, dB, dC, dD, dbias, groups,
             **constants(inputs, tile, tiling.spacing),
         )  # fmt: skip
     return du, ddelta, PartialSums(dA, dB, dC, dD, dbias)
@@ -104,13 +102,12 @@ def quad_sums(b_x, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr):
 
 @triton.jit
 def differentiate_direction(
-    b_du, b_carry, b_dA, b_dbias, b_u, b_dy, b_x, p_A, p_B, p_C, p_states, p_adjoints, p_ddelta, p_dB, p_dC, i_k, o_c,
-    m_c,
+    p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias, b_D, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr,
-    REVERSE: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
+    ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Differentiate one direction on chunk i_k: write ddelta, dB and dC, add to du, dA and dbias.
+    """Gradients of one direction; direction 0 also differentiates D u, and adds to p_du with ADD.
 
     The gradient of the state, g_t = C_t dy_t + a_{t+1} g_{t+1}, would need the decays shifted by a position;
     q_t = a_t g_t = a_t (q_{t+1} + C_t dy_t) does not, and g_t is what entered at t and the q after it.
@@ -118,72 +115,87 @@ def differentiate_direction(
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
+    # One state: its gradient is summed thread by thread until the end; several: chunk by chunk.
+    DA_COLUMNS: tl.constexpr = BLOCK_L // 4 if STATE == 1 else BLOCK_N
     o_n = tl.arange(0, BLOCK_N)
-    o_l = i_k * BLOCK_L + tl.arange(0, BLOCK_L)
-    m_l = o_l < LENGTH
-    b_d = b_x
-    if SOFTPLUS:
-        b_d, b_slope = softplus(b_x)
-    b_v = b_d * b_u
-    b_dd = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
-    for n in range(STATE):
-        b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0)
-        b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-        b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-        b_h0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
-        b_q0 = column(b_carry, o_n, n)
-        if CHUNKS > 1:
-            i_saved = (i_k + 1) * PER_CHUNK - 1 if REVERSE else i_k * PER_CHUNK - 1
-            o_h, m_h = boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
-            b_h0 = tl.load(p_states + o_h, mask=m_h, other=0.0)
-            if REVERSE:
-                o_q, m_q = boundary_offsets(i_k - 1, n, o_c, m_c, CHUNKS - 1, CHANNELS, STATE)
-                b_q0 = tl.load(p_adjoints + o_q, mask=m_q, other=0.0)
-        b_a = tl.exp2(b_d * (b_A * LOG2_E)[:, None])
-        b_in = b_v * b_B[None, :]
-        b_c = b_dy * b_C[None, :]
-        b_before, _ = linear_scan(b_a, b_in, b_h0, CHUNKS > 1, BLOCK_C, BLOCK_L, REVERSE)
-        b_after, b_end = linear_scan(b_a, b_a * b_c, b_q0, CHUNKS > 1, BLOCK_C, BLOCK_L, not REVERSE)
-        if (not REVERSE) and (CHUNKS > 1):
-            b_carry = with_column(b_carry, o_n, n, b_end)
-        b_kept = b_a * b_before
-        b_h = b_kept + b_in
-        b_g = b_after + b_c
-        b_r = b_g * b_kept
-        b_dd += b_A[:, None] * b_r + b_g * b_u * b_B[None, :]
-        b_du += b_g * b_d * b_B[None, :]
-        if STATE == 1:
-            b_dA += quad_sums(b_d * b_r, BLOCK_C, BLOCK_L)
+    b_dA = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
+    b_dbias = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
+    b_dD = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
+    b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+    for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
+        i_k = i_step if REVERSE else CHUNKS - 1 - i_step
+        o_l = i_k * BLOCK_L + tl.arange(0, BLOCK_L)
+        m_l = o_l < LENGTH
+        b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
+        b_dy = load_block(p_dy, o_c, m_c, i_k, LENGTH, BLOCK_L)
+        b_d = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
+        if SOFTPLUS:
+            b_d, b_slope = softplus(b_d, ROUGH)
+        if REVERSE:
+            b_du = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
         else:
-            b_dA = with_column(b_dA, o_n, n, column(b_dA, o_n, n) + tl.sum(b_d * b_r, 1))
-        tl.store(p_dB + n * LENGTH + o_l, tl.sum(b_g * b_v, 0), mask=m_l)
-        tl.store(p_dC + n * LENGTH + o_l, tl.sum(b_h * b_dy, 0), mask=m_l)
-    if SOFTPLUS:
-        b_dd *= b_slope
-    store_block(p_ddelta, b_dd, o_c, m_c, i_k, LENGTH, BLOCK_L)
-    b_dbias += quad_sums(b_dd, BLOCK_C, BLOCK_L)
-    return b_du, b_carry, b_dA, b_dbias
+            b_du = b_D[:, None] * b_dy
+            b_dD += quad_sums(b_u * b_dy, BLOCK_C, BLOCK_L)
+        if ADD:
+            b_du += load_block(p_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
+        b_v = b_d * b_u
+        b_dd = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
+        for n in range(STATE):
+            b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0)
+            b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+            b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+            b_h0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+            if CHUNKS > 1:
+                i_saved = (i_k + 1) * PER_CHUNK - 1 if REVERSE else i_k * PER_CHUNK - 1
+                o_h, m_h = boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
+                b_h0 = tl.load(p_states + o_h, mask=m_h, other=0.0)
+            b_a = tl.exp2(b_d * (b_A * LOG2_E)[:, None])
+            b_in = b_v * b_B[None, :]
+            b_c = b_dy * b_C[None, :]
+            b_before, _ = linear_scan(b_a, b_in, b_h0, CHUNKS > 1, REVERSE)
+            b_after, b_end = linear_scan(b_a, b_a * b_c, column(b_carry, o_n, n), CHUNKS > 1, not REVERSE)
+            if CHUNKS > 1:
+                b_carry = with_column(b_carry, o_n, n, b_end)
+            b_kept = b_a * b_before
+            b_h = b_kept + b_in
+            b_g = b_after + b_c
+            b_r = b_g * b_kept
+            b_w = b_g * b_B[None, :]
+            b_dd += b_A[:, None] * b_r + b_w * b_u
+            b_du += b_w * b_d
+            if STATE == 1:
+                b_dA += quad_sums(b_d * b_r, BLOCK_C, BLOCK_L)
+            else:
+                b_dA = with_column(b_dA, o_n, n, column(b_dA, o_n, n) + tl.sum(b_d * b_r, 1))
+            tl.store(p_dB + n * LENGTH + o_l, tl.sum(b_g * b_v, 0), mask=m_l)
+            tl.store(p_dC + n * LENGTH + o_l, tl.sum(b_h * b_dy, 0), mask=m_l)
+        if SOFTPLUS:
+            b_dd *= b_slope
+        b_dbias += quad_sums(b_dd, BLOCK_C, BLOCK_L)
+        store_block(p_ddelta, b_dd, o_c, m_c, i_k, LENGTH, BLOCK_L)
+        store_block(p_du, b_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
+    store_weight(p_dA, b_dA, o_c, m_c, STATE, BLOCK_N)
+    tl.store(p_dbias + o_c, tl.sum(b_dbias, 1), mask=m_c)
+    if not REVERSE:
+        tl.store(p_dD + o_c, tl.sum(b_dD, 1), mask=m_c)
 
 
 @triton.jit
 def scan_backward_kernel(
-    p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_states, p_adjoints, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD,
+    p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD,
     p_dbias, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one batch entry, group and block of channels; sums over channels and batch stay partial."""
-    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     ROWS: tl.constexpr = CHANNELS * LENGTH
     SAVED: tl.constexpr = BOUNDARIES * STATE * CHANNELS
     PARTIAL: tl.constexpr = C_BLOCKS * STATE * LENGTH
     WEIGHTS: tl.constexpr = CHANNELS * STATE
-    # One state: its gradient is summed thread by thread until the end; several: chunk by chunk.
-    DA_COLUMNS: tl.constexpr = BLOCK_L // 4 if STATE == 1 else BLOCK_N
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_bg = (tl.program_id(0) // C_BLOCKS).to(tl.int64)
     i_cb = tl.program_id(0) % C_BLOCKS
@@ -197,7 +209,6 @@ def scan_backward_kernel(
     p_delta += i_bg * DIRECTIONS * ROWS
     p_ddelta += i_bg * DIRECTIONS * ROWS
     p_states += i_bg * DIRECTIONS * SAVED
-    p_adjoints += i_bg * (CHUNKS - 1) * WEIGHTS
     p_A += i_g * DIRECTIONS * WEIGHTS
     p_D += i_g * DIRECTIONS * CHANNELS
     p_bias += i_g * DIRECTIONS * CHANNELS
@@ -207,6 +218,7 @@ def scan_backward_kernel(
     p_dC += i_bg * DIRECTIONS * PARTIAL + i_cb * STATE * LENGTH
     p_dA += i_bg * DIRECTIONS * WEIGHTS
     p_dbias += i_bg * DIRECTIONS * CHANNELS
+    p_dD += i_bg * CHANNELS
 
     b_D = tl.zeros((BLOCK_C,), dtype=tl.float32)
     b_bias0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
@@ -218,47 +230,22 @@ def scan_backward_kernel(
         b_bias0 = tl.load(p_bias + o_c, mask=m_c, other=0.0)
         if DIRECTIONS == 2:
             b_bias1 = tl.load(p_bias + CHANNELS + o_c, mask=m_c, other=0.0)
-    if (DIRECTIONS == 2) and (CHUNKS > 1):
-        sweep_boundaries(
-            p_dy, p_delta + ROWS, p_A + WEIGHTS, p_C + STRIDE_M, p_adjoints, b_bias1, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, BLOCK_L, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, True,
-        )  # fmt: skip
-        # What one thread stored above, another loads below.
-        tl.debug_barrier()
-    b_dD = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
-    b_dbias0 = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
-    b_dbias1 = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
-    b_dA0 = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
-    b_dA1 = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
-    b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
-    for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
-        i_k = CHUNKS - 1 - i_step
-        b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_dy = load_block(p_dy, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_x0 = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias0[:, None]
-        if DIRECTIONS == 2:
-            b_x1 = load_block(p_delta + ROWS, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias1[:, None]
-        b_du = b_D[:, None] * b_dy
-        b_dD += quad_sums(b_u * b_dy, BLOCK_C, BLOCK_L)
-        b_du, b_carry, b_dA0, b_dbias0 = differentiate_direction(
-            b_du, b_carry, b_dA0, b_dbias0, b_u, b_dy, b_x0, p_A, p_B, p_C, p_states, p_adjoints, p_ddelta,
-            p_dB, p_dC, i_k, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, False,
-        )  # fmt: skip
-        if DIRECTIONS == 2:
-            b_du, _, b_dA1, b_dbias1 = differentiate_direction(
-                b_du, b_carry, b_dA1, b_dbias1, b_u, b_dy, b_x1, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M,
-                p_states + SAVED, p_adjoints, p_ddelta + ROWS, p_dB + PARTIAL, p_dC + PARTIAL, i_k, o_c, m_c,
-                CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, True,
-            )  # fmt: skip
-        store_block(p_du, b_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
-
-    store_weight(p_dA, b_dA0, o_c, m_c, STATE, BLOCK_N)
-    tl.store(p_dD + i_bg * CHANNELS + o_c, tl.sum(b_dD, 1), mask=m_c)
-    tl.store(p_dbias + o_c, tl.sum(b_dbias0, 1), mask=m_c)
     if DIRECTIONS == 2:
-        store_weight(p_dA + WEIGHTS, b_dA1, o_c, m_c, STATE, BLOCK_N)
-        tl.store(p_dbias + CHANNELS + o_c, tl.sum(b_dbias1, 1), mask=m_c)
+        differentiate_direction(
+            p_dy, p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_states + SAVED, p_du,
+            p_ddelta + ROWS, p_dA + WEIGHTS, p_dB + PARTIAL, p_dC + PARTIAL, p_dD, p_dbias + CHANNELS, b_bias1, b_D,
+            o_c, m_c,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+            True, False,
+        )  # fmt: skip
+        # What one thread stored above, another may load below.
+        tl.debug_barrier()
+    differentiate_direction(
+        p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias0, b_D,
+        o_c, m_c,
+        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+        False, DIRECTIONS == 2,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -1,8 +1,7 @@
 """The forward scan: its launcher, its kernel, and what the backward kernel shares with it.
 
-A program owns a batch entry, a group and BLOCK_C channels, and sweeps the positions in chunks of BLOCK_L.
-Direction 1 runs from the last position to the first, so its states at the chunk ends are found in a sweep of
-their own; after that both directions go through the same chunk, and u is read and y written once.
+A program owns a batch entry, a group and BLOCK_C channels, and walks through the positions in chunks of BLOCK_L: for
+direction 1 from the last to the first, then for direction 0, which adds its outputs to those of direction 1.
 Names: b_ values of a block, p_ pointers, o_ offsets, m_ masks, i_ indices of programs and chunks.
 """
 
@@ -18,6 +17,7 @@ from trust_tta.scan.tensors import ScanInputs
 from trust_tta.scan.triton.launch import Tiling, ceil_div, choose_tiling, constants, pointers, prepare
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def scan_forward(inputs: ScanInputs, *, tiling: Tiling | None = None) -> tuple[Tensor, Tensor]:
@@ -55,32 +55,33 @@ def with_column(b_block, o_columns, i_column, b_column):
 
 
 @triton.jit
-def quarters(b_x, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr):
+def quarters(b_x):
     """The elements 4t, 4t + 1, 4t + 2, 4t + 3 of each row, as four blocks (channels, positions / 4)."""
-    b_even, b_odd = tl.split(tl.reshape(b_x, (BLOCK_C, BLOCK_L // 4, 2, 2)))
+    b_even, b_odd = tl.split(tl.reshape(b_x, (b_x.shape[0], b_x.shape[1] // 4, 2, 2)))
     b_0, b_2 = tl.split(b_even)
     b_1, b_3 = tl.split(b_odd)
     return b_0, b_1, b_2, b_3
 
 
 @triton.jit
-def linear_scan(
-    b_a, b_b, b_start, CARRIES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, REVERSE: tl.constexpr
-):
-    """h_t = a_t h_{t-1} + b_t up the positions, or down; each h_{t-1} (channels, positions) and the end (channels,).
+def join_quarters(b_0, b_1, b_2, b_3):
+    """What `quarters` took apart."""
+    b_x = tl.join(tl.join(b_0, b_2), tl.join(b_1, b_3))
+    return tl.reshape(b_x, (b_0.shape[0], b_0.shape[1] * 4))
 
-    Four neighbours are composed in a thread and only their composition is scanned across threads: a reversed
-    tl.associative_scan would move every element between lanes several times.
-    """
-    QUADS: tl.constexpr = BLOCK_L // 4
-    b_a0, b_a1, b_a2, b_a3 = quarters(b_a, BLOCK_C, BLOCK_L)
-    b_b0, b_b1, b_b2, b_b3 = quarters(b_b, BLOCK_C, BLOCK_L)
+
+@triton.jit
+def scan_quads(b_a, b_b, b_start, CARRIES: tl.constexpr, REVERSE: tl.constexpr):
+    """`linear_scan` of rows of which a thread holds four neighbors."""
+    QUADS: tl.constexpr = b_a.shape[1] // 4
+    b_a0, b_a1, b_a2, b_a3 = quarters(b_a)
+    b_b0, b_b1, b_b2, b_b3 = quarters(b_b)
     o_rank = tl.arange(0, QUADS)
     if REVERSE:
         b_a0, b_a1, b_a2, b_a3 = b_a3, b_a2, b_a1, b_a0
         b_b0, b_b1, b_b2, b_b3 = b_b3, b_b2, b_b1, b_b0
         o_rank = QUADS - 1 - o_rank
-    o_rank = tl.broadcast_to(o_rank[None, :], (BLOCK_C, QUADS))
+    o_rank = tl.broadcast_to(o_rank[None, :], (b_a.shape[0], QUADS))
     b_decay = (b_a0 * b_a1) * (b_a2 * b_a3)
     b_sum = ((b_b0 * b_a1 + b_b1) * b_a2 + b_b2) * b_a3 + b_b3
     if REVERSE:
@@ -99,18 +100,48 @@ def linear_scan(
     b_end = tl.sum(tl.where(o_rank == QUADS - 1, b_a3 * b_h3 + b_b3, 0.0), 1)
     if REVERSE:
         b_h0, b_h1, b_h2, b_h3 = b_h3, b_h2, b_h1, b_h0
-    return tl.reshape(tl.join(tl.join(b_h0, b_h2), tl.join(b_h1, b_h3)), (BLOCK_C, BLOCK_L)), b_end
+    return join_quarters(b_h0, b_h1, b_h2, b_h3), b_end
 
 
 @triton.jit
-def softplus(b_x):
-    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), and its derivative."""
+def linear_scan(b_a, b_b, b_start, CARRIES: tl.constexpr, REVERSE: tl.constexpr):
+    """h_t = a_t h_{t-1} + b_t up the positions, or down; each h_{t-1} (channels, positions) and the end (channels,).
+
+    Neighbors are composed in a thread and only their composition is scanned across threads: a reversed
+    tl.associative_scan would move every element between lanes several times. A thread holds four of 128 positions and
+    eight of 256; of these, pairs are composed first.
+    """
+    if b_a.shape[1] < 256:
+        return scan_quads(b_a, b_b, b_start, CARRIES, REVERSE)
+    b_a0, b_a1 = tl.split(tl.reshape(b_a, (b_a.shape[0], b_a.shape[1] // 2, 2)))
+    b_b0, b_b1 = tl.split(tl.reshape(b_b, (b_a.shape[0], b_a.shape[1] // 2, 2)))
+    if REVERSE:
+        b_a0, b_a1, b_b0, b_b1 = b_a1, b_a0, b_b1, b_b0
+    b_h0, b_end = scan_quads(b_a0 * b_a1, b_a1 * b_b0 + b_b1, b_start, CARRIES, REVERSE)
+    b_h1 = b_a0 * b_h0 + b_b0
+    if REVERSE:
+        b_h0, b_h1 = b_h1, b_h0
+    return tl.reshape(tl.join(b_h0, b_h1), b_a.shape), b_end
+
+
+@triton.jit
+def log2(b_x):
+    """By the device's own unit, within 2^-22 on [1, 2]."""
+    return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def softplus(b_x, ROUGH: tl.constexpr):
+    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), and its derivative; ROUGH: as exact as half precision needs."""
     b_z = tl.exp2(tl.abs(b_x) * -LOG2_E)
-    # Small steps are the rule, and log(1 + z) loses them; this minimax log1p(z) / z is within 2e-7 on [0, 1].
-    b_p = ((0.0052326913 * b_z - 0.0295052268) * b_z + 0.078225933) * b_z - 0.136632442
-    b_p = ((b_p * b_z + 0.191060066) * b_z - 0.24842982) * b_z + 0.333190978
-    b_p = (b_p * b_z - 0.499994934) * b_z + 0.99999994
-    b_log1p = b_p * b_z
+    if ROUGH:
+        b_log1p = log2(1.0 + b_z) * LN_2
+    else:
+        # Small steps are the rule, and log(1 + z) loses them; this minimax log1p(z) / z is within 2e-7 on [0, 1].
+        b_p = ((0.0052326913 * b_z - 0.0295052268) * b_z + 0.078225933) * b_z - 0.136632442
+        b_p = ((b_p * b_z + 0.191060066) * b_z - 0.24842982) * b_z + 0.333190978
+        b_p = (b_p * b_z - 0.499994934) * b_z + 0.99999994
+        b_log1p = b_p * b_z
     return tl.maximum(b_x, 0.0) + b_log1p, tl.exp2((tl.minimum(b_x, 0.0) - b_log1p) * LOG2_E)
 
 
@@ -145,87 +176,57 @@ def boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES: tl.constexpr, CHANNELS: t
 
 
 @triton.jit
-def sweep_boundaries(
-    p_x, p_delta, p_A, p_rows, p_out, b_bias, o_c, m_c,
+def scan_direction(
+    p_u, p_delta, p_A, p_B, p_C, p_y, p_states, b_bias, b_D, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
-    ADJOINT: tl.constexpr,
+    ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Write what direction 1 carries over each chunk boundary to p_out.
-
-    Its state runs down the positions, driven by x = u and rows = B; its adjoint (ADJOINT) runs up, by dy and C.
-    """
-    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
-    o_n = tl.arange(0, BLOCK_N)
-    b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
-    for i_step in tl.range(0, CHUNKS - 1, num_stages=STAGES):
-        i_k = i_step if ADJOINT else CHUNKS - 1 - i_step
-        i_boundary = i_k + 1 if ADJOINT else i_k
-        b_x = load_block(p_x, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_d = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
-        if SOFTPLUS:
-            b_d, _ = softplus(b_d)
-        if not ADJOINT:
-            b_x *= b_d
-        for n in range(STATE):
-            b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
-            b_in = b_x * load_row(p_rows + n * STRIDE_N, i_k, LENGTH, BLOCK_L)[None, :]
-            b_a = tl.exp2(b_d * b_A[:, None])
-            if ADJOINT:
-                b_in *= b_a
-            _, b_end = linear_scan(b_a, b_in, column(b_carry, o_n, n), True, BLOCK_C, BLOCK_L, not ADJOINT)
-            b_carry = with_column(b_carry, o_n, n, b_end)
-            o_saved, m_saved = boundary_offsets(
-                i_boundary * (BLOCK_L // SPACING) - 1, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE
-            )
-            tl.store(p_out + o_saved, b_end, mask=m_saved)
-
-
-@triton.jit
-def scan_direction(
-    b_y, b_carry, b_u, b_d, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
-    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr,
-    REVERSE: tl.constexpr,
-):  # fmt: skip
-    """Add one direction's output on chunk i_k to b_y (channels, positions); return it and the carried state."""
+    """Write the outputs of one direction to p_y, or with ADD add them, and the states to p_states; direction 0 with D u."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
     o_n = tl.arange(0, BLOCK_N)
     o_j = tl.arange(0, BLOCK_L)
-    # Boundary s lies between positions (s + 1) * SPACING - 1 and (s + 1) * SPACING.
-    if REVERSE:
-        o_save = (i_k * BLOCK_L + o_j) // SPACING - 1
-        m_save = (o_j % SPACING == 0) & (o_j != 0) & (o_save < BOUNDARIES)
-    else:
-        o_save = (i_k * BLOCK_L + o_j) // SPACING
-        m_save = (o_j % SPACING == SPACING - 1) & (o_j != BLOCK_L - 1) & (o_save < BOUNDARIES)
-    if SOFTPLUS:
-        b_d, _ = softplus(b_d)
-    b_v = b_d * b_u
-    for n in range(STATE):
-        b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
-        b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-        b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-        b_start = column(b_carry, o_n, n)
-        o_end, m_end = boundary_offsets((i_k + 1) * PER_CHUNK - 1, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
-        if REVERSE and (CHUNKS > 1):
-            b_start = tl.load(p_states + o_end, mask=m_end, other=0.0)
-        # Past the end u and B are zero: there direction 1 carries a zero state, whatever the decay.
-        b_a = tl.exp2(b_d * b_A[:, None])
-        b_in = b_v * b_B[None, :]
-        b_before, b_end = linear_scan(b_a, b_in, b_start, CHUNKS > 1, BLOCK_C, BLOCK_L, REVERSE)
-        b_h = b_a * b_before + b_in
-        if (not REVERSE) and (CHUNKS > 1):
-            b_carry = with_column(b_carry, o_n, n, b_end)
-            tl.store(p_states + o_end, b_end, mask=m_end)
-        if PER_CHUNK > 1:
-            o_saves = (o_save * STATE + n)[None, :] * CHANNELS + o_c[:, None]
-            tl.store(p_states + o_saves, b_h, mask=m_c[:, None] & m_save[None, :])
-        b_y += b_C[None, :] * b_h
-    return b_y, b_carry
+    b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+    for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
+        i_k = CHUNKS - 1 - i_step if REVERSE else i_step
+        b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
+        b_d = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
+        b_y = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
+        if not REVERSE:
+            b_y = b_D[:, None] * b_u
+        if ADD:
+            b_y += load_block(p_y, o_c, m_c, i_k, LENGTH, BLOCK_L)
+        if SOFTPLUS:
+            b_d, _ = softplus(b_d, ROUGH)
+        b_v = b_d * b_u
+        # Boundary s lies between positions (s + 1) * SPACING - 1 and (s + 1) * SPACING.
+        if REVERSE:
+            o_save = (i_k * BLOCK_L + o_j) // SPACING - 1
+            m_save = (o_j % SPACING == 0) & (o_j != 0) & (o_save < BOUNDARIES)
+        else:
+            o_save = (i_k * BLOCK_L + o_j) // SPACING
+            m_save = (o_j % SPACING == SPACING - 1) & (o_j != BLOCK_L - 1) & (o_save < BOUNDARIES)
+        for n in range(STATE):
+            b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
+            b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+            b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+            # Past the end u and B are zero: there direction 1 carries a zero state, whatever the decay.
+            b_a = tl.exp2(b_d * b_A[:, None])
+            b_in = b_v * b_B[None, :]
+            b_before, b_end = linear_scan(b_a, b_in, column(b_carry, o_n, n), CHUNKS > 1, REVERSE)
+            b_h = b_a * b_before + b_in
+            if CHUNKS > 1:
+                b_carry = with_column(b_carry, o_n, n, b_end)
+                i_end = (i_k if REVERSE else i_k + 1) * PER_CHUNK - 1
+                o_end, m_end = boundary_offsets(i_end, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
+                tl.store(p_states + o_end, b_end, mask=m_end)
+            if PER_CHUNK > 1:
+                o_saves = (o_save * STATE + n)[None, :] * CHANNELS + o_c[:, None]
+                tl.store(p_states + o_saves, b_h, mask=m_c[:, None] & m_save[None, :])
+            b_y += b_C[None, :] * b_h
+        store_block(p_y, b_y, o_c, m_c, i_k, LENGTH, BLOCK_L)
 
 
 @triton.jit
@@ -234,10 +235,9 @@ def scan_forward_kernel(
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
     """y (b, g, c, l) and the states (b, g, m, boundary, n, c) of one batch entry, group and block of channels."""
-    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     ROWS: tl.constexpr = CHANNELS * LENGTH
@@ -269,27 +269,17 @@ def scan_forward_kernel(
         b_bias0 = tl.load(p_bias + o_c, mask=m_c, other=0.0)
         if DIRECTIONS == 2:
             b_bias1 = tl.load(p_bias + CHANNELS + o_c, mask=m_c, other=0.0)
-    if (DIRECTIONS == 2) and (CHUNKS > 1):
-        sweep_boundaries(
-            p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_states + SAVED, b_bias1, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, False,
+    if DIRECTIONS == 2:
+        scan_direction(
+            p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_y, p_states + SAVED, b_bias1,
+            b_D, o_c, m_c,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+            True, False,
         )  # fmt: skip
-        # What one thread stored above, another loads below.
+        # What one thread stored above, another may load below.
         tl.debug_barrier()
-    b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
-    for i_k in tl.range(0, CHUNKS, num_stages=STAGES):
-        b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_x0 = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias0[:, None]
-        if DIRECTIONS == 2:
-            b_x1 = load_block(p_delta + ROWS, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias1[:, None]
-        b_y = b_D[:, None] * b_u
-        b_y, b_carry = scan_direction(
-            b_y, b_carry, b_u, b_x0, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, False,
-        )  # fmt: skip
-        if DIRECTIONS == 2:
-            b_y, _ = scan_direction(
-                b_y, b_carry, b_u, b_x1, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_states + SAVED, i_k, o_c, m_c,
-                CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, True,
-            )  # fmt: skip
-        store_block(p_y, b_y, o_c, m_c, i_k, LENGTH, BLOCK_L)
+    scan_direction(
+        p_u, p_delta, p_A, p_B, p_C, p_y, p_states, b_bias0, b_D, o_c, m_c,
+        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+        False, DIRECTIONS == 2,
+    )  # fmt: skip

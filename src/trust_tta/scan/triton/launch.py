@@ -114,5 +114,6 @@ def constants(inputs: ScanInputs, tile: Tile, spacing: int) -> dict[str, int | b
         "BLOCK_C": tile.channels, "BLOCK_L": tile.positions, "BLOCK_N": power_of_two(state),
         "STAGES": tile.stages,
         "HAS_D": inputs.D is not None, "HAS_BIAS": inputs.delta_bias is not None, "SOFTPLUS": inputs.delta_softplus,
+        "ROUGH": inputs.delta.dtype != torch.float32 and inputs.delta.device.type != "cpu",
         "num_warps": tile.warps, "maxnreg": tile.registers, "enable_fp_fusion": True,
     }  # fmt: skip
