@@ -62,6 +62,17 @@ def test_casts_of_weights_do_not_outlive_an_update() -> None:
     assert not torch.equal(first, unchanged)
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_weights_cast_together_change_nothing(name: str) -> None:
+    """Under autocast the layers that name them read these parameters cast, and nothing else reads them."""
+    model, images = small(name).eval(), torch.randn(2, 3, 32, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        cast = recording.cast_together(recording.cast_parameters(model), torch.bfloat16)
+        assert torch.equal(functional_call(model, cast, (images,)), model(images))
+    assert {t.dtype for t in cast.values()} <= {torch.bfloat16}
+    assert ("layers.0.blocks.0.op.in_proj.weight" in cast) == isinstance(model, VMamba)
+
+
 def test_the_callers_network_sees_an_update_within_one_autocast() -> None:
     images = batches(1, device="cpu")[0]
     model = make_model("cpu")

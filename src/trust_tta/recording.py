@@ -10,7 +10,7 @@ import copy
 import threading
 import warnings
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -106,7 +106,7 @@ class Recorder:
         # Tensors made in inference mode could not be written to outside it; leaving it turns gradients on.
         ordinary = torch.inference_mode(False)
         with _one_at_a_time, back, cast, ordinary, torch.set_grad_enabled(learning), untouched:
-            return Recording(self.network, images, slots, self.parameters if learning else (), self.pool)
+            return Recording(self.network, images, slots, self.parameters if learning else (), self.pool, low)
 
     def _forget_if_moved(self) -> None:
         self.tensors = self.tensors or list(self.network.parameters())
@@ -123,7 +123,13 @@ class Recording:
     """One forward pass, and one backward pass where there are parameters, over tensors at fixed addresses."""
 
     def __init__(
-        self, network: nn.Module, images: Tensor, slots: Tensor, parameters: Sequence[Tensor], pool: Any
+        self,
+        network: nn.Module,
+        images: Tensor,
+        slots: Tensor,
+        parameters: Sequence[Tensor],
+        pool: Any,
+        low: torch.dtype | None,
     ) -> None:
         self.images, self.slots = images.detach().clone(), slots.clone()
         # Leaves of our own over the same memory: those of an earlier pass belong to another stream.
@@ -131,8 +137,11 @@ class Recording:
         names = {id(p): name for name, p in network.named_parameters()}
         weights = {names[id(p)]: leaf for p, leaf in zip(parameters, leaves, strict=True)}
 
+        fixed = {} if low is None else {n: p for n, p in cast_parameters(network).items() if n not in weights}
+
         def call() -> Tensor:
-            logits: Tensor = functional_call(network, weights, (self.images,), {"slots": self.slots})
+            cast = {} if low is None else cast_together(fixed, low)
+            logits: Tensor = functional_call(network, {**cast, **weights}, (self.images,), {"slots": self.slots})
             return logits
 
         with side_stream(images.device) as stream:  # libraries set up their workspace for a stream on first use
@@ -167,6 +176,24 @@ class Recording:
         self.dlogits.copy_(dlogits)
         self.backward.replay()  # type: ignore[union-attr]
         return self.gradients
+
+
+def cast_parameters(network: nn.Module) -> dict[str, Tensor]:
+    """The parameters that autocast casts before anything reads them, by name: classes of layers tell theirs."""
+    return {
+        f"{name}.{leaf}": parameter
+        for name, module in network.named_modules()
+        for leaf in getattr(type(module), "cast_parameters", ())
+        if (parameter := module._parameters.get(leaf)) is not None
+    }
+
+
+def cast_together(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Copies in `dtype`, made by few kernels: a hundred small ones would take longer than what they move."""
+    copies = {name: torch.empty_like(t, dtype=dtype, requires_grad=False) for name, t in tensors.items()}
+    if copies:
+        torch._foreach_copy_(list(copies.values()), [t.detach() for t in tensors.values()])
+    return copies
 
 
 @contextmanager

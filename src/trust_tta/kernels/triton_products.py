@@ -204,27 +204,44 @@ def gelu_slope(b_h, SPLIT: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def product_kernel(
-    p_x, p_high, p_low, p_bias, p_add, p_y, rows,
-    INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, BIAS: tl.constexpr,
-    GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """A tile of y (rows, columns); tiles that read the same of x follow each other.
+def place(
+    INNER: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """Rows and columns of a program's tile of y, and its first tile of x (rows, inner): inner places and offsets.
 
-    WHOLE: the weight comes in one part, and is split here.
+    Tiles that read the same of x follow each other.
     """
     N_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
     i = tl.program_id(0)
     o_m = (i // N_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = (i % N_BLOCKS) * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)
-    m_m = o_m < rows
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
-    o_x = o_m.to(tl.int64)[:, None] * INNER + o_k[None, :]
+    return o_m, o_n, o_k, o_m.to(tl.int64)[:, None] * INNER + o_k[None, :]
+
+
+@triton.jit
+def result(o_m, o_n, rows, COLUMNS: tl.constexpr):
+    """Offsets and mask of a tile of y (rows, columns)."""
+    return o_m.to(tl.int64)[:, None] * COLUMNS + o_n[None, :], (o_m < rows)[:, None] & (o_n < COLUMNS)[None, :]
+
+
+@triton.jit
+def product_kernel(
+    p_x, p_high, p_low, p_bias, p_add, p_y, rows,
+    INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, BIAS: tl.constexpr,
+    GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of y (rows, columns).
+
+    WHOLE: the weight comes in one part, and is split here.
+    """
+    o_m, o_n, o_k, o_x = place(INNER, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K)
+    m_m = (o_m < rows)[:, None]
     b_y = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for i_k in range(0, INNER, BLOCK_K):
-        b_x = tl.load(p_x + o_x + i_k, mask=m_m[:, None] & (i_k + o_k < INNER)[None, :], other=0.0)
+        b_x = tl.load(p_x + o_x + i_k, mask=m_m & (i_k + o_k < INNER)[None, :], other=0.0)
         b_high = load_weight(p_high, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
         b_low = b_high
         if SPLIT and not WHOLE:
@@ -234,8 +251,7 @@ def product_kernel(
         b_y += tl.load(p_bias + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
     if GELU:
         b_y *= choose_normal(b_y, False, SPLIT, WIDE)[0]
-    o_y = o_m.to(tl.int64)[:, None] * COLUMNS + o_n[None, :]
-    m_y = m_m[:, None] & (o_n < COLUMNS)[None, :]
+    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
     if ADD:
         b_y += tl.load(p_add + o_y, mask=m_y, other=0.0).to(tl.float32)
     if SLOPE:
@@ -251,17 +267,12 @@ def hidden_gradient_kernel(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A tile of dh (rows, columns): dy @ weight2.T times the derivative of GELU at h."""
-    N_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
-    i = tl.program_id(0)
-    o_m = (i // N_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_n = (i % N_BLOCKS) * BLOCK_N + tl.arange(0, BLOCK_N)
-    o_k = tl.arange(0, BLOCK_K)
-    m_m = o_m < rows
-    o_x = o_m.to(tl.int64)[:, None] * INNER + o_k[None, :]
+    o_m, o_n, o_k, o_x = place(INNER, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K)
+    m_m = (o_m < rows)[:, None]
     b_h = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     b_dg = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for i_k in range(0, INNER, BLOCK_K):
-        mask = m_m[:, None] & (i_k + o_k < INNER)[None, :]
+        mask = m_m & (i_k + o_k < INNER)[None, :]
         b_x = tl.load(p_x + o_x + i_k, mask=mask, other=0.0)
         b_dy = tl.load(p_dy + o_x + i_k, mask=mask, other=0.0)
         b_high1 = load_weight(p_high1, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
@@ -275,8 +286,7 @@ def hidden_gradient_kernel(
         b_dg = multiply(b_dy, b_high2, b_low2, b_dg, SPLIT, WIDE)
     b_h += tl.load(p_bias1 + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
     b_slope = gelu_slope(b_h, SPLIT, WIDE)
-    o_y = o_m.to(tl.int64)[:, None] * COLUMNS + o_n[None, :]
-    m_y = m_m[:, None] & (o_n < COLUMNS)[None, :]
+    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
     tl.store(p_dh + o_y, (b_dg * b_slope).to(p_dh.dtype.element_ty), mask=m_y)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ MIN_CHANNELS = 16  # with fewer, the product is too thin
 
 class StridedConv2d(nn.Conv2d):
     """A square convolution; in full float32 on a GPU its forward pass is a matrix product of patches."""
+
+    cast_parameters: ClassVar[tuple[str, ...]] = ("weight",)  # a norm may read the bias as it is
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.uses_matmul(x):
@@ -38,6 +40,8 @@ class StridedConv2d(nn.Conv2d):
 
 class FirstConv2d(nn.Conv2d):
     """The convolution of images; in half precision on a GPU with channels of zeros, as tensor cores take eight."""
+
+    cast_parameters: ClassVar[tuple[str, ...]] = ("weight",)
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cuda or _low(x).itemsize != 2 or self.in_channels >= 8 or torch.compiler.is_compiling():

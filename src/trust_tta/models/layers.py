@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import ClassVar, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,8 @@ from trust_tta.models.convolution import FirstConv2d, StridedConv2d, bias_can_wa
 
 class Linear2d(nn.Linear):
     """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in)."""
+
+    cast_parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias=bias)

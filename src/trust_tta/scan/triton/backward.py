@@ -95,9 +95,9 @@ def sum_rows(partial: PartialSums, dprojected: Tensor) -> None:
 
 
 @triton.jit
-def quad_sums(b_x, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr):
+def quad_sums(b_x):
     """Sums of four neighbours (channels, positions / 4), which a thread holds: sums across threads wait for the end."""
-    return tl.sum(tl.reshape(b_x, (BLOCK_C, BLOCK_L // 4, 4)), 2)
+    return tl.sum(tl.reshape(b_x, (b_x.shape[0], b_x.shape[1] // 4, 4)), 2)
 
 
 @triton.jit
@@ -115,7 +115,6 @@ def differentiate_direction(
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
-    # One state: its gradient is summed thread by thread until the end; several: chunk by chunk.
     DA_COLUMNS: tl.constexpr = BLOCK_L // 4 if STATE == 1 else BLOCK_N
     o_n = tl.arange(0, BLOCK_N)
     b_dA = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
@@ -135,7 +134,7 @@ def differentiate_direction(
             b_du = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
         else:
             b_du = b_D[:, None] * b_dy
-            b_dD += quad_sums(b_u * b_dy, BLOCK_C, BLOCK_L)
+            b_dD += quad_sums(b_u * b_dy)
         if ADD:
             b_du += load_block(p_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
         b_v = b_d * b_u
@@ -163,15 +162,12 @@ def differentiate_direction(
             b_w = b_g * b_B[None, :]
             b_dd += b_A[:, None] * b_r + b_w * b_u
             b_du += b_w * b_d
-            if STATE == 1:
-                b_dA += quad_sums(b_d * b_r, BLOCK_C, BLOCK_L)
-            else:
-                b_dA = with_column(b_dA, o_n, n, column(b_dA, o_n, n) + tl.sum(b_d * b_r, 1))
+            b_dA = add_weight(b_dA, b_d * b_r, o_n, n, STATE)
             tl.store(p_dB + n * LENGTH + o_l, tl.sum(b_g * b_v, 0), mask=m_l)
             tl.store(p_dC + n * LENGTH + o_l, tl.sum(b_h * b_dy, 0), mask=m_l)
         if SOFTPLUS:
             b_dd *= b_slope
-        b_dbias += quad_sums(b_dd, BLOCK_C, BLOCK_L)
+        b_dbias += quad_sums(b_dd)
         store_block(p_ddelta, b_dd, o_c, m_c, i_k, LENGTH, BLOCK_L)
         store_block(p_du, b_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
     store_weight(p_dA, b_dA, o_c, m_c, STATE, BLOCK_N)
@@ -246,6 +242,14 @@ def scan_backward_kernel(
         CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
         False, DIRECTIONS == 2,
     )  # fmt: skip
+
+
+@triton.jit
+def add_weight(b_dA, b_x, o_n, n, STATE: tl.constexpr):
+    """Add x (channels, positions) to dA, for one state thread by thread until the end, for several chunk by chunk."""
+    if STATE == 1:
+        return b_dA + quad_sums(b_x)
+    return with_column(b_dA, o_n, n, column(b_dA, o_n, n) + tl.sum(b_x, 1))
 
 
 @triton.jit

@@ -182,7 +182,7 @@ def scan_direction(
     BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
     ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of one direction to p_y, or with ADD add them, and the states to p_states; direction 0 with D u."""
+    """Write the outputs of a direction to p_y, or with ADD add them, and its states to p_states; D u in direction 0."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
