@@ -13,6 +13,7 @@ from torch import Tensor
 from trust_tta.scan import functional
 from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
+NORMALIZED = 1024  # numbers that a warp normalizes at a time
 SIDE = 8  # of a tile whose channels are walked through twice: small, because small maps have few tiles
 
 
@@ -77,10 +78,13 @@ def merge_norm(
     mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
     batch, _, count, _ = y.shape
     grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
+    sizes, whole = _channels(count), power_of_two(count)
+    pixels = max(1, min(SIDE * SIDE, sizes["num_warps"] * NORMALIZED // whole))
     with torch.cuda.device_of(y):
         merge_norm_kernel[grid](
             y, x, norm, mean, scale, weight.contiguous(), bias.contiguous(), eps,
-            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, enable_fp_fusion=True, **_channels(count),
+            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, BLOCK_R=pixels, BLOCK_A=whole,
+            enable_fp_fusion=True, **sizes,
         )  # fmt: skip
     return norm, x, mean, scale
 
@@ -267,45 +271,42 @@ def cross_merge_kernel(
 def merge_norm_kernel(
     p_y, p_x, p_norm, p_mean, p_scale, p_weight, p_bias, eps,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """Merge a tile of pixels one block of channels at a time, with a running mean and variance; then normalize it."""
-    BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
+    """Merge a tile of pixels, one block of channels at a time; then normalize it, some pixels at a time.
+
+    The sums over the channels are taken of what was written: as it was read, every channel is another thread's.
+    """
     i_b = tl.program_id(1).to(tl.int64)
     p_y += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
     p_x += i_b * (CHANNELS * HEIGHT * WIDTH)
     p_norm += i_b * (CHANNELS * HEIGHT * WIDTH)
-    b_mean = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
-    b_square = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
-    for i_c in range(BLOCKS):
+    for i_c in range((CHANNELS + BLOCK_C - 1) // BLOCK_C):
         o_h, o_w, o_c, o_rows, o_columns, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
         b_x = _merged(p_y, o_rows, o_columns, mask).to(p_x.dtype.element_ty)
         tl.store(p_x + (o_h * WIDTH + o_w) * CHANNELS + o_c, b_x, mask=mask)
-        # Mean and squared deviation of this block, then both blocks' together: no cancellation, one reading.
-        before = i_c * BLOCK_C
-        count = tl.minimum(CHANNELS - before, BLOCK_C)
-        b_here = tl.where(mask, b_x.to(tl.float32), 0.0)
-        b_m = tl.sum(b_here, 2) / count
-        b_d = tl.where(mask, b_here - b_m[:, :, None], 0.0)
-        b_step = b_m - b_mean
-        b_mean += b_step * (count / (before + count))
-        b_square += tl.sum(b_d * b_d, 2) + b_step * b_step * (before * count / (before + count))
-    b_scale = tl.rsqrt(b_square / CHANNELS + eps)
-    tiles = tl.cdiv(WIDTH, BLOCK_S)
-    o_row = ((tl.program_id(0) // tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[:, None]
-    o_column = ((tl.program_id(0) % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :]
-    m_pixel = (o_row < HEIGHT) & (o_column < WIDTH)
-    o_pixel = i_b * (HEIGHT * WIDTH) + o_row * WIDTH + o_column
-    tl.store(p_mean + o_pixel, b_mean, mask=m_pixel)
-    tl.store(p_scale + o_pixel, b_scale, mask=m_pixel)
     # What one thread stored above, another loads below.
     tl.debug_barrier()
-    for i_c in range(BLOCKS):
-        o_h, o_w, o_c, _, _, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
-        o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
-        b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
-        b_b = tl.load(p_bias + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
-        b_x = tl.load(p_x + o_map, mask=mask).to(tl.float32)
-        b_n = (b_x - b_mean[:, :, None]) * b_scale[:, :, None] * b_w + b_b
+    tiles = tl.cdiv(WIDTH, BLOCK_S)
+    o_c = tl.arange(0, BLOCK_A)
+    m_c = (o_c < CHANNELS)[None, :]
+    b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    b_b = tl.load(p_bias + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    for i_r in range(0, BLOCK_S * BLOCK_S, BLOCK_R):
+        o_p = i_r + tl.arange(0, BLOCK_R)
+        o_h = (tl.program_id(0) // tiles) * BLOCK_S + o_p // BLOCK_S
+        o_w = (tl.program_id(0) % tiles) * BLOCK_S + o_p % BLOCK_S
+        m_p = (o_h < HEIGHT) & (o_w < WIDTH)
+        o_pixel = o_h * WIDTH + o_w
+        o_map = o_pixel[:, None] * CHANNELS + o_c[None, :]
+        mask = m_p[:, None] & m_c
+        b_x = tl.load(p_x + o_map, mask=mask, other=0.0).to(tl.float32)
+        b_mean = tl.sum(b_x, 1) / CHANNELS
+        b_d = tl.where(m_c, b_x - b_mean[:, None], 0.0)
+        b_scale = tl.rsqrt(tl.sum(b_d * b_d, 1) / CHANNELS + eps)
+        tl.store(p_mean + i_b * (HEIGHT * WIDTH) + o_pixel, b_mean, mask=m_p)
+        tl.store(p_scale + i_b * (HEIGHT * WIDTH) + o_pixel, b_scale, mask=m_p)
+        b_n = b_d * b_scale[:, None] * b_w + b_b
         tl.store(p_norm + o_map, b_n.to(p_norm.dtype.element_ty), mask=mask)
 
 
