@@ -23,6 +23,11 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def is_rough(x: Tensor) -> bool:
+    """Whether the device's own functions are exact enough; Triton's interpreter has none of them."""
+    return x.dtype != torch.float32 and x.device.type != "cpu"
+
+
 @dataclass(frozen=True)
 class Tile:
     """What one program works on at a time: channels x positions, and its warps and registers per thread.
@@ -114,6 +119,6 @@ def constants(inputs: ScanInputs, tile: Tile, spacing: int) -> dict[str, int | b
         "BLOCK_C": tile.channels, "BLOCK_L": tile.positions, "BLOCK_N": power_of_two(state),
         "STAGES": tile.stages,
         "HAS_D": inputs.D is not None, "HAS_BIAS": inputs.delta_bias is not None, "SOFTPLUS": inputs.delta_softplus,
-        "ROUGH": inputs.delta.dtype != torch.float32 and inputs.delta.device.type != "cpu",
+        "ROUGH": is_rough(inputs.delta),
         "num_warps": tile.warps, "maxnreg": tile.registers, "enable_fp_fusion": True,
     }  # fmt: skip

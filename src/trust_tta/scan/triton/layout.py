@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.scan import functional
-from trust_tta.scan.triton.launch import ceil_div, power_of_two
+from trust_tta.scan.triton.launch import ceil_div, is_rough, power_of_two
 
 NORMALIZED = 1024  # numbers that a warp normalizes at a time
 SIDE = 8  # of a tile whose channels are walked through twice: small, because small maps have few tiles
@@ -48,7 +48,7 @@ def _launch_pairs(x: Tensor, u: Tensor, silu: bool) -> None:
     grid = (ceil_div(h // 2, side) * ceil_div(w // 2, side), ceil_div(c // 2, pairs), b)
     cross_scan_pairs_kernel[grid](
         pixels.view(torch.int32), u.view(torch.int32), CHANNELS=c, HEIGHT=h, WIDTH=w, BLOCK_P=pairs, BLOCK_S=side,
-        SILU=silu, num_warps=warps, enable_fp_fusion=True,
+        SILU=silu, ROUGH=is_rough(x), num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -140,8 +140,8 @@ def _launch(
     batch, _, count, _ = u.shape
     grid = (ceil_div(height, side) * ceil_div(width, side), ceil_div(count, channels), batch)
     kernel[grid](
-        *tensors, *strides, CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side, num_warps=warps,
-        enable_fp_fusion=True, **flag,
+        *tensors, *strides, CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side,
+        ROUGH=is_rough(u), num_warps=warps, enable_fp_fusion=True, **flag,
     )  # fmt: skip
 
 
@@ -162,10 +162,21 @@ def _tile(
 
 
 @triton.jit
+def _sigmoid(b_x, ROUGH: tl.constexpr):
+    """ROUGH: by the device's own reciprocal, within 2^-22, which is more than half precision shows."""
+    if not ROUGH:
+        return tl.sigmoid(b_x)
+    b_sum = 1.0 + tl.exp2(b_x * -1.4426950408889634)
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [b_sum], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def cross_scan_kernel(
     p_x, p_u, s_b, s_c, s_h, s_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    SILU: tl.constexpr,
+    SILU: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
     o_h, o_w, o_c, o_rows, o_columns, mask = _tile(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
@@ -174,7 +185,7 @@ def cross_scan_kernel(
     b_x = tl.load(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, mask=mask)
     if SILU:
         b_wide = b_x.to(tl.float32)
-        b_x = (b_wide * tl.sigmoid(b_wide)).to(p_u.dtype.element_ty)
+        b_x = (b_wide * _sigmoid(b_wide, ROUGH)).to(p_u.dtype.element_ty)
     p_u += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
     tl.store(p_u + o_rows, b_x, mask=mask)
     tl.store(p_u + o_columns, b_x, mask=mask)
@@ -192,17 +203,21 @@ def _high(b_pair):
 
 
 @triton.jit
-def _pack(b_first, b_second):
+def _pack(b_first, b_second, ROUGH: tl.constexpr):
     """Two float32 as bfloat16 in 32 bits."""
+    if ROUGH:  # both at once
+        return tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [b_first, b_second], dtype=tl.int32, is_pure=True, pack=1
+        )
     b_low = b_first.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
     return b_low | (b_second.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
-def _silu_pair(b_pair):
+def _silu_pair(b_pair, ROUGH: tl.constexpr):
     b_first = _low(b_pair)
     b_second = _high(b_pair)
-    return _pack(b_first * tl.sigmoid(b_first), b_second * tl.sigmoid(b_second))
+    return _pack(b_first * _sigmoid(b_first, ROUGH), b_second * _sigmoid(b_second, ROUGH), ROUGH)
 
 
 @triton.jit
@@ -216,7 +231,7 @@ def _store_pair(p_u, o_u, b_one, b_other, mask, LENGTH: tl.constexpr):
 def cross_scan_pairs_kernel(
     p_x, p_u,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
-    SILU: tl.constexpr,
+    SILU: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
     """As `cross_scan_kernel` for bfloat16: cells of 2 x 2 pixels and pairs of channels, moved as 32 bits."""
     LENGTH: tl.constexpr = HEIGHT * WIDTH
@@ -234,7 +249,8 @@ def cross_scan_pairs_kernel(
     b_10 = tl.load(p_x + o_x + WIDTH * (CHANNELS // 2), mask=mask, other=0)
     b_11 = tl.load(p_x + o_x + (WIDTH + 1) * (CHANNELS // 2), mask=mask, other=0)
     if SILU:
-        b_00, b_01, b_10, b_11 = _silu_pair(b_00), _silu_pair(b_01), _silu_pair(b_10), _silu_pair(b_11)
+        b_00, b_01 = _silu_pair(b_00, ROUGH), _silu_pair(b_01, ROUGH)
+        b_10, b_11 = _silu_pair(b_10, ROUGH), _silu_pair(b_11, ROUGH)
     p_u += i_b * (CHANNELS * LENGTH)
     o_rows = o_p * LENGTH + o_h * WIDTH + o_w
     _store_pair(p_u, o_rows, b_00, b_01, mask, LENGTH)
@@ -253,7 +269,7 @@ def _merged(p_y, o_rows, o_columns, mask):
 def cross_merge_kernel(
     p_x, p_point, p_y, s_b, s_c, s_h, s_w, t_b, t_c, t_h, t_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    SILU: tl.constexpr,
+    SILU: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
     o_h, o_w, o_c, o_rows, o_columns, mask = _tile(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
@@ -262,7 +278,7 @@ def cross_merge_kernel(
     b_x = _merged(p_y + i_b * (2 * CHANNELS * HEIGHT * WIDTH), o_rows, o_columns, mask)
     if SILU:
         b_p = tl.load(p_point + i_b * t_b + o_h * t_h + o_w * t_w + o_c * t_c, mask=mask).to(tl.float32)
-        b_s = tl.sigmoid(b_p)
+        b_s = _sigmoid(b_p, ROUGH)
         b_x *= b_s * (1 + b_p * (1 - b_s))
     tl.store(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, b_x.to(p_x.dtype.element_ty), mask=mask)
 
