@@ -55,14 +55,13 @@ def test_a_layer_with_its_residual(rows: int, inner: int, columns: int, dtype: t
 
 
 @DTYPES
-@pytest.mark.parametrize("used", [frozenset[str](), frozenset({"slope"})], ids=["one-kernel", "by-the-library"])
 @pytest.mark.parametrize(("rows", "channels", "hidden"), [(5, 3, 12), (130, 40, 160)])
 @pytest.mark.usefixtures("nan_empty", "few")
 def test_two_layers_with_gelu_between_them(
-    rows: int, channels: int, hidden: int, used: frozenset[str], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    rows: int, channels: int, hidden: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hidden map is made again for the backward."""
-    monkeypatch.setattr(functional, "USED", used)
+    monkeypatch.setattr(functional, "USED", frozenset())
     x, residual = (normal(rows, 1, 1, channels, seed=seed, dtype=dtype) for seed in (0, 1))
     weight1, bias1 = normal(hidden, channels, seed=2, dtype=dtype) / channels**0.5, normal(hidden, seed=3, dtype=dtype)
     weight2, bias2 = normal(channels, hidden, seed=4, dtype=dtype) / hidden**0.5, normal(channels, seed=5, dtype=dtype)
@@ -181,11 +180,8 @@ def test_on_a_cpu_layers_are_plain() -> None:
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
 @pytest.mark.parametrize(("batch", "low"), [(64, False), (64, True), (1, False)], ids=["float32", "bf16", "one-image"])
 @pytest.mark.parametrize("channels", [96, 192, 384, 768])
-def test_layers_of_a_network(
-    channels: int, batch: int, low: bool, frozen: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_of_a_network(channels: int, batch: int, low: bool, frozen: bool) -> None:
     """At the sizes of VMamba-T, chosen by the layers themselves; PyTorch's own layers are as far from float64."""
-    monkeypatch.setattr(functional, "USED", functional.USED | functional.UNMEASURED)
     torch.manual_seed(0)
     side = 56 * 96 // channels
     mlp, out = Mlp(channels, 4 * channels).cuda(), Linear2d(channels, channels, bias=False).cuda()

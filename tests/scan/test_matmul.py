@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from trust_tta.scan.triton.backward import PartialSums, sum_rows  # noqa: E402
-from trust_tta.scan.triton.matmul import choose_tile, matmul, project, weight_gradient  # noqa: E402
+from trust_tta.scan.triton.matmul import choose_tile, matmul, weight_gradient  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # bfloat16 leaves Triton's interpreter cut off, not rounded.
@@ -69,29 +67,6 @@ def test_weight_gradients_over_all_positions(
     if not per_image:
         partial, wanted = partial.sum(0), wanted.sum(0)
     torch.testing.assert_close(partial, wanted, rtol=1e-5, atol=1e-4)
-
-
-PLACES: list[Any] = [(20, 3, 70), (40, 6, 130), (96, 12, 65)]
-STAGES = [pytest.param(*place, marks=pytest.mark.gpu) for place in ((96, 6, 3136), (192, 12, 784), (384, 24, 196))]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("per_image", [True, False], ids=["per-image", "shared"])
-@pytest.mark.parametrize(("channels", "rank", "length"), PLACES + STAGES)
-@pytest.mark.usefixtures("nan_empty")
-def test_both_projections_at_once(channels: int, rank: int, length: int, per_image: bool, dtype: torch.dtype) -> None:
-    images = (3,) if per_image else ()
-    rows = rank + 2
-    x_proj = (normal(*images, 2, 2 * rows, channels, seed=0) / channels**0.5).to(dtype)
-    dt_proj = normal(*images, 2, 2, channels, rank, seed=1).to(dtype)
-    u = normal(3, 2, channels, length, seed=2).to(dtype)
-    projected, delta = u.new_empty((3, 2, 2 * rows, length)), u.new_empty((3, 2, 2, channels, length))
-    project(x_proj, dt_proj, u, projected, delta)
-    exact = x_proj.double() @ u.double()
-    assert (projected.double() - exact).norm() <= 6e-3 * exact.norm()  # the interpreter cuts bfloat16 off
-    steps = projected.unflatten(2, (2, rows))[:, :, :, :rank].double()
-    wanted = dt_proj.double() @ steps
-    assert (delta.double() - wanted).norm() <= 6e-3 * wanted.norm()
 
 
 @pytest.mark.parametrize(("channels", "rank"), [(96, 6), (192, 12), (384, 24), (768, 48)])

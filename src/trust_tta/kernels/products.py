@@ -71,7 +71,7 @@ def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> 
     if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
         return False
     dtype = _dtype(x)
-    least = LEAST_FLOAT32 if dtype == torch.float32 and "small" in functional.USED else LEAST
+    least = LEAST_FLOAT32 if dtype == torch.float32 else LEAST
     if not x.is_contiguous() or x.numel() // x.shape[-1] * columns < least:
         return False
     if residual is not None and (residual.dtype != dtype or not residual.is_contiguous()):
@@ -171,7 +171,7 @@ class _Mlp(torch.autograd.Function):
             y = whole.mlp(x, weight1, bias1, weight2, bias2, residual)
             return y
         hidden = kernels.product(x, kernels.prepare(weight1, rows=len(x)), bias1, gelu=True)
-        if x.dtype != torch.float32 and "slope" in functional.USED:  # the library's product is faster than ours
+        if x.dtype != torch.float32:  # the library's product is faster than ours
             y = F.linear(hidden, weight2, bias2)
             return y if residual is None else y.add_(residual)
         y = kernels.product(hidden, kernels.prepare(weight2, rows=len(x)), bias2, add=residual)
@@ -189,7 +189,7 @@ class _Mlp(torch.autograd.Function):
         first = kernels.prepare(weight1, rows=len(x))
         second = kernels.prepare(weight2, rows=len(x), transposed=True)
         dx = dweight1 = dbias1 = dweight2 = hidden = None
-        if x.dtype != torch.float32 and "slope" in functional.USED:
+        if x.dtype != torch.float32:
             hidden = F.linear(x, weight1, bias1)
         elif kernels.is_small(len(x), len(weight1)):
             hidden = kernels.product(x, first, bias1)

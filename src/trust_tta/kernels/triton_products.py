@@ -115,9 +115,9 @@ def choose_tile(
 
     The fastest on an H200 at the sizes of VMamba-T.
     """
-    block_k = 32 if dtype == torch.float32 or (two and inner % 64) else 64
+    block_k = 32 if two or dtype == torch.float32 else 64
     if two:
-        rows, most, warps, stages = (128, 64, 8, 4) if dtype == torch.float32 else (128, 128, 8, 3)
+        rows, most, warps, stages = 128, 64, 8, 4
     elif gelu and dtype != torch.float32:
         rows, most, warps, stages = 128, 128, 8, 3
     else:

@@ -15,14 +15,10 @@ PLAIN = {"reference": reference, "portable": portable}  # in PyTorch's operators
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HAS_TRITON = optional.available("triton")  # looked up once: torch.compile cannot trace an import
 # Kernels that a plainer way can replace; to leave one out, take its name away.
-# mlp: narrow MLPs at once; pairs: bfloat16 maps to sequences two numbers at a time; replay: recorded plain passes;
-# bias: that of a convolution in the norm after it
-USED = frozenset({"mlp", "pairs", "replay", "bias"})
-# Tested likewise, but not yet measured in whole steps; add a name to USED to try it.
-# slope: an MLP's hidden map made again by the library; project: both projections of a scan at once; small: float32
-# products of small maps on tensor cores; norm: that before a narrow MLP in its kernel; pad: images cast and padded in
+# mlp: narrow MLPs at once; norm: that before one, in its kernel; pairs: bfloat16 maps to sequences two numbers at a
+# time; replay: recorded plain passes; bias: that of a convolution in the norm after it; pad: images cast and padded in
 # one pass
-UNMEASURED = frozenset({"slope", "project", "small", "norm", "pad"})
+USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "pad"})
 
 
 def selective_scan(

@@ -101,13 +101,13 @@ def quad_sums(b_x):
 
 
 @triton.jit
-def differentiate_direction(
-    p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias, b_D, o_c, m_c,
+def differentiate_chunk(
+    b_du, b_carry, b_dA, b_dbias, b_u, b_dy, b_d, p_A, p_B, p_C, p_states, p_ddelta, p_dB, p_dC, i_k, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
-    ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
+    REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one direction; direction 0 also differentiates D u, and adds to p_du with ADD.
+    """Differentiate one direction on chunk i_k: write ddelta, dB and dC, add to du, dA and dbias.
 
     The gradient of the state, g_t = C_t dy_t + a_{t+1} g_{t+1}, would need the decays shifted by a position;
     q_t = a_t g_t = a_t (q_{t+1} + C_t dy_t) does not, and g_t is what entered at t and the q after it.
@@ -115,60 +115,74 @@ def differentiate_direction(
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
-    DA_COLUMNS: tl.constexpr = BLOCK_L // 4 if STATE == 1 else BLOCK_N
     o_n = tl.arange(0, BLOCK_N)
+    o_l = i_k * BLOCK_L + tl.arange(0, BLOCK_L)
+    m_l = o_l < LENGTH
+    if SOFTPLUS:
+        b_d, b_slope = softplus(b_d, ROUGH)
+    b_v = b_d * b_u
+    b_dd = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
+    for n in range(STATE):
+        b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0)
+        b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+        b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+        b_h0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        if CHUNKS > 1:
+            i_saved = (i_k + 1) * PER_CHUNK - 1 if REVERSE else i_k * PER_CHUNK - 1
+            o_h, m_h = boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
+            b_h0 = tl.load(p_states + o_h, mask=m_h, other=0.0)
+        b_a = tl.exp2(b_d * (b_A * LOG2_E)[:, None])
+        b_in = b_v * b_B[None, :]
+        b_c = b_dy * b_C[None, :]
+        b_before, _ = linear_scan(b_a, b_in, b_h0, CHUNKS > 1, REVERSE)
+        b_after, b_end = linear_scan(b_a, b_a * b_c, column(b_carry, o_n, n), CHUNKS > 1, not REVERSE)
+        if CHUNKS > 1:
+            b_carry = with_column(b_carry, o_n, n, b_end)
+        b_kept = b_a * b_before
+        b_h = b_kept + b_in
+        b_g = b_after + b_c
+        b_r = b_g * b_kept
+        b_w = b_g * b_B[None, :]
+        b_dd += b_A[:, None] * b_r + b_w * b_u
+        b_du += b_w * b_d
+        b_dA = add_weight(b_dA, b_d * b_r, o_n, n, STATE)
+        tl.store(p_dB + n * LENGTH + o_l, tl.sum(b_g * b_v, 0), mask=m_l)
+        tl.store(p_dC + n * LENGTH + o_l, tl.sum(b_h * b_dy, 0), mask=m_l)
+    if SOFTPLUS:
+        b_dd *= b_slope
+    store_block(p_ddelta, b_dd, o_c, m_c, i_k, LENGTH, BLOCK_L)
+    return b_du, b_carry, b_dA, b_dbias + quad_sums(b_dd)
+
+
+@triton.jit
+def differentiate_direction(
+    p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias, b_D, o_c, m_c,
+    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
+    ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one direction; direction 0 also differentiates D u, and adds to p_du with ADD."""
+    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    DA_COLUMNS: tl.constexpr = BLOCK_L // 4 if STATE == 1 else BLOCK_N
     b_dA = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
     b_dbias = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
     b_dD = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
     b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
     for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
         i_k = i_step if REVERSE else CHUNKS - 1 - i_step
-        o_l = i_k * BLOCK_L + tl.arange(0, BLOCK_L)
-        m_l = o_l < LENGTH
         b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
         b_dy = load_block(p_dy, o_c, m_c, i_k, LENGTH, BLOCK_L)
         b_d = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
-        if SOFTPLUS:
-            b_d, b_slope = softplus(b_d, ROUGH)
-        if REVERSE:
-            b_du = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
-        else:
+        b_du = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
+        if not REVERSE:
             b_du = b_D[:, None] * b_dy
             b_dD += quad_sums(b_u * b_dy)
         if ADD:
             b_du += load_block(p_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_v = b_d * b_u
-        b_dd = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
-        for n in range(STATE):
-            b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0)
-            b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-            b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-            b_h0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
-            if CHUNKS > 1:
-                i_saved = (i_k + 1) * PER_CHUNK - 1 if REVERSE else i_k * PER_CHUNK - 1
-                o_h, m_h = boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
-                b_h0 = tl.load(p_states + o_h, mask=m_h, other=0.0)
-            b_a = tl.exp2(b_d * (b_A * LOG2_E)[:, None])
-            b_in = b_v * b_B[None, :]
-            b_c = b_dy * b_C[None, :]
-            b_before, _ = linear_scan(b_a, b_in, b_h0, CHUNKS > 1, REVERSE)
-            b_after, b_end = linear_scan(b_a, b_a * b_c, column(b_carry, o_n, n), CHUNKS > 1, not REVERSE)
-            if CHUNKS > 1:
-                b_carry = with_column(b_carry, o_n, n, b_end)
-            b_kept = b_a * b_before
-            b_h = b_kept + b_in
-            b_g = b_after + b_c
-            b_r = b_g * b_kept
-            b_w = b_g * b_B[None, :]
-            b_dd += b_A[:, None] * b_r + b_w * b_u
-            b_du += b_w * b_d
-            b_dA = add_weight(b_dA, b_d * b_r, o_n, n, STATE)
-            tl.store(p_dB + n * LENGTH + o_l, tl.sum(b_g * b_v, 0), mask=m_l)
-            tl.store(p_dC + n * LENGTH + o_l, tl.sum(b_h * b_dy, 0), mask=m_l)
-        if SOFTPLUS:
-            b_dd *= b_slope
-        b_dbias += quad_sums(b_dd)
-        store_block(p_ddelta, b_dd, o_c, m_c, i_k, LENGTH, BLOCK_L)
+        b_du, b_carry, b_dA, b_dbias = differentiate_chunk(
+            b_du, b_carry, b_dA, b_dbias, b_u, b_dy, b_d, p_A, p_B, p_C, p_states, p_ddelta, p_dB, p_dC, i_k, o_c, m_c,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, REVERSE,
+        )  # fmt: skip
         store_block(p_du, b_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
     store_weight(p_dA, b_dA, o_c, m_c, STATE, BLOCK_N)
     tl.store(p_dbias + o_c, tl.sum(b_dbias, 1), mask=m_c)
@@ -226,6 +240,26 @@ def scan_backward_kernel(
         b_bias0 = tl.load(p_bias + o_c, mask=m_c, other=0.0)
         if DIRECTIONS == 2:
             b_bias1 = tl.load(p_bias + CHANNELS + o_c, mask=m_c, other=0.0)
+    if (DIRECTIONS == 2) and (LENGTH <= BLOCK_L):
+        b_u = load_block(p_u, o_c, m_c, 0, LENGTH, BLOCK_L)
+        b_dy = load_block(p_dy, o_c, m_c, 0, LENGTH, BLOCK_L)
+        b_du = b_D[:, None] * b_dy
+        b_none = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+        b_zero = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
+        b_start = b_zero if STATE == 1 else b_none
+        tl.store(p_dD + o_c, tl.sum(b_u * b_dy, 1), mask=m_c)
+        for m in tl.static_range(2):
+            b_d = load_block(p_delta + m * ROWS, o_c, m_c, 0, LENGTH, BLOCK_L) + (b_bias1 if m else b_bias0)[:, None]
+            b_du, _, b_dA, b_dbias = differentiate_chunk(
+                b_du, b_none, b_start, b_zero, b_u, b_dy, b_d, p_A + m * WEIGHTS, p_B + m * STRIDE_M,
+                p_C + m * STRIDE_M, p_states + m * SAVED, p_ddelta + m * ROWS, p_dB + m * PARTIAL, p_dC + m * PARTIAL,
+                0, o_c, m_c,
+                CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, m == 1,
+            )  # fmt: skip
+            store_weight(p_dA + m * WEIGHTS, b_dA, o_c, m_c, STATE, BLOCK_N)
+            tl.store(p_dbias + m * CHANNELS + o_c, tl.sum(b_dbias, 1), mask=m_c)
+        store_block(p_du, b_du, o_c, m_c, 0, LENGTH, BLOCK_L)
+        return
     if DIRECTIONS == 2:
         differentiate_direction(
             p_dy, p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_states + SAVED, p_du,

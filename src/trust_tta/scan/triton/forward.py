@@ -1,7 +1,8 @@
 """The forward scan: its launcher, its kernel, and what the backward kernel shares with it.
 
 A program owns a batch entry, a group and BLOCK_C channels, and walks through the positions in chunks of BLOCK_L: for
-direction 1 from the last to the first, then for direction 0, which adds its outputs to those of direction 1.
+direction 1 from the last to the first, then for direction 0, which adds its outputs to those of direction 1. Where all
+positions are one chunk, it is read once for both.
 Names: b_ values of a block, p_ pointers, o_ offsets, m_ masks, i_ indices of programs and chunks.
 """
 
@@ -176,6 +177,50 @@ def boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES: tl.constexpr, CHANNELS: t
 
 
 @triton.jit
+def scan_chunk(
+    b_y, b_carry, b_u, b_d, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
+    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
+    REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Add one direction's output on chunk i_k to b_y (channels, positions); return it and the carried state."""
+    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
+    PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
+    o_n = tl.arange(0, BLOCK_N)
+    o_j = tl.arange(0, BLOCK_L)
+    # Boundary s lies between positions (s + 1) * SPACING - 1 and (s + 1) * SPACING.
+    if REVERSE:
+        o_save = (i_k * BLOCK_L + o_j) // SPACING - 1
+        m_save = (o_j % SPACING == 0) & (o_j != 0) & (o_save < BOUNDARIES)
+    else:
+        o_save = (i_k * BLOCK_L + o_j) // SPACING
+        m_save = (o_j % SPACING == SPACING - 1) & (o_j != BLOCK_L - 1) & (o_save < BOUNDARIES)
+    if SOFTPLUS:
+        b_d, _ = softplus(b_d, ROUGH)
+    b_v = b_d * b_u
+    for n in range(STATE):
+        b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
+        b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+        b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+        # Past the end u and B are zero: there direction 1 carries a zero state, whatever the decay.
+        b_a = tl.exp2(b_d * b_A[:, None])
+        b_in = b_v * b_B[None, :]
+        b_before, b_end = linear_scan(b_a, b_in, column(b_carry, o_n, n), CHUNKS > 1, REVERSE)
+        b_h = b_a * b_before + b_in
+        if CHUNKS > 1:
+            b_carry = with_column(b_carry, o_n, n, b_end)
+            i_end = (i_k if REVERSE else i_k + 1) * PER_CHUNK - 1
+            o_end, m_end = boundary_offsets(i_end, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
+            tl.store(p_states + o_end, b_end, mask=m_end)
+        if PER_CHUNK > 1:
+            o_saves = (o_save * STATE + n)[None, :] * CHANNELS + o_c[:, None]
+            tl.store(p_states + o_saves, b_h, mask=m_c[:, None] & m_save[None, :])
+        b_y += b_C[None, :] * b_h
+    return b_y, b_carry
+
+
+@triton.jit
 def scan_direction(
     p_u, p_delta, p_A, p_B, p_C, p_y, p_states, b_bias, b_D, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
@@ -184,10 +229,6 @@ def scan_direction(
 ):  # fmt: skip
     """Write the outputs of a direction to p_y, or with ADD add them, and its states to p_states; D u in direction 0."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
-    PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
-    o_n = tl.arange(0, BLOCK_N)
-    o_j = tl.arange(0, BLOCK_L)
     b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
     for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
         i_k = CHUNKS - 1 - i_step if REVERSE else i_step
@@ -198,34 +239,10 @@ def scan_direction(
             b_y = b_D[:, None] * b_u
         if ADD:
             b_y += load_block(p_y, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        if SOFTPLUS:
-            b_d, _ = softplus(b_d, ROUGH)
-        b_v = b_d * b_u
-        # Boundary s lies between positions (s + 1) * SPACING - 1 and (s + 1) * SPACING.
-        if REVERSE:
-            o_save = (i_k * BLOCK_L + o_j) // SPACING - 1
-            m_save = (o_j % SPACING == 0) & (o_j != 0) & (o_save < BOUNDARIES)
-        else:
-            o_save = (i_k * BLOCK_L + o_j) // SPACING
-            m_save = (o_j % SPACING == SPACING - 1) & (o_j != BLOCK_L - 1) & (o_save < BOUNDARIES)
-        for n in range(STATE):
-            b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
-            b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-            b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-            # Past the end u and B are zero: there direction 1 carries a zero state, whatever the decay.
-            b_a = tl.exp2(b_d * b_A[:, None])
-            b_in = b_v * b_B[None, :]
-            b_before, b_end = linear_scan(b_a, b_in, column(b_carry, o_n, n), CHUNKS > 1, REVERSE)
-            b_h = b_a * b_before + b_in
-            if CHUNKS > 1:
-                b_carry = with_column(b_carry, o_n, n, b_end)
-                i_end = (i_k if REVERSE else i_k + 1) * PER_CHUNK - 1
-                o_end, m_end = boundary_offsets(i_end, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
-                tl.store(p_states + o_end, b_end, mask=m_end)
-            if PER_CHUNK > 1:
-                o_saves = (o_save * STATE + n)[None, :] * CHANNELS + o_c[:, None]
-                tl.store(p_states + o_saves, b_h, mask=m_c[:, None] & m_save[None, :])
-            b_y += b_C[None, :] * b_h
+        b_y, b_carry = scan_chunk(
+            b_y, b_carry, b_u, b_d, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, REVERSE,
+        )  # fmt: skip
         store_block(p_y, b_y, o_c, m_c, i_k, LENGTH, BLOCK_L)
 
 
@@ -269,6 +286,19 @@ def scan_forward_kernel(
         b_bias0 = tl.load(p_bias + o_c, mask=m_c, other=0.0)
         if DIRECTIONS == 2:
             b_bias1 = tl.load(p_bias + CHANNELS + o_c, mask=m_c, other=0.0)
+    if (DIRECTIONS == 2) and (LENGTH <= BLOCK_L):
+        b_u = load_block(p_u, o_c, m_c, 0, LENGTH, BLOCK_L)
+        b_y = b_D[:, None] * b_u
+        b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+        for m in tl.static_range(2):
+            b_d = load_block(p_delta + m * ROWS, o_c, m_c, 0, LENGTH, BLOCK_L) + (b_bias1 if m else b_bias0)[:, None]
+            b_y, _ = scan_chunk(
+                b_y, b_carry, b_u, b_d, p_A + m * WEIGHTS, p_B + m * STRIDE_M, p_C + m * STRIDE_M,
+                p_states + m * SAVED, 0, o_c, m_c,
+                CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, m == 1,
+            )  # fmt: skip
+        store_block(p_y, b_y, o_c, m_c, 0, LENGTH, BLOCK_L)
+        return
     if DIRECTIONS == 2:
         scan_direction(
             p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_y, p_states + SAVED, b_bias1,

@@ -60,13 +60,14 @@ def choose_tiling(channels: int, length: int, dtype: torch.dtype) -> Tiling:
     """
     half = dtype != torch.float32
     if length <= 64:
-        return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=Tile(4 if half else 8, 64, 1))
+        return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=Tile(4, 64, 1))
     wide = 256 if half else 128
     if length <= 256:
-        backward = Tile(2, 128, 1, registers=128) if half else Tile(2, 128, 1)
-        return make_tiling(channels, length, forward=Tile(4 if half else 2, wide, 1), backward=backward)
-    stages = (3 if length > 1024 else 2) if half else 1
-    return make_tiling(channels, length, forward=Tile(1, wide, 1), backward=Tile(2, wide, 1, stages=stages))
+        return make_tiling(channels, length, forward=Tile(2, wide, 1), backward=Tile(2, 128, 1))
+    long = length > 1024
+    forward = Tile(1, wide, 1, stages=(3 if half else 2) if long else 1)
+    backward = Tile(2, wide, 1, stages=(3 if long else 2) if half else 2 if long else 1)
+    return make_tiling(channels, length, forward=forward, backward=backward)
 
 
 def make_tiling(channels: int, length: int, *, forward: Tile, backward: Tile) -> Tiling:

@@ -14,6 +14,7 @@ from trust_tta.scan import functional
 from trust_tta.scan.triton.launch import ceil_div, is_rough, power_of_two
 
 NORMALIZED = 1024  # numbers that a warp normalizes at a time
+FEW = 132  # tiles, fewer than a large GPU has processors
 SIDE = 8  # of a tile whose channels are walked through twice: small, because small maps have few tiles
 
 
@@ -92,11 +93,12 @@ def merge_norm(
 def merge_norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
     """The gradient (b, 2, c, h*w) of the sequences that `merge_norm` merged, from that of the norm (b, h, w, c)."""
     batch, height, width, count = x.shape
-    if x.dtype == torch.bfloat16 and 96 <= count <= 512 and "pairs" in functional.USED:
+    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
+    fast = x.dtype == torch.bfloat16 and 96 <= count <= 512 and "pairs" in functional.USED
+    if fast or grid[0] * grid[1] < FEW:
         dx = _norm_backward(dnorm.contiguous(), x, mean, scale, weight.contiguous())
         return cross_scan(dx.permute(0, 3, 1, 2), silu=False)
     dy = x.new_empty((batch, 2, count, height * width))
-    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
     with torch.cuda.device_of(x):
         merge_norm_backward_kernel[grid](
             dnorm.contiguous(), x, mean, scale, weight.contiguous(), dy,
@@ -110,7 +112,7 @@ def _norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight
     dx = torch.empty_like(x)
     rows, count = x.numel() // x.shape[-1], x.shape[-1]
     block_c = power_of_two(count)
-    block_r = 4096 // block_c
+    block_r = max(1, 4096 // block_c)
     with torch.cuda.device_of(x):
         norm_backward_kernel[(ceil_div(rows, block_r),)](
             dnorm, x, mean, scale, weight, dx, rows,

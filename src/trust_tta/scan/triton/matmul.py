@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan import functional
 from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
@@ -39,32 +38,6 @@ def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
             BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, SCALAR=scalar, WIDE=_interpreted(y),
             enable_fp_fusion=True,
         )  # fmt: skip
-
-
-def project(x_proj: Tensor, dt_proj: Tensor, u: Tensor, projected: Tensor, delta: Tensor) -> None:
-    """projected (b, 2, 2(r+2n), l) = x_proj (.., 2, 2(r+2n), c) @ u (b, 2, c, l), and from its r rows for each of two
-    directions delta (b, 2, 2, c, l), by dt_proj (.., 2, 2, c, r); in half precision, where it is read once for both.
-    """
-    b, groups, rows, length = projected.shape
-    channels, rank = dt_proj.shape[-2:]
-    block_l = choose_positions(length)
-    with torch.cuda.device_of(u):
-        project_kernel[(b * groups * ceil_div(length, block_l),)](
-            x_proj.contiguous(), dt_proj.contiguous(), u, projected, delta, PER_IMAGE=x_proj.dim() == 4, GROUPS=groups,
-            ROWS=rows, RANK=rank, CHANNELS=channels, LENGTH=length, BLOCK_R=_within(rows, 256),
-            BLOCK_C=_within(channels, 64), BLOCK_L=block_l, WIDE=_interpreted(u), num_warps=4, num_stages=2,
-            enable_fp_fusion=True,
-        )  # fmt: skip
-
-
-def takes_projections(u: Tensor, rows: int) -> bool:
-    """Whether `project` takes maps (b, 2, c, l) with so many rows for each of 2 groups; small maps are too few."""
-    return "project" in functional.USED and u.dtype != torch.float32 and u.shape[-1] > 64 and rows <= 128
-
-
-def choose_positions(length: int) -> int:
-    """Positions of a tile of `project`."""
-    return 128 if length > 256 else 64
 
 
 def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
@@ -186,46 +159,6 @@ def matmul_kernel(
         b_y += load_rows(p_y, o_m, o_l, ROWS, LENGTH).to(tl.float32)
     o_y = o_m[:, None] * LENGTH + o_l[None, :]
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=(o_m < ROWS)[:, None] & (o_l < LENGTH)[None, :])
-
-
-@triton.jit
-def project_kernel(
-    p_wx, p_wd, p_u, p_projected, p_delta,
-    PER_IMAGE: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
-    LENGTH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """All rows of a block of positions of one image and group, then the step sizes of all channels there."""
-    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    i = tl.program_id(0)
-    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
-    i_bg = (i // L_BLOCKS).to(tl.int64)
-    i_w = i_bg if PER_IMAGE else i_bg % GROUPS
-    p_wx += i_w * (ROWS * CHANNELS)
-    p_wd += i_w * (2 * CHANNELS * RANK)
-    p_u += i_bg * (CHANNELS * LENGTH)
-    p_projected += i_bg * (ROWS * LENGTH)
-    p_delta += i_bg * (2 * CHANNELS * LENGTH)
-    o_r = tl.arange(0, BLOCK_R)
-    o_l = i % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
-    m_l = (o_l < LENGTH)[None, :]
-    b_sum = tl.zeros((BLOCK_R, BLOCK_L), dtype=tl.float32)
-    for i_c in range(0, CHANNELS, BLOCK_C):
-        o_c = i_c + tl.arange(0, BLOCK_C)
-        m_w = (o_r < ROWS)[:, None] & (o_c < CHANNELS)[None, :]
-        b_w = tl.load(p_wx + o_r[:, None] * CHANNELS + o_c[None, :], mask=m_w, other=0.0)
-        b_sum = dot(b_w, load_rows(p_u, o_c, o_l, CHANNELS, LENGTH), b_sum, False, WIDE)
-    b_rows = b_sum.to(p_projected.dtype.element_ty)
-    tl.store(p_projected + o_r[:, None] * LENGTH + o_l[None, :], b_rows, mask=(o_r < ROWS)[:, None] & m_l)
-    for i_m in tl.static_range(2):
-        o_k = o_r - i_m * (ROWS // 2)  # which of the ranks a row is, if any
-        m_k = ((o_k >= 0) & (o_k < RANK))[None, :]
-        for i_c in range(0, CHANNELS, BLOCK_C):
-            o_c = i_c + tl.arange(0, BLOCK_C)
-            m_c = (o_c < CHANNELS)[:, None]
-            b_w = tl.load(p_wd + (i_m * CHANNELS + o_c)[:, None] * RANK + o_k[None, :], mask=m_c & m_k, other=0.0)
-            b_delta = dot(b_w, b_rows, tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32), False, WIDE)
-            o_delta = (i_m * CHANNELS + o_c)[:, None] * LENGTH + o_l[None, :]
-            tl.store(p_delta + o_delta, b_delta.to(p_delta.dtype.element_ty), mask=m_c & m_l)
 
 
 @triton.jit(do_not_specialize=["chunks", "share"])

@@ -13,7 +13,7 @@ from trust_tta.scan.tensors import Gathered, Parameters, Saved
 from trust_tta.scan.triton.backward import differentiate, sum_rows
 from trust_tta.scan.triton.forward import scan_forward
 from trust_tta.scan.triton.layout import cross_merge, cross_scan
-from trust_tta.scan.triton.matmul import matmul, project, takes_projections, weight_gradient
+from trust_tta.scan.triton.matmul import matmul, weight_gradient
 from trust_tta.scan.triton.parameters import gather, scatter_add
 
 
@@ -22,12 +22,8 @@ def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[
     gathered = gather(parameters, slots, x.dtype)
     u = cross_scan(x, silu=True)
     projected = u.new_empty((len(x), 2, 2, gathered.x_proj.shape[-2] // 2, u.shape[-1]))
-    if takes_projections(u, projected.shape[3] * 2):
-        delta = u.new_empty((len(x), 2, 2, *u.shape[2:]))
-        project(gathered.x_proj, gathered.dt_proj, u, projected.flatten(2, 3), delta)
-    else:
-        matmul(gathered.x_proj, u, projected.flatten(2, 3))
-        delta = _step_sizes(gathered, projected)
+    matmul(gathered.x_proj, u, projected.flatten(2, 3))
+    delta = _step_sizes(gathered, projected)
     y, states = scan_forward(gathered.scan_inputs(u, delta, projected))
     return y.view_as(u), Saved(projected, states, u.new_empty(0), u.new_empty(0), gathered)
 
