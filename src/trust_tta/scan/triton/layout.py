@@ -14,7 +14,7 @@ from trust_tta.scan import functional
 from trust_tta.scan.triton.launch import ceil_div, is_rough, power_of_two
 
 NORMALIZED = 1024  # numbers that a warp normalizes at a time
-FEW = 132  # tiles, fewer than a large GPU has processors
+FEW = 64  # tiles, which leave half of a large GPU idle
 SIDE = 8  # of a tile whose channels are walked through twice: small, because small maps have few tiles
 
 
