@@ -204,3 +204,29 @@ def test_images_are_cast_and_padded_in_one_pass(dtype: torch.dtype, channels_las
     assert found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found[:, :3].float(), x, rtol=2**-7, atol=0)  # the interpreter cuts bfloat16 off
     assert not found[:, 3:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("shape", "size", "stride", "padding", "device"),
+    [
+        ((2, 3, 9, 13), 3, 2, 1, "cpu"),
+        ((1, 1, 8, 8), 4, 4, 0, "cpu"),
+        ((3, 2, 5, 7), 3, 1, 1, "cpu"),
+        pytest.param((8, 3, 224, 224), 3, 2, 1, "cuda", marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.usefixtures("nan_empty")
+def test_images_convolved_as_they_lie(
+    shape: tuple[int, ...], size: int, stride: int, padding: int, device: str, dtype: torch.dtype
+) -> None:
+    patches = pytest.importorskip("trust_tta.models.triton_patches")
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=draw).to(device)
+    weight = torch.randn(20, shape[1], size, size, generator=draw).to(device)
+    exact = F.conv2d(x.double(), weight.double(), None, stride, padding)
+    for each in (x, x.to(memory_format=torch.channels_last)):
+        found = patches.convolve(each, weight, dtype, stride, padding)
+        assert found.dtype == dtype
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert (found.double() - exact).norm() <= 1e-2 * exact.norm()

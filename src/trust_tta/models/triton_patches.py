@@ -1,5 +1,5 @@
-"""Maps cast and padded for convolutions, `convolution.extract_patches` and its adjoint on a CUDA device, each in one
-pass over the map."""
+"""Convolutions of images, images cast and padded for them, `convolution.extract_patches` and its adjoint on a CUDA
+device, each in one pass over the map."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.triton.launch import ceil_div
+from trust_tta.scan.triton.launch import ceil_div, power_of_two
+from trust_tta.scan.triton.matmul import dot
 
 
 def pad_channels(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
@@ -24,6 +25,23 @@ def pad_channels(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
             enable_fp_fusion=True,
         )  # fmt: skip
     return padded.permute(0, 3, 1, 2)
+
+
+def convolve(x: Tensor, weight: Tensor, dtype: torch.dtype, stride: int, padding: int) -> Tensor:
+    """Convolve x (b, c, h, w), of few channels, with weight (out, c, k, k) in `dtype`; channel-last in memory."""
+    b, c, h, w = x.shape
+    out, size = weight.shape[0], weight.shape[2]
+    height, width = ((n + 2 * padding - size) // stride + 1 for n in (h, w))
+    y = x.new_empty((b, height, width, out), dtype=dtype)
+    pixels = b * height * width
+    with torch.cuda.device_of(x):
+        convolve_kernel[(ceil_div(pixels, 128),)](
+            x, weight.contiguous(), y, *x.stride(), pixels, CHANNELS=c, HEIGHT=h, WIDTH=w, OUT_HEIGHT=height,
+            OUT_WIDTH=width, SIZE=size, STRIDE=stride, PADDING=padding, OUT=out, BLOCK_P=128,
+            BLOCK_K=max(16, power_of_two(c * size * size)), BLOCK_N=max(16, power_of_two(out)),
+            WIDE=x.device.type == "cpu", num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return y.permute(0, 3, 1, 2)
 
 
 def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
@@ -67,6 +85,32 @@ def pad_channels_kernel(
     b_x = tl.load(p_x + o_x[:, None] + o_c[None, :] * s_c, mask=m_p & (o_c < OWN)[None, :], other=0.0)
     o_out = o_p[:, None] * CHANNELS + o_c[None, :]
     tl.store(p_padded + o_out, b_x.to(p_padded.dtype.element_ty), mask=m_p)
+
+
+@triton.jit
+def convolve_kernel(
+    p_x, p_w, p_y, s_b, s_c, s_h, s_w, pixels,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, OUT: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """All output channels of a run of output pixels; a patch is a column of the tile that is read."""
+    PATCH: tl.constexpr = CHANNELS * SIZE * SIZE
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    o_p = tl.program_id(0).to(tl.int64) * BLOCK_P + tl.arange(0, BLOCK_P)
+    o_k = tl.arange(0, BLOCK_K)
+    o_n = tl.arange(0, BLOCK_N)
+    o_h = (o_p // OUT_WIDTH % OUT_HEIGHT * STRIDE - PADDING)[None, :] + (o_k // SIZE % SIZE)[:, None]
+    o_w = (o_p % OUT_WIDTH * STRIDE - PADDING)[None, :] + (o_k % SIZE)[:, None]
+    o_x = (o_p // (OUT_HEIGHT * OUT_WIDTH) * s_b)[None, :] + (o_k // (SIZE * SIZE) * s_c)[:, None]
+    inside = (o_h >= 0) & (o_h < HEIGHT) & (o_w >= 0) & (o_w < WIDTH)
+    mask = inside & (o_k < PATCH)[:, None] & (o_p < pixels)[None, :]
+    b_x = tl.load(p_x + o_x + o_h * s_h + o_w * s_w, mask=mask, other=0.0).to(p_y.dtype.element_ty)
+    m_w = (o_k < PATCH)[:, None] & (o_n < OUT)[None, :]
+    b_w = tl.load(p_w + o_n[None, :] * PATCH + o_k[:, None], mask=m_w, other=0.0).to(p_y.dtype.element_ty)
+    b_y = dot(tl.trans(b_x), b_w, tl.zeros((BLOCK_P, BLOCK_N), dtype=tl.float32), False, WIDE)
+    m_y = (o_p < pixels)[:, None] & (o_n < OUT)[None, :]
+    tl.store(p_y + o_p[:, None] * OUT + o_n[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 
 @triton.jit

@@ -16,9 +16,9 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HAS_TRITON = optional.available("triton")  # looked up once: torch.compile cannot trace an import
 # Kernels that a plainer way can replace; to leave one out, take its name away.
 # mlp: narrow MLPs at once; norm: that before one, in its kernel; pairs: bfloat16 maps to sequences two numbers at a
-# time; replay: recorded plain passes; bias: that of a convolution in the norm after it; pad: images cast and padded in
-# one pass
-USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "pad"})
+# time; replay: recorded plain passes; bias: that of a convolution in the norm after it; images: their convolution; pad:
+# images cast and padded in one pass
+USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "images", "pad"})
 
 
 def selective_scan(
