@@ -33,9 +33,10 @@ def differ(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> bool:
 @DTYPES
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 @pytest.mark.parametrize("programs", [1, 1056])
+@pytest.mark.parametrize("gelu", [False, True], ids=["alone", "gelu"])
 @pytest.mark.usefixtures("nan_empty")
 def test_by_the_statistics_of_the_batch(
-    shape: tuple[int, ...], programs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], programs: int, dtype: torch.dtype, gelu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The values, both gradients of the map at once, and those of the weights; over several blocks and over one."""
     monkeypatch.setattr(triton_norm, "PROGRAMS", programs)
@@ -44,8 +45,9 @@ def test_by_the_statistics_of_the_batch(
     dx, dy = (maps(*shape, seed=seed, dtype=dtype) - 5 for seed in (3, 4))
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
     exact = [t.detach().double().requires_grad_() for t in leaves]
-    same, y = batch_norm(x, weight, bias, 1e-5)
+    same, y = batch_norm(x, weight, bias, 1e-5, gelu=gelu)
     wanted = F.batch_norm(exact[0], None, None, exact[1], exact[2], training=True)
+    wanted = F.gelu(wanted) if gelu else wanted
     assert torch.equal(same, x)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert not differ(y, wanted, dtype)

@@ -34,8 +34,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     def after_bias(self, x: Tensor, bias: Tensor, *, gelu: bool = False) -> Tensor:
         """The normalized x + bias (c,): the statistics of a batch take the bias away with the mean. Then GELU."""
         if torch.is_grad_enabled():
-            y = batch_norm(x, self.weight, self.bias, self.eps)[1]
-            return F.gelu(y) if gelu else y
+            return batch_norm(x, self.weight, self.bias, self.eps, gelu=gelu)[1]
         mean, variance = self.statistics(x)
         mean = mean if self.running_mean is None else mean - bias
         return _map(triton_norm().normalize(_rows(x), mean, variance, self.weight, self.bias, self.eps, gelu=gelu), x)
@@ -97,10 +96,20 @@ def fixed_norm(
 
 
 def batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, known: tuple[Tensor, Tensor] | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    known: tuple[Tensor, Tensor] | None = None,
+    *,
+    gelu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """x and x normalized by the statistics of the batch, which gradients go through; `known` are its moments."""
-    same, y = _BatchNormByKernels.apply(x, weight, bias, *(known or moments(x)), eps)  # type: ignore[no-untyped-call]
+    """x and x normalized by the statistics of the batch, which gradients go through; `known` are its moments.
+
+    With `gelu`, that follows, and is made again in the backward.
+    """
+    given = (x, weight, bias, *(known or moments(x)), eps, gelu)
+    same, y = _BatchNormByKernels.apply(*given)  # type: ignore[no-untyped-call]
     return same, y
 
 
@@ -117,24 +126,25 @@ def _map(rows: Tensor, like: Tensor) -> Tensor:
 class _BatchNormByKernels(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float, gelu: bool
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, weight, mean, variance)
-        ctx.eps = eps
+        ctx.save_for_backward(x, weight, bias, mean, variance)
+        ctx.eps, ctx.gelu = eps, gelu
         ctx.set_materialize_grads(False)
-        return x, _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps), x)
+        return x, _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps, gelu=gelu), x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return dx, None, None, None, None, None
-        x, weight, mean, variance = ctx.saved_tensors
+            return dx, *[None] * 6
+        x, weight, bias, mean, variance = ctx.saved_tensors
+        gelu = (weight, bias) if ctx.gelu else None
         kernels, rows = triton_norm(), _rows(x)
         dy = _rows(dy).contiguous()  # that of a sum repeats one number
-        dbias, dweight = kernels.sums(dy, rows, mean, variance, ctx.eps)
+        dbias, dweight = kernels.sums(dy, rows, mean, variance, ctx.eps, gelu)
         if ctx.needs_input_grad[0]:
             add = None if dx is None else _rows(dx).contiguous()
             saved = (mean, variance, weight)
-            dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add), x)
-        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), None, None, None
+            dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add, gelu=gelu), x)
+        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), *[None] * 4
