@@ -193,8 +193,9 @@ class Statistics:
                         norm.forget_groups()
                 if self.shares is not None:
                     self.shares.reopen(left * (not self.mixed))
-                for memory in remembered:
-                    memory.copy_((memory * left).maximum(memory.clamp_max(KEPT)))
+                kept = torch._foreach_mul(remembered, left)
+                torch._foreach_maximum_(kept, torch._foreach_clamp_max(remembered, KEPT))
+                torch._foreach_copy_(remembered, kept)
 
     @contextmanager
     def frozen(self, images: Tensor | None = None) -> Iterator[None]:
