@@ -34,9 +34,9 @@ def test_logits_and_every_gradient(low: bool, kinds: set[str], monkeypatch: pyte
     called: list[int] = []
     kernel = norm.batch_norm
 
-    def counted(*given: Any) -> tuple[Tensor, Tensor]:
+    def counted(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         called.append(1)
-        return kernel(*given)
+        return kernel(*given, **named)
 
     monkeypatch.setattr(norm, "batch_norm", counted)
     results = []

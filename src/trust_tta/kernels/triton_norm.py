@@ -21,7 +21,7 @@ ELEMENTS = 2048  # of a program's block
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance (c,) of x (rows, c), in float32."""
     rows, channels = x.shape
-    grid, share, sizes = _blocks(rows, channels)
+    grid, share, sizes = _blocks(rows, channels, times=_times(x))
     parts = grid[0] // ceil_div(channels, int(sizes["BLOCK_C"]))
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
     mean, variance = x.new_empty((2, channels), dtype=torch.float32)
@@ -41,7 +41,7 @@ def sums(
     With the norm's weight and bias in `gelu`, dy is the gradient of what GELU made of it.
     """
     rows, channels = x.shape
-    grid, share, sizes = _blocks(rows, channels, larger=2)  # faster for two maps
+    grid, share, sizes = _blocks(rows, channels, larger=2, times=_times(x, gelu is not None))  # faster for two maps
     parts = grid[0] // ceil_div(channels, int(sizes["BLOCK_C"]))
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
     dbias, dweight = x.new_empty((2, channels), dtype=torch.float32)
@@ -81,23 +81,28 @@ def input_gradient(
     return dx
 
 
+def _times(x: Tensor, busy: bool = False) -> int:
+    """Fewer programs with larger blocks sum faster, in half precision and unless they are busy with more than sums."""
+    return 1 if busy or x.dtype == torch.float32 else 2
+
+
 def _gelu(x: Tensor, affine: tuple[Tensor, Tensor] | None) -> dict[str, bool]:
     """Whether GELU follows the norm, and how it is computed."""
     return {"GELU": affine is not None, "FULL": x.dtype == torch.float32, "WIDE": x.device.type == "cpu"}
 
 
 def _blocks(
-    rows: int, channels: int, *, whole: bool = False, larger: int = 1
+    rows: int, channels: int, *, whole: bool = False, larger: int = 1, times: int = 1
 ) -> tuple[tuple[int], int, dict[str, int | bool]]:
     """The programs (parts of the rows x blocks of channels), the blocks of rows in a part, and the sizes of a block.
 
-    Of a `whole` map each program takes one block; of sums it takes several.
+    Of a `whole` map each program takes one block; of sums it takes several, of `times` the usual size.
     """
     block_c = channels & -channels  # the largest power of two that leaves no rest
     block_c = min(128, block_c if block_c >= 16 else power_of_two(channels))
-    block_r = larger * ELEMENTS // block_c
+    block_r = times * larger * ELEMENTS // block_c
     columns, blocks = ceil_div(channels, block_c), ceil_div(rows, block_r)
-    share = 1 if whole else ceil_div(blocks, ceil_div(PROGRAMS, larger * columns))
+    share = 1 if whole else ceil_div(blocks, ceil_div(PROGRAMS, times**2 * larger * columns))
     sizes = {"CHANNELS": channels, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": 4, "enable_fp_fusion": True}
     return (ceil_div(blocks, share) * columns,), share, sizes
 

@@ -63,10 +63,13 @@ def choose_tiling(channels: int, length: int, dtype: torch.dtype) -> Tiling:
         return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=Tile(4, 64, 1))
     wide = 256 if half else 128
     if length <= 256:
-        return make_tiling(channels, length, forward=Tile(2, wide, 1), backward=Tile(2, 128, 1))
+        return make_tiling(channels, length, forward=Tile(4 if half else 2, wide, 1), backward=Tile(2, 128, 1))
     long = length > 1024
-    forward = Tile(1, wide, 1, stages=(3 if half else 2) if long else 1)
-    backward = Tile(2, wide, 1, stages=(3 if long else 2) if half else 2 if long else 1)
+    forward = Tile(1, wide, 1, stages=(3 if half else 4) if long else 1)
+    if half:
+        backward = Tile(2, wide, 1, stages=4 if long else 3)
+    else:
+        backward = Tile(4, wide, 1, stages=2) if long else Tile(2, wide, 1, stages=3)
     return make_tiling(channels, length, forward=forward, backward=backward)
 
 

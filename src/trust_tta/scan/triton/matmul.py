@@ -27,8 +27,11 @@ def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
         y.view(b * g, m, length).baddbmm_(weights, x.reshape(b * g, k, length), beta=int(add))
         return
     block_m, block_k, block_l = choose_tile(m, k, length, b * g)
+    warps, stages = 4, 3
     if wide:
         block_k, block_l = min(block_k, 32), min(block_l, 64) if scalar else block_l
+    elif not add:
+        warps, stages = 2 if k <= 16 < m else 4, 2 if 64 < length <= 256 else 3
     with torch.cuda.device_of(y):
         matmul_kernel[(b * g * ceil_div(m, block_m) * ceil_div(length, block_l),)](
             weight, x, y, ADD=add, GROUPS=g, ROWS=m, INNER=k, LENGTH=length,
@@ -36,7 +39,7 @@ def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
             STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1), STRIDE_YB=y.stride(0), STRIDE_YG=y.stride(1),
             BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, SCALAR=scalar, WIDE=_interpreted(y),
-            enable_fp_fusion=True,
+            num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
 
 
