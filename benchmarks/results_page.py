@@ -204,11 +204,13 @@ except for [the history of optimizations](speed_history.md).
 at batch 1 | one H200 |
 | `cpu_scan.json` | `python benchmarks/cpu_scan.py --repeats 3 --out cpu_scan.json` | two cores of a server CPU |
 | `triton_scan_h200.json` | `python benchmarks/triton_scan.py triton_scan_h200.json` | one H200 |
-| `ruinous_streams_h200.json` | `python benchmarks/ruinous_streams.py ruinous_streams_h200 --batches 300,trust=100 \
---processes 4 --seconds 160`; then tide again, `--methods tide --batches 100`; it names what was not begun | one H200 |
+| `ruinous_streams_h200.json` | `python benchmarks/ruinous_streams.py ruinous_streams_h200 --plan PLAN --processes 4`; \
+the plan is in the record, of which the end was cut | one H200 |
+| `guard_time_h200.json` | the same with one process, alone on the machine | one H200 |
+| `benign_streams.json` | the same on corrupted images, with one process | two cores of a server CPU, busy |
 | `ruinous_streams.json` | the same on few batches, at the learning rate that [the page on the guard](../guard.md) \
 names | two cores of a server CPU, busy |
-| `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 300 --kills 96 --requests 100000 \
+| `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 300 --kills 100 --requests 100000 \
 --streams 1000 --malformed 5000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
 two cores of a server CPU (the record has the load) |
