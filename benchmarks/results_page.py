@@ -144,7 +144,8 @@ def cotta() -> list[str]:
         / math.fsum(math.ceil(float(c["samples"]) / float(c["batch_size"])) for c in cells)
         for cells in found.values()
     ]
-    domains = " and ".join(sorted({row["domain"].replace("_", " ") for row in found["tide: own paper"]}))
+    *first, last = sorted({row["domain"].replace("_", " ") for row in found["tide: own paper"]})
+    domains = f"{', '.join(first)} and {last}"
     return [
         f"With its authors' rate and 32 augmented views, CoTTA reaches {accuracy[0]:.1f} % on {domains}, where tide",
         f"reaches {accuracy[1]:.1f} %: at {passes[0]:.0f} passes per batch, backward ones twice, not {passes[1]:.0f}",
@@ -189,7 +190,7 @@ except for [the history of optimizations](speed_history.md).
 | CIFAR-10-C, [standard](cifar10c_standard.md) | the same | the same |
 | PACS, [online](pacs96_online.md), [standard](pacs96_standard.md) | the same, `pacs96.toml` | the same |
 | tide in [every kind of stream](targets.md) | the same, `targets.toml` | the same; PACS: two cores of a server CPU |
-| [thirteen methods](streams.md) in three kinds of stream | the same, `streams.toml` | one H200 |
+| [thirteen methods](streams.md) in every kind of stream | the same, `streams.toml` | one H200 |
 | tide [part by part](tide_parts.md) | the same, `tide_parts.toml` | the same |
 | what [six orders](orders.md) buy | the same, `orders.toml` | the same |
 | baselines in [settings of their own](fair.md) | the same, `fair.toml` | the same |
@@ -221,8 +222,8 @@ missing | one H200 |
 | `authors_h200.json`, `authors_six_corruptions.json` | the authors' code, measured elsewhere | one H200 |
 
 What the speed records say is on the page [performance](../performance.md). `streams`, `orders`, `tide_parts` and `fair`
-are parts of what their configurations name; a page shows what its record holds. In `targets` the rows of `tide` that
-are older than its learned shares name another commit.
+are parts of what their configurations name; a page shows what its record holds. In `targets` the
+rows of clean images and of PACS are older than the groups that `tide` makes of mixed streams, and name another commit.
 
 ## Six corruptions
 A `vmamba_nano` of 91.5 % clean accuracy on CIFAR-10, corruptions of `trust-tta corrupt` at severity 5, the first 4,096
