@@ -144,7 +144,8 @@ def cotta() -> list[str]:
         / math.fsum(math.ceil(float(c["samples"]) / float(c["batch_size"])) for c in cells)
         for cells in found.values()
     ]
-    domains = " and ".join(sorted({row["domain"].replace("_", " ") for row in found["tide: own paper"]}))
+    *first, last = sorted({row["domain"].replace("_", " ") for row in found["tide: own paper"]})
+    domains = f"{', '.join(first)} and {last}"
     return [
         f"With its authors' rate and 32 augmented views, CoTTA reaches {accuracy[0]:.1f} % on {domains}, where tide",
         f"reaches {accuracy[1]:.1f} %: at {passes[0]:.0f} passes per batch, backward ones twice, not {passes[1]:.0f}",
@@ -189,7 +190,7 @@ except for [the history of optimizations](speed_history.md).
 | CIFAR-10-C, [standard](cifar10c_standard.md) | the same | the same |
 | PACS, [online](pacs96_online.md), [standard](pacs96_standard.md) | the same, `pacs96.toml` | the same |
 | tide in [every kind of stream](targets.md) | the same, `targets.toml` | the same; PACS: two cores of a server CPU |
-| [thirteen methods](streams.md) in three kinds of stream | the same, `streams.toml` | one H200 |
+| [thirteen methods](streams.md) in every kind of stream | the same, `streams.toml` | one H200 |
 | tide [part by part](tide_parts.md) | the same, `tide_parts.toml` | the same |
 | what [six orders](orders.md) buy | the same, `orders.toml` | the same |
 | baselines in [settings of their own](fair.md) | the same, `fair.toml` | the same |
@@ -208,11 +209,13 @@ float32 and bf16, by the kernels and with `set_scan_backend("reference")` | one 
 at batch 1 | one H200 |
 | `cpu_scan.json` | `python benchmarks/cpu_scan.py --repeats 3 --out cpu_scan.json` | two cores of a server CPU |
 | `triton_scan_h200.json` | `python benchmarks/triton_scan.py triton_scan_h200.json` | one H200 |
-| `ruinous_streams_h200.json` | `python benchmarks/ruinous_streams.py ruinous_streams_h200 --batches 300,trust=100 \
---processes 4 --seconds 160`; then tide again, `--methods tide --batches 100`; it names what was not begun | one H200 |
+| `ruinous_streams_h200.json` | `python benchmarks/ruinous_streams.py ruinous_streams_h200 --plan PLAN --processes 4`; \
+the plan is in the record, of which the end was cut | one H200 |
+| `guard_time_h200.json` | the same with one process, alone on the machine | one H200 |
+| `benign_streams.json` | the same on corrupted images, with one process | two cores of a server CPU, busy |
 | `ruinous_streams.json` | the same on few batches, at the learning rate that [the page on the guard](../guard.md) \
 names | two cores of a server CPU, busy |
-| `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 300 --kills 96 --requests 100000 \
+| `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 300 --kills 100 --requests 100000 \
 --streams 1000 --malformed 5000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
 two cores of a server CPU (the record has the load) |
@@ -223,8 +226,8 @@ missing | one H200 |
 | `authors_h200.json`, `authors_six_corruptions.json` | the authors' code, measured elsewhere | one H200 |
 
 What the speed records say is on the page [performance](../performance.md). `streams`, `orders`, `tide_parts` and `fair`
-are parts of what their configurations name; a page shows what its record holds. In `targets` the rows of `tide` that
-are older than its learned shares name another commit.
+are parts of what their configurations name; a page shows what its record holds. In `targets` the
+rows of clean images and of PACS are older than the groups that `tide` makes of mixed streams, and name another commit.
 
 ## Six corruptions
 A `vmamba_nano` of 91.5 % clean accuracy on CIFAR-10, corruptions of `trust-tta corrupt` at severity 5, the first 4,096

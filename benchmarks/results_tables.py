@@ -42,9 +42,6 @@ MAKING = {
         "trust-tta data get cifar10",
         "trust-tta corrupt data/cifar10/test_images.npy data/CIFAR-10-C",
     ),
-    "camvid": (
-        "trust-tta train --data camvid --model upernet_vmamba_nano --recipe recipes/camvid.toml --out runs/camvid",
-    ),
     "pacs": tuple(
         f"trust-tta train --data pacs --target {domain} --size 96 --set patch_size=4 --recipe recipes/pacs96.toml "
         f"--out runs/pacs_{domain}"

@@ -498,7 +498,7 @@ def points_table(runs: list[Run]) -> str:
 def time_table(runs: list[Run]) -> str:
     """What the guard costs in time: of a batch once the stream has settled, and of the first 64 together."""
     rows = [["method", "stream", "batches", "ms per batch, alone", "guarded", "change", "first 64 batches", "all"]]
-    found = {(r.method, r.stream, r.guard): r for r in in_order(runs)}
+    found, more = {(r.method, r.stream, r.guard): r for r in in_order(runs)}, list[float]()
     for (method, stream, guard), r in found.items():
         bare = found.get((method, stream, "none"))
         if guard == GUARDED and bare is not None and bare.late_seconds and r.batches > 2 * LATE:
@@ -507,7 +507,10 @@ def time_table(runs: list[Run]) -> str:
             change, whole = 100 * (guarded / alone - 1), 100 * (r.seconds / bare.seconds - 1)
             times = [f"{alone:.2f}", f"{guarded:.2f}", f"{change:+.1f} %", f"{start:+.2f} s", f"{whole:+.1f} %"]
             rows.append([method, stream, str(r.batches), *times])
-    return table(rows)
+            more.append(guarded - alone)
+    if not more:
+        return table(rows)
+    return f"{table(rows)}\n\nA settled batch takes {min(more):.2f} to {max(more):.2f} ms more, whatever the method."
 
 
 def table(rows: list[list[str]]) -> str:

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/segmentation_speed.py OUT.json [--size 512] [--batch 2] [--model NAME]
 
-One step with K = 6 orders in bfloat16, the median of some, and its peak memory; then six plain passes forward and
-backward for the same weights. Random weights and images: neither changes the work.
+One step with K = 6 orders in bfloat16, the median of some, and its peak memory; then six passes forward and backward
+for the same weights, plain and recorded as CUDA graphs. Random weights and images: neither changes the work.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from trust_tta.bench.environment import collect_facts
 from trust_tta.bench.timing import Limits, Work, device_clock, repeat, wall_clock
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
+from trust_tta.recording import Recorder
 
 ORDERS = 6
 
@@ -36,12 +37,16 @@ def time_of(work: Work, device: torch.device, limits: Limits) -> dict[str, float
     return {"milliseconds": 1e3 * seconds, "peak_gib": peak}
 
 
-def plain_passes(model: Any, images: torch.Tensor, names: list[str]) -> Work:
+def passes(model: Any, images: torch.Tensor, names: list[str], *, recorded: bool) -> Work:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
     weights = [parameter for name, parameter in model.named_parameters() if name in names]
+    recorder, slots = Recorder(model, weights), model.slots(None, len(images))
+    call = recorder if recorded else recorder.plain
 
     def work() -> None:
         for _ in range(ORDERS):
-            torch.autograd.grad(model(images).logsumexp(1).mean(), weights, allow_unused=True)
+            torch.autograd.grad(call(images, slots).logsumexp(1).mean(), weights, allow_unused=True)
 
     return work
 
@@ -61,16 +66,14 @@ def main() -> None:
     images = torch.randn(options.batch, 3, options.size, options.size, device=device)
     limits, found = Limits(seconds=options.seconds, warmups=3), dict[str, Any]()
     with torch.autocast(device.type, torch.bfloat16):
-        for name in ("trust", "tide", "source"):
+        for name in ("trust", "tide", "tent", "source"):
             method = create_method(name, model)
-            names = list(method.adapted) or []
             found[name] = time_of(lambda method=method: method(images), device, limits)  # type: ignore[misc]
-            if name == "trust":
-                for parameter in model.parameters():
-                    parameter.requires_grad_(True)
-                found["six forward and backward passes"] = time_of(plain_passes(model, images, names), device, limits)
             del method
-    found["ratio"] = found["trust"]["milliseconds"] / found["six forward and backward passes"]["milliseconds"]
+        names = list(create_method("trust", model).adapted)
+        for what, recorded in (("six passes", False), ("six recorded passes", True)):
+            found[what] = time_of(passes(model, images, names, recorded=recorded), device, limits)
+            found[f"trust / {what}"] = found["trust"]["milliseconds"] / found[what]["milliseconds"]
     settings = {name: getattr(options, name) for name in ("model", "size", "batch", "classes")}
     facts = collect_facts(device=device, dtype="bfloat16", config=json.dumps(settings))
     with replacing(options.out) as temporary:

@@ -11,7 +11,7 @@ COMMITTED = Path(__file__).resolve().parent / "golden"
 
 
 @pytest.mark.parametrize(
-    "name", ["tta_bn.npz", "newer/eata.npz", "networks/vim_square.npz", "segmentation/metrics.npz"]
+    "name", ["tta_bn.npz", "vssm_ln2d.npz", "newer/eata.npz", "networks/vim_square.npz", "segmentation/metrics.npz"]
 )
 def test_a_clone_alone_has_the_files_that_promises_rest_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRUST_TTA_GOLDEN", raising=False)
@@ -35,4 +35,4 @@ def test_what_is_nowhere_is_skipped_with_the_places() -> None:
 
 
 def test_all_files_together_stay_small() -> None:
-    assert sum(file.stat().st_size for file in COMMITTED.rglob("*") if file.is_file()) < 16 * 2**20
+    assert sum(file.stat().st_size for file in COMMITTED.rglob("*") if file.is_file()) < 24 * 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_extras_are_described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(doctor, "EXTRAS", (("figures", "no_such_package", "figures in reports"),))
     assert main(["doctor"]) == 0
     assert "missing (figures in reports); pip install 'trust-tta[figures]'" in capsys.readouterr().out
+
+
+def test_every_extra_that_users_install_is_listed() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].keys() - {"all", "docs", "dev"}
+    assert {extra for extra, _, _ in doctor.EXTRAS} == extras
 
 
 def test_it_names_the_data_sets_it_finds_and_says_how_to_get_one(

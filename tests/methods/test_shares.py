@@ -113,8 +113,8 @@ def test_a_slope_that_is_not_finite_skips_the_step() -> None:
     """The loss and the weights' gradient are finite: the root of 0 has no slope."""
     weights = Weights({"w": nn.Parameter(torch.ones(2))}, Descent())
     share = torch.zeros(1, requires_grad=True)
-    assert not weights.differentiate(weights.named["w"].sum() + share.sqrt().sum(), beside=share)
-    assert weights.differentiate(weights.named["w"].sum() + share.sum(), beside=share)
+    assert not weights.differentiate(weights.named["w"].sum() + share.sqrt().sum(), extra=share)
+    assert weights.differentiate(weights.named["w"].sum() + share.sum(), extra=share)
 
 
 def test_a_new_domain_begins_where_the_first_did() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from trust_tta.class_names import pixel_classes
 from trust_tta.cli.main import main
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.pretrained import PRETRAINED
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.results import ResultStore
 
 
@@ -34,6 +37,9 @@ def test_it_runs_on_what_ships(
 def test_the_shipped_segmenter_knows_its_classes() -> None:
     model = tt.create_model("upernet_vmamba_nano", checkpoint="upernet_vmamba_nano_camvid")
     assert model.classes == tuple(pixel_classes("camvid"))
+    stated = json.loads(Checkpoint.open("upernet_vmamba_nano_camvid").metadata["preprocessing"])
+    assert model.preprocessing == Preprocessing.from_mapping(stated)
+    assert model.preprocessing(np.zeros((1, 180, 240, 3), np.uint8)).shape == (1, 3, 180, 240)
     assert Checkpoint.open("upernet_vmamba_nano_camvid").sha256 == PRETRAINED["upernet_vmamba_nano_camvid"].sha256
 
 

@@ -141,6 +141,11 @@ def test_the_guard_sees_the_same_pixels_of_coarse_and_whole_logits() -> None:
     torch.testing.assert_close(rows, rows_of(pixels.whole().movedim(1, -1).reshape(-1, 5))[::every])
 
 
+def test_fisher_weights_make_no_map() -> None:
+    model, images = network(), torch.randn(IMAGES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    assert living_maps(lambda: gather_fisher(model, [images])) == 0
+
+
 def test_the_training_loss_makes_no_map() -> None:
     main, auxiliary = (torch.randn(IMAGES, CLASSES, 8, 8, requires_grad=True) for _ in range(2))
     labels = torch.randint(0, CLASSES, (IMAGES, SIDE, SIDE))

@@ -21,6 +21,7 @@ from trust_tta.methods.parameters import select
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import METHODS, create_method
 from trust_tta.methods.statistics import PICTURE, SOURCE_WORTH
+from trust_tta.methods.tent import Tent
 
 OPEN: dict[str, dict[str, Any]] = {
     "eta": {"margin": 10.0, "d_margin": 2.0},
@@ -214,6 +215,19 @@ def test_the_step_of_tide_is_as_long_as_its_pictures_are_worth(pictures: int) ->
     moved = (method.weights.read() - start).abs()
     expected = 1e-3 * math.sqrt(PICTURE * pictures / 128)  # Adam's first step is as long for every weight
     assert float(moved.median()) == pytest.approx(expected, rel=1e-2)
+
+
+def test_a_loss_of_ones_own_gets_whole_logits() -> None:
+    class Own(Tent):
+        def loss(self, logits: Any, chosen: Tensor | None) -> Tensor:
+            assert isinstance(logits, Tensor)
+            return losses.entropy(logits).mean()
+
+    images = batches(1)[0]
+    own, tent = Own(upernet()), make("tent")
+    torch.testing.assert_close(own(images), tent(images), rtol=1e-4, atol=1e-4)
+    assert own.logits_before is not None
+    assert own.logits_before.shape == own(images).shape
 
 
 # bands of rows

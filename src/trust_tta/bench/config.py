@@ -16,6 +16,7 @@ from trust_tta.results.display import make_label
 from trust_tta.schema import Count, Name, Natural, Positive, Schema, Title, did_you_mean, show
 
 SAMPLE, ARRAY = "sample", "array"  # data sets that are corrupted as they are read
+SHIPPED = "shipped"  # the root of the 16 pictures of CamVid in the package
 CLEAN = "clean"
 FROM_CLEAN = frozenset({"source_statistics", "fisher"})  # options that are computed from clean images
 
@@ -127,6 +128,13 @@ class DataConfig(Schema):
 
     def __hash__(self) -> int:
         return hash(canonical_json(plain(self.model_dump())))
+
+    @property
+    def folder(self) -> Path:
+        """Where the data sets are."""
+        if self.root != SHIPPED:
+            return Path(self.root)
+        return Path(str(resources.files("trust_tta"))) / "assets" / "camvid_sample"
 
     @property
     def corrupts(self) -> bool:
@@ -342,17 +350,16 @@ def demo_configs(out: Path, *, seeds: int = 3, images: int = DEMO_IMAGES) -> tup
     return config, config.changed(methods=(MethodConfig(name="trust"),), stream=one_seed)
 
 
-PIXEL_NETWORK, PIXEL_PICTURES = "upernet_vmamba_nano_camvid", "camvid_sample"
+PIXEL_NETWORK = "upernet_vmamba_nano_camvid"
 PIXEL_CORRUPTIONS = ("gaussian_noise", "snow")
 
 
 def pixel_demo_configs(out: Path, *, seeds: int = 1, images: int = 16) -> tuple[RunConfig, ...]:
     """The experiment of `trust-tta demo --task segmentation`: 16 of CamVid's test pictures; TRUST takes two orders."""
-    pictures = Path(str(resources.files("trust_tta"))) / "assets" / PIXEL_PICTURES
     config = RunConfig(
         experiment="demo",
         model=ModelConfig(checkpoint=PIXEL_NETWORK),
-        data=DataConfig(dataset="camvid", root=str(pictures), domains=PIXEL_CORRUPTIONS, limit=images),
+        data=DataConfig(dataset="camvid", root=SHIPPED, domains=PIXEL_CORRUPTIONS, limit=images),
         stream=StreamsConfig(batch_size=(4,), seeds=tuple(range(seeds))),
         methods=(*(MethodConfig(name=name) for name in DEMO_METHODS), MethodConfig(name="trust", options={"k": 2})),
         store=str(out / "results.sqlite"),

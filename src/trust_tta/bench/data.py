@@ -95,16 +95,16 @@ class ExperimentData:
             return config.domains
         if config.corrupts and config.dataset != OWN_MASKS:
             return CORRUPTIONS
-        found = available_domains(config.dataset, config.root, options=config.options)
+        found = available_domains(config.dataset, config.folder, options=config.options)
         if not found:
-            raise ConfigError(f"{config.root} has no domain of {config.dataset}; run `trust-tta data check` on it")
+            raise ConfigError(f"{config.folder} has no domain of {config.dataset}; run `trust-tta data check` on it")
         return found
 
     def open(self, domain: str, *, severity: int, seed: int) -> Dataset:
         """One domain at one severity; the seed matters only where images are corrupted as they are read."""
         config = self.config
         if config.labels_pixels and domain not in (CLEAN, *ALL_CORRUPTIONS):
-            return open_dataset(config.dataset, config.root, domain=domain, options=config.options)
+            return open_dataset(config.dataset, config.folder, domain=domain, options=config.options)
         if config.corrupts:
             clean = self.clean()
             if domain == CLEAN:
@@ -114,7 +114,7 @@ class ExperimentData:
             return replace(clean, domain=domain, images=images, severity=severity)
         if (domain, severity) not in self._by_domain:
             self._by_domain[domain, severity] = open_dataset(
-                config.dataset, config.root, domain=domain, severity=severity, options=config.options
+                config.dataset, config.folder, domain=domain, severity=severity, options=config.options
             )
         return self._by_domain[domain, severity]
 
@@ -128,12 +128,12 @@ class ExperimentData:
     def _open_others(self, target: str) -> Dataset:
         config = self.config
         others = [
-            name for name in available_domains(config.dataset, config.root, options=config.options) if name != target
+            name for name in available_domains(config.dataset, config.folder, options=config.options) if name != target
         ]
         if not others:
-            raise ConfigError(f"{config.root} has no domain of {config.dataset} but {target}; add the others")
+            raise ConfigError(f"{config.folder} has no domain of {config.dataset} but {target}; add the others")
         return join_datasets(
-            [open_dataset(config.dataset, config.root, domain=name, options=config.options) for name in others],
+            [open_dataset(config.dataset, config.folder, domain=name, options=config.options) for name in others],
             domain=CLEAN,
         )
 
@@ -144,7 +144,7 @@ class ExperimentData:
             names = numbered_classes(labels, where=config.labels)
             return array_dataset(images, labels, names, name=ARRAY, domain=CLEAN)
         if config.labels_pixels:
-            return replace(open_dataset(config.dataset, config.root, options=config.options), domain=CLEAN)
+            return replace(open_dataset(config.dataset, config.folder, options=config.options), domain=CLEAN)
         if config.corrupts:
             images, labels = load_sample()
             return array_dataset(images, labels, CIFAR10_CLASSES, name=config.dataset, domain=CLEAN)
@@ -153,7 +153,7 @@ class ExperimentData:
                 f"{config.dataset} has no clean counterpart (known: {', '.join(_CLEAN_SETS)}); "
                 "omit clean_after and methods that need clean images"
             )
-        return open_dataset(_CLEAN_SETS[config.dataset], config.root)
+        return open_dataset(_CLEAN_SETS[config.dataset], config.folder)
 
     def stream(self, streams: StreamsConfig, *, batch_size: int, seed: int, workers: int) -> list[Domain]:
         """The domains in the order of the stream, not yet preprocessed."""

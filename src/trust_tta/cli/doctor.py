@@ -26,6 +26,11 @@ EXTRAS = (
     ("foa", "cma", "the method foa"),
     ("parquet", "pyarrow", "export of results to Parquet"),
     ("figures", "matplotlib", "figures in reports"),
+    ("serve", "starlette", "the service over HTTP"),
+    ("export", "onnx", "export to ONNX"),
+    ("timm", "timm", "networks of timm"),
+    ("hub", "huggingface_hub", "the Hugging Face hub"),
+    ("ray", "ray", "clusters"),
 )
 
 

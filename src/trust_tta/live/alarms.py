@@ -41,7 +41,7 @@ FEWEST_FOR_BOOTSTRAP = 16  # batches; with fewer, resampling does not reach the 
 RUNS, RUN_LENGTH = 200, 256  # simulated streams and their batches
 KINDS = 3  # alarms, which share the budget of false ones
 MANY = 0.75  # `trained_classes` above which images are no longer of few classes
-LEAD = 0.2  # `trained_lead` above which, without a reference, few classes are believed
+LEAD = 0.22  # `trained_lead` above which, without a reference, few classes are believed
 
 
 class Limits(Schema):

@@ -98,13 +98,18 @@ class Watch:
         self.monitors.see_predictions(predictions)
         if not self.learns and self.judge.trained is None:
             return
-        self.credit = min(self.credit + self.guard.budget * work, 4 * MOST_PROBED)
+        self.credit = min(self.credit + self.guard.budget * work, 2 * MOST_PROBED * self.judge.passes)
         self.doubt = max(0, self.doubt - len(images))
         suspicious = self._suspicious()
         if suspicious and not self._suspected:  # once: a drift may change the classes for good
             self.doubt = CLASS_WINDOW
         self._suspected = suspicious
-        sample = slice(None, None, -(-len(images) // MOST_PROBED))
+        stride = -(-len(images) // MOST_PROBED)
+        enough, price = len(images) >= FEWEST_PROBED, -(-len(images) // stride) * self.judge.passes
+        if enough and not self.doubt and self.credit < price:
+            self._pending = []  # another batch as large will do
+            return
+        sample = slice(None, None, stride)
         self._pending.append((images[sample], output[sample].detach()))
         while sum(len(i) for i, _ in self._pending[1:]) >= FEWEST_PROBED:
             self._pending.pop(0)

@@ -206,7 +206,7 @@ class Method(nn.Module):
     def descend(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
         """As `update`, but nobody waits for the device, which itself skips a step; `settle` counts."""
         shares = self.statistics.shares
-        finite = self.weights.differentiate(loss, beside=None if shares is None else shares.value)
+        finite = self.weights.differentiate(loss, extra=None if shares is None else shares.value)
         self.counters.backwards += 1
         self.weights.step(finite, start=start)
         return finite

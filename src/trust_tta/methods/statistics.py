@@ -188,8 +188,9 @@ class Statistics:
                 descriptions = self.watch.describe(images)
                 left = 1 - self.watch.observe(descriptions)
                 if self.mixture is not None:
+                    was_mixed = self.mixed
                     self._split(self.mixture.observe(descriptions, self.watch.variance))
-                    for norm in norms if not self.mixed else ():
+                    for norm in norms if was_mixed and not self.mixed else ():
                         norm.forget_groups()
                 if self.shares is not None:
                     self.shares.reopen(left * (not self.mixed))

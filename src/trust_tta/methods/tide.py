@@ -117,8 +117,8 @@ class Tide(Learner):
         start, confusion = self.weights.read(), self.confusion
         finite = self.descend(self.loss(mean_log_probability(views), None))
         self.counters.backwards += self.options.views == "mirror"
-        if self.statistics.shares is not None and self.weights.gradient_beside is not None:
-            self.statistics.shares.learn(self.weights.gradient_beside, images, finite=finite, pace=pace)
+        if self.statistics.shares is not None and self.weights.extra_gradient is not None:
+            self.statistics.shares.learn(self.weights.extra_gradient, images, finite=finite, pace=pace)
         share = images * self.statistics.worth / BATCH
         length = pace * math.sqrt(share)
         origin = self.weights.origin

@@ -47,7 +47,7 @@ class Weights:
         device = self.tensors[0].device if self.tensors else None
         self.vector = torch.zeros(sum(t.numel() for t in self.tensors), dtype=dtype, device=device)
         self.gradient = torch.zeros_like(self.vector)
-        self.gradient_beside: Tensor | None = None
+        self.extra_gradient: Tensor | None = None
         self._places, self._gradient_places = self._views(self.vector), self._views(self.gradient)
         self.optimizer = _make_optimizer(self.vector, self.rule) if self.tensors else None
 
@@ -95,15 +95,15 @@ class Weights:
         """Views of a vector (n,) with the tensors' names and shapes."""
         return dict(zip(self.named, self._views(vector), strict=True))
 
-    def differentiate(self, loss: Tensor, *, beside: Tensor | None = None) -> Tensor:
+    def differentiate(self, loss: Tensor, *, extra: Tensor | None = None) -> Tensor:
         """Fill `gradient`, valid until the next pass; whether it and the loss are finite is for the device to know.
 
-        `gradient_beside` is that of a tensor that is no weight; it, too, must be finite.
+        `extra_gradient` is that of `extra`, which is not a weight; it must be finite as well.
         """
         self._require_weights()
-        others = [] if beside is None else [beside]
+        others = [] if extra is None else [extra]
         gradients = torch.autograd.grad(loss, [*self.tensors, *others], allow_unused=True)
-        self.gradient_beside = None if beside is None else gradients[-1]
+        self.extra_gradient = None if extra is None else gradients[-1]
         gradients = gradients[: len(self.tensors)]
         pairs = [(place, g) for place, g in zip(self._gradient_places, gradients, strict=True) if g is not None]
         if len(pairs) < len(gradients):
@@ -113,7 +113,7 @@ class Weights:
             torch._foreach_copy_(list(places), list(given))
         largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
         finite = (largest + loss.detach()).isfinite()
-        return finite if self.gradient_beside is None else finite & self.gradient_beside.isfinite().all()
+        return finite if self.extra_gradient is None else finite & self.extra_gradient.isfinite().all()
 
     def step(self, finite: Tensor, *, start: Tensor | None = None) -> None:
         """One step along `gradient`, from the snapshot `start` or from where the weights are.

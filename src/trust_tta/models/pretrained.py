@@ -11,7 +11,7 @@ from trust_tta.class_names import CIFAR10_CLASSES, imagenet_classes, pixel_class
 from trust_tta.download import check_hash, fetch
 from trust_tta.errors import CheckpointError, DownloadError, reason_of
 from trust_tta.optional import require
-from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD, PRESETS, Preprocessing
+from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
 from trust_tta.progress import SILENT, Progress
 
 
@@ -102,7 +102,7 @@ _CAMVID = Pretrained(
     address=None,
     accuracy=55.2,
     num_classes=11,
-    preprocessing=Preprocessing(size=180, resize=None, crop=False, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    preprocessing=Preprocessing(size=180, resize=None, crop=False, interpolation="bilinear", keep_ratio=True),
     license="Apache-2.0",
     sha256="c458e7319b03632f63a27432a2839fd52b16f0a97b032fdb38680df5a8640fa5",
 )
