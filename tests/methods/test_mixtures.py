@@ -152,6 +152,21 @@ def test_a_mixed_stream_is_predicted_better_in_groups() -> None:
     assert right[True] > right[False] + 0.03 * 192
 
 
+def test_nothing_is_learned_from_a_mixed_stream_and_what_was_fades() -> None:
+    method = make("tide", vmamba(), pull=0.5)
+    first, second = batches(2)
+    method(first)
+    learned = method.weights.read() - method.weights.origin
+    second[::2] *= 0.05
+    while not method.statistics.mixed:
+        learned = method.weights.read() - method.weights.origin
+        backwards = method.counters.backwards
+        method(second)
+    assert method.counters.backwards == backwards
+    left = (1 - 0.5) ** (len(second) / 128)
+    torch.testing.assert_close(method.weights.read() - method.weights.origin, left * learned)
+
+
 def test_a_mixed_state_is_saved_restored_and_left_alone_by_evaluation() -> None:
     method = make("tide", vmamba())
     first, second, third = batches(3)
