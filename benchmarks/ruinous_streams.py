@@ -53,6 +53,7 @@ NETWORK = {"name": "vmamba_nano", "checkpoint": "vmamba_nano_cifar10"}
 # Rough time of a step, in that of the fastest methods: the longest streams begin first.
 PASSES = {"cotta": 12, "foa": 10, "trust": 5, "ensemble": 5, "repetition": 5, "augmentation": 5, "dpcore": 3, "tide": 2}
 LATE = 64  # batches after which a stream has settled
+FEWEST = 10  # batches of a benign stream; one that was cut before says nothing
 GUARDED = "calibrated"  # the guard that the tables compare with none
 
 
@@ -479,9 +480,8 @@ def sum_up(runs: list[Run]) -> str:
 def points_table(runs: list[Run]) -> str:
     """What the guard costs in accuracy on benign streams: a row for each method."""
     rows = [["method", "streams", "batches each", "alone", "guarded", "mean change", "worst change"]]
-    found = {
-        (r.method, r.stream, r.guard): r for r in runs if r.stream not in RUINOUS and r.stream_accuracy is not None
-    }
+    long = [r for r in runs if r.stream not in RUINOUS and r.batches >= FEWEST]
+    found = {(r.method, r.stream, r.guard): r for r in long if r.stream_accuracy is not None}
     pairs = [(found[m, s, "none"], r) for (m, s, g), r in found.items() if g == GUARDED and (m, s, "none") in found]
     for name in dict.fromkeys(r.method for _, r in pairs):
         own = [(bare.stream_accuracy or 0, r.stream_accuracy or 0, r) for bare, r in pairs if r.method == name]
