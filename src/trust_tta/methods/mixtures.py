@@ -7,38 +7,42 @@ together, and k-means on the descriptions finds them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.methods.state import Array, Spec, clone
 
-GROUPS = 6
+GROUPS = 8
 MIXED = 0.25  # mean variance of the descriptions above which they are of several domains
 QUEUE = 128  # descriptions that are kept, to begin with
 HALF_LIFE = 2560.0  # images after which half of a group's center is new
-LEAST_SPREAD = 0.01
-FAR = 0.9  # a new center is as far from the others as this quantile of the images: farther ones are outliers
+# Each new center is as far from those before as this quantile of the images; the best beginning is kept.
+STARTS = (0.7, 0.8, 0.9, 0.95)
 
 
 class Mixture(nn.Module):
     """The groups of a mixed stream.
 
-    `queue` (128, features): the last descriptions, `seen` () of them so far. `centers` (groups, features) and what they
-    stand for, `weight` (groups,) images, none while the stream is of one domain; `spread` (features,): the variance
-    within groups. `active`: whether there are groups.
+    `queue` (128, features): the last descriptions, `seen` () of them so far. `centers` (groups, features) and how many
+    images they stand for, `weight` (groups,): none while the stream is of one domain. `scale` (features,): the
+    deviation of the images of one domain. `active`: whether there are groups.
     """
 
-    MEMORY = ("queue", "centers", "weight", "spread", "seen")
+    MEMORY = ("queue", "centers", "weight", "seen")
     queue: Tensor
     centers: Tensor
     weight: Tensor
-    spread: Tensor
     seen: Tensor
+    scale: Tensor
 
-    def __init__(self, features: int, like: Tensor) -> None:
+    def __init__(self, variances: Sequence[float], like: Tensor) -> None:
         super().__init__()
-        shapes = ((QUEUE, features), (GROUPS, features), (GROUPS,), (features,), ())
+        self.register_buffer("scale", like.new_tensor(variances).sqrt(), persistent=False)
+        features = len(variances)
+        shapes = ((QUEUE, features), (GROUPS, features), (GROUPS,), ())
         for name, shape in zip(self.MEMORY, shapes, strict=True):
             self.register_buffer(name, like.new_zeros(shape), persistent=False)
         self.active = False
@@ -67,32 +71,40 @@ class Mixture(nn.Module):
 
     def nearest(self, descriptions: Tensor) -> Tensor:
         """(n, features) -> (n,)."""
-        away = (descriptions[:, None] - self.centers).square() / self.spread.clamp_min(LEAST_SPREAD)
-        return away.sum(2).argmin(1)
+        return self._distances(descriptions).argmin(1)
+
+    def _distances(self, descriptions: Tensor) -> Tensor:
+        return ((descriptions[:, None] - self.centers) / self.scale).square().sum(2)
 
     def _begin(self, descriptions: Tensor) -> None:
-        """Centers far from each other, then k-means."""
-        self.spread.copy_(descriptions.var(0, correction=0))
-        scale = self.spread.clamp_min(LEAST_SPREAD).sqrt()
-        points = descriptions / scale
-        chosen = [points[(points - points.mean(0)).square().sum(1).argmin()]]
+        """The best of several beginnings, each of centers far from each other, then k-means."""
+        found = []
+        for far in STARTS:
+            self.centers.copy_(self._spread_out(descriptions, far))
+            for _ in range(10):
+                self.weight.zero_()
+                self._move(descriptions)
+            apart = self._distances(descriptions).amin(1).mean()
+            found.append((float(apart), self.centers.clone(), self.weight.clone()))
+        _, centers, weight = min(found, key=lambda one: one[0])
+        self.centers.copy_(centers)
+        self.weight.copy_(weight)
+
+    def _spread_out(self, descriptions: Tensor, far: float) -> Tensor:
+        """(groups, features) of the descriptions: a usual one, then one after the other far from those before."""
+        points = descriptions / self.scale
+        chosen = [(points - points.mean(0)).square().sum(1).argmin()]
         for _ in range(GROUPS - 1):
-            away = torch.stack([(points - center).square().sum(1) for center in chosen]).amin(0)
-            chosen.append(points[away.argsort()[int(FAR * (len(points) - 1))]])
-        self.centers.copy_(torch.stack(chosen) * scale)
-        for _ in range(10):
-            self.weight.zero_()
-            self._move(descriptions)
+            away = torch.stack([(points - points[center]).square().sum(1) for center in chosen]).amin(0)
+            chosen.append(away.argsort()[int(far * (len(points) - 1))])
+        return descriptions[torch.stack(chosen)]
 
     def _move(self, descriptions: Tensor) -> None:
         """One step of k-means, in which the centers so far count for their weight."""
-        near = self.nearest(descriptions)
-        members = F.one_hot(near, GROUPS).to(descriptions)
-        weight, before = self.weight + members.sum(0), self.weight.sum()
+        members = F.one_hot(self.nearest(descriptions), GROUPS).to(descriptions)
+        weight = self.weight + members.sum(0)
         sums = self.centers * self.weight[:, None] + members.T @ descriptions
         self.centers.copy_(torch.where(weight[:, None] > 0, sums / weight.clamp_min(1e-6)[:, None], self.centers))
-        within = (descriptions - self.centers[near]).square().mean(0)
-        self.spread.lerp_(within, len(descriptions) / (before + len(descriptions)))
         self.weight.copy_(weight)
 
     def state(self) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.kernels.norm import batch_norm, can_use_kernels, fixed_norm, moments
-from trust_tta.methods.domains import FEATURES, HALF_LIFE, DomainWatch
+from trust_tta.methods.domains import HALF_LIFE, VARIANCES, DomainWatch
 from trust_tta.methods.mixtures import GROUPS, Mixture
 from trust_tta.methods.shares import Shares
 from trust_tta.methods.state import Array, Spec, clone
@@ -140,7 +140,7 @@ class Statistics:
                 for place, norm in enumerate(mixing):
                     norm.share = [following[0].shares, place]
             if split_mixtures:
-                following[0].mixture = Mixture(FEATURES, following[0].watch.reference)
+                following[0].mixture = Mixture(VARIANCES, following[0].watch.reference)
                 self.memory += StreamNorm.GROUP_MEMORY
                 for norm in following:
                     norm.make_groups()

@@ -4,7 +4,7 @@ A method of this project, made of parts that each help in one kind of stream:
 
 - statistics of the stream whose memory follows the evidence (`statistics.py`): small batches, short domains;
 - a share of the source's statistics, as each norm's slope of the loss asks (`shares.py`): other styles;
-- statistics for each kind of image where several come mixed (`mixtures.py`), and no updates while they do;
+- statistics for each kind of image where several come mixed (`mixtures.py`);
 - minimum class confusion (Jin et al., ECCV 2020) on the SS2D weights, with a memory of the confusion: one update per
   batch, of any size, in place of six;
 - the mirror image as a second view of every image;
@@ -91,14 +91,9 @@ class Tide(Learner):
 
     def adapt(self, images: Tensor) -> Logits:
         for _ in range(self.options.steps):
-            if self.statistics.mixed:  # what one domain teaches misleads on the others: the statistics adapt alone
-                with torch.no_grad(), self.statistics.observing():
-                    believed = self.believe(self.views_of(images))
-                self.weights.write(self.pulled(self.weights.read(), len(images)))
-            else:
-                views = self.views_of(images)
-                believed = self.believe(views.detach())
-                self.learn_from(views, len(images), pace=1 - believed.skew)
+            views = self.views_of(images)
+            believed = self.believe(views.detach())
+            self.learn_from(views, len(images), pace=1 - believed.skew)
             if self.coarse_before is None:
                 self.coarse_before = believed.log_p
         if self.options.predict == "after":
@@ -124,17 +119,13 @@ class Tide(Learner):
         self.counters.backwards += self.options.views == "mirror"
         if self.statistics.shares is not None and self.weights.extra_gradient is not None:
             self.statistics.shares.learn(self.weights.extra_gradient, images, finite=finite, pace=pace)
-        length = pace * math.sqrt(images * self.statistics.worth / BATCH)
+        share = images * self.statistics.worth / BATCH
+        length = pace * math.sqrt(share)
         moved = start + (self.weights.read() - start) * length
-        self.weights.write(torch.where(finite, self.pulled(moved, images), start))
+        pulled = moved.lerp(self.weights.origin, 1 - (1 - self.options.pull) ** share)
+        self.weights.write(torch.where(finite, pulled, start))
         if not self.settle([finite])[0]:
             self.confusion = confusion
-
-    def pulled(self, weights: Tensor, images: int) -> Tensor:
-        """Weights (n,), as much nearer to the source as the images are worth."""
-        return weights.lerp(
-            self.weights.origin, 1 - (1 - self.options.pull) ** (images * self.statistics.worth / BATCH)
-        )
 
     def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         if self.options.loss == "entropy":
