@@ -227,8 +227,9 @@ missing | one H200 |
 | `authors_h200.json`, `authors_six_corruptions.json` | the authors' code, measured elsewhere | one H200 |
 
 What the speed records say is on the page [performance](../performance.md). `streams`, `orders`, `tide_parts` and `fair`
-are parts of what their configurations name; a page shows what its record holds. In `targets` the
-rows of clean images and of PACS are older than the groups that `tide` makes of mixed streams, and name another commit.
+are parts of what their configurations name; a page shows what its record holds. In `targets` the row
+of PACS is older than the groups that `tide` makes of mixed streams, and names another commit; it, and `tide` on clean
+images and on the mixed stream, were computed on two cores of a server CPU.
 
 ## Six corruptions
 A `vmamba_nano` of 91.5 % clean accuracy on CIFAR-10, corruptions of `trust-tta corrupt` at severity 5, the first 4,096
