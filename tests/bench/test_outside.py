@@ -132,7 +132,7 @@ def test_weights_from_a_file(folder: Path) -> None:
     [
         ("my_things:make_cnn", "my_things:make_cn", "did you mean 'make_cnn'?"),
         ("my_things:Brightness", "my_thing:Brightness", "cannot be imported"),
-        ("my_things:Constant", "my_things:SmallCnn", "no subclass of trust_tta.Method"),
+        ("my_things:Constant", "my_things:SmallCnn", "is not a subclass of trust_tta.Method"),
         ("bonus = 1e6", "bonuss = 1e6", "bonuss: there is no such option; did you mean 'bonus'?"),
     ],
 )
