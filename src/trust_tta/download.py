@@ -240,7 +240,7 @@ def _locked(part: Path) -> Iterator[None]:
     while True:
         with part.open("ab") as file:
             _wait_for_lock(file)
-            if not part.exists() or not os.path.samestat(os.fstat(file.fileno()), part.stat()):
+            if not _is_at(file, part):
                 continue  # the process that had the lock renamed or removed it
             try:
                 yield
@@ -249,6 +249,13 @@ def _locked(part: Path) -> Iterator[None]:
                     part.unlink(missing_ok=True)
                     part.with_name(f"{part.name}.etag").unlink(missing_ok=True)
             return
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:  # asked for in one step: between two, another process may remove it
+        return False
 
 
 def _wait_for_lock(file: IO[bytes]) -> None:
