@@ -96,9 +96,9 @@ def split_norm() -> tuple[Statistics, StreamNorm]:
 
 
 def test_groups_are_normalized_as_streams_of_their_own() -> None:
-    """Values, gradients and memory, against one norm for each group."""
+    """Values, gradients and memory, against one norm for each group and one for all of them."""
     _, norm = split_norm()
-    alone = [split_norm()[1] for _ in range(GROUPS)]
+    alone, together = [split_norm()[1] for _ in range(GROUPS)], split_norm()[1]
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         groups = torch.randint(0, 3, (16,), generator=generator)
@@ -110,6 +110,12 @@ def test_groups_are_normalized_as_streams_of_their_own() -> None:
         norm.count.fill_(16)
         outputs, slope = norm(x), torch.randn(16, 3, 4, 5, dtype=torch.float64, generator=generator)
         (gradient,) = torch.autograd.grad(outputs, x, slope)
+        for name in together.MEMORY:
+            getattr(together, f"memory_{name}").copy_(getattr(together, name))
+        together.count.fill_(16)
+        together(x)
+        for name in together.MEMORY:
+            torch.testing.assert_close(getattr(norm, name), getattr(together, name), rtol=1e-9, atol=1e-9)
         for group in groups.unique().tolist():
             own = alone[group]
             for name in own.MEMORY:

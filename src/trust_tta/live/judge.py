@@ -73,7 +73,7 @@ class Judge:
         method = self._method
         if not self.follows_stream:
             return rows_of(output, probabilities=method.probabilities), rows_of(self(images))
-        with method.statistics.frozen():
+        with method.statistics.frozen(images):
             learned = rows_of(method.frozen_coarse(images))
             own = method.weights.read()
             try:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from trust_tta.methods.state import Array, Spec, clone
+from trust_tta.methods.state import Memory
 
 FEATURES = 15
 RECENT = 16.0  # images after which half of the recent description is new
@@ -27,7 +27,7 @@ _COLOR = 2  # the place of the contrast of colors among the features
 _FAINT = 1e-3  # contrast below which nothing is seen, in units of the network's input
 
 
-class DomainWatch(nn.Module):
+class DomainWatch(Memory):
     """Follows the descriptions of a stream's images.
 
     `reference` (features,): their mean in the present domain, of `images` images; `recent`: over the last few images,
@@ -36,6 +36,7 @@ class DomainWatch(nn.Module):
     """
 
     MEMORY = ("reference", "recent", "spread", "noise", "images", "spread_images")
+    LIMITS = {"reference": {}, "recent": {}}  # noqa: RUF012
     reference: Tensor
     recent: Tensor
     spread: Tensor
@@ -85,18 +86,6 @@ class DomainWatch(nn.Module):
         self.spread.lerp_(apart, (1 - change) * count / (self.spread_images + count))
         self.spread_images.add_(count).clamp_max_(SPREAD_MOST)
         return change
-
-    def state(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = clone({name: getattr(self, name) for name in self.MEMORY})
-        return state
-
-    def spec(self) -> dict[str, Spec]:
-        values = {name: getattr(self, name) for name in self.MEMORY}
-        return {n: Array.like(v) if n in ("reference", "recent") else Array.like(v, least=0) for n, v in values.items()}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        for name in self.MEMORY:
-            getattr(self, name).copy_(state[name])
 
 
 def describe(images: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trust_tta.methods.state import Array, Spec, clone
+from trust_tta.methods.state import Memory
 
 START = 1.0  # of the stream, at the beginning and in a new domain
 RATE = 0.2  # a share moves by at most so much per 128 images
@@ -22,7 +22,7 @@ HALF_LIFE = 1024.0  # images after which half of a slope is new
 CHANCE, AGREED = 0.1, 0.25  # mean steadiness of all norms that chance gives, and with which they move at full rate
 
 
-class Shares(nn.Module):
+class Shares(Memory):
     """The share of the stream in each of the norms, from 0 to 1; the rest is the source's.
 
     `value` (norms,) is what passes read. `slope` and `square` (norms,): moving means of its gradient and of the
@@ -30,6 +30,7 @@ class Shares(nn.Module):
     """
 
     MEMORY = ("value", "slope", "square", "images")
+    LIMITS = {"value": {"least": 0, "most": 1}, "slope": {}}  # noqa: RUF012
     slope: Tensor
     square: Tensor
     images: Tensor
@@ -81,17 +82,3 @@ class Shares(nn.Module):
         steady = slope / (slope.square() + chance).sqrt().clamp_min(1e-20)
         agreement = (steady.mean().abs() * seen.sqrt() - CHANCE) / (AGREED - CHANCE)
         return steady, agreement.clamp(0, 1)
-
-    def state(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = clone({name: getattr(self, name).detach() for name in self.MEMORY})
-        return state
-
-    def spec(self) -> dict[str, Spec]:
-        numbers = {name: getattr(self, name).detach() for name in self.MEMORY}
-        limits: dict[str, dict[str, float]] = {"value": {"least": 0, "most": 1}, "slope": {}}
-        return {name: Array.like(value, **limits.get(name, {"least": 0})) for name, value in numbers.items()}
-
-    @torch.no_grad()
-    def load(self, state: dict[str, Tensor]) -> None:
-        for name in self.MEMORY:
-            getattr(self, name).copy_(state[name])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trust_tta.errors import StateError
 from trust_tta.schema import show
@@ -140,3 +140,26 @@ def _with_empty_tensors(
     if isinstance(tree, (list, tuple)):
         return [_with_empty_tensors(value, groups) for value in tree]
     return tree
+
+
+class Memory(nn.Module):
+    """Numbers that travel with a network and are part of a method's state.
+
+    `MEMORY` names the tensors, of at least 0 unless `LIMITS` says otherwise.
+    """
+
+    MEMORY: ClassVar[tuple[str, ...]]
+    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {}
+
+    def state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = clone({name: getattr(self, name).detach() for name in self.MEMORY})
+        return state
+
+    def spec(self) -> dict[str, Spec]:
+        values = {name: getattr(self, name).detach() for name in self.MEMORY}
+        return {name: Array.like(value, **self.LIMITS.get(name, {"least": 0})) for name, value in values.items()}
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Tensor]) -> None:
+        for name in self.MEMORY:
+            getattr(self, name).copy_(state[name])

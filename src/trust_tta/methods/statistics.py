@@ -31,7 +31,7 @@ StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 
 SOURCE_WORTH = 16.0  # images that the statistics of training count for at the beginning
 KEPT = 8.0  # images that the memory counts for at least when a new domain begins
-PICTURE = 16  # images that a picture counts for whose pixels are labeled: it shows many things, and most are in all
+PICTURE = 16  # images that a picture with labeled pixels counts for: it shows many objects
 
 
 class OwnNorm(nn.Module):
@@ -103,7 +103,7 @@ class Statistics:
     the place of those that `kind` asks for, from a BatchNorm and a tensor of the network's device and dtype.
     `learn_shares`: norms that follow the stream have `shares` of it, which the method moves. `split_mixtures`: they
     have statistics for each group of images where the stream is mixed; a pass is then over whole copies of the batch.
-    `worth`: images for which one of this network counts.
+    `worth`: images that one picture counts for.
     """
 
     def __init__(
@@ -142,8 +142,6 @@ class Statistics:
             if split_mixtures:
                 following[0].mixture = Mixture(VARIANCES, following[0].watch.reference)
                 self.memory += StreamNorm.GROUP_MEMORY
-                for norm in following:
-                    norm.make_groups()
 
     @property
     def _following(self) -> list[StreamNorm]:
@@ -176,7 +174,7 @@ class Statistics:
     def begin(self, images: Tensor, *, worth: int = 1) -> None:
         """A batch (n, ...) comes; passes over it, however many, change the memory once.
 
-        `worth`: images for which each of them counts, beside what it shows itself.
+        `worth`: how many images each of them stands for.
         """
         if norms := self._following:
             for name in self.memory:
@@ -306,7 +304,9 @@ class StreamNorm(OwnNorm):
         super().__init__(norm, like=like, observing=True)
         self.observing_without_grad = observing_without_grad
         self.watch, self.shares, self.mixture, self.share, self.groups = None, None, None, [], None
-        for name in self.MEMORY:
+        for name, value in zip(self.GROUP_MEMORY, (self.mean, self.variance, self.images), strict=True):
+            self.register_buffer(name, value.expand(GROUPS, *value.shape).clone(), persistent=False)
+        for name in (*self.MEMORY, *self.GROUP_MEMORY):
             self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
         self.register_buffer("count", torch.ones_like(self.images), persistent=False)
 
@@ -317,25 +317,15 @@ class StreamNorm(OwnNorm):
         self.images.fill_(SOURCE_WORTH if known else 0)
         for name in self.MEMORY:
             getattr(self, f"memory_{name}").copy_(getattr(self, name))
-        if hasattr(self, "group_mean"):
-            self.forget_groups()
-
-    def make_groups(self) -> None:
-        """Get a memory for groups."""
-        values = (self.mean.expand(GROUPS, -1), self.variance.expand(GROUPS, -1), self.images.expand(GROUPS))
-        for name, value in zip(self.GROUP_MEMORY, values, strict=True):
-            self.register_buffer(name, value.clone(), persistent=False)
-            self.register_buffer(f"memory_{name}", value.clone(), persistent=False)
+        self.forget_groups()
 
     @torch.no_grad()
     def forget_groups(self) -> None:
         """Each group begins as the stream does: with the statistics of the source."""
         mean, variance = self.source
-        self.group_mean.zero_() if mean is None else self.group_mean.copy_(mean.expand_as(self.group_mean))
-        self.group_variance.fill_(1) if variance is None else self.group_variance.copy_(
-            variance.expand_as(self.group_mean)
-        )
-        self.group_images.fill_(SOURCE_WORTH if mean is not None and variance is not None else 0)
+        self.group_mean.zero_() if mean is None else self.group_mean.copy_(mean)
+        self.group_variance.fill_(1) if variance is None else self.group_variance.copy_(variance)
+        self.group_images.fill_(0 if mean is None or variance is None else SOURCE_WORTH)
 
     def normalize(self, x: Tensor) -> Tensor:
         adapting = self.observing and (torch.is_grad_enabled() or self.observing_without_grad)
@@ -382,12 +372,14 @@ class StreamNorm(OwnNorm):
         variance = of_group @ (x - mean[groups][:, :, None]).square().mean(2)
         with torch.no_grad():
             worth = count * self.count / len(x)
-            plain, fading = worth / (self.memory_group_images + worth).clamp_min(1), 1 - torch.exp2(-worth / HALF_LIFE)
-            share = torch.maximum(plain, fading)[:, None]
-            apart = share * (1 - share) * (mean - self.memory_group_mean).square()
-            torch.lerp(self.memory_group_mean, mean, share, out=self.group_mean)
-            self.group_variance.copy_(torch.lerp(self.memory_group_variance, variance, share) + apart)
-            self.group_images.copy_(torch.where(worth > 0, worth / share[:, 0], self.memory_group_images))
+            share = _share(self.memory_group_images, worth)
+            memory = self.memory_group_mean, self.memory_group_variance
+            _pool((self.group_mean, self.group_variance), memory, (mean, variance), share[:, None])
+            self.group_images.copy_(torch.where(worth > 0, worth / share, self.memory_group_images))
+            of_batch = count / len(x)
+            middle = of_batch @ mean
+            # a stream may stop being mixed
+            self._remember(middle, of_batch @ (variance + (mean - middle).square()))
         return mean, variance
 
     def used(self) -> tuple[Tensor, Tensor]:
@@ -404,13 +396,27 @@ class StreamNorm(OwnNorm):
     def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Move the memory by what the batch counts for; the batch's own mean and variance (channels,)."""
         mean, variance = (moment.to(self.mean.dtype) for moment in moments(x))
-        plain, fading = self.count / (self.memory_images + self.count), 1 - torch.exp2(-self.count / HALF_LIFE)
-        share = torch.maximum(plain, fading)
-        apart = share * (1 - share) * (mean - self.memory_mean).square()  # two means are a variance, too
-        torch.lerp(self.memory_mean, mean, share, out=self.mean)
-        self.variance.copy_(torch.lerp(self.memory_variance, variance, share) + apart)
-        self.images.copy_(self.count / share)
+        self._remember(mean, variance)
         return mean, variance
+
+    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+        share = _share(self.memory_images, self.count)
+        _pool((self.mean, self.variance), (self.memory_mean, self.memory_variance), (mean, variance), share)
+        self.images.copy_(self.count / share)
+
+
+def _share(remembered: Tensor, new: Tensor) -> Tensor:
+    """Of new images beside those that are remembered, which fade."""
+    return torch.maximum(new / (remembered + new).clamp_min(1e-6), 1 - torch.exp2(-new / HALF_LIFE))
+
+
+def _pool(
+    into: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], batch: tuple[Tensor, Tensor], share: Tensor
+) -> None:
+    """Write mean and variance of a memory with a batch, which counts for `share`."""
+    apart = share * (1 - share) * (batch[0] - memory[0]).square()  # two means are a variance, too
+    torch.lerp(memory[0], batch[0], share, out=into[0])
+    into[1].copy_(torch.lerp(memory[1], batch[1], share) + apart)
 
 
 def _spec(name: str, value: Tensor) -> Array:
