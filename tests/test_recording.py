@@ -39,7 +39,7 @@ def test_nothing_is_recorded_on_a_cpu() -> None:
     method = create_method("tent", make_model("cpu"))
     for images in batches(3, device="cpu"):
         method(images)
-    assert method.call.recordings == {}
+    assert method.predict.counted.recorder.recordings == {}
 
 
 def test_a_network_without_orders_is_called_plainly() -> None:
@@ -292,9 +292,9 @@ def test_what_is_recorded_and_what_is_not() -> None:
     method = create_method("trust", make_model(), k=3)
     for images in (*batches(2), *batches(2, size=5)):
         method(images)
-    assert len(method.call.recordings) == 4  # two shapes, each with and without gradients
+    assert len(method.predict.counted.recorder.recordings) == 4  # two shapes, each with and without gradients
     twin = method.fork()
-    assert twin.call.recordings == {}
+    assert twin.predict.counted.recorder.recordings == {}
     images = batches(1)[0]
     assert torch.allclose(twin(images), method(images), rtol=1e-3, atol=1e-4)
 
@@ -329,7 +329,9 @@ def test_chance_is_not_recorded() -> None:
     method = create_method("trust", model, k=2, stochastic_depth=True)
     for images in batches(3):
         method(images)
-    assert [r.backward for r in method.call.recordings.values()] == [None]  # passes without gradients alone
+    assert [r.backward for r in method.predict.counted.recorder.recordings.values()] == [
+        None
+    ]  # passes without gradients alone
 
 
 @pytest.mark.gpu
@@ -368,7 +370,7 @@ def test_a_recording_that_fails_leaves_the_plain_pass(monkeypatch: pytest.Monkey
     with pytest.warns(UserWarning, match="not recorded"):
         method(rest[0])
     method(rest[1])
-    assert method.call.failed
+    assert method.predict.counted.recorder.failed
     assert method.counters.batches == 3
 
 
@@ -379,7 +381,7 @@ def test_odd_sizes_do_not_use_up_the_recordings() -> None:
         method(batches(1, size=size)[0])
     for _ in range(3):
         method(batches(1, size=32)[0])
-    assert len(method.call.recordings) == 1
+    assert len(method.predict.counted.recorder.recordings) == 1
 
 
 @pytest.mark.gpu

@@ -53,7 +53,7 @@ def save_pretrained(
             if method is not None
             else "adapted_to goes with a method; omit it for a network as it was trained"
         )
-    network = _ours(thing if method is None else method._caller[1])
+    network = _ours(thing if method is None else method.caller.network)
     state = network_state(method) if method is not None else network.state_dict()
     about = describe(network).texts() | ({"license": license} if license else {})
     if method is not None:
@@ -133,7 +133,7 @@ def _ours(network: nn.Module) -> ScanNetwork | UPerNet:
 
 def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor]) -> None:
     """What a method needs besides the adapted network: its options and state, and the source of what was changed."""
-    before = {**method._caller[1].state_dict(), **method.weights.source}
+    before = {**method.caller.network.state_dict(), **method.weights.source}
     source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
     options = {name: _plain(name, value) for name, value in _changed_options(method).items()}
     write_state(

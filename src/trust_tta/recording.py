@@ -6,7 +6,6 @@ recorded pass is one launch. The traversal order is data, so one recording serve
 
 from __future__ import annotations
 
-import copy
 import threading
 import warnings
 import weakref
@@ -62,9 +61,9 @@ class Recorder:
         logits: Tensor = self.network(images) if slots is None else self.network(images, slots=slots)
         return logits
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
-        """Recordings hold addresses: a copy starts without any."""
-        return Recorder(copy.deepcopy(self.network, memo), copy.deepcopy(self.parameters, memo))
+    def __reduce__(self) -> tuple[type[Recorder], tuple[nn.Module, list[Tensor]]]:
+        """Recordings hold addresses: a copy or a pickle starts without any."""
+        return Recorder, (self.network, self.parameters)
 
     def _recording(self, images: Tensor, slots: Tensor) -> Recording | None:
         if not images.is_cuda or self.failed or torch.cuda.is_current_stream_capturing():

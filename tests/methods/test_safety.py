@@ -185,13 +185,13 @@ def test_finite_pixels_that_overflow_are_refused(name: str) -> None:
 
 def spoil_learning(method: Method) -> None:
     """Make the loss of every learning pass not a number; predictions stay as they are."""
-    plain: Any = method.predict_coarse
+    plain: Any = method.predict.coarse
 
     def predict(images: Tensor, **options: Any) -> Tensor:
         logits: Tensor = plain(images, **options)
         return logits * torch.nan if logits.requires_grad else logits
 
-    method.predict_coarse = predict  # type: ignore[method-assign]
+    method.predict.coarse = predict  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_parallel_is_independent_copies_merged_after_the_batch(parallel: str, st
 
 def refuse_one(method: Method, *, place: int, part: str) -> None:
     """Make the loss, or only the gradient, of the learning pass at `place` not a number."""
-    plain: Any = method.predict_coarse
+    plain: Any = method.predict.coarse
     passes = 0
 
     def predict(images: Tensor, **options: Any) -> Tensor:
@@ -72,7 +72,7 @@ def refuse_one(method: Method, *, place: int, part: str) -> None:
         logits.register_hook(lambda gradient: gradient * float("nan"))
         return logits
 
-    method.predict_coarse = predict  # type: ignore[method-assign]
+    method.predict.coarse = predict  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("part", ["loss", "gradient"])

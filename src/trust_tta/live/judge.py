@@ -15,8 +15,9 @@ from trust_tta.bands import Logits, Pixels, sum_by_bands
 from trust_tta.errors import ShapeError
 from trust_tta.live.inputs import Facts, facts_of
 from trust_tta.live.monitors import Opinion, Values, rows_of
-from trust_tta.methods.base import CoarseNetwork, Method
+from trust_tta.methods.base import Method
 from trust_tta.methods.parameters import share
+from trust_tta.methods.passes import Forward
 from trust_tta.methods.statistics import has_statistics, use_batch_statistics
 from trust_tta.recording import Recorder
 
@@ -49,15 +50,12 @@ class Judge:
         self._inspection = Recorder(_Inspection(self._stem), [])
         own = dict(self.network.named_parameters())
         self._own: list[Tensor] = [own[name] for name in method.adapted]  # the judge's copies of what the method adapts
-        self._coarse = hasattr(self.network, "forward_coarse")
-        self._pass = Recorder(CoarseNetwork(self.network) if self._coarse else self.network, [])
+        self._pass = Forward(self.network)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Logits:
         """Logits (n, classes, ...) of the source."""
-        choose = getattr(self.network, "slots", None)
-        logits = self._pass(images, None if choose is None else choose(None, len(images)))
-        return Pixels(logits, (images.shape[2], images.shape[3])) if self._coarse else logits
+        return self._pass(images)
 
     @property
     def passes(self) -> int:
@@ -74,11 +72,11 @@ class Judge:
         if not self.follows_stream:
             return rows_of(output, probabilities=method.probabilities), rows_of(self(images))
         with method.statistics.frozen(images):
-            learned = rows_of(method.frozen_coarse(images))
+            learned = rows_of(method.predict.frozen(images))
             own = method.weights.read()
             try:
                 method.weights.set_named(method.weights.source)
-                return learned, rows_of(method.frozen_coarse(images))
+                return learned, rows_of(method.predict.frozen(images))
             finally:
                 method.weights.write(own)
 

@@ -61,7 +61,7 @@ class Stream:
         self._lock = threading.RLock()
         self._gatherer = Gatherer(self._call, _cut, size=batch_size) if batch_size else None
         self._closed = False
-        self._callers: list[Tensor] = _some([method._caller[1].get_parameter(name) for name in method.adapted])
+        self._callers: list[Tensor] = _some([method.caller.network.get_parameter(name) for name in method.adapted])
         self._claim()
         self._folder = None if snapshots is None else Folder(snapshots)
         try:

@@ -66,14 +66,14 @@ class Ensemble(Learner):
             self.weights.write(member["weights"])
             self.weights.load_moments(member)
             for step in range(self.options.steps):
-                logits = self.predict_coarse(images, order=order, stochastic_depth=self.options.stochastic_depth)
+                logits = self.predict.coarse(images, order=order, stochastic_depth=self.options.stochastic_depth)
                 if step == 0:
                     before.add(logits.detach())
                 self.update(pseudo_label_loss(logits))
             member.update({"weights": self.weights.read(), **clone(self.weights.moments)})
             with torch.no_grad():
                 done = self.options.predict == "before"
-                after.add(logits.detach() if done else self.predict_coarse(images, order=order))
+                after.add(logits.detach() if done else self.predict.coarse(images, order=order))
         self.weights.restore_source()
         self.coarse_before = before.log()
         return after.log()
@@ -82,7 +82,7 @@ class Ensemble(Learner):
         mean = MeanProbability()
         for order, member in zip(self.orders, self.members.values(), strict=True):
             self.weights.write(member["weights"])
-            mean.add(self.frozen_coarse(images, order=order))
+            mean.add(self.predict.frozen(images, order=order))
         self.weights.restore_source()
         return mean.log()
 

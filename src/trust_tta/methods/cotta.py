@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from trust_tta.bands import whole
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to, symmetric_cross_entropy
 from trust_tta.methods.parameters import ParameterSet
@@ -59,8 +60,8 @@ class Cotta(Learner):
     def adapt(self, images: Tensor) -> Tensor:
         for _ in range(self.options.steps):
             target = self.learn_from_teacher(images)
-            if self.logits_before is None:
-                self.logits_before = target
+            if self.coarse_before is None:
+                self.coarse_before = target
         if self.options.predict == "before":
             return target
         with torch.no_grad():
@@ -71,7 +72,7 @@ class Cotta(Learner):
         teacher, origin = self.weights.read(), self.weights.origin
         target = self.target(images, teacher, origin)
         self.weights.write(self.student)
-        logits = self.predict(images, stochastic_depth=self.options.stochastic_depth)
+        logits = whole(self.predict.coarse(images, stochastic_depth=self.options.stochastic_depth))
         if not self.update(self.distance(logits, target)):
             self.weights.write(teacher)
             return target

@@ -82,7 +82,7 @@ class Dpcore(Method):
         with torch.no_grad():
             x = take_prompts(self.model).embed(images)
             plain = self.see(x)
-        self.logits_before = plain.logits
+        self.coarse_before = plain.logits
         check_outputs(plain.logits, images)
         prompt, logits = self.adapt_known(x, plain) or self.adapt_new(x, plain, self.first_prompt(images, x))
         if self.options.predict == "before":

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from trust_tta.bands import Logits
 from trust_tta.methods.base import Method, MethodOptions
 from trust_tta.methods.clean import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.losses import entropy
@@ -99,7 +100,7 @@ class Foa(Method):
             outcomes = [self.try_tokens(network, x, candidate) for candidate in candidates]
         self.counters.forwards += len(candidates)
         fitness, logits, features = (torch.stack(values) for values in zip(*outcomes, strict=True))
-        self.logits_before = logits[-1]
+        self.coarse_before = logits[-1]
         finite = fitness.isfinite()
         if not bool(finite.any()):
             self.search = None  # the candidates must be drawn again
@@ -113,9 +114,9 @@ class Foa(Method):
         self.follow(features[finite].mean(0))
         return logits[-1] if self.options.predict == "before" else logits[fitness.argmin()]
 
-    def infer(self, images: Tensor) -> Tensor:
+    def infer(self, images: Tensor) -> Logits:
         if self.search is None and self.dimension is None:
-            return self.frozen_pass(images)
+            return self.predict.frozen(images)
         network = take_prompts(self.model)
         self.search = self.search or self.make_search(self.dimension or 0, self.spread or 0.0)
         return self.try_tokens(network, network.embed(images), self.search.best)[1]

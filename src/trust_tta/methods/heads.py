@@ -44,9 +44,9 @@ class HeadMethod(Method):
             self.counters.forwards += 1
             features = self.features(images)
             check_outputs(self.head(features), images)  # prototypes would hide it
-            self.logits_before = self.classify(features)
+            before = self.coarse_before = self.classify(features)
             self.follow(features)
-            return self.logits_before if self.options.predict == "before" else self.classify(features)
+            return before if self.options.predict == "before" else self.classify(features)
 
     def infer(self, images: Tensor) -> Tensor:
         return self.classify(self.features(images))

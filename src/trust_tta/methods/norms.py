@@ -128,7 +128,7 @@ class BnEma(Source):
         self.coarse_before = before
         if self.options.statistics == "stream":
             with torch.no_grad(), self.statistics.observing():
-                self.predict_coarse(images, recorded=False)  # a recording could not tell it from a prediction
+                self.predict.coarse(images, recorded=False)  # a recording could not tell it from a prediction
         return super().adapt(images) if before is None else before
 
 

@@ -45,7 +45,9 @@ def adapt_apart(method: Trust, images: Tensor) -> tuple[list[Tensor], list[Tenso
     for order, part in zip(orders, parts, strict=True):
         weights.write(start)
         weights.load_moments(moments)
-        earlier = [method.settle([method.adapt_under(order, part).finite]) for _ in range(method.options.steps - 1)]
+        earlier = [
+            method.update.settle([method.adapt_under(order, part).finite]) for _ in range(method.options.steps - 1)
+        ]
         moved.append([True] in earlier)
         steps.append(method.adapt_under(order, part))
         average.add(weights.moments, steps[-1].finite | moved[-1])
@@ -75,7 +77,7 @@ def adapt_side_by_side(method: Trust, images: Tensor) -> tuple[list[Tensor], lis
             weights.gradient.copy_(gradient)
             weights.step(finite, start=thetas[k])
             thetas[k], moments[k] = weights.read(), clone(weights.moments)
-        learned |= any(method.settle([finite] * len(thetas)))
+        learned |= any(method.update.settle([finite] * len(thetas)))
     weights.write(origin)
     if not learned:
         weights.load_moments(start)
@@ -100,11 +102,11 @@ def side_by_side_pass(
     named = [weights.by_name(theta) for theta in thetas]
     leaves = [{name: each[name].detach().clone().requires_grad_() for name in copied} for each in named]
     with copies_in_place(method, leaves):
-        logits = method.predict_coarse(images, stochastic_depth=method.options.stochastic_depth, recorded=False)
+        logits = method.predict.coarse(images, stochastic_depth=method.options.stochastic_depth, recorded=False)
         labels = logits
         if method.options.stochastic_depth:
             with torch.no_grad():
-                labels = method.predict_coarse(images, recorded=False)
+                labels = method.predict.coarse(images, recorded=False)
     loss = method.loss(logits, most_likely(labels))
     method.counters.backwards += 1
     owners = [{**weights.named, **each} for each in leaves]

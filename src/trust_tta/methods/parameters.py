@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
@@ -117,6 +118,34 @@ def classifiers(model: nn.Module) -> list[nn.Module]:
         layer for layer in layers if isinstance(layer, nn.Module) and any(True for _ in layer.parameters())
     ]
     return heads or list([module for module in model.modules() if isinstance(module, nn.Linear)][-1:])
+
+
+class Caller:
+    """What a method was given: the network, and, `given`, perhaps what torch.compile made of it."""
+
+    def __init__(self, given: nn.Module) -> None:
+        self.given = given
+        self.network: nn.Module = getattr(given, "_orig_mod", given)  # its passes are not the compiled ones
+
+    def __getstate__(self) -> dict[str, nn.Module]:
+        return {"given": self.network, "network": self.network}
+
+    @torch.no_grad()
+    def take(self, adapted: Mapping[str, Tensor]) -> nn.Module:
+        """What was given, with the adapted weights."""
+        for name, parameter in adapted.items():  # the storage is the same unless the method was moved
+            self.network.get_parameter(name).copy_(parameter)
+        return self.given
+
+    def share_again(self, model: nn.Module, adapted: Collection[str]) -> None:
+        """After a copy or a pickle: weights of its own, which the method's `model` and the network share again."""
+        parameters = dict(model.named_parameters())
+        for name, theirs in self.network.named_parameters():
+            parameter = parameters[name]
+            if name in adapted:
+                parameter.data = parameter.data.clone()
+            if (theirs.dtype, theirs.device) == (parameter.dtype, parameter.device):
+                theirs.data = parameter.data
 
 
 def share(model: nn.Module, adapted: Collection[str] = ()) -> nn.Module:

@@ -55,7 +55,7 @@ class Weighted(Learner):
     def adapt(self, images: Tensor) -> Tensor:
         logits = self.correct(whole(super().adapt(images)))
         if self.logits_before is not None:
-            self.logits_before = self.correct(self.logits_before)
+            self.coarse_before = self.correct(self.logits_before)
         return logits
 
     def infer(self, images: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Weighted(Learner):
     def learn(self, images: Tensor, logits: Tensor) -> None:
         check_one_label(logits, self.name)
         weights, kept = self.weigh(logits.detach())
-        views = self.predict(self.augment(images[kept]), stochastic_depth=self.options.stochastic_depth)
+        views = whole(self.predict.coarse(self.augment(images[kept]), stochastic_depth=self.options.stochastic_depth))
         chosen, weights = logits[kept], weights[kept]
         losses = soft_likelihood_ratio(chosen) + symmetric_cross_entropy(chosen, views)
         if self.update((weights * losses).sum() / (self.options.batch_size or len(images))):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from trust_tta.bands import whole
 from trust_tta.errors import ShapeError, StateError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to
@@ -139,7 +140,7 @@ class Rotta(Learner):
         with torch.no_grad():
             logits = self.predict(images)
         check_one_label(logits, self.name)
-        self.logits_before = logits
+        self.coarse_before = logits
         self.remember(images, logits)
         if self.options.predict == "before":
             return logits
@@ -177,12 +178,13 @@ class Rotta(Learner):
         """One update of the student on views of the remembered images, and of the teacher; all or nothing of it."""
         teacher, before = self.weights.read(), self.statistics.state()
         with torch.no_grad(), self.statistics.observing():
-            target = self.predict(images, recorded=False)  # a recording would take it for a prediction
+            target = whole(self.predict.coarse(images, recorded=False))  # a recording would take it for a prediction
         followed = self.statistics.state()
         self.weights.write(self.student)
         self.statistics.load(self.student_statistics)
         with self.statistics.observing():
-            logits = self.predict(self.augment(images), stochastic_depth=self.options.stochastic_depth)
+            views = self.augment(images)
+            logits = whole(self.predict.coarse(views, stochastic_depth=self.options.stochastic_depth))
         weights = torch.sigmoid(-torch.tensor(ages, dtype=torch.float64) / self.options.memory_size).to(logits)
         if self.update((weights * cross_entropy_to(target, logits)).mean()):
             self.student, self.student_statistics = self.weights.read(), self.statistics.state()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, DataError, ShapeError, StateError, TrustError, TrustWarning
+from trust_tta.preprocessing import network_input
+
+if TYPE_CHECKING:
+    from trust_tta.methods.base import Method
 
 T = TypeVar("T")
 
@@ -52,8 +57,8 @@ def all_finite(outputs: Tensor) -> bool:
     return bool(extremes.isfinite().all())
 
 
-class FewImages:
-    """Warns once of batches too small to have statistics of their own.
+class Admission:
+    """Takes a batch as its network does, or refuses it; warns once of those too small to have statistics of their own.
 
     At the first batch, or the second small one in a row: the rest of a stream may be small.
     """
@@ -61,7 +66,17 @@ class FewImages:
     def __init__(self) -> None:
         self.likely, self.warned = True, False
 
-    def __call__(self, images: int, method: str) -> None:
+    def __call__(self, images: Any, method: Method) -> Tensor:
+        """The float batch (n, c, h, w): pixels and pictures go through the network's preprocessing."""
+        if getattr(method.model, "preprocessing", None) is not None:
+            images = network_input(method.model, images)
+        check_images(images, method.model)
+        if method.statistics.of_batches and not getattr(method.model, "dense", False):  # pixels make up for images
+            self._warn_of_few(len(images), method.name)
+        checked: Tensor = images
+        return checked
+
+    def _warn_of_few(self, images: int, method: str) -> None:
         few = images < FEW_IMAGES
         if few and self.likely and not self.warned:
             self.warned = True
@@ -69,9 +84,25 @@ class FewImages:
                 f"'{method}' normalizes with the statistics of the batch, poor for a batch of {images} (below "
                 f'{FEW_IMAGES}); use statistics="stream", which follows all batches so far, or larger batches',
                 TrustWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
         self.likely = few
+
+
+class Turns:
+    """A lock for `with`, of which copies and pickles get one of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
+        return Turns, ()
 
 
 def uncompiled(function: Callable[..., T]) -> Callable[..., T]:

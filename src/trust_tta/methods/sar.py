@@ -54,12 +54,12 @@ class Sar(Learner):
 
     def learn(self, images: Tensor, logits: Logits) -> None:
         reliable = self.select(logits.detach())
-        gradient = self.gradient(self.loss(logits, reliable)) if bool(reliable.any()) else None
+        gradient = self.update.gradient(self.loss(logits, reliable)) if bool(reliable.any()) else None
         if gradient is None:
             return
         start = self.weights.read()
         self.weights.write(start + gradient * (self.options.rho / (gradient.norm() + 1e-12)))
-        above = self.predict_coarse(images)
+        above = self.predict.coarse(images)
         still = reliable & self.select(above.detach())
         if not bool(still.any()):
             self.weights.write(start)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from trust_tta.errors import StateError
+from trust_tta.errors import DataError, StateError
 from trust_tta.methods.state import Number, Optional, Spec, check, clone
 from trust_tta.schema import show
 
@@ -32,6 +32,9 @@ class Counters:
     recoveries: int = 0  # returns to the source that the method itself decided on
     refused: int = 0  # batches refused because their predictions were not finite
 
+    def set(self, other: Counters) -> None:
+        vars(self).update(vars(other))
+
 
 def save(method: Method) -> dict[str, Any]:
     """The whole state as copied tensors and plain values."""
@@ -44,11 +47,20 @@ def save(method: Method) -> dict[str, Any]:
 
 def network_state(method: Method) -> dict[str, Tensor]:
     """The tensors of the network as it is adapted, with the statistics of the stream where the method follows it."""
-    state = {**method._caller[1].state_dict(), **{name: p.detach() for name, p in method.adapted.items()}}
+    state = {**method.caller.network.state_dict(), **{name: p.detach() for name, p in method.adapted.items()}}
     for path, norm in method.statistics.norms.items():
         mean, variance = norm.used()
         state[f"{path}.running_mean"], state[f"{path}.running_var"] = mean.detach(), variance.detach()
     return state
+
+
+def shared_by_forks(method: Method) -> dict[int, Any]:
+    """What a fork takes as it is, by identity: the source's weights, frozen ones, and the caller's buffers."""
+    network = method.caller.network
+    shared: list[Tensor] = [*method.weights.source.values(), *network.buffers()]
+    for each in (method.model, network):
+        shared += [p for name, p in each.named_parameters() if name not in method.adapted]
+    return {id(tensor): tensor for tensor in shared}
 
 
 def load(method: Method, state: Mapping[str, Any]) -> None:
@@ -58,24 +70,26 @@ def load(method: Method, state: Mapping[str, Any]) -> None:
         method.weights.load(state)
         method.statistics.load(state["statistics"])
         set_moving_values(method, state["extra"])
-        method.counters = Counters(**state["counters"])
-    method.logits_before = None
+        method.counters.set(Counters(**state["counters"]))
+    method.coarse_before = None
 
 
 @contextmanager
 def undone_on_error(method: Method) -> Iterator[None]:
-    """Bring everything back when what is inside does not come to its end."""
+    """Bring everything back when what is inside does not come to its end; a batch that was refused is counted."""
     vector, moments = method.weights.read(), clone(method.weights.moments)
     statistics, values = method.statistics.state(), moving_values(method)
-    counters, before = asdict(method.counters), method.coarse_before
+    counters, before = replace(method.counters), method.coarse_before
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         method.weights.write(vector)
         method.weights.load_moments(moments)
         method.statistics.load(statistics)
         set_moving_values(method, values)
-        method.counters, method.coarse_before = Counters(**counters), before
+        method.counters.set(counters)
+        method.counters.refused += isinstance(error, DataError)
+        method.coarse_before = before
         raise
 
 

@@ -23,7 +23,7 @@ class Source(Method):
 
     def adapt(self, images: Tensor) -> Logits:
         with torch.no_grad():
-            logits = self.predict_coarse(images)
+            logits = self.predict.coarse(images)
         self.coarse_before = logits
         return logits
 

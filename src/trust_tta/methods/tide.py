@@ -110,12 +110,12 @@ class Tide(Learner):
         return mirrored(self.adapting_pass, images)
 
     def adapting_pass(self, images: Tensor) -> Logits:
-        return self.predict_coarse(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
+        return self.predict.coarse(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
 
     def learn_from(self, views: Logits, images: int, *, pace: Tensor) -> None:
         """One step, as long as the images are worth and `pace` () allows; then a little back to the source."""
         start, confusion = self.weights.read(), self.confusion
-        finite = self.descend(self.loss(mean_log_probability(views), None))
+        finite = self.update.descend(self.loss(mean_log_probability(views), None))
         self.counters.backwards += self.options.views == "mirror"
         if self.statistics.shares is not None and self.weights.extra_gradient is not None:
             self.statistics.shares.learn(self.weights.extra_gradient, images, finite=finite, pace=pace)
@@ -124,7 +124,7 @@ class Tide(Learner):
         moved = start + (self.weights.read() - start) * length
         pulled = moved.lerp(self.weights.origin, 1 - (1 - self.options.pull) ** share)
         self.weights.write(torch.where(finite, pulled, start))
-        if not self.settle([finite])[0]:
+        if not self.update.settle([finite])[0]:
             self.confusion = confusion
 
     def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
@@ -184,5 +184,5 @@ class Tide(Learner):
     def infer(self, images: Tensor) -> Logits:
         """Logits (n, classes, ...) for even classes."""
         alone = self.options.views == "none"
-        views = single(self.frozen_coarse(images)) if alone else mirrored(self.frozen_coarse, images)
+        views = single(self.predict.frozen(images)) if alone else mirrored(self.predict.frozen, images)
         return log_mean_probability(views, least=LEAST_LOG_P)

@@ -84,7 +84,7 @@ class Averaging(Learner):
         """The body of Algorithm 2: one step under one order."""
         logits = self.adapting_forward(images, order)
         labels = self.pseudo_labels(images, order, logits)
-        finite = self.descend(self.loss(logits, labels))
+        finite = self.update.descend(self.loss(logits, labels))
         return Step(self.weights.read(), entropy(logits.detach()).mean(), finite)
 
     def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
@@ -94,13 +94,13 @@ class Averaging(Learner):
         return confusion_loss(class_confusion(logits, temperature=TEMPERATURE))
 
     def adapting_forward(self, images: Tensor, order: OrderLike) -> Logits:
-        return self.predict_coarse(images, order=order, stochastic_depth=self.options.stochastic_depth)
+        return self.predict.coarse(images, order=order, stochastic_depth=self.options.stochastic_depth)
 
     def pseudo_labels(self, images: Tensor, order: OrderLike, logits: Logits) -> Tensor:
         """The most likely classes; a second, undisturbed forward gives them only when the first was disturbed."""
         if self.options.stochastic_depth:
             with torch.no_grad():
-                logits = self.predict_coarse(images, order=order)
+                logits = self.predict.coarse(images, order=order)
         if order == self.evaluate_order and self.sees_before() and not self.seen:
             self.seen, self.before = True, logits.detach()
             self.coarse_before = self.before if self.coarse_before is None else self.coarse_before
@@ -108,7 +108,7 @@ class Averaging(Learner):
 
     def made(self, steps: Sequence[Step], *, moved: Iterable[bool] = ()) -> tuple[list[Tensor], list[Tensor]]:
         """The weights and entropies of the updates that were made, and of those whose weights had `moved` before."""
-        made = self.settle([step.finite for step in steps])
+        made = self.update.settle([step.finite for step in steps])
         kept = [step for step, *fits in zip(steps, made, list(moved) or made, strict=True) if any(fits)]
         return [step.theta for step in kept], [step.entropy for step in kept]
 
@@ -123,10 +123,10 @@ class Averaging(Learner):
     def evaluate_now(self, images: Tensor) -> Logits:
         """A counted prediction in the evaluation's order."""
         with torch.no_grad():
-            return self.predict_coarse(images, order=self.evaluate_order)
+            return self.predict.coarse(images, order=self.evaluate_order)
 
     def infer(self, images: Tensor) -> Logits:
-        return self.frozen_coarse(images, order=self.evaluate_order)
+        return self.predict.frozen(images, order=self.evaluate_order)
 
 
 class NaiveOptions(LearningOptions):
