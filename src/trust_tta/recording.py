@@ -136,11 +136,11 @@ class Recording:
         names = {id(p): name for name, p in network.named_parameters()}
         weights = {names[id(p)]: leaf for p, leaf in zip(parameters, leaves, strict=True)}
 
-        fixed = {} if low is None else {n: p for n, p in cast_parameters(network).items() if n not in weights}
+        cast = {} if low is None else {n: weights.get(n, p.detach()) for n, p in cast_parameters(network).items()}
 
         def call() -> Tensor:
-            cast = {} if low is None else cast_together(fixed, low)
-            logits: Tensor = functional_call(network, {**cast, **weights}, (self.images,), {"slots": self.slots})
+            given = weights if low is None else {**weights, **cast_together(cast, low)}
+            logits: Tensor = functional_call(network, given, (self.images,), {"slots": self.slots})
             return logits
 
         with side_stream(images.device) as stream:  # libraries set up their workspace for a stream on first use
@@ -178,21 +178,24 @@ class Recording:
 
 
 def cast_parameters(network: nn.Module) -> dict[str, Tensor]:
-    """The parameters that autocast casts before anything reads them, by name: classes of layers tell theirs."""
+    """The parameters that autocast casts before anything reads them, by name.
+
+    Classes of layers tell theirs; those of PyTorch's convolutions are read by them alone.
+    """
     return {
         f"{name}.{leaf}": parameter
         for name, module in network.named_modules()
-        for leaf in getattr(type(module), "cast_parameters", ())
+        for leaf in getattr(type(module), "cast_parameters", ("weight", "bias") if type(module) is nn.Conv2d else ())
         if (parameter := module._parameters.get(leaf)) is not None
     }
 
 
 def cast_together(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Copies in `dtype`, made by few kernels: a hundred small ones would take longer than what they move."""
-    copies = {name: torch.empty_like(t, dtype=dtype, requires_grad=False) for name, t in tensors.items()}
-    if copies:
-        torch._foreach_copy_(list(copies.values()), [t.detach() for t in tensors.values()])
-    return copies
+    if not tensors:
+        return {}
+    copies = _Cast.apply(dtype, *tensors.values())  # type: ignore[no-untyped-call]
+    return dict(zip(tensors, copies, strict=True))
 
 
 @contextmanager
@@ -231,6 +234,27 @@ def own_workspaces() -> Iterator[None]:
         yield
     finally:
         torch._C._cuda_clearCublasWorkspaces()
+
+
+class _Cast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = [t.dtype for t in tensors]
+        ctx.set_materialize_grads(False)
+        copies = [torch.empty_like(t, dtype=dtype) for t in tensors]
+        torch._foreach_copy_(copies, list(tensors))
+        learned = ctx.needs_input_grad[1:]
+        ctx.mark_non_differentiable(*(copy for copy, wanted in zip(copies, learned, strict=True) if not wanted))
+        return tuple(copies)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        wanted = [None if g is None else torch.empty_like(g, dtype=d) for g, d in zip(given, ctx.dtypes, strict=True)]
+        pairs = [(w, g) for w, g in zip(wanted, given, strict=True) if w is not None and g is not None]
+        if pairs:
+            torch._foreach_copy_([w for w, _ in pairs], [g for _, g in pairs])
+        return None, *wanted
 
 
 class _Replay(torch.autograd.Function):
