@@ -262,13 +262,16 @@ class Learner(Method):
         """Called after each update that was made."""
 
     def adapt(self, images: Tensor) -> Logits:
+        waiting: list[Tensor] = []
         for _ in range(self.options.steps):
             logits: Logits = self.adapting_pass(images)
-            self.learn(images, logits)
-        if self.options.predict == "before":
-            return logits
-        with torch.no_grad():
-            return self.predict.coarse(images)
+            waiting += self.learn(images, logits) or []
+        if self.options.predict == "after":
+            with torch.no_grad():
+                logits = self.predict.coarse(images)
+        if waiting:
+            self.update.settle(waiting)
+        return logits
 
     def adapting_pass(self, images: Tensor) -> Any:
         """Logits to learn from."""
@@ -277,11 +280,14 @@ class Learner(Method):
             self.coarse_before = logits.detach()
         return logits if self.in_bands else whole(logits)
 
-    def learn(self, images: Tensor, logits: Any) -> None:
-        """One update from the logits of the batch."""
+    def learn(self, images: Tensor, logits: Any) -> list[Tensor] | None:
+        """One update from the logits of the batch; what `settle` takes later, where nothing waits for it."""
         del images
         chosen = self.select(logits.detach())
         if chosen is not None and not bool(chosen.any()):
-            return
+            return None
+        if type(self).learned is Learner.learned:
+            return [self.update.descend(self.loss(logits, chosen))]
         if self.update(self.loss(logits, chosen)):
             self.learned(logits.detach(), chosen)
+        return None
