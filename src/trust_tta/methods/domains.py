@@ -24,6 +24,7 @@ LEAST_SPREAD = 0.01
 CLASSES = 0.4  # squared distance, in variances, that other classes of the same domain may have
 CHANGE = 0.15  # what beyond it is half a change
 _COLOR = 2  # the place of the contrast of colors among the features
+_FINEST = 4  # the place of the finest diagonal details among the contrasts
 _FAINT = 1e-3  # contrast below which nothing is seen, in units of the network's input
 
 
@@ -92,31 +93,34 @@ def describe(images: Tensor) -> Tensor:
     """Images (n, channels, h, w) -> (n, features)."""
     gray = images.mean(1, keepdim=True)
     color = images - gray
-    found = [gray.mean((1, 2, 3)), _contrast(gray - gray.mean((1, 2, 3), keepdim=True)), _contrast(color)]
-    smaller, diagonal = gray, gray
+    level = gray.mean((1, 2, 3))
+    energies = [_energy(gray - level.view(-1, 1, 1, 1)), _energy(color)]
+    smaller, finest = gray, gray
     for scale in range(3):
         smaller, *details = haar(smaller)
-        found += [_contrast(detail) for detail in details]
-        diagonal = details[-1] if scale == 0 else diagonal
-    finest = _contrast(diagonal)
-    found.append((diagonal.abs().mean((1, 2, 3)) + _FAINT).log() - finest)  # a few strong ones, or many weak ones
-    found.append(_contrast(haar(color)[-1]))
-    found.append(
-        _contrast(haar(F.pad(gray, (1, 0, 1, 0), mode="replicate"))[-1]) - finest
-    )  # blocks of pixels show their borders
-    return torch.stack(found, 1)
+        energies += [_energy(detail) for detail in details]
+        finest = details[-1] if scale == 0 else finest
+    energies.append(_energy(haar(color)[-1]))
+    energies.append(_energy(haar(F.pad(gray, (1, 0, 1, 0), mode="replicate"))[-1]))  # blocks of pixels show borders
+    contrasts = (torch.stack(energies, 1) + _FAINT**2).log() / 2
+    few = (finest.abs().mean((1, 2, 3)) + _FAINT).log()  # a few strong ones, or many weak ones
+    diagonal = contrasts[:, _FINEST]
+    last = [few - diagonal, contrasts[:, -2], contrasts[:, -1] - diagonal]
+    return torch.cat([level[:, None], contrasts[:, :-2], torch.stack(last, 1)], 1)
 
 
 def haar(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Averages and horizontal, vertical and diagonal differences of blocks of 2 x 2 pixels, each (..., h/2, w/2)."""
-    x = F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2), mode="replicate")
+    if x.shape[-1] % 2 or x.shape[-2] % 2:
+        x = F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2), mode="replicate")
+    x = x / 4
     left, right = x[..., 0::2] + x[..., 1::2], x[..., 0::2] - x[..., 1::2]
     top, bottom = slice(0, None, 2), slice(1, None, 2)
     sums = left[..., top, :] + left[..., bottom, :], left[..., top, :] - left[..., bottom, :]
     differences = right[..., top, :] + right[..., bottom, :], right[..., top, :] - right[..., bottom, :]
-    return sums[0] / 4, differences[0] / 4, sums[1] / 4, differences[1] / 4
+    return sums[0], differences[0], sums[1], differences[1]
 
 
-def _contrast(x: Tensor) -> Tensor:
-    """(n, ...) -> (n,): the logarithm of the root mean square."""
-    return (x.square().mean((1, 2, 3)) + _FAINT**2).log() / 2
+def _energy(x: Tensor) -> Tensor:
+    """(n, ...) -> (n,): the mean square."""
+    return x.square().mean((1, 2, 3))
