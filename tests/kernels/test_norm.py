@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from trust_tta.kernels import triton_norm  # noqa: E402
 from trust_tta.kernels.norm import BatchNorm2d, batch_norm, fork_norm, moments  # noqa: E402
+from trust_tta.methods.statistics import Statistics  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -147,3 +148,30 @@ def test_norms_of_a_network(channels: int, low: bool) -> None:
         found, torch.autograd.grad((exact[0] * 1, wanted), exact, (dy.double(), dy.double())), strict=True
     ):
         assert not differ(mine, theirs, dtype)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "with-the-source"])
+@pytest.mark.usefixtures("nan_empty")
+def test_statistics_of_a_stream(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, memory, and the gradients of the map, the weights and the shares, against the plain formulas."""
+    x = maps(3, 20, 5, 3, seed=0, dtype=torch.float32)
+    dy, found = normal(*x.shape, seed=1), []
+    for by_kernels in (False, True):
+        model = nn.Sequential(*(BatchNorm2d(20) for _ in range(3))).to(DEVICE)
+        with torch.no_grad():
+            for place, tensor in enumerate((*model.parameters(), *(b for b in model.buffers() if b.dim()))):
+                tensor.copy_(normal(20, seed=place).abs() + 0.1)
+        statistics = Statistics(model, "stream", learn_shares=shared)
+        statistics.begin(x)
+        norm = statistics.norms["1"]
+        shares = statistics.shares.value if statistics.shares is not None else norm.weight
+        if shared:
+            shares.data.copy_(torch.tensor([1.0, 0.3, 0.8]))
+        monkeypatch.setattr(type(norm), "takes_kernels", lambda self, x, used=by_kernels: used)
+        image = x.clone().requires_grad_()
+        y = norm(image)
+        norm(x * 2)  # another pass before the backward
+        leaves = [image, norm.weight, norm.bias, *([shares] if shared else [])]
+        found.append([y, norm.mean, norm.variance, norm.images, *torch.autograd.grad(y, leaves, dy)])
+    for plain, mine in zip(*found, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=2e-5, atol=2e-5)

@@ -113,6 +113,21 @@ def batch_norm(
     return same, y
 
 
+def follow_stream(
+    batch: tuple[Tensor, Tensor], stream: Any, affine: tuple[Tensor, Tensor], shares: tuple[Tensor, int] | None,
+    *, eps: float, half_life: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Weight and bias (c,) with which a norm by the moments of the `batch` has the values of the stream's statistics.
+
+    `stream`, a `triton_norm.Stream`, is moved by the batch; `shares`: the shares (norms,) of it beside the source's,
+    and which is the norm's.
+    """
+    share, place = shares or (None, 0)
+    given = (*affine, share, place, batch, stream, eps, -1 / half_life)
+    weight, bias = _FollowStream.apply(*given)  # type: ignore[no-untyped-call]
+    return weight, bias
+
+
 def _rows(x: Tensor) -> Tensor:
     """(b, c, h, w), channel-last in memory, as (pixels, c)."""
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
@@ -148,3 +163,23 @@ class _BatchNormByKernels(torch.autograd.Function):
             saved = (mean, variance, weight)
             dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add, gelu=gelu), x)
         return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), *[None] * 4
+
+
+class _FollowStream(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, bias: Tensor, share: Tensor | None, place: int, batch: Any, stream: Any, eps: float,
+        fading: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        made = triton_norm().follow_stream(batch, stream, (weight, bias), share, place, eps, fading)
+        ctx.save_for_backward(weight, share, made[2])
+        ctx.place = place
+        return made[0], made[1]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dweight: Tensor, dbias: Tensor) -> tuple[Tensor | None, ...]:
+        weight, share, kept = ctx.saved_tensors
+        gradients = (dweight.contiguous(), dbias.contiguous())
+        dweight, dshare = triton_norm().follow_stream_backward(gradients, weight, share, ctx.place, kept)
+        return dweight, dbias.to(weight.dtype), dshare, *[None] * 5

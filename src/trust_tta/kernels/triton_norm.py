@@ -6,6 +6,8 @@ Sums over the pixels leave as partial sums, each written by one program, so that
 # mypy: ignore-errors
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +18,23 @@ from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132 * 8  # fill a large GPU
 ELEMENTS = 2048  # of a program's block
+
+
+class Stream(NamedTuple):
+    """What a norm remembers of a stream, means and variances (c,) in float32 and numbers ().
+
+    `memory_*`: before the batch, whose images count for `count`; then where it is written to; `source_*`: of training.
+    """
+
+    memory_mean: Tensor
+    memory_variance: Tensor
+    memory_images: Tensor
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+    images: Tensor
+    source_mean: Tensor
+    source_variance: Tensor
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,6 +98,40 @@ def input_gradient(
             eps, ADD=add is not None, **_gelu(x, gelu), **sizes,
         )  # fmt: skip
     return dx
+
+
+def follow_stream(
+    batch: tuple[Tensor, Tensor], stream: Stream, affine: tuple[Tensor, Tensor], share: Tensor | None, place: int,
+    eps: float, fading: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Move the memory; see `norm.follow_stream`. The third result (4, c) is for the backward."""
+    mean = batch[0]
+    made = mean.new_empty((6, len(mean)))
+    with torch.cuda.device_of(mean):
+        follow_stream_kernel[(1,)](
+            *batch, *stream, *affine, mean if share is None else share, made, place, eps, fading,
+            SHARED=share is not None, **_vector(mean),
+        )  # fmt: skip
+    return made[0], made[1], made[2:]
+
+
+def follow_stream_backward(
+    gradients: tuple[Tensor, Tensor], weight: Tensor, share: Tensor | None, place: int, kept: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the weight (c,) and of the shares (norms,), from those of what `follow_stream` gave."""
+    dweight, dshare = torch.empty_like(weight), None if share is None else torch.empty_like(share)
+    norms = 0 if share is None else len(share)
+    with torch.cuda.device_of(weight):
+        follow_stream_backward_kernel[(1,)](
+            *gradients, weight, kept, dweight, dweight if dshare is None else dshare, place, norms,
+            SHARED=share is not None, BLOCK_N=power_of_two(max(norms, 1)), **_vector(weight),
+        )  # fmt: skip
+    return dweight, dshare
+
+
+def _vector(x: Tensor) -> dict[str, int | bool]:
+    """For one program that holds numbers (c,)."""
+    return {"CHANNELS": len(x), "BLOCK_C": power_of_two(len(x)), "num_warps": 4, "enable_fp_fusion": True}
 
 
 def _times(x: Tensor, busy: bool = False) -> int:
@@ -231,3 +284,70 @@ def input_gradient_kernel(
     if ADD:
         b_dx += tl.load(p_add + o_x, mask=mask, other=0.0).to(tl.float32)
     tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["i_place"])
+def follow_stream_kernel(
+    p_batch_mean, p_batch_variance, p_memory_mean, p_memory_variance, p_memory_images, p_count, p_mean, p_variance,
+    p_images, p_source_mean, p_source_variance, p_weight, p_bias, p_share, p_out, i_place, eps, fading,
+    SHARED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Weight and bias; and for the backward their factors, and the slopes of the latter along the share."""
+    o_c = tl.arange(0, BLOCK_C)
+    m_c = o_c < CHANNELS
+    b_count = tl.load(p_count)
+    b_new = tl.maximum(b_count / (tl.load(p_memory_images) + b_count), 1.0 - tl.exp2(b_count * fading))
+    b_batch = tl.load(p_batch_mean + o_c, mask=m_c, other=0.0)
+    b_spread = tl.load(p_batch_variance + o_c, mask=m_c, other=0.0)
+    b_mean = tl.load(p_memory_mean + o_c, mask=m_c, other=0.0)
+    b_variance = tl.load(p_memory_variance + o_c, mask=m_c, other=0.0)
+    b_away = b_batch - b_mean
+    b_mean += b_new * b_away
+    # Two means are a variance, too.
+    b_variance += b_new * (b_spread - b_variance) + b_new * (1.0 - b_new) * b_away * b_away
+    tl.store(p_mean + o_c, b_mean, mask=m_c)
+    tl.store(p_variance + o_c, b_variance, mask=m_c)
+    tl.store(p_images, b_count / b_new)
+    if SHARED:
+        b_share = tl.load(p_share + i_place).to(tl.float32)
+        b_source = tl.load(p_source_variance + o_c, mask=m_c, other=0.0)
+        b_away = b_mean - tl.load(p_source_mean + o_c, mask=m_c, other=0.0)
+        b_slope = b_variance - b_source + (1.0 - 2.0 * b_share) * b_away * b_away
+        b_variance = b_source + b_share * (b_variance - b_source + (1.0 - b_share) * b_away * b_away)
+        b_mean -= (1.0 - b_share) * b_away
+    b_scale = tl.rsqrt(b_variance + eps)
+    b_ratio = tl.sqrt(b_spread + eps) * b_scale
+    b_offset = (b_batch - b_mean) * b_scale
+    b_weight = tl.load(p_weight + o_c, mask=m_c, other=0.0).to(tl.float32)
+    tl.store(p_out + o_c, b_weight * b_ratio, mask=m_c)
+    b_bias = tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)
+    tl.store(p_out + CHANNELS + o_c, b_bias + b_weight * b_offset, mask=m_c)
+    tl.store(p_out + 2 * CHANNELS + o_c, b_ratio, mask=m_c)
+    tl.store(p_out + 3 * CHANNELS + o_c, b_offset, mask=m_c)
+    if SHARED:
+        b_slope *= -0.5 * b_scale * b_scale
+        tl.store(p_out + 4 * CHANNELS + o_c, b_ratio * b_slope, mask=m_c)
+        tl.store(p_out + 5 * CHANNELS + o_c, b_offset * b_slope - b_away * b_scale, mask=m_c)
+
+
+@triton.jit(do_not_specialize=["i_place", "norms"])
+def follow_stream_backward_kernel(
+    p_dweight, p_dbias, p_weight, p_kept, p_out, p_dshare, i_place, norms,
+    SHARED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the share is a sum over the channels; those of other norms' shares are zero."""
+    o_c = tl.arange(0, BLOCK_C)
+    m_c = o_c < CHANNELS
+    b_dweight = tl.load(p_dweight + o_c, mask=m_c, other=0.0)
+    b_dbias = tl.load(p_dbias + o_c, mask=m_c, other=0.0)
+    b_ratio = tl.load(p_kept + o_c, mask=m_c, other=0.0)
+    b_offset = tl.load(p_kept + CHANNELS + o_c, mask=m_c, other=0.0)
+    b_out = b_dweight * b_ratio + b_dbias * b_offset
+    tl.store(p_out + o_c, b_out.to(p_out.dtype.element_ty), mask=m_c)
+    if SHARED:
+        b_ratio = tl.load(p_kept + 2 * CHANNELS + o_c, mask=m_c, other=0.0)
+        b_offset = tl.load(p_kept + 3 * CHANNELS + o_c, mask=m_c, other=0.0)
+        b_weight = tl.load(p_weight + o_c, mask=m_c, other=0.0).to(tl.float32)
+        b_sum = tl.sum(b_weight * (b_dweight * b_ratio + b_dbias * b_offset), 0)
+        o_n = tl.arange(0, BLOCK_N)
+        tl.store(p_dshare + o_n, tl.where(o_n == i_place, b_sum, 0.0), mask=o_n < norms)

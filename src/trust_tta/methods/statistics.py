@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trust_tta.kernels.norm import batch_norm, can_use_kernels, fixed_norm, moments
+from trust_tta.kernels.norm import batch_norm, can_use_kernels, fixed_norm, follow_stream, moments, triton_norm
 from trust_tta.methods.domains import HALF_LIFE, VARIANCES, DomainWatch
 from trust_tta.methods.mixtures import GROUPS, Mixture
 from trust_tta.methods.shares import Shares
@@ -331,6 +331,8 @@ class StreamNorm(OwnNorm):
         adapting = self.observing and (torch.is_grad_enabled() or self.observing_without_grad)
         if self.groups is not None:
             return self.normalize_groups(x, self.groups.repeat(len(x) // len(self.groups)), adapting=adapting)
+        if adapting and torch.is_grad_enabled() and self.takes_kernels(x):
+            return self.normalize_by_kernels(x)
         batch = self.observe(x) if adapting else None
         if batch is None or not torch.is_grad_enabled():
             with torch.no_grad():
@@ -342,9 +344,26 @@ class StreamNorm(OwnNorm):
         weight = ratio if self.weight is None else self.weight * ratio
         bias = offset if self.weight is None else self.weight * offset
         bias = bias if self.bias is None else self.bias + bias
-        if can_use_kernels(x) and batch[0].dtype == torch.float32:
-            return batch_norm(x, weight, bias, self.eps, batch)[1]
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled)
+
+    def takes_kernels(self, x: Tensor) -> bool:
+        known = [*self.source, self.weight, self.bias]
+        return can_use_kernels(x) and self.mean.dtype == torch.float32 and all(value is not None for value in known)
+
+    def normalize_by_kernels(self, x: Tensor) -> Tensor:
+        """As `normalize` of an adapting pass, in few kernels: the numbers of a norm are less work than a launch."""
+        batch = moments(x)
+        names = (*(f"memory_{name}" for name in self.MEMORY), "count", *self.MEMORY, "source_mean", "source_variance")
+        shares = (self.share[0].value, self.share[1]) if self.share else None
+        weight, bias = follow_stream(
+            batch,
+            triton_norm().Stream(*(getattr(self, name) for name in names)),
+            (cast(Tensor, self.weight), cast(Tensor, self.bias)),
+            shares,
+            eps=self.eps,
+            half_life=HALF_LIFE,
+        )
+        return batch_norm(x, weight, bias, self.eps, batch)[1]
 
     def normalize_groups(self, x: Tensor, groups: Tensor, *, adapting: bool) -> Tensor:
         """x (n, channels, ...) with images of the groups (n,), each normalized by the statistics of its own."""
