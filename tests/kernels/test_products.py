@@ -45,7 +45,7 @@ def check(ours: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: lis
 
 
 @DTYPES
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(3, 5, 7), (130, 40, 96), (64, 96, 20)])
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(3, 5, 7), (130, 40, 96), (64, 96, 20), (33, 600, 40)])
 @pytest.mark.usefixtures("nan_empty", "few")
 def test_a_layer_with_its_residual(rows: int, inner: int, columns: int, dtype: torch.dtype) -> None:
     x, residual = normal(1, rows, 1, inner, seed=0, dtype=dtype), normal(1, rows, 1, columns, seed=1, dtype=dtype)

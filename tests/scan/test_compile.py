@@ -66,6 +66,8 @@ with torch.device("meta"):
     _, merged, mean, scale = layout.merge_norm(y, side, side, weight, weight, 1e-5)
     rows = torch.empty(batch * side * side, c, dtype=dtype)
     triton_norm.normalize(rows, *triton_norm.moments(rows), weight, weight, 1e-5)
+    stream = triton_norm.Stream(*(torch.empty((c,) * i) for i in (1, 1, 0, 0, 1, 1, 0, 1, 1)))
+    *affine, kept = triton_norm.follow_stream((weight, weight), stream, (weight, weight), weight, 3, 1e-5, -1e-3)
     first, second = (triton_products.Weight(w, w) for w in torch.empty(2, 4 * c, c, dtype=dtype))
     hidden = triton_products.product(rows, first, torch.empty(4 * c, dtype=dtype), gelu=True)
     triton_products.product(hidden, triton_products.Weight(*torch.empty(2, c, 4 * c, dtype=dtype)), add=rows)
@@ -74,6 +76,7 @@ with torch.device("meta"):
     if narrow:
         triton_mlp.mlp(rows, *layers, rows, triton_mlp.Norm(weight, weight, weight, weight, 1e-5))
     print("backward")
+    triton_norm.follow_stream_backward(affine, weight, weight, 3, kept)
     if narrow:
         triton_mlp.mlp_input_gradient(rows, rows, *layers[:3], triton_mlp.Norm(*(4 * [weight]), 1e-5))
     totals = triton_norm.sums(rows, rows, weight, weight, 1e-5)
@@ -88,13 +91,13 @@ with torch.device("meta"):
 
 FORWARD = Counter(
     ["gather_kernel", "cross_scan_kernel", "scan_forward_kernel", "merge_norm_kernel", "extract_patches_kernel"]
-    + ["pad_channels_kernel"]
+    + ["pad_channels_kernel", "follow_stream_kernel"]
     + ["sum_kernel", "finish_kernel", "normalize_kernel", *["product_kernel"] * 2, *["matmul_kernel"] * 2]
 )
 BACKWARD = Counter(
     ["cross_scan_kernel", "scan_backward_kernel", "sum_rows_kernel", "cross_merge_kernel", "scatter_add_kernel"]
     + ["sum_kernel", "finish_kernel", "input_gradient_kernel", "hidden_gradient_kernel", "merge_norm_backward_kernel"]
-    + ["product_kernel"]
+    + ["product_kernel", "follow_stream_backward_kernel"]
     + [*["matmul_kernel"] * 3, *["weight_gradient_kernel"] * 2]
 )
 THIN = ("matmul_kernel", "weight_gradient_kernel")
@@ -109,6 +112,9 @@ def expected(stage: str, dtype: str, batch: int) -> list[Counter[str]]:
     if batch == 1 or (dtype == "bfloat16" and stage != "last") or (dtype == "float32" and stage in ("second", "third")):
         backward["norm_backward_kernel"] = backward.pop("merge_norm_backward_kernel")
         backward["cross_scan_kernel"] += 1
+    if batch == 1:
+        forward += Counter(["cross_merge_kernel", "layer_norm_kernel"])
+        del forward["merge_norm_kernel"]
     if dtype == "bfloat16" and stage in ("first", "second"):  # two numbers at a time
         forward["cross_scan_pairs_kernel"] = forward.pop("cross_scan_kernel")
         backward["cross_scan_pairs_kernel"] = backward.pop("cross_scan_kernel")

@@ -73,8 +73,12 @@ def test_silu_and_its_derivative_on_the_way(shape: tuple[int, ...], backend: Bac
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("offset", [0.0, 1000.0], ids=["centred", "far-from-zero"])
+@pytest.mark.parametrize("few", [0, 64], ids=["one-kernel", "two-kernels"])
 @pytest.mark.usefixtures("nan_empty")
-def test_merge_norm(shape: tuple[int, ...], offset: float, backend: Backend) -> None:
+def test_merge_norm(
+    shape: tuple[int, ...], offset: float, few: int, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "FEW", few)
     b, c, h, w = shape
     draw = torch.Generator().manual_seed(3)
     y = torch.randn(b, 2, c, h * w, generator=draw) + offset

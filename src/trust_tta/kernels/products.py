@@ -130,6 +130,15 @@ def _times(dy: Tensor, weight: Tensor) -> Tensor:
     return dx
 
 
+def _active(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GELU(x (m, k) @ weight (n, k).T + bias); in half precision the library's own is faster, and as exact as ours."""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch._addmm_activation(bias, x, weight.T, use_gelu=True)
+    kernels = _kernels()
+    hidden: Tensor = kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, gelu=True)
+    return hidden
+
+
 def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """dy (m, n).T @ x (m, k)."""
     if dy.dtype != torch.float32 or _kernels().is_small(len(dy), dy.shape[1]):
@@ -170,7 +179,7 @@ class _Mlp(torch.autograd.Function):
         if whole is not None:
             y = whole.mlp(x, weight1, bias1, weight2, bias2, residual)
             return y
-        hidden = kernels.product(x, kernels.prepare(weight1, rows=len(x)), bias1, gelu=True)
+        hidden = _active(x, weight1, bias1)
         if x.dtype != torch.float32:  # the library's product is faster than ours
             y = F.linear(hidden, weight2, bias2)
             return y if residual is None else y.add_(residual)

@@ -21,6 +21,8 @@ KEPT = -8192  # mask of the bits of a float32 that a tensor core reads
 PROGRAMS = 132 * 3  # fill a large GPU
 FEW = 132  # tiles, fewer than a large GPU has processors
 SMALL_TILE = (32, 32, 32, 4, 4)
+LONG = 16  # steps of a small tile for which it is divided,
+PARTS_PROGRAMS = 132 * 5  # into so many programs
 CHUNK = 32  # rows that a program takes at a time
 
 
@@ -57,21 +59,42 @@ def product(
     """x (m, k) @ weight (n, k).T + bias (n,), then GELU, or plus `add` (m, n), or times GELU's slope at `slope_at`."""
     rows, columns = len(x), len(weight.high)
     y = x.new_empty((rows, columns))
-    split = x.dtype == torch.float32
+    split, parts = x.dtype == torch.float32, 1
     curved = gelu or slope_at is not None
     block_m, block_n, block_k, warps, stages = choose_tile(columns, x.shape[1], x.dtype, gelu=curved)
+    if slope_at is not None and not split:
+        warps = 4
     if split and is_small(rows, columns):
         block_m, block_n, block_k, warps, stages = SMALL_TILE
+        parts = choose_parts(ceil_div(rows, block_m) * ceil_div(columns, block_n), ceil_div(x.shape[1], block_k))
+    target = y if parts == 1 else x.new_empty((parts, rows, columns))
+    given = (x if bias is None else bias, next((t for t in (add, slope_at) if t is not None), x))
+    flags = {
+        "COLUMNS": columns, "BIAS": bias is not None, "GELU": gelu, "ADD": add is not None,
+        "SLOPE": slope_at is not None, "SPLIT": split, "PARTS": parts, "WIDE": x.device.type == "cpu",
+    }  # fmt: skip
     with torch.cuda.device_of(x):
-        product_kernel[(ceil_div(rows, block_m) * ceil_div(columns, block_n),)](
-            x, *weight, x if bias is None else bias, next((t for t in (add, slope_at) if t is not None), x), y, rows,
-            INNER=x.shape[1], COLUMNS=columns, STRIDE_N=weight.high.stride(0), STRIDE_K=weight.high.stride(1),
-            BIAS=bias is not None, GELU=gelu, ADD=add is not None, SLOPE=slope_at is not None,
-            SPLIT=split, WHOLE=split and weight.low is weight.high,
-            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, WIDE=x.device.type == "cpu",
-            num_warps=warps, num_stages=stages, enable_fp_fusion=True,
+        product_kernel[(ceil_div(rows, block_m) * ceil_div(columns, block_n), parts)](
+            x, *weight, *given, target, rows,
+            INNER=x.shape[1], STRIDE_N=weight.high.stride(0), STRIDE_K=weight.high.stride(1),
+            WHOLE=split and weight.low is weight.high, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+            num_warps=warps, num_stages=stages, enable_fp_fusion=True, **flags,
         )  # fmt: skip
+        if parts > 1:
+            add_parts_kernel[(ceil_div(rows, 8) * ceil_div(columns, 64),)](
+                target, *given, y, rows, BLOCK_M=8, BLOCK_N=64, num_warps=2, enable_fp_fusion=True, **flags
+            )
     return y
+
+
+def choose_parts(tiles: int, steps: int) -> int:
+    """Into how many sums the inner dimension is divided, where few tiles of many steps leave a large GPU idle.
+
+    Adding them up takes one more launch, which a dozen steps pay for.
+    """
+    if steps < LONG:
+        return 1
+    return max(1, min(steps // 4, PARTS_PROGRAMS // tiles))
 
 
 def hidden_gradient(dy: Tensor, x: Tensor, weight1: Weight, bias1: Tensor, weight2: Weight) -> Tensor:
@@ -230,32 +253,68 @@ def result(o_m, o_n, rows, COLUMNS: tl.constexpr):
 def product_kernel(
     p_x, p_high, p_low, p_bias, p_add, p_y, rows,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, BIAS: tl.constexpr,
-    GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y (rows, columns).
+    """A tile of y (rows, columns), or of one of its parts (parts, rows, columns), each a sum over a share of the steps.
 
     WHOLE: the weight comes in one part, and is split here.
     """
+    STEPS: tl.constexpr = (INNER + BLOCK_K - 1) // BLOCK_K
+    SHARE: tl.constexpr = (STEPS + PARTS - 1) // PARTS * BLOCK_K
     o_m, o_n, o_k, o_x = place(INNER, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K)
     m_m = (o_m < rows)[:, None]
     b_y = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for i_k in range(0, INNER, BLOCK_K):
+    i_first = 0
+    if PARTS > 1:
+        i_first = tl.program_id(1) * SHARE
+    for i_step in range(0, SHARE, BLOCK_K):
+        i_k = i_first + i_step
         b_x = tl.load(p_x + o_x + i_k, mask=m_m & (i_k + o_k < INNER)[None, :], other=0.0)
         b_high = load_weight(p_high, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
         b_low = b_high
         if SPLIT and not WHOLE:
             b_low = load_weight(p_low, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
         b_y = multiply(b_x, b_high, b_low, b_y, SPLIT and not WHOLE, WIDE)
+    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
+    if PARTS > 1:
+        p_y += tl.program_id(1) * rows * COLUMNS
+    else:
+        b_y = follow(b_y, p_bias, p_add, o_n, o_y, m_y, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
+    tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_y)
+
+
+@triton.jit
+def follow(
+    b_y, p_bias, p_add, o_n, o_y, m_y,
+    COLUMNS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """What follows a product on a tile of y."""
     if BIAS:
         b_y += tl.load(p_bias + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
     if GELU:
         b_y *= choose_normal(b_y, False, SPLIT, WIDE)[0]
-    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
     if ADD:
         b_y += tl.load(p_add + o_y, mask=m_y, other=0.0).to(tl.float32)
     if SLOPE:
         b_y *= gelu_slope(tl.load(p_add + o_y, mask=m_y, other=0.0).to(tl.float32), SPLIT, WIDE)
+    return b_y
+
+
+@triton.jit
+def add_parts_kernel(
+    p_parts, p_bias, p_add, p_y, rows,
+    COLUMNS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr,
+    SPLIT: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of y from its parts (parts, rows, columns)."""
+    o_m, o_n, _, _ = place(1, COLUMNS, BLOCK_M, BLOCK_N, 1)
+    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
+    b_y = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for i_part in tl.static_range(PARTS):
+        b_y += tl.load(p_parts + o_y + i_part * rows * COLUMNS, mask=m_y, other=0.0)
+    b_y = follow(b_y, p_bias, p_add, o_n, o_y, m_y, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 

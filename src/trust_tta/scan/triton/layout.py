@@ -26,7 +26,7 @@ def cross_scan(x: Tensor, *, silu: bool) -> Tensor:
         if _takes_pairs(x):
             _launch_pairs(x, u, silu)
         else:
-            _launch(cross_scan_kernel, (x, u), x.stride(), u, h, w, SILU=silu)
+            _launch(cross_scan_kernel, (x, u), x.stride(), u, h, w, _scan_sizes(max(h, w)), SILU=silu)
     return u
 
 
@@ -45,7 +45,7 @@ def _takes_pairs(x: Tensor) -> bool:
 def _launch_pairs(x: Tensor, u: Tensor, silu: bool) -> None:
     b, c, h, w = x.shape
     pixels = x.permute(0, 2, 3, 1)
-    side, pairs, warps = choose_cells(silu)
+    side, pairs, warps = choose_cells(silu, max(h, w))
     grid = (ceil_div(h // 2, side) * ceil_div(w // 2, side), ceil_div(c // 2, pairs), b)
     cross_scan_pairs_kernel[grid](
         pixels.view(torch.int32), u.view(torch.int32), CHANNELS=c, HEIGHT=h, WIDTH=w, BLOCK_P=pairs, BLOCK_S=side,
@@ -53,9 +53,14 @@ def _launch_pairs(x: Tensor, u: Tensor, silu: bool) -> None:
     )  # fmt: skip
 
 
-def choose_cells(silu: bool) -> tuple[int, int, int]:
-    """The side of a tile in cells of 2 x 2 pixels, its pairs of channels, and its warps; the fastest on an H200."""
-    return (16, 8, 4) if silu else (16, 16, 8)
+def choose_cells(silu: bool, pixels: int) -> tuple[int, int, int]:
+    """The side of a tile in cells of 2 x 2 pixels, its pairs of channels, and its warps; the fastest on an H200.
+
+    `pixels`: of the longer side of the map.
+    """
+    if not silu:
+        return 16, 16, 8
+    return (32, 4, 8) if pixels > 32 else (16, 4, 4)
 
 
 def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
@@ -65,7 +70,8 @@ def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = 
     point = x if silu_of is None else silu_of
     with torch.cuda.device_of(y):
         strides = (*x.stride(), *point.stride())
-        _launch(cross_merge_kernel, (x, point, y), strides, y, height, width, SILU=silu_of is not None)
+        sizes = _merge_sizes(y, max(height, width))
+        _launch(cross_merge_kernel, (x, point, y), strides, y, height, width, sizes, SILU=silu_of is not None)
     return x
 
 
@@ -73,13 +79,16 @@ def merge_norm(
     y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, *, keep: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `operators.Backend`; unless `keep`, the normalized map is written over the merged one."""
+    batch, _, count, _ = y.shape
+    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
+    if grid[0] * grid[1] < FEW:
+        x = cross_merge(y, height, width).permute(0, 2, 3, 1)
+        return _layer_norm(x, weight.contiguous(), bias.contiguous(), eps, keep=keep)
     y = y.contiguous()
     norm = _pixels(y, height, width)
     x = _pixels(y, height, width) if keep else norm
     mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
-    batch, _, count, _ = y.shape
-    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
-    sizes, whole = _channels(count), power_of_two(count)
+    sizes, whole = _channels(count if y.dtype == torch.float32 else 512), power_of_two(count)
     pixels = max(1, min(SIDE * SIDE, sizes["num_warps"] * NORMALIZED // whole))
     with torch.cuda.device_of(y):
         merge_norm_kernel[grid](
@@ -107,6 +116,23 @@ def merge_norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, w
     return dy
 
 
+def _layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `merge_norm`, of a map (b, h, w, c) that is merged."""
+    norm = torch.empty_like(x) if keep else x
+    mean, scale = (x.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
+    rows, count = x.numel() // x.shape[-1], x.shape[-1]
+    block_c = power_of_two(count)
+    block_r = max(1, 2048 // block_c)
+    with torch.cuda.device_of(x):
+        layer_norm_kernel[(ceil_div(rows, block_r),)](
+            x, weight, bias, norm, mean, scale, rows, eps,
+            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return norm, x, mean, scale
+
+
 def _norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
     """The gradient (b, h, w, c) of the merged map."""
     dx = torch.empty_like(x)
@@ -130,15 +156,23 @@ def _channels(count: int) -> dict[str, int]:
     return {"BLOCK_C": 64, "num_warps": 4} if count < 512 else {"BLOCK_C": 128, "num_warps": 8}
 
 
-def _tile_sizes(height: int, width: int) -> tuple[int, int, int]:
-    """The side of a tile, its channels, and its warps."""
-    return (8, 32, 4) if max(height, width) <= 8 else (16, 16, 8)
+def _scan_sizes(pixels: int) -> tuple[int, int, int]:
+    """The side of a tile, its channels, and its warps, for a map with so many pixels to its longer side."""
+    return (8, 32, 4) if pixels <= 8 else (16, 16, 8)
+
+
+def _merge_sizes(y: Tensor, pixels: int) -> tuple[int, int, int]:
+    """The same for a map that is merged from y."""
+    if pixels <= 8 or y.dtype == torch.float32:
+        return _scan_sizes(pixels)
+    return (8, 64, 8) if pixels <= 32 else (16, 32, 8)
 
 
 def _launch(
-    kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], u: Tensor, height: int, width: int, **flag: bool
-) -> None:
-    side, channels, warps = _tile_sizes(height, width)
+    kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], u: Tensor, height: int, width: int,
+    sizes: tuple[int, int, int], **flag: bool,
+) -> None:  # fmt: skip
+    side, channels, warps = sizes
     batch, _, count, _ = u.shape
     grid = (ceil_div(height, side) * ceil_div(width, side), ceil_div(count, channels), batch)
     kernel[grid](
@@ -373,6 +407,28 @@ def merge_norm_backward_kernel(
         b_dx = b_dx.to(p_dy.dtype.element_ty)
         tl.store(p_dy + o_rows, b_dx, mask=mask)
         tl.store(p_dy + o_columns, b_dx, mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def layer_norm_kernel(
+    p_x, p_weight, p_bias, p_norm, p_mean, p_scale, rows, eps,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The norm of a block of pixels."""
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    o_c = tl.arange(0, BLOCK_C)
+    m_r, m_c = o_r < rows, o_c < CHANNELS
+    o_x, mask = o_r[:, None] * CHANNELS + o_c[None, :], m_r[:, None] & m_c[None, :]
+    b_w = tl.load(p_weight + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
+    b_b = tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
+    b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
+    b_mean = tl.sum(b_x, 1) / CHANNELS
+    b_d = tl.where(m_c[None, :], b_x - b_mean[:, None], 0.0)
+    b_scale = tl.rsqrt(tl.sum(b_d * b_d, 1) / CHANNELS + eps)
+    tl.store(p_mean + o_r, b_mean, mask=m_r)
+    tl.store(p_scale + o_r, b_scale, mask=m_r)
+    tl.store(p_norm + o_x, (b_d * b_scale[:, None] * b_w + b_b).to(p_norm.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
