@@ -58,17 +58,13 @@ def six_table(runs: dict[str, Any], authors: dict[str, float]) -> str:
 
 
 def short() -> str:
-    """The means of every method on CIFAR-10-C, and the time of a step."""
-    with (RESULTS / "cifar10c.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["setting"], row["seed"]) == ("online", "0")]
-    found: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        found.setdefault(row["label"], []).append(row)
-    corruptions = max(map(len, found.values()))
-    whole = {name: cells for name, cells in found.items() if len(cells) == corruptions}
-    means = {name: 100 * mean(cells, "accuracy") for name, cells in whole.items()}
-    leads = leads_of_trust()
-    shown = sorted((name for name in means if "," not in name), key=lambda name: -means[name])  # not its variants
+    """The table of all streams, the means of other methods, what six orders buy, and the time of a step."""
+    others = {
+        label: 100 * mean(rows, "accuracy")
+        for (setting, batch, label), rows in by_stream("streams.csv").items()
+        if (setting, batch) == ("online", 128) and "," not in label  # not its variants
+    }
+    shown = sorted(others, key=lambda name: -others[name])
     authors = read("authors_h200.json")["ms"]["128"]["TRUST K=6 sequential"]
     ms = {r["dtype"]: r["median_ms"] for r in read("profile_h200.json")["rows"] if r["work"] == "trust K=6"}
     return "\n".join(
@@ -79,14 +75,12 @@ def short() -> str:
             "",
             *every_stream(),
             "",
-            "Others in the first of these streams, each with its defaults, seed 0",
-            "([by corruption and seed](docs/results/cifar10c_online.md)):",
-            f"{', '.join(f'{name} {means[name]:.1f}' for name in shown)}.",
+            "The first of these streams with 1,000 images of each corruption, every method with its defaults, one seed",
+            "([in every stream](docs/results/streams.md)):",
+            f"{', '.join(f'{name} {others[name]:.1f}' for name in shown)}.",
             *cotta(),
             "",
-            "Over six updates in the default order, as many as its own, TRUST gains "
-            f"{math.fsum(leads) / len(leads):+.2f} points and is ahead in",
-            f"{sum(lead > 0 for lead in leads)} of {len(leads)} pairs of corruption and seed.",
+            *six_orders(),
             "More tables, also those in which it loses: [results](docs/results/README.md).",
             "",
             f"One step of TRUST, six orders, VMamba-T at 224 pixels, batch 128, on an H200: {ms['float32']:.0f} ms",
@@ -114,7 +108,7 @@ STREAMS = (
 
 def every_stream() -> list[str]:
     """A row for each stream: means over domains and seeds of the first record in which a method met every domain."""
-    records = [by_stream(name) for name in ("targets.csv", "cifar10c.csv", "streams.csv")]
+    records = [by_stream(name) for name in ("targets.csv", "streams.csv")]
     lines = ["| stream | source | bn | trust | tide |", "| --- | --- | --- | --- | --- |"]
     for setting, batch, words in STREAMS:
         known = next(record[setting, batch, "tide"] for record in records if (setting, batch, "tide") in record)
@@ -122,7 +116,7 @@ def every_stream() -> list[str]:
         means = []
         for name in ("source", "bn", "trust", "tide"):
             # Streams of other sizes, as in the last record, are not those of a row that another one has.
-            of_row = records if setting == "mixed" else records[:2]
+            of_row = records if setting == "mixed" else records[:1]
             found = (record.get((setting, batch, name), []) for record in of_row)
             means.append(
                 next((mean(rows, "accuracy") for rows in found if {r["domain"] for r in rows} == domains), None)
@@ -163,15 +157,20 @@ def by_stream(name: str) -> dict[tuple[str, int, str], list[dict[str, str]]]:
     return found
 
 
-def leads_of_trust() -> list[float]:
-    """Points that TRUST has over six updates in the default order, online, for each corruption and seed of both."""
-    with (RESULTS / "cifar10c.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["setting"] == "online"]
-    ours, six = (
-        {(row["domain"], row["seed"]): 100 * float(row["accuracy"]) for row in rows if row["label"] == label}
-        for label in ("trust", "trust_naive, 6 steps")
-    )
-    return [ours[pair] - six[pair] for pair in ours if pair in six]
+def six_orders() -> list[str]:
+    """What TRUST has over six updates in the default order: on all images where both were run, else on a thousand."""
+    labels, name = [("online", 128, label) for label in ("trust", "trust_naive, 6 steps")], "targets"
+    if not all(label in by_stream("targets.csv") for label in labels):
+        name = "orders"
+    ours, six = (by_stream(f"{name}.csv")[label] for label in labels)  # each by network, domain and seed
+    leads = [100 * (float(a["accuracy"]) - float(b["accuracy"])) for a, b in zip(ours, six, strict=True)]
+    images = "all" if name == "targets" else "1,000"
+    return [
+        "TRUST less six updates in the default order, as many as its own: "
+        f"{math.fsum(leads) / len(leads):+.2f} points on {images} images of each corruption; it",
+        f"is ahead in {sum(lead > 0 for lead in leads)} of {len(leads)} pairs of network, corruption and seed "
+        f"([in full](docs/results/{name}.md)).",
+    ]
 
 
 def mean(rows: list[dict[str, str]], column: str) -> float:
@@ -186,10 +185,8 @@ except for [the history of optimizations](speed_history.md).
 
 | file | command | machine |
 | --- | --- | --- |
-| CIFAR-10-C, [online](cifar10c_online.md) | `trust-tta bench configs/results/cifar10c.toml` | one H200 |
-| CIFAR-10-C, [standard](cifar10c_standard.md) | the same | the same |
-| PACS, [online](pacs96_online.md), [standard](pacs96_standard.md) | the same, `pacs96.toml` | the same |
-| tide in [every kind of stream](targets.md) | the same, `targets.toml` | the same; PACS: two cores of a server CPU |
+| tide in [every kind of stream](targets.md) | `trust-tta bench configs/results/targets.toml` | one H200; PACS: two \
+cores of a server CPU |
 | [thirteen methods](streams.md) in every kind of stream | the same, `streams.toml` | one H200 |
 | tide [part by part](tide_parts.md) | the same, `tide_parts.toml` | the same |
 | what [six orders](orders.md) buy | the same, `orders.toml` | the same |
@@ -197,7 +194,6 @@ except for [the history of optimizations](speed_history.md).
 | CamVid-C, [labeled pixels](camvid_c_online.md) | `trust-tta bench configs/camvid_c.toml` | the same |
 | CIFAR-10-C on [GroupMamba](cifar10c_groupmamba_online.md) | the same, `configs/cifar10c_groupmamba.toml` | the same |
 | `*.csv` | the cells of these tables | the same |
-| `*_times.json` | seconds of those commands, taken down by whoever ran them | the same |
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `six_corruptions_kernels.json` | the same runs of the shipped network on the files of `trust-tta data corrupt`, in \
 float32 and bf16, by the kernels and with `set_scan_backend("reference")` | one H200 |
@@ -250,8 +246,7 @@ NOTES = """
 ## PACS
 The four networks learned from scratch on some 7,000 images each: right on 80 to 89 % of held-out images of their own
 domains, on a third to three fifths of the new one's. There batch statistics (`bn`) lose to the source in three of four
-domains, methods that learn from their own predictions stand or fall with those, and on sketches the seeds of one method
-lie points apart.
+domains, and methods that learn from their own predictions stand or fall with those.
 
 ## The other records
 `cpu_scan.json`: times in seconds. The loop "as Mamba's reference" is the one that implementations of VMamba fall back

@@ -1,9 +1,7 @@
 """Write the pages and the CSV of a results configuration from its store.
 
-python benchmarks/results_tables.py configs/results/cifar10c.toml runs/cifar10c.sqlite
-writes docs/results/cifar10c_online.md, cifar10c_standard.md and cifar10c.csv. Where cifar10c_times.json is in the same
-folder, a list of {"step": ..., "seconds": ..., "processes": ...} noted by whoever ran the steps, with "meanwhile" for
-what else the device did, the pages show it; steps of one name, as of a run that was resumed, are added up.
+python benchmarks/results_tables.py configs/camvid_c.toml runs/camvid_c.sqlite
+writes docs/results/camvid_c.csv and a page for each setting, as camvid_c_online.md.
 With --together there is one page of all settings, which begins with an overview; with --fair, one that chooses the best
 setting of each method on the corruptions that are not reported, from labels "METHOD: SETTING".
 """
@@ -12,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from trust_tta.atomic import replacing
 from trust_tta.report.evidence import domain_seeds
@@ -59,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--fair", action="store_true", help="one page of each method's settings, CONFIG's name.md")
     arguments = parser.parse_args(argv)
     report, stem = read_report(arguments.store), arguments.config.stem
-    noted = arguments.out / f"{stem}_times.json"
-    times = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else []
     arguments.out.mkdir(parents=True, exist_ok=True)
     whole = fair if arguments.fair else together if arguments.together else None
     if whole is not None:
@@ -68,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             temporary.write_text(whole(report, arguments.config), encoding="utf-8")
     for group in () if whole is not None else report.groups:
         with replacing(arguments.out / f"{stem}_{group.setting}.md") as temporary:
-            temporary.write_text(page(group, arguments.config, times), encoding="utf-8")
+            temporary.write_text(page(group, arguments.config), encoding="utf-8")
     write_cells(report, arguments.out / f"{stem}.csv")
 
 
@@ -80,12 +74,12 @@ def write_cells(report: Report, path: Path) -> None:
         writer.writerows({**flat_row(cell), "label": cell.label} for cell in report.cells)
 
 
-def page(group: Group, config: Path, times: Sequence[Mapping[str, Any]]) -> str:
+def page(group: Group, config: Path) -> str:
     found = (difference_table(group), duel_table(group), cost_table(group, load_published()), calibration_table(group))
     tables = [f"{table.caption}.\n\n{to_markdown(table)}" for table in found if table is not None]
     what = "Mean IoU" if group.labels_pixels else "Accuracy"
     sections = (
-        f"# {config.stem}, {group.setting}\n\n{commands(config, group, times)}",
+        f"# {config.stem}, {group.setting}\n\n{commands(config, group)}",
         circumstances(group),
         "## In words\n" + " ".join(summarize(group)),
         f"## {what}\n{'; '.join(notes(group))}; ± is the sample standard deviation over the seeds.\n\n"
@@ -93,14 +87,13 @@ def page(group: Group, config: Path, times: Sequence[Mapping[str, Any]]) -> str:
         "## Who is ahead, at what cost",
         *tables,
         f"## TRUST against six updates in the default order\n{six_updates(group)}",
-        f"## Wall time\n{wall_time(times)}",
     )
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
 def together(report: Report, config: Path) -> str:
     """An overview of all settings, then what each one's accuracy table says."""
-    sections = [f"# {config.stem}\n\n{commands(config, _widest(report), (), flag=' --together')}", overview(report)]
+    sections = [f"# {config.stem}\n\n{commands(config, _widest(report), flag=' --together')}", overview(report)]
     for group in report.groups:
         title = group.title[0].upper() + group.title[1:]
         table = first_and_last(group) if len(group.domains) > WIDE else to_markdown(accuracy_table(group))
@@ -186,7 +179,7 @@ def first_and_last(group: Group) -> str:
 
 def fair(report: Report, config: Path) -> str:
     """Each method as in the TRUST paper, as in its own paper, and at the best of the sweep on held-out corruptions."""
-    sections = [f"# {config.stem}\n\n{commands(config, report.groups[0], (), flag=' --fair')}"]
+    sections = [f"# {config.stem}\n\n{commands(config, report.groups[0], flag=' --fair')}"]
     for group in report.groups:
         reported, other = ([d for d in group.domains if (d in HELD_OUT) == held] for held in (False, True))
         lines = []
@@ -214,14 +207,13 @@ def over(group: Group, label: str, domains: Sequence[str]) -> float | None:
     return None if not found or None in found else mean([m for m in found if m is not None])
 
 
-def commands(config: Path, group: Group, times: Sequence[Mapping[str, Any]], flag: str = "") -> str:
-    processes = max((int(entry["processes"]) for entry in times if entry["step"] == "bench"), default=1)
+def commands(config: Path, group: Group, flag: str = "") -> str:
     graded = any(name in group.setting.split("+") for name in ("gradual", "sequence"))
     severities = " --severities 1,2,3,4,5" if graded else ""
     making = [f"{line}{severities}" if " corrupt " in line else line for line in MAKING.get(group.dataset, ())]
     lines = [
         *making,
-        f"trust-tta bench {config.as_posix()} --processes {processes}",
+        f"trust-tta bench {config.as_posix()} --processes 1",
         f"python benchmarks/results_tables.py {config.as_posix()} runs/{config.stem}.sqlite{flag}",
     ]
     return "\n".join(["Written by the last of these commands; nothing here is typed.", "```sh", *lines, "```"])
@@ -265,21 +257,6 @@ def six_updates(group: Group) -> str:
         f"behind in {behind} and level in {len(every) - ahead - behind}; {format_gain(mean(means))} on average."
     )
     return f"{said}\n\n{to_markdown(plain_table(['', *(f'seed {s}' for s in seeds), 'mean'], lines))}"
-
-
-def wall_time(times: Sequence[Mapping[str, Any]]) -> str:
-    if not times:
-        return "Nobody noted it."
-    lines = []
-    for step in dict.fromkeys(str(entry["step"]) for entry in times):
-        entries = [entry for entry in times if entry["step"] == step]
-        processes = sorted({int(entry["processes"]) for entry in entries})
-        found = [entry.get("meanwhile", entry.get("beside")) for entry in entries]  # older files say "beside"
-        meanwhile = ", ".join(dict.fromkeys(text for text in found if text))
-        seconds = sum(entry["seconds"] for entry in entries)
-        lines.append([step, f"{seconds:.0f}", ", ".join(map(str, processes)), meanwhile or "–"])
-    note = "The cells of a run share the device, so times of single cells in the CSV are not those of a quiet machine."
-    return f"{note}\n\n{to_markdown(plain_table(['step', 'seconds', 'processes', 'meanwhile'], lines))}"
 
 
 def mean(values: Sequence[float]) -> float:
