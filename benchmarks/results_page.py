@@ -198,7 +198,6 @@ cores of a server CPU |
 | `six_corruptions_kernels.json` | the same runs of the shipped network on the files of `trust-tta data corrupt`, in \
 float32 and bf16, by the kernels and with `set_scan_backend("reference")` | one H200 |
 | `speed_h200.json` | `trust-tta speed`, 0.25 s per row, stopped after the first rows of batch 1 in bf16 | one H200 |
-| `speed_h200_earlier.json` | `trust-tta speed --out FILE` at an earlier state of the code | one H200 |
 | `scan_h200.json` | the scan alone at today's tiles, timed as `python benchmarks/triton_scan.py` does | one H200 |
 | `speed_cpu.json` | `trust-tta speed --out speed_cpu.json` | two cores of a server CPU |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \
