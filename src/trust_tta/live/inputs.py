@@ -15,6 +15,8 @@ from trust_tta.errors import ConfigError, ShapeError
 Facts: TypeAlias = NDArray[np.float64]
 
 LARGEST = 1e6  # values beyond this ruin the statistics of a whole batch
+BLANK = 1e-3  # contrast of an image, relative to its largest value, up to which it is blank
+TINY = 1e-6
 
 
 def prepare(images: Any, network: nn.Module) -> Tensor:
@@ -47,6 +49,16 @@ def facts_of(images: Tensor) -> Tensor:
     return torch.cat([lowest, highest, sums], 1)
 
 
+def sound(facts: Facts) -> bool:
+    """Whether every image is usable and nothing looks broken: the usual case, seen without asking which."""
+    channels = facts.shape[1] // 2
+    lowest, highest = facts[:, :channels], facts[:, channels:-1]
+    largest = max(float(highest.max()), -float(lowest.min()))
+    if not largest <= LARGEST:  # NaN compares as false
+        return False
+    return float((highest - lowest).max(1).min()) > BLANK * max(largest, TINY) and not _repeats(facts)
+
+
 def usable(facts: Facts) -> NDArray[np.bool_]:
     """Which images (n,) hold only finite values of a sensible size."""
     fine: NDArray[np.bool_] = _scale(facts) <= LARGEST  # NaN compares as false
@@ -56,12 +68,15 @@ def usable(facts: Facts) -> NDArray[np.bool_]:
 def looks_broken(facts: Facts) -> str:
     """Why most of a batch cannot come from a working camera; empty if it can."""
     lowest, highest = np.split(facts[:, :-1], 2, axis=1)
-    blank = (highest - lowest).max(1) <= 1e-3 * np.maximum(_scale(facts), 1e-6)
+    blank = (highest - lowest).max(1) <= BLANK * np.maximum(_scale(facts), TINY)
     if 2 * blank.sum() > len(facts):
         return "most images are blank"
-    if len(facts) > 2 and 2 * len(set(facts[:, -1].tolist())) < len(facts):
-        return "most images are the same"
-    return ""
+    return "most images are the same" if _repeats(facts) else ""
+
+
+def _repeats(facts: Facts) -> bool:
+    """Whether most images have the sum of another one."""
+    return len(facts) > 2 and 2 * len(set(facts[:, -1].tolist())) < len(facts)
 
 
 def _scale(facts: Facts) -> NDArray[np.float64]:

@@ -48,6 +48,7 @@ class Judge:
             use_batch_statistics(self.network)
         self._stem = _Stem(self.network)
         self._inspection = Recorder(_Inspection(self._stem), [])
+        self._slots = torch.zeros(1) if hasattr(self.network, "slots") else None  # others are not recorded
         own = dict(self.network.named_parameters())
         self._own: list[Tensor] = [own[name] for name in method.adapted]  # the judge's copies of what the method adapts
         self._pass = Forward(self.network)
@@ -110,8 +111,9 @@ class Judge:
 
         One transfer from the device, which others wait for.
         """
-        slots = images.new_zeros(1) if hasattr(self.network, "slots") else None  # others are not recorded
-        flat = self._inspection(images, slots).cpu().numpy()
+        if self._slots is not None and self._slots.device != images.device:
+            self._slots = self._slots.to(images.device)
+        flat = self._inspection(images, self._slots).cpu().numpy()
         size = len(images) * (2 * images.shape[1] + 1)
         return flat[:size].reshape(len(images), -1), flat[size:].reshape(2, -1)
 
@@ -190,7 +192,9 @@ class _Stem(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        # One weight shows where all are; a recorder that asks each of them takes as long as the pass itself.
+        self.first = next(network.parameters())
+        self._network = (network,)
         self._norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -201,10 +205,11 @@ class _Stem(nn.Module):
         def stop(module: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
             raise _Reached(module, inputs[0])
 
+        (network,) = self._network
         handles = [norm.register_forward_pre_hook(stop) for norm in self._norms]
-        choose = getattr(self.network, "slots", None)
+        choose = getattr(network, "slots", None)
         try:  # with `slots`, as networks that have them record other passes by themselves
-            self.network(images) if choose is None else self.network(images, slots=choose(None, len(images)))
+            network(images) if choose is None else network(images, slots=choose(None, len(images)))
         except _Reached as reached:
             self._norms = [reached.norm]  # the others are not reached
             return reached.values

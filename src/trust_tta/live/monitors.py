@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -115,8 +115,7 @@ class Window:
         self.images += images
         while self.images - self._entries[0][0] >= self.size:
             self.images -= self._entries.popleft()[0]
-        # Computed anew each time: a running sum would differ in its last bits after a restart.
-        self._mean = np.add.reduce([entry for _, entry in self._entries]) / self.images
+        self._mean = None
 
     @property
     def full(self) -> bool:
@@ -129,8 +128,10 @@ class Window:
     @property
     def mean(self) -> Values:
         """The mean per image; there must have been one."""
-        if self._mean is None:
+        if not self._entries:
             raise ValueError("the window is empty")
+        if self._mean is None:  # computed anew: a running sum would differ in its last bits after a restart
+            self._mean = np.add.reduce([entry for _, entry in self._entries]) / self.images
         return self._mean
 
     @property
@@ -171,6 +172,7 @@ class Monitors:
         self.depths = depths
         self.input_reference = None if input_reference is None else input_reference.double().cpu().numpy()
         self.class_reference = None if class_reference is None else class_reference.double().cpu().numpy()
+        self._channels = None if self.input_reference is None else _channels(self.input_reference)
         self._inputs, self._served, self._before = Window(INPUT_WINDOW), Window(CLASS_WINDOW), Window(CLASS_WINDOW)
         self._probes, self._opinions = Window(CLASS_WINDOW), Window(OPINION_WINDOW)
         self._latest, self._drifted = Window(LATEST_WINDOW), Window(CLASS_WINDOW)
@@ -192,11 +194,11 @@ class Monitors:
         """Whether the last images are like the reference rather than the drift, or the drift has faded away."""
         if self._comparable_reference is None or not self._latest.full or not self._drifted.images:
             return False
-        distance = input_distance(self._latest.mean, self._comparable_reference)
+        distance = self._distance_of(self._latest)
+        if distance > 2 * limit:
+            return False  # the usual case
         nearer = distance <= limit and 2 * distance < input_distance(self._latest.mean, self._drifted.mean)
-        return nearer or (
-            self._drifted.full and input_distance(self._drifted.mean, self._comparable_reference) <= limit / 2
-        )
+        return nearer or (self._drifted.full and self._distance_of(self._drifted) <= limit / 2)
 
     def begin_drift(self) -> None:
         """Record that the last images are the first of a drift."""
@@ -213,14 +215,16 @@ class Monitors:
         self._drifted.clear()
         self._inputs.replace(self._latest)
 
-    def see_predictions(self, values: Predictions) -> None:
-        """Take what was served, (rows, classes)."""
-        rows = len(values)
+    def see_predictions(self, values: Predictions, sizes: Sequence[int] = ()) -> None:
+        """Take what was served, (rows, classes), in one batch or in several of these sizes."""
         surprise = np.log(np.maximum(values, TINY))
-        self._entropy, self._confidence = -float((values * surprise).sum()) / rows, float(values.max(1).mean())
-        if self._served.full:
-            self._before.add(rows, self._served.mean * rows)
-        self._served.add(rows, values.sum(0, dtype=np.float64))
+        self._entropy, self._confidence = -float((values * surprise).sum()) / len(values), float(values.max(1).mean())
+        start = 0
+        for rows in sizes or (len(values),):
+            if self._served.full:
+                self._before.add(rows, self._served.mean * rows)
+            self._served.add(rows, values[start : start + rows].sum(0, dtype=np.float64))
+            start += rows
         self._effective = effective_classes(self._served.mean)
         before = effective_classes(self._before.mean) if self._before.full else self._effective
         self._changes = self._effective / before, _shift(self._served, self.class_reference)
@@ -276,7 +280,13 @@ class Monitors:
         """The distance of the last images from the reference; None without one, or with too few images so far."""
         if self._comparable_reference is None or not self._inputs.full:
             return None
-        return input_distance(self._inputs.mean, self._comparable_reference)
+        return self._distance_of(self._inputs)
+
+    def _distance_of(self, window: Window) -> float:
+        """The distance of a window from the reference; there must be one."""
+        if self._channels is None:
+            raise ValueError("there is no reference")
+        return float(_distances(window.mean, self._channels))
 
     @property
     def knows_inputs(self) -> bool:
@@ -402,13 +412,24 @@ def input_distance(a: Tensor | Values, b: Tensor | Values) -> float:
 
 def input_distances(a: Values, b: Values) -> Values:
     """The same for many, (..., 2, c), against one, (2, c)."""
-    (mean_b, square_b), mean_a = b, a[..., 0, :]
-    var_a, var_b = a[..., 1, :] - mean_a * mean_a, square_b - mean_b * mean_b
+    return _distances(a, _channels(b))
+
+
+def _channels(b: Values) -> tuple[Values, Values, float]:
+    """Means and variances (c,) of channels, and the least variance that others are taken to have."""
+    mean, square = b
+    variance = square - mean * mean
     # The floor keeps images without any contrast from being infinitely far.
-    floor = 1e-3 * max(var_b.mean(), 1e-12)
-    var_a, var_b = np.maximum(var_a, floor), np.maximum(var_b, floor)
-    gap = np.square(mean_a - mean_b)
-    distances: Values = ((var_a + gap) / var_b + (var_b + gap) / var_a).mean(-1) / 2 - 1
+    floor = 1e-3 * max(float(variance.mean()), 1e-12)
+    return mean, np.maximum(variance, floor), floor
+
+
+def _distances(a: Values, b: tuple[Values, Values, float]) -> Values:
+    mean_a, (mean_b, var_b, floor) = a[..., 0, :], b
+    var_a = np.maximum(a[..., 1, :] - mean_a * mean_a, floor)
+    gap = mean_a - mean_b
+    gap *= gap
+    distances: Values = ((var_a + gap) / var_b + (var_b + gap) / var_a).sum(-1) / (2 * len(mean_b)) - 1
     return distances
 
 

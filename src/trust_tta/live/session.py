@@ -15,13 +15,15 @@ from torch import Tensor
 from trust_tta.errors import DataError, StateError
 from trust_tta.live.alarms import Kind, Reference
 from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
-from trust_tta.live.inputs import Facts, examine, looks_broken, usable
-from trust_tta.live.monitors import CLASS_WINDOW, Reading, Values, host_rows, rows_of
+from trust_tta.live.inputs import Facts, examine, looks_broken, sound, usable
+from trust_tta.live.monitors import CLASS_WINDOW, Reading, Values, rows_of
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
 from trust_tta.methods.safety import all_finite
 
+ATTENTIVE = 64  # batches from the start, and after an event, whose predictions are looked at one by one
+TOGETHER = 4  # batches whose predictions are looked at together otherwise: reading them takes longer than the rest
 FREE_UPDATES = 16  # after which checks are paid for from the budget
 FAR = 2.0  # times the limit: a short drift must have gone this far for its end to count; others may be chance
 
@@ -30,7 +32,8 @@ FAR = 2.0  # times the limit: a short drift must have gone this far for its end 
 class Result:
     """The result of a call: `logits` (n, classes), whether the method `adapted` on the batch, and its `events`.
 
-    Rows of images that are not finite are NaN. `reading`: what the monitors saw, if there is a guard.
+    Rows of images that are not finite are NaN. `reading`: what the monitors saw last, if there is a guard; in a quiet
+    stream they look at four batches together.
     """
 
     logits: Tensor
@@ -59,6 +62,7 @@ class Books:
     farthest: float = 0.0  # largest input distance in the current drift
     slow: int = 1  # the pace
     wait: int = 0
+    attentive: int = ATTENTIVE  # batches still to be looked at one by one
 
 
 class Session:
@@ -93,13 +97,14 @@ class Session:
         self.books.images += len(images)
         self.books.since_snapshot += len(images)  # before anything is saved: a restart from there has seen them
         facts, statistics = self.watch.judge.inspect(images) if self.watch else (examine(images), None)
-        fine = usable(facts)
-        if fine.all():
+        if sound(facts):
+            logits, adapted = self._step(images, None, statistics)
+        elif (fine := usable(facts)).all():
             logits, adapted = self._step(images, facts, statistics)
         else:
             images = images[torch.from_numpy(fine).to(images.device)]
             logits, adapted = self._step_partly(images, facts, fine)
-        if self.books.since_snapshot >= self.policy.snapshot_every:
+        if self.books.since_snapshot >= self.policy.snapshot_every and not self.catch_up():
             self._save_if_healthy(images)
         return Result(logits, adapted, tuple(self._events), self.reading)
 
@@ -121,11 +126,12 @@ class Session:
         return logits, adapted
 
     def _step(
-        self, images: Tensor, facts: Facts, statistics: Values | None, *, partly: bool = False
+        self, images: Tensor, facts: Facts | None, statistics: Values | None, *, partly: bool = False
     ) -> tuple[Tensor, bool]:
+        """Predict usable images, and adapt if nothing speaks against it; without `facts` nothing looks broken."""
         if self.watch is None or statistics is None:
             return (self.predict(images), False) if self.books.paused else self._adapt(images)
-        problem, returned = looks_broken(facts), False
+        problem, returned = looks_broken(facts) if facts is not None else "", False
         if problem:
             self._begin("broken_input", self.policy.on_broken_input, problem, {"images": len(images)})
         else:
@@ -140,8 +146,9 @@ class Session:
         logits = self.predict(images)
         if not self.books.paused:  # the skipped update pays for asking the source
             self.watch.credit = max(self.watch.credit, self.watch.judge.passes * len(images))
-        if not problem and self._observe(self.watch, images, logits, work=len(images)):
-            logits = self.predict(images)
+        if not problem:
+            self.watch.keep(logits, work=len(images))
+            logits = self.predict(images) if self._look(self.watch, images) else logits
         return logits, False
 
     def _update(self, watch: Watch, images: Tensor) -> tuple[Tensor, bool]:
@@ -159,9 +166,18 @@ class Session:
         if check and books.updates > FREE_UPDATES:
             watch.credit -= check.images
         books.since_check = 0 if due else books.since_check + len(images)
-        if self._observe(watch, images, logits, work=work, check=check, before=before):
+        now = due or not adapted or logits.dim() > 2 or self._cannot_wait(watch, drifting=drifting)
+        watch.keep(logits, work=work, later=not now)
+        if now and self._look(watch, images, check=check, before=before):
             return self.predict(images), False
         return logits, adapted
+
+    def _cannot_wait(self, watch: Watch, *, drifting: bool) -> bool:
+        """Whether the predictions of this batch, and all since the last look, are to be looked at."""
+        books, turn = self.books, self.books.batches % TOGETHER == 0
+        books.attentive = max(0, books.attentive - 1)
+        saving = books.since_snapshot >= self.policy.snapshot_every
+        return turn or saving or books.attentive > 0 or watch.uneasy(drifting=drifting)
 
     def _adapt(self, images: Tensor) -> tuple[Tensor, bool]:
         """The method's prediction; where it refuses because that is not finite, one without adapting."""
@@ -178,7 +194,8 @@ class Session:
         if wary and not drifting and self.watch and self.watch.monitors.knows_inputs:
             return False  # without a drift there is nothing to adapt to: stay at the source
         turn = self.books.wait == 0
-        self._set_pace(self._pace.step())
+        if self.books.slow > 1 or not turn:
+            self._set_pace(self._pace.step())
         return turn
 
     def evaluate(self, images: Tensor) -> Tensor:
@@ -201,23 +218,26 @@ class Session:
 
     # From observations to actions
 
-    def _observe(
+    def catch_up(self) -> bool:
+        """Look at the predictions that were kept for later; True if the state was changed."""
+        return self.watch is not None and self.watch.behind and self._look(self.watch, None)
+
+    def _look(
         self,
         watch: Watch,
-        images: Tensor,
-        logits: Tensor,
+        images: Tensor | None,
         *,
-        work: int,
         check: Check | None = None,
         before: dict[str, Any] | None = None,
     ) -> bool:
-        """Let the monitors see a batch and the guard act; True if the state was changed."""
-        predictions = host_rows(logits, probabilities=self.method.probabilities)
-        if not np.isfinite(predictions).all():
+        """Let the monitors see what was kept, and the guard act; True if the state was changed.
+
+        images: those of the last batch, of which the source may be asked.
+        """
+        if not watch.see(images):
             if self.books.at_source:
                 return self._begin("broken_input", self.policy.on_broken_input, "predictions are not finite", {})
             return self._collapse("the predictions are not finite", {}, before)
-        watch.see(images, logits.detach(), predictions, work=work)
         lasting = {"drifting": "drift" in self._lasting, "few": "few_classes" in self._lasting}
         self.reading, alarms = watch.read(self.method, self.books.images, **lasting)
         evidence = self.reading.as_dict() | (check.evidence() if check else {})
@@ -464,6 +484,8 @@ class Session:
 
     def _event(self, kind: EventKind, action: str, reason: str, evidence: Mapping[str, Any]) -> Event:
         self.books.events += 1
+        if kind not in ("storage", "merge"):
+            self.books.attentive = ATTENTIVE
         event = Event(self.books.events, self.books.batches, time.time(), kind, action, reason, dict(evidence))
         self._events.append(event)
         if self._on_event is not None:
@@ -480,6 +502,7 @@ class Session:
 
     def on_request(self, action: str, do: Callable[[], str | None]) -> Event:
         """Do what a person asked for, with a snapshot before and after."""
+        self.catch_up()
         self.save()
         done = do() or action
         event = self._event("request", done, "asked for", {})

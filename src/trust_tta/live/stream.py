@@ -160,6 +160,7 @@ class Stream:
         """An independent stream that continues from here, over the same frozen weights."""
         with self._lock:
             self._check()
+            self._session.catch_up()
             twin = Stream(
                 self.method.fork(),
                 guard=self.guard,
@@ -180,6 +181,7 @@ class Stream:
         """Write a last snapshot, and release the folder and the network."""
         with self._lock:
             if not self._closed:
+                self._session.catch_up()
                 self._session.save()
                 self._let_go()
 

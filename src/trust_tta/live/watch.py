@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,9 +17,9 @@ from trust_tta.live.monitors import (
     CLASS_WINDOW,
     OPINION_WINDOW,
     Monitors,
-    Predictions,
     Reading,
     Values,
+    host_rows,
     weight_distance,
 )
 from trust_tta.methods.base import Method
@@ -50,7 +51,7 @@ class Watch:
     """The monitors, judge and canary of one method. `credit`: how many images may still be judged."""
 
     def __init__(self, method: Method, guard: Guard, *, reference: Reference | None, canary: Any) -> None:
-        self.guard, self.judge = guard, Judge(method)
+        self.guard, self.judge, self._probabilities = guard, Judge(method), method.probabilities
         self.limits = reference.limits if reference else Limits()
         inputs = reference.inputs if reference else self.judge.training_statistics
         self.monitors = Monitors(
@@ -73,6 +74,8 @@ class Watch:
         self._distance: float | None = None  # of the weights, as of the last probe
         self.learns = bool(method.adapted)  # otherwise there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images still to be judged, with what was served for them
+        self._served: list[Tensor] = []  # predictions that the monitors have not seen yet
+        self._work = self._images = 0  # done for these
 
     def look(self, images: Tensor, statistics: Values, *, drifting: bool) -> bool:
         """Take the input statistics (2, c) of a batch; whether it ends the current drift, if there is one."""
@@ -90,20 +93,51 @@ class Watch:
             self._doubted = CLASS_WINDOW  # asked again after so many, as it takes a pass
         return not self._doubted
 
-    def see(self, images: Tensor, output: Tensor, predictions: Predictions, *, work: int) -> None:
-        """Take what was served for a batch; `work`, in forward passes of one image, pays for asking the source.
+    def uneasy(self, *, drifting: bool) -> bool:
+        """Whether something about the last images, or about predictions before them, cannot wait."""
+        if self.doubt or self.monitors.returned:
+            return True
+        distance = None if drifting else self.monitors.input_distance()
+        return distance is not None and self.limits.drift is not None and distance > self.limits.drift
 
-        `predictions`: the `output` as rows (rows, classes).
+    def keep(self, output: Tensor, *, work: int, later: bool = False) -> None:
+        """Keep what was served for a batch, (n, classes, ...), for `see`: a copy if that is `later`.
+
+        `work`: what was done for it, in forward passes of one image.
         """
-        self.monitors.see_predictions(predictions)
-        if not self.learns and self.judge.trained is None:
-            return
-        self.credit = min(self.credit + self.guard.budget * work, 2 * MOST_PROBED * self.judge.passes)
-        self.doubt = max(0, self.doubt - len(images))
-        suspicious = self._suspicious()
-        if suspicious and not self._suspected:  # once: a drift may change the classes for good
-            self.doubt = CLASS_WINDOW
-        self._suspected = suspicious
+        self._served.append(output.detach().clone() if later else output.detach())
+        self._work, self._images = self._work + work, self._images + len(output)
+
+    @property
+    def behind(self) -> bool:
+        """Whether there are predictions that the monitors have not seen."""
+        return bool(self._served)
+
+    def see(self, images: Tensor | None) -> bool:
+        """Let the monitors see what was kept; False if it is not finite. The work pays for asking the source.
+
+        images: (n, c, h, w), those of the last batch; None asks nobody.
+        """
+        output, sizes, work, seen = self._served[-1], [len(o) for o in self._served], self._work, self._images
+        together = torch.cat(self._served) if len(sizes) > 1 else output
+        self._served, self._work, self._images = [], 0, 0
+        predictions = host_rows(together, probabilities=self._probabilities)
+        if not np.isfinite(predictions).all():
+            return False
+        self.monitors.see_predictions(predictions, sizes if len(sizes) > 1 else ())
+        if self.learns or self.judge.trained is not None:
+            self.credit = min(self.credit + self.guard.budget * work, 2 * MOST_PROBED * self.judge.passes)
+            self.doubt = max(0, self.doubt - seen)
+            suspicious = self._suspicious()
+            if suspicious and not self._suspected:  # once: a drift may change the classes for good
+                self.doubt = CLASS_WINDOW
+            self._suspected = suspicious
+            if images is not None:
+                self._judge(images, output)
+        return True
+
+    def _judge(self, images: Tensor, output: Tensor) -> None:
+        """Ask the source about a batch if that is paid for, or if there is doubt."""
         stride = -(-len(images) // MOST_PROBED)
         enough, price = len(images) >= FEWEST_PROBED, -(-len(images) // stride) * self.judge.passes
         if enough and not self.doubt and self.credit < price:
@@ -179,9 +213,13 @@ class Watch:
         """Forget them, since the state is another one now."""
         self.monitors.forget_predictions()
         self._pending, self._distance = [], None
+        self._served, self._work, self._images = [], 0, 0
 
     def state(self) -> dict[str, Any]:
-        """As tensors and plain values, without the images still to be judged, which this watch drops too."""
+        """As tensors and plain values, without the images still to be judged, which this watch drops too.
+
+        Predictions that were kept are not part of it: let the monitors see them before.
+        """
         self._pending = []
         return {
             "monitors": self.monitors.state(),
@@ -203,6 +241,7 @@ class Watch:
         self._suspected, self._differed = state["suspected"], state.get("differed", False)
         self._doubted = state.get("doubted", 0)
         self._pending, self._distance = [], state["distance"]
+        self._served, self._work, self._images = [], 0, 0
 
 
 def _holds_tensors(state: Any) -> bool:
