@@ -369,7 +369,7 @@ def host_rows(output: Tensor, *, probabilities: bool = False) -> Predictions:
     """The same on the host, where NumPy takes less time than the device would for few of them."""
     if output.dim() > 2:
         return rows_of(output, probabilities=probabilities).cpu().numpy()
-    values: Predictions = output.detach().float().cpu().numpy()
+    values: Predictions = output.detach().cpu().float().numpy()
     if probabilities:
         return values
     raised = np.exp(values - values.max(1, keepdims=True))

@@ -65,6 +65,15 @@ class Books:
     attentive: int = ATTENTIVE  # batches still to be looked at one by one
 
 
+@dataclass
+class _Look:
+    """Whether the predictions of a batch wait for a later look, and what one at earlier ones found."""
+
+    wait: bool
+    found: dict[Kind, str] | None = None
+    done: bool = False
+
+
 class Session:
     """A method, its monitors, the policy and the snapshots."""
 
@@ -158,33 +167,46 @@ class Session:
         early = books.updates & (books.updates - 1) == 0
         due = early or probation or books.since_check >= self.policy.check_every
         before = self.method.state_dict() if probation else None
-        spent = self._spent()
-        logits, adapted = self._adapt(images)
+        drifting, spent = "drift" in self._lasting, self._spent()
+        look = _Look(wait=self._can_wait(watch) and not due)
+        logits, adapted = self._adapt(images, lambda: self._glance(watch, look, len(images), drifting=drifting))
         work = max(1, self._spent() - spent) * len(images)
-        drifting = "drift" in self._lasting
         check = watch.check(self.method, images, strict=probation, drifting=drifting) if due else None
         if check and books.updates > FREE_UPDATES:
             watch.credit -= check.images
         books.since_check = 0 if due else books.since_check + len(images)
-        now = due or not adapted or logits.dim() > 2 or self._cannot_wait(watch, drifting=drifting)
-        watch.keep(logits, work=work, later=not now)
-        if now and self._look(watch, images, check=check, before=before):
+        changed = look.done and self._act_on(watch, look.found)
+        wait = look.wait and adapted and logits.dim() == 2 and not watch.doubt
+        if changed:
+            return self.predict(images), False
+        watch.keep(logits, work=work, later=wait)
+        if not wait and self._look(watch, images, check=check, before=before):
             return self.predict(images), False
         return logits, adapted
 
-    def _cannot_wait(self, watch: Watch, *, drifting: bool) -> bool:
-        """Whether the predictions of this batch, and all since the last look, are to be looked at."""
-        books, turn = self.books, self.books.batches % TOGETHER == 0
-        books.attentive = max(0, books.attentive - 1)
-        saving = books.since_snapshot >= self.policy.snapshot_every
-        return turn or saving or books.attentive > 0 or watch.uneasy(drifting=drifting)
+    def _can_wait(self, watch: Watch) -> bool:
+        """Whether the predictions of this batch may be looked at later, as nothing has happened for some time."""
+        self.books.attentive = max(0, self.books.attentive - 1)
+        if self.books.attentive or self.books.since_snapshot >= self.policy.snapshot_every:
+            return False
+        return not watch.doubt and not watch.monitors.returned
 
-    def _adapt(self, images: Tensor) -> tuple[Tensor, bool]:
+    def _glance(self, watch: Watch, look: _Look, images: int, *, drifting: bool) -> None:
+        """While the device works on this batch: at its images, and at predictions that were kept."""
+        if look.wait and watch.behind >= TOGETHER:
+            look.found, look.done = self._read(watch, None), True
+            look.wait = not watch.affords(images)
+        look.wait = look.wait and (drifting or not watch.differs())
+
+    def _adapt(self, images: Tensor, meanwhile: Callable[[], None] | None = None) -> tuple[Tensor, bool]:
         """The method's prediction; where it refuses because that is not finite, one without adapting."""
+        self.method.meanwhile = meanwhile
         try:
             return self.method(images), True
         except DataError:
             return self.evaluate(images), False
+        finally:
+            self.method.meanwhile = None
 
     def _may_update(self, *, drifting: bool) -> bool:
         held = "skip" in self._lasting.values() or self._lasting.get("few_classes") == "source"
@@ -220,7 +242,7 @@ class Session:
 
     def catch_up(self) -> bool:
         """Look at the predictions that were kept for later; True if the state was changed."""
-        return self.watch is not None and self.watch.behind and self._look(self.watch, None)
+        return self.watch is not None and self.watch.behind > 0 and self._look(self.watch, None)
 
     def _look(
         self,
@@ -234,12 +256,29 @@ class Session:
 
         images: those of the last batch, of which the source may be asked.
         """
+        return self._act_on(watch, self._read(watch, images), check=check, before=before)
+
+    def _read(self, watch: Watch, images: Tensor | None) -> dict[Kind, str] | None:
+        """Let the monitors see what was kept; the alarms, or None if it is not finite. Nothing is done about them."""
         if not watch.see(images):
+            return None
+        lasting = {"drifting": "drift" in self._lasting, "few": "few_classes" in self._lasting}
+        self.reading, alarms = watch.read(self.method, self.books.images, **lasting)
+        return alarms
+
+    def _act_on(
+        self,
+        watch: Watch,
+        alarms: Mapping[Kind, str] | None,
+        *,
+        check: Check | None = None,
+        before: dict[str, Any] | None = None,
+    ) -> bool:
+        """Act on the alarms of the last reading; True if the state was changed."""
+        if alarms is None or self.reading is None:
             if self.books.at_source:
                 return self._begin("broken_input", self.policy.on_broken_input, "predictions are not finite", {})
             return self._collapse("the predictions are not finite", {}, before)
-        lasting = {"drifting": "drift" in self._lasting, "few": "few_classes" in self._lasting}
-        self.reading, alarms = watch.read(self.method, self.books.images, **lasting)
         evidence = self.reading.as_dict() | (check.evidence() if check else {})
         if watch.monitors.returned:
             return self._end_drift(watch, evidence)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +47,31 @@ class Check:
         return {"canary": self.on, "canary_images": self.images, "score": self.score, "least": self.least}
 
 
+@dataclass(frozen=True, eq=False)
+class _Served:
+    """Predictions (n, classes, ...), whether they are a copy on the host, and when it is complete."""
+
+    rows: Tensor
+    copied: bool = False
+    ready: torch.cuda.Event | None = None
+
+    @classmethod
+    def of(cls, output: Tensor) -> Self:
+        """A copy on the host, for which nobody waits."""
+        if not output.is_cuda:
+            return cls(output.detach().clone(), copied=True)
+        rows = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
+        rows.copy_(output.detach(), non_blocking=True)
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream(output.device))
+        return cls(rows, copied=True, ready=ready)
+
+    def on_host(self) -> Tensor:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.rows if self.copied else self.rows.cpu()
+
+
 class Watch:
     """The monitors, judge and canary of one method. `credit`: how many images may still be judged."""
 
@@ -74,7 +99,7 @@ class Watch:
         self._distance: float | None = None  # of the weights, as of the last probe
         self.learns = bool(method.adapted)  # otherwise there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images still to be judged, with what was served for them
-        self._served: list[Tensor] = []  # predictions that the monitors have not seen yet
+        self._served: list[_Served] = []  # predictions that the monitors have not seen yet
         self._work = self._images = 0  # done for these
 
     def look(self, images: Tensor, statistics: Values, *, drifting: bool) -> bool:
@@ -93,39 +118,37 @@ class Watch:
             self._doubted = CLASS_WINDOW  # asked again after so many, as it takes a pass
         return not self._doubted
 
-    def uneasy(self, *, drifting: bool) -> bool:
-        """Whether something about the last images, or about predictions before them, cannot wait."""
-        if self.doubt or self.monitors.returned:
-            return True
-        distance = None if drifting else self.monitors.input_distance()
+    def differs(self) -> bool:
+        """Whether the last images are beyond the limit of drift."""
+        distance = self.monitors.input_distance()
         return distance is not None and self.limits.drift is not None and distance > self.limits.drift
 
     def keep(self, output: Tensor, *, work: int, later: bool = False) -> None:
-        """Keep what was served for a batch, (n, classes, ...), for `see`: a copy if that is `later`.
+        """Keep what was served for a batch, (n, classes, ...), for `see`; on the host if that is `later`.
 
         `work`: what was done for it, in forward passes of one image.
         """
-        self._served.append(output.detach().clone() if later else output.detach())
+        self._served.append(_Served.of(output) if later else _Served(output.detach()))
         self._work, self._images = self._work + work, self._images + len(output)
 
     @property
-    def behind(self) -> bool:
-        """Whether there are predictions that the monitors have not seen."""
-        return bool(self._served)
+    def behind(self) -> int:
+        """How many batches were served that the monitors have not seen."""
+        return len(self._served)
 
     def see(self, images: Tensor | None) -> bool:
         """Let the monitors see what was kept; False if it is not finite. The work pays for asking the source.
 
         images: (n, c, h, w), those of the last batch; None asks nobody.
         """
-        output, sizes, work, seen = self._served[-1], [len(o) for o in self._served], self._work, self._images
-        together = torch.cat(self._served) if len(sizes) > 1 else output
+        output, sizes, work, seen = self._served[-1].rows, [len(s.rows) for s in self._served], self._work, self._images
+        together = torch.cat([s.on_host() for s in self._served]) if self._served[0].copied else output
         self._served, self._work, self._images = [], 0, 0
         predictions = host_rows(together, probabilities=self._probabilities)
-        if not np.isfinite(predictions).all():
+        if not math.isfinite(predictions.sum()):
             return False
         self.monitors.see_predictions(predictions, sizes if len(sizes) > 1 else ())
-        if self.learns or self.judge.trained is not None:
+        if self._asks:
             self.credit = min(self.credit + self.guard.budget * work, 2 * MOST_PROBED * self.judge.passes)
             self.doubt = max(0, self.doubt - seen)
             suspicious = self._suspicious()
@@ -135,6 +158,15 @@ class Watch:
             if images is not None:
                 self._judge(images, output)
         return True
+
+    @property
+    def _asks(self) -> bool:
+        """Whether there is anything to ask the source."""
+        return self.learns or self.judge.trained is not None
+
+    def affords(self, images: int) -> bool:
+        """Whether asking the source about so many is paid for."""
+        return self._asks and self.credit >= min(max(images, FEWEST_PROBED), MOST_PROBED) * self.judge.passes
 
     def _judge(self, images: Tensor, output: Tensor) -> None:
         """Ask the source about a batch if that is paid for, or if there is doubt."""

@@ -103,6 +103,7 @@ class Method(nn.Module):
         self.predict = Passes(self.model, self.weights, self.statistics, self.counters)
         self.update = Updates(self.weights, self.statistics, self.counters)
         self.worth = 1
+        self.meanwhile: Callable[[], None] | None = None  # called while the device still works on the prediction
         self.coarse_before: Logits | None = None
         self.training, self._admit, self._turns = False, Admission(), Turns()
         self.start()
@@ -153,6 +154,8 @@ class Method(nn.Module):
                 self.statistics.begin(images, worth=self.worth)
                 self.coarse_before = None
                 outputs = whole(self.adapt(images).detach())
+                if self.meanwhile is not None:
+                    self.meanwhile()
                 check_outputs(outputs, images)
                 self.counters.batches += 1
                 return outputs
