@@ -119,6 +119,7 @@ class Settings:
             ("dtype", self.dtypes, all(d in DTYPES for d in self.dtypes), f"some of {', '.join(DTYPES)}"),
             ("orders", self.orders, all(1 <= k <= many for k in self.orders), f"numbers from 1 to {many}"),
             ("repeats", self.limits.least, self.limits.least >= 1, "at least 1"),
+            ("seconds", self.limits.seconds, self.limits.seconds >= 0, "at least 0"),
         )
         wrong = [
             f"--{name} is {value} but must be {case}" for name, value, fits, case in checks if not fits or value == ()

@@ -43,6 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--orders", type=integers, metavar="K[,K]", help="numbers of orders for --memory")
     add("--memory", action=BooleanOptionalAction, help="measure memory by the number of orders (default: on a GPU)")
     add("--repeats", type=int, metavar="N", help="fewest repeats of each row (default 3)")
+    add("--seconds", type=float, metavar="S", help="how long each row is repeated at least (default 1)")
     add("--quick", action="store_true", help="tiny sizes and one repeat, to see that it runs")
     add("--out", metavar="FILE", help="the record, as JSON (default: runs/speed-DATE-TIME.json)")
 
@@ -88,8 +89,8 @@ def make_settings(arguments: Namespace, device: torch.device) -> Settings:
     }
     plain = {name: getattr(arguments, name) for name in ("model", "size", "memory")}
     changes |= {name: value for name, value in plain.items() if value is not None}
-    if arguments.repeats is not None:
-        changes["limits"] = replace(settings.limits, least=arguments.repeats)
+    limits = {"least": arguments.repeats, "seconds": arguments.seconds}
+    changes["limits"] = replace(settings.limits, **{name: n for name, n in limits.items() if n is not None})
     return replace(settings, **changes)
 
 
