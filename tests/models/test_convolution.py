@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trust_tta.bench.timing import float32_only
 from trust_tta.kernels import norm
 from trust_tta.methods.statistics import use_batch_statistics
 from trust_tta.models import layers
 from trust_tta.models.convolution import (
+    DepthwiseConv2d,
     FirstConv2d,
     StridedConv2d,
+    _Depthwise,
     _PatchMatmul,
     bias_can_wait,
     convolve,
@@ -23,6 +26,7 @@ from trust_tta.models.convolution import (
     input_gradient,
 )
 from trust_tta.models.layers import make_stem
+from trust_tta.scan import functional
 
 CASES = {
     "stem": (2, 16, 12, 12, 24, 3, 2, 1),
@@ -230,3 +234,34 @@ def test_images_convolved_as_they_lie(
         assert found.dtype == dtype
         assert found.is_contiguous(memory_format=torch.channels_last)
         assert (found.double() - exact).norm() <= 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_a_depthwise_gradient_is_a_convolution(size: int, with_bias: bool) -> None:
+    conv = DepthwiseConv2d(6, size, bias=with_bias).double()
+    x = torch.randn(2, 6, 7, 4, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+    leaves = [x, *conv.parameters()]
+    plain, ours = conv(x), _Depthwise.apply(x, conv.weight, conv.bias)  # type: ignore[no-untyped-call]
+    dy = torch.randn_like(plain)
+    for found, wanted in zip(
+        torch.autograd.grad(ours, leaves, dy), torch.autograd.grad(plain, leaves, dy), strict=True
+    ):
+        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_depthwise_gradient_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = DepthwiseConv2d(32, 3, bias=False).cuda()
+    x = torch.randn(3, 32, 14, 14, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
+    dy, found = torch.randn(3, 32, 14, 14, device="cuda"), []
+    for used in (functional.USED, frozenset()):
+        monkeypatch.setattr(functional, "USED", used)
+        with float32_only(torch.device("cuda")), torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            y = conv(x)
+            found.append(torch.autograd.grad(y, [x, conv.weight], dy.to(y.dtype)))
+    for mine, theirs in zip(*found, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert (mine - theirs).norm() <= (1e-5 if dtype == torch.float32 else 1e-2) * theirs.norm()

@@ -1,4 +1,7 @@
-"""Strided convolutions as one matrix product (im2col), faster in full float32 on a GPU than any library kernel."""
+"""Convolutions that libraries are slow at on a GPU.
+
+Strided ones are one matrix product (im2col) in full float32, and gradients of depthwise ones are convolutions.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,27 @@ class StridedConv2d(nn.Conv2d):
     def uses_matmul(self, x: Tensor) -> bool:
         plain = HAS_TRITON and x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
         return plain and x.shape[1] >= MIN_CHANNELS and not torch.compiler.is_compiling() and not _rounds_to_tf32()
+
+
+class DepthwiseConv2d(nn.Conv2d):
+    """A convolution of each channel by itself, of odd size, that keeps the size of the map.
+
+    On a GPU the gradient of the map is the convolution with the weight turned around, at which libraries are faster.
+    """
+
+    cast_parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
+
+    def __init__(self, channels: int, size: int, *, bias: bool) -> None:
+        super().__init__(channels, channels, size, padding=size // 2, groups=channels, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        learning = torch.is_grad_enabled() and x.requires_grad and type(x) is Tensor
+        if "turned" not in functional.USED or not (learning and x.is_cuda) or torch.compiler.is_compiling():
+            return super().forward(x)
+        low = _low(x)
+        bias = None if self.bias is None else self.bias.to(low)
+        y: Tensor = _Depthwise.apply(x.to(low), self.weight.to(low), bias)  # type: ignore[no-untyped-call]
+        return y
 
 
 class FirstConv2d(nn.Conv2d):
@@ -153,6 +177,24 @@ class _PatchMatmul(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             dbias = dy.sum((0, 2, 3))
         return dx, dweight, dbias, None, None
+
+
+class _Depthwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        return F.conv2d(x, weight, bias, padding=weight.shape[2] // 2, groups=len(weight))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), wanted = ctx.saved_tensors, ctx.needs_input_grad
+        padding, channels = weight.shape[2] // 2, len(weight)
+        dx = F.conv2d(dy, weight.flip(2, 3), padding=padding, groups=channels) if wanted[0] else None
+        dweight = None
+        if wanted[1]:
+            dweight = conv2d_weight(x, weight.shape, dy, padding=padding, groups=channels)
+        return dx, dweight, dy.sum((0, 2, 3)) if wanted[2] else None
 
 
 def _library_gradient(dy: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.models.convolution import DepthwiseConv2d
 from trust_tta.models.layers import LayerNorm2d, Linear2d, reset_steps
 from trust_tta.scan import Parameters, merge_norm, scan_map
 
@@ -21,7 +22,7 @@ class SS2D(nn.Module):
         super().__init__()
         self.gate, self.backend = gate, "auto"
         self.in_proj = Linear2d(dim, 2 * inner if gate else inner, bias=False)
-        self.conv2d = nn.Conv2d(inner, inner, conv_size, padding=conv_size // 2, groups=inner, bias=conv_bias)
+        self.conv2d = DepthwiseConv2d(inner, conv_size, bias=conv_bias)
         self.x_proj_weight = nn.Parameter(torch.empty(4, dt_rank + 2 * d_state, inner))
         self.dt_projs_weight = nn.Parameter(torch.empty(4, inner, dt_rank))
         self.dt_projs_bias = nn.Parameter(torch.empty(4, inner))
