@@ -3,14 +3,20 @@
     python benchmarks/ruinous_streams.py OUT [--methods tent,shot] [--streams noise,mixed] [--processes 12] ...
     python benchmarks/ruinous_streams.py OUT --plan FILE [--seconds 300] ...
     python benchmarks/ruinous_streams.py OUT --merge A.json B.json [--page docs/guard.md --times T.json]
+    python benchmarks/ruinous_streams.py OUT --host [--methods tent,trust,tide]
 
 A plan has lines "methods; streams; guards; batches", which are run in this order. Writes OUT.json and OUT.md, anew
 after each stream; one that is cut says how many batches it had. "after": accuracy of what is served for clean images
 once the stream is over; "source": of the network that did not adapt, with the method's statistics; "fresh": of the
 method that saw no stream before; "stream": accuracy on the stream itself, for those that have labels. All guards of a
 task take turns batch by batch, so that what else the machine does falls on each of them; "seconds" compares them on
-benign streams, "late_seconds" without the first 64 batches, in which passes are recorded and tried more often. The
-tables of the page come from the merged runs, and from those of T.json, which were alone on their machine.
+benign streams, "late_seconds" without the first 64 batches, in which passes are recorded and tried more often, and
+"blocks" has these in parts of 64. The guard "bare" is the method without a stream. The tables of the page come from the
+merged runs, and from those of T.json, which were alone on their machine.
+
+With --host nothing needs a device: what a batch of a quiet stream takes besides the method, with and without the guard:
+operations of PyTorch, values read from the device (at most), and milliseconds of the host, of which some pass while
+the device works.
 """
 
 from __future__ import annotations
@@ -23,21 +29,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.data.embedded import load_sample
+from trust_tta.live import session
 from trust_tta.live.alarms import Reference, calibrate
+from trust_tta.live.inputs import examine
+from trust_tta.live.session import Result
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
 from trust_tta.methods.clean import gather_from_clean
@@ -54,6 +66,7 @@ NETWORK = {"name": "vmamba_nano", "checkpoint": "vmamba_nano_cifar10"}
 PASSES = {"cotta": 12, "foa": 10, "trust": 5, "ensemble": 5, "repetition": 5, "augmentation": 5, "dpcore": 3, "tide": 2}
 LATE = 64  # batches after which a stream has settled
 FEWEST = 10  # batches of a benign stream; one that was cut before says nothing
+HOST_BATCHES, HOST_ROUNDS = 16, 25
 GUARDED = "calibrated"  # the guard that the tables compare with none
 
 
@@ -71,9 +84,20 @@ class Run:
     stream_accuracy: float | None
     seconds: float
     late_seconds: float = 0.0
+    blocks: list[float] = field(default_factory=list)
     lr: float | None = None
     events: dict[str, int] = field(default_factory=dict)
     events_after: dict[str, int] = field(default_factory=dict)
+
+    def add(self, seconds: float) -> None:
+        """Count a batch that took so long."""
+        self.seconds += seconds
+        if self.batches >= LATE:
+            self.late_seconds += seconds
+            if self.batches % LATE == 0:
+                self.blocks.append(0.0)
+            self.blocks[-1] += seconds
+        self.batches += 1
 
 
 @dataclass(frozen=True)
@@ -139,6 +163,10 @@ def main() -> None:
     arguments = parse()
     started = time.monotonic()
     book = Book(arguments.out, {k: str(v) for k, v in vars(arguments).items() if k not in ("out", "merge")})
+    if arguments.host:
+        setting = Setting(arguments.batch_size, arguments.lr, "cpu")
+        write_host_costs(arguments.out, [measure_host(m, setting) for m in arguments.methods.split(",")])
+        return
     if arguments.merge:
         for file in arguments.merge:
             book.add(read_runs(file))
@@ -166,9 +194,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--methods", default=",".join(m for m in tt.list_methods() if m != "foa"))
+    parser.add_argument("--methods", default=",".join(tt.list_methods()))
     parser.add_argument("--streams", default=",".join((*RUINOUS, *BENIGN)))
-    parser.add_argument("--guards", default=f"none,{GUARDED}", help="of none, uncalibrated, calibrated")
+    parser.add_argument("--guards", default=f"none,{GUARDED}", help="of bare, none, uncalibrated, calibrated")
     parser.add_argument("--batches", default="2000", help="of all methods, and of some: 2000,trust=500,cotta=200")
     parser.add_argument("--benign-batches", type=int, help="at most so many of a benign stream")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -177,6 +205,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="cut streams after so many")
     parser.add_argument("--plan", type=Path, help="what to run, in place of methods, streams, guards and batches")
+    parser.add_argument("--host", action="store_true", help="count what the guard does on the host in a quiet stream")
     parser.add_argument("--merge", type=Path, nargs="+", help="records to put together; nothing is run")
     parser.add_argument("--page", type=Path, help="where to put the tables of the merged runs")
     parser.add_argument("--times", type=Path, help="a record of runs that were alone on their machine, for the page")
@@ -243,13 +272,10 @@ def run(task: Task, setting: Setting, *, until: float = float("inf")) -> list[Ru
         if stream == "nan":
             inputs[i % 2 :: 2] = float("nan")
         seen += len(images) * (labels is not None and stream != "nan")
-        for guard, live in lives.items():
+        for guard, live in list(lives.items())[:: 1 - 2 * (i % 2)]:
             before = now(setting)
             logits = predict_live(live, events[guard], inputs)
-            took = now(setting) - before
-            runs[guard].seconds += took
-            runs[guard].late_seconds += took * (i >= LATE)
-            runs[guard].batches = i + 1
+            runs[guard].add(now(setting) - before)
             right[guard] += count_right(logits, labels) if labels is not None and stream != "nan" else 0
     for guard, live in lives.items():
         runs[guard].after = serve(partial(predict_live, live, later[guard]), setting)
@@ -260,7 +286,7 @@ def run(task: Task, setting: Setting, *, until: float = float("inf")) -> list[Ru
     return list(runs.values())
 
 
-def predict_live(live: tt.Stream, events: Counter[str], inputs: Tensor) -> Tensor:
+def predict_live(live: tt.Stream | Bare, events: Counter[str], inputs: Tensor) -> Tensor:
     """What is served, while `events` are counted."""
     result = live(inputs)
     events.update(f"{e.kind}: {e.action}" for e in result.events)
@@ -315,12 +341,132 @@ def from_clean(name: str, setting: Setting) -> dict[str, Any]:
     return {option: gather_from_clean(option, model, clean_batches(setting), options) for option in wanted}
 
 
-def make_stream(name: str, guard: str, reference: Reference, setting: Setting) -> tt.Stream:
+class Bare:
+    """A method in the place of a stream."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    def __call__(self, images: Tensor) -> Result:
+        return Result(self.method(images), True, ())
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def make_stream(name: str, guard: str, reference: Reference, setting: Setting) -> tt.Stream | Bare:
+    if guard == "bare":
+        return Bare(make(name, setting))
     return tt.Stream(
         make(name, setting),
         guard=None if guard == "none" else tt.Guard(),
         reference=reference if guard == GUARDED else None,
     )
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """What a batch of a quiet stream takes besides the method's own work."""
+
+    method: str
+    guard: str
+    operations: float
+    reads: float
+    milliseconds: float
+    meanwhile: float  # of them, while the device works
+
+
+class Calls(TorchDispatchMode):
+    """Counts operations, and values that are read from where the tensors are."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = self.reads = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += not operation.is_view
+        self.reads += "_local_scalar_dense" in str(operation)
+        return operation(*args, **(kwargs or {}))
+
+    def read(self, tensor: Tensor) -> Tensor:
+        self.reads += 1
+        return tensor.to("cpu")
+
+
+def measure_host(name: str, setting: Setting) -> list[HostCost]:
+    """Without a guard and with it, on clean images; the method's work is done once and then played back."""
+    material, start = gather_material(), begin(name, setting)
+    batches = [as_input(material.batch("clean", i, setting.batch_size)[0], setting) for i in range(HOST_BATCHES)]
+    found = []
+    for guard in ("none", GUARDED):
+        live = make_stream(name, guard, start.reference, setting)
+        if not isinstance(live, tt.Stream):
+            raise TypeError(f"{guard} is no stream")
+        hidden = play_back(live, batches)
+        with Calls() as calls, patch.object(Tensor, "cpu", lambda tensor, calls=calls: calls.read(tensor)):
+            for batch in batches:
+                live(batch)
+        with known_inputs(live, batches):
+            took = [time_round(live, batches) for _ in range(HOST_ROUNDS)]
+        meanwhile = 1000 * float(np.mean(hidden[HOST_BATCHES:])) if hidden else 0.0
+        counts = calls.operations / HOST_BATCHES, calls.reads / HOST_BATCHES
+        found.append(HostCost(name, guard, *counts, float(np.median(took)), meanwhile))
+        print(found[-1], flush=True)
+        live.close()
+    return found
+
+
+def time_round(live: tt.Stream, batches: list[Tensor]) -> float:
+    """Milliseconds of the host per batch."""
+    begun = time.thread_time()
+    for batch in batches:
+        live(batch)
+    return 1000 * (time.thread_time() - begun) / len(batches)
+
+
+@contextmanager
+def known_inputs(live: tt.Stream, batches: list[Tensor]) -> Iterator[None]:
+    """The images are looked at once: on a device that is a recorded pass."""
+    watch = live._session.watch
+    facts = {id(b): examine(b) for b in batches}
+    seen = {} if watch is None else {id(b): watch.judge.inspect(b) for b in batches}
+    with patch.object(session, "examine", lambda images: facts[id(images)]):
+        if watch is not None:
+            watch.judge.inspect = lambda images: seen[id(images)]  # type: ignore[method-assign]
+        yield
+
+
+def play_back(live: tt.Stream, batches: list[Tensor]) -> list[float]:
+    """Make the stream quiet, and its method give known outputs at once; the seconds of what is done meanwhile."""
+    own, seconds = live._session, list[float]()
+    outputs = {id(b): live(b).logits for b in batches[:1]}
+    outputs |= {id(b): live.method.evaluate(b) for b in batches}
+    own.books.attentive, own.books.updates = 0, 3 << 20
+    own.books.since_check = own.books.since_snapshot = -(10**9)  # neither checks nor snapshots: those take passes
+    if own.watch is not None:
+        own.watch.doubt, own.watch.credit = 0, -1e9
+
+    def adapt(images: Tensor, meanwhile: Callable[[], None] | None = None) -> tuple[Tensor, bool]:
+        begun = time.thread_time()
+        if meanwhile is not None:
+            meanwhile()
+            seconds.append(time.thread_time() - begun)
+        return outputs[id(images)], True
+
+    own._adapt = adapt  # type: ignore[method-assign]
+    return seconds
+
+
+def write_host_costs(out: Path, costs: list[list[HostCost]]) -> None:
+    """As JSON, and as a table."""
+    rows = [["method", "guard", "operations", "reads", "ms of the host", "of them while the device works"]]
+    for c in (cost for pair in costs for cost in pair):
+        counts = f"{c.operations:.1f}", f"{c.reads:.2f}", f"{c.milliseconds:.3f}", f"{c.meanwhile:.3f}"
+        rows.append([c.method, c.guard, *counts])
+    with replacing(out.with_suffix(".json")) as file:
+        file.write_text(json.dumps([asdict(c) for pair in costs for c in pair], indent=1) + "\n")
+    with replacing(out.with_suffix(".md")) as file:
+        file.write_text(table(rows) + "\n")
 
 
 def serve(predict: Callable[[Tensor], Tensor], setting: Setting) -> float:
@@ -496,7 +642,10 @@ def points_table(runs: list[Run]) -> str:
 
 
 def time_table(runs: list[Run]) -> str:
-    """What the guard costs in time: of a batch once the stream has settled, and of the first 64 together."""
+    """What the guard costs in time: of a batch once the stream has settled, and of the first 64 together.
+
+    The change is the median over parts of 64 batches, in which both took turns; where there are none, that of the mean.
+    """
     rows = [["method", "stream", "batches", "ms per batch, alone", "guarded", "change", "first 64 batches", "all"]]
     found, more = {(r.method, r.stream, r.guard): r for r in in_order(runs)}, list[float]()
     for (method, stream, guard), r in found.items():
@@ -504,7 +653,9 @@ def time_table(runs: list[Run]) -> str:
         if guard == GUARDED and bare is not None and bare.late_seconds and r.batches > 2 * LATE:
             alone, guarded = (1000 * one.late_seconds / (one.batches - LATE) for one in (bare, r))
             start = (r.seconds - r.late_seconds) - (bare.seconds - bare.late_seconds)
-            change, whole = 100 * (guarded / alone - 1), 100 * (r.seconds / bare.seconds - 1)
+            ratios = [b / a for a, b in zip(bare.blocks, r.blocks, strict=True)][: (r.batches - LATE) // LATE]
+            change = 100 * (float(np.median(ratios)) if ratios else guarded / alone) - 100
+            whole = 100 * (r.seconds / bare.seconds - 1)
             times = [f"{alone:.2f}", f"{guarded:.2f}", f"{change:+.1f} %", f"{start:+.2f} s", f"{whole:+.1f} %"]
             rows.append([method, stream, str(r.batches), *times])
             more.append(guarded - alone)

@@ -8,7 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.ruinous_streams import Book, Run, count_batches, gather_material, main, parse, read_plan
+from benchmarks.ruinous_streams import (
+    Book,
+    Run,
+    count_batches,
+    gather_material,
+    main,
+    parse,
+    read_plan,
+    time_table,
+)
 
 RUN = Run("tent", "noise", "none", 2000, source=92.0, fresh=92.2, after=40.0, stream_accuracy=None, seconds=10.0)
 
@@ -81,3 +90,18 @@ def test_a_batch_is_the_same_each_time_and_has_the_labels_of_its_images(stream: 
     assert (labels is None) == (stream in ("noise", "constant", "mixed"))
     if stream == "one class":
         assert set(labels.tolist()) == {3}  # type: ignore[union-attr]
+
+
+def test_the_batches_after_the_first_64_are_timed_in_parts() -> None:
+    run = replace(RUN, batches=0, seconds=0.0, late_seconds=0.0, blocks=[])
+    for i in range(200):
+        run.add(float(i))
+    assert (run.batches, run.seconds, run.late_seconds) == (200, sum(range(200)), sum(range(64, 200)))
+    assert run.blocks == [sum(range(64, 128)), sum(range(128, 192)), sum(range(192, 200))]
+
+
+def test_the_change_in_time_is_the_median_over_parts() -> None:
+    """One part in which something else was running does not count."""
+    alone = replace(RUN, stream="fog", guard="none", batches=256, seconds=4.0, late_seconds=3.0, blocks=[1.0, 1.0, 1.0])
+    guarded = replace(alone, guard="calibrated", seconds=6.07, late_seconds=5.07, blocks=[1.03, 3.0, 1.04])
+    assert "| +4.0 % |" in time_table([alone, guarded])
