@@ -33,11 +33,17 @@ from trust_tta.scan import functional
 
 KINDS = (  # the first pattern found in a kernel's name says what it does
     ("scan", r"scan_(forward|backward)_kernel"),
-    ("around the scan", r"^(cross|merge|matmul|project|weight_gradient|sum_rows|gather|scatter_add)_?\w*_?kernel"),
+    (
+        "around the scan",
+        r"^(cross|merge|matmul|weight_gradient|fused_gradients|sum_rows|gather|scatter_add)_?\w*_?kernel",
+    ),
     ("around the scan", r"^norm_backward_kernel|layer_?norm"),
-    ("batch norm", r"batch_?norm|bn_(fw|bw)|welford|^(sum|finish|normalize|input_gradient)_kernel"),
+    ("batch norm", r"batch_?norm|bn_(fw|bw)|welford|^(sum|finish|normalize|input_gradient|follow_stream\w*)_kernel"),
     ("convolution", r"conv|dgrad|wgrad|fprop|cudnn|_patches"),
-    ("product", r"gemm|nvjet|cutlass|addmm|splitk|dot_product|xmma|^(product|hidden_gradient|mlp\w*)_kernel"),
+    (
+        "product",
+        r"gemm|nvjet|cutlass|addmm|splitk|dot_product|xmma|^(product|add_parts|split|hidden_gradient|mlp\w*)_kernel",
+    ),
     ("copy", r"memcpy|memset|copy|CatArray"),
     ("elementwise", r"elementwise|gelu|vectorized|multi_tensor"),
     ("sum", r"reduce|softmax"),

@@ -112,6 +112,9 @@ def expected(stage: str, dtype: str, batch: int) -> list[Counter[str]]:
     if batch == 1 or (dtype == "bfloat16" and stage != "last") or (dtype == "float32" and stage in ("second", "third")):
         backward["norm_backward_kernel"] = backward.pop("merge_norm_backward_kernel")
         backward["cross_scan_kernel"] += 1
+    if dtype != "float32" and stage != "last":
+        backward += Counter(["fused_gradients_kernel"])
+        backward -= Counter(["matmul_kernel", "weight_gradient_kernel"])
     if batch == 1:
         forward += Counter(["cross_merge_kernel", "layer_norm_kernel"])
         del forward["merge_norm_kernel"]

@@ -15,6 +15,7 @@ from torch import Tensor
 from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
+FUSED_PROGRAMS = 132 * 3
 
 
 def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
@@ -66,6 +67,41 @@ def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
             BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(dy), enable_fp_fusion=True,
         )  # fmt: skip
     return partial
+
+
+def can_fuse(dy: Tensor, x: Tensor) -> bool:
+    """Whether `fused_gradients` takes dy (b, g, m, l) and x (b, g, k, l): a program holds all of their rows."""
+    return dy.dtype != torch.float32 and dy.shape[2] <= 512 and x.shape[2] <= 64
+
+
+def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_image: bool) -> Tensor:
+    """Write weight (.., g, m, k) transposed @ dy (b, g, m, l) to dx (b, g, k, l); `weight_gradient` of dy and x.
+
+    Both in one pass over dy, which is large; x (b, g, k, l) and dx may be slices of rows.
+    """
+    b, g, m, length = dy.shape
+    k = x.shape[2]
+    block_l, warps, stages = choose_fused(m)
+    chunks = ceil_div(length, block_l)
+    share = chunks if per_image else ceil_div(b * chunks, ceil_div(FUSED_PROGRAMS, g))
+    partial = dy.new_empty((ceil_div(b * chunks, share), g, m, k), dtype=torch.float32)
+    with torch.cuda.device_of(dy):
+        fused_gradients_kernel[(len(partial) * g,)](
+            weight, dy, x, dx, partial, b * chunks, share, GROUPS=g, ROWS=m, INNER=k, LENGTH=length,
+            STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
+            STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
+            STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
+            STRIDE_DB=dx.stride(0), STRIDE_DG=dx.stride(1), BLOCK_M=power_of_two(max(m, 16)), BLOCK_K=_within(k, 64),
+            BLOCK_L=block_l, WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
+        )  # fmt: skip
+    return partial
+
+
+def choose_fused(rows: int) -> tuple[int, int, int]:
+    """Positions of a tile, warps and stages."""
+    if rows <= 128:
+        return 128, 4, 2
+    return (64, 4, 2) if rows <= 256 else (32, 8, 2)
 
 
 def choose_tile(rows: int, inner: int, length: int, maps: int) -> tuple[int, int, int]:
@@ -204,3 +240,38 @@ def weight_gradient_kernel(
     o_out = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * COLUMNS)
     m_out = (o_m < ROWS)[:, None] & (o_k < COLUMNS)[None, :]
     tl.store(p_out + o_out + o_m[:, None] * COLUMNS + o_k[None, :], b_sum, mask=m_out)
+
+
+@triton.jit(do_not_specialize=["chunks", "share"])
+def fused_gradients_kernel(
+    p_w, p_dy, p_x, p_dx, p_out, chunks, share,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr, STRIDE_WB: tl.constexpr,
+    STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr, STRIDE_YB: tl.constexpr,
+    STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_DB: tl.constexpr,
+    STRIDE_DG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """dx of a share of all images' chunks of positions, of one group, and the partial sum of the weight's gradient."""
+    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    i_g = tl.program_id(0) % GROUPS
+    i_part = tl.program_id(0) // GROUPS
+    i_first = i_part * share
+    o_m = tl.arange(0, BLOCK_M)
+    o_k = tl.arange(0, BLOCK_K)
+    m_w = (o_k < INNER)[:, None] & (o_m < ROWS)[None, :]
+    o_w = i_g * STRIDE_WG + o_m[None, :] * STRIDE_WM + o_k[:, None] * STRIDE_WK
+    i_image = (i_first // L_BLOCKS).to(tl.int64)  # where images have weights of their own, a share is of one image
+    b_w = tl.load(p_w + i_image * STRIDE_WB + o_w, mask=m_w, other=0.0)
+    b_sum = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
+    for i_step in range(tl.minimum(share, chunks - i_first)):
+        i_chunk = i_first + i_step
+        # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+        i_b = (i_chunk // L_BLOCKS).to(tl.int64)
+        o_l = i_chunk % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
+        b_dy = load_rows(p_dy + i_b * STRIDE_YB + i_g * STRIDE_YG, o_m, o_l, ROWS, LENGTH)
+        b_x = load_rows(p_x + i_b * STRIDE_XB + i_g * STRIDE_XG, o_k, o_l, INNER, LENGTH)
+        b_dx = dot(b_w, b_dy, tl.zeros((BLOCK_K, BLOCK_L), dtype=tl.float32), False, WIDE)
+        b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, WIDE)
+        o_d = i_b * STRIDE_DB + i_g * STRIDE_DG + o_k[:, None] * LENGTH + o_l[None, :]
+        tl.store(p_dx + o_d, b_dx.to(p_dx.dtype.element_ty), mask=(o_k < INNER)[:, None] & (o_l < LENGTH)[None, :])
+    o_out = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * INNER) + o_m[:, None] * INNER + o_k[None, :]
+    tl.store(p_out + o_out, b_sum, mask=(o_m < ROWS)[:, None] & (o_k < INNER)[None, :])

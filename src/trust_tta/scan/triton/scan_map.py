@@ -13,7 +13,7 @@ from trust_tta.scan.tensors import Gathered, Parameters, Saved
 from trust_tta.scan.triton.backward import differentiate, sum_rows
 from trust_tta.scan.triton.forward import scan_forward
 from trust_tta.scan.triton.layout import cross_merge, cross_scan
-from trust_tta.scan.triton.matmul import matmul, weight_gradient
+from trust_tta.scan.triton.matmul import can_fuse, fused_gradients, matmul, weight_gradient
 from trust_tta.scan.triton.parameters import gather, scatter_add
 
 
@@ -39,16 +39,20 @@ def scan_map_backward(
     du, ddelta, partial = differentiate(dy.reshape(inputs.u.shape), inputs, states)
     du, ddelta = du.view_as(u), ddelta.view_as(delta).flatten(1, 2)
     dprojected = torch.empty_like(projected)
-    matmul(gathered.dt_proj.mT.flatten(-4, -3), ddelta, gathered.low_rank(dprojected).flatten(1, 2))
+    dsteps, per_image = gathered.low_rank(dprojected).flatten(1, 2), slots.dim() == 2
+    steps, dt_proj = gathered.low_rank(projected).flatten(1, 2), gathered.dt_proj.flatten(-4, -3)
+    dx_proj = ddt_proj = None
+    if train_projections and can_fuse(ddelta, steps):
+        ddt_proj = fused_gradients(dt_proj, ddelta, steps, dsteps, per_image=per_image)
+    else:
+        matmul(dt_proj.mT, ddelta, dsteps)
+        ddt_proj = weight_gradient(ddelta, steps, per_image=per_image) if train_projections else None
     sum_rows(partial, dprojected)
     dprojected = dprojected.flatten(2, 3)
     matmul(gathered.x_proj.mT, dprojected, du, add=True)
     dx = cross_merge(du, *x.shape[2:], silu_of=x)
-    dx_proj = ddt_proj = None
     if train_projections:
-        dx_proj = weight_gradient(dprojected, u, per_image=slots.dim() == 2)
-        steps = gathered.low_rank(projected).flatten(1, 2)
-        ddt_proj = weight_gradient(ddelta, steps, per_image=slots.dim() == 2)
+        dx_proj = weight_gradient(dprojected, u, per_image=per_image)
     return dx, scatter_add(slots, gathered, dx_proj, ddt_proj, partial if train_scan else None)
 
 
