@@ -16,6 +16,7 @@ Every message says in one line what was given, what is allowed and what to do.
 """
 
 import re
+import sys
 import unicodedata
 
 LONGEST_MESSAGE = 8000  # characters: enough for a file with twenty mistakes
@@ -64,6 +65,14 @@ class StateError(TrustError, RuntimeError):
 
 class TrustWarning(UserWarning):
     """Something that works and that you may not want; the message says what to do instead."""
+
+
+def users_level() -> int:
+    """The stack level, as `warnings.warn` counts, of the code that called into this package or PyTorch."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("trust_tta", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def reason_of(error: BaseException, *, longest: int = 200) -> str:

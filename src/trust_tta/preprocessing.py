@@ -7,7 +7,6 @@ Pillow are imported with the first image.
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from trust_tta.errors import ConfigError, DataError, ShapeError, TrustWarning
+from trust_tta.errors import ConfigError, DataError, ShapeError, TrustWarning, users_level
 from trust_tta.schema import Schema, did_you_mean, parse, show
 
 if TYPE_CHECKING:
@@ -265,16 +264,8 @@ def _look_at(network: Any, images: torch.Tensor) -> None:
             f"{doubt}; give pixels, or use model.preprocessing(pixels): predictions will be poor, and adaptation may "
             "hide it",
             TrustWarning,
-            stacklevel=_users_level(),
+            stacklevel=users_level(),
         )
-
-
-def _users_level() -> int:
-    """The stack level, as `warnings.warn` counts, of the code that called into this package or PyTorch."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("trust_tta", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _is_picture(images: Any) -> bool:

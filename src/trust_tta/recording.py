@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from trust_tta.errors import reason_of
+
 MOST_RECORDINGS = 8  # each holds the memory of a pass
 MOST_SEEN = 64  # kinds of batches that are remembered to have come once
 
@@ -82,7 +84,7 @@ class Recorder:
                 self.recordings[key] = self._record(images, slots, learning, low)
             except Exception as error:  # whatever it was, a plain pass will raise it again or not need it
                 self.failed, self.recordings = True, {}
-                problem = (str(error).splitlines() or [""])[0]
+                problem = reason_of(error)
                 warnings.warn(f"passes are not recorded as CUDA graphs and stay slow ({problem})", stacklevel=2)
         return self.recordings.get(key)
 

@@ -25,6 +25,8 @@ def read_text(path: Path | str, *, error: type[TrustError] = ConfigError) -> str
             raise error(f"'{path}' is not a file; give the path of a text file")
         with Path(path).open("rb") as file:
             content = file.read(MOST_BYTES + 1)
+    except TrustError:
+        raise
     except FileNotFoundError:
         raise error(f"there is no file '{path}'; check the path") from None
     except (OSError, ValueError) as problem:

@@ -148,7 +148,7 @@ class TimmNetwork(ScanNetwork):
 
     def load_pretrained(self, source: str) -> None:
         """The weights of a known checkpoint or a file; a classifier of another size keeps its random ones."""
-        found = Checkpoint.open(source, variant=self.variant, fields=_changed_fields(self))
+        found = Checkpoint.open(source, variant=self.variant, fields=self.config.changes_from(VARIANTS[self.variant]))
         head = found.num_classes == self.num_classes
         load_state(self, found.state, origin=found.origin, head=head)
         self.preprocessing, self.classes = found.preprocessing, found.classes if head else None
@@ -225,13 +225,6 @@ _FAMILIES: dict[str, Callable[[Any], TimmNetwork]] = {
 def _has(network: nn.Module, path: str) -> bool:
     parent, _, leaf = path.rpartition(".")
     return (not parent or hasattr(network, parent)) and getattr(network.get_submodule(parent), leaf, None) is not None
-
-
-def _changed_fields(network: TimmNetwork) -> dict[str, Any]:
-    """The fields in which a network differs from its variant."""
-    own, usual = network.config, VARIANTS[network.variant]
-    changed = {name: getattr(own, name) for name in type(own).model_fields if name != "num_classes"}
-    return {name: value for name, value in changed.items() if value != getattr(usual, name)}
 
 
 def _make(variant: str, *, num_classes: int = 1000, global_pool: str | None = None, **options: Any) -> TimmNetwork:

@@ -233,8 +233,9 @@ def test_few_images_are_warned_of_once_with_a_way_out(name: str) -> None:
     if name in ("source", "tide", "rotta", "neo", "t3a", "dpcore", "bn_alpha", "bn_ema"):
         run(method, few)
         return
-    with pytest.warns(TrustWarning, match='poor for a batch of 4 .* use statistics="stream"'):
+    with pytest.warns(TrustWarning, match='poor for a batch of 4 .* use statistics="stream"') as found:
         method(few[0])
+    assert found[0].filename == __file__  # the caller's line, not one of ours
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         method(few[1])

@@ -331,38 +331,32 @@ def _is_from_outside(network: str | None) -> bool:
 # draws its images, their order and the corruptions' random numbers. Images and batch size: what two processor cores
 # manage in the time that a demo may take.
 DEMO_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "snow", "contrast")
+PIXEL_CORRUPTIONS = ("gaussian_noise", "snow")
 DEMO_METHODS = ("source", "bn", "tent", "tide")
-DEMO_IMAGES = 224
 
 
-def demo_configs(out: Path, *, seeds: int = 3, images: int = DEMO_IMAGES) -> tuple[RunConfig, RunConfig]:
-    """The experiment of `trust-tta demo`, with its results in `out`; TRUST, which costs most, gets one seed."""
+def demo_configs(
+    out: Path, *, seeds: int | None = None, images: int | None = None, pixels: bool = False
+) -> tuple[RunConfig, RunConfig]:
+    """The experiment of `trust-tta demo`, with its results in `out`; TRUST, which costs most, gets one seed.
+
+    `pixels`: that of `--task segmentation`, on CamVid's test pictures, where TRUST takes two orders.
+    """
+    if pixels:
+        model = ModelConfig(checkpoint="upernet_vmamba_nano_camvid")
+        data = DataConfig(dataset="camvid", root=SHIPPED, domains=PIXEL_CORRUPTIONS, limit=images or 16)
+    else:
+        model = ModelConfig(checkpoint="vmamba_nano_cifar10", name="vmamba_nano", num_classes=10)
+        data = DataConfig(dataset=SAMPLE, domains=DEMO_CORRUPTIONS, limit=images or 224)
+    count = seeds or (1 if pixels else 3)
     config = RunConfig(
         experiment="demo",
-        model=ModelConfig(checkpoint="vmamba_nano_cifar10", name="vmamba_nano", num_classes=10),
-        data=DataConfig(dataset=SAMPLE, domains=DEMO_CORRUPTIONS, limit=images),
-        stream=StreamsConfig(batch_size=(32,), seeds=tuple(range(seeds))),
+        model=model,
+        data=data,
+        stream=StreamsConfig(batch_size=(4 if pixels else 32,), seeds=tuple(range(count))),
         methods=tuple(MethodConfig(name=name) for name in DEMO_METHODS),
         store=str(out / "results.sqlite"),
-        keep_samples=8,
+        keep_samples=4 if pixels else 8,
     )
-    one_seed = config.stream.changed(seeds=(0,))
-    return config, config.changed(methods=(MethodConfig(name="trust"),), stream=one_seed)
-
-
-PIXEL_NETWORK = "upernet_vmamba_nano_camvid"
-PIXEL_CORRUPTIONS = ("gaussian_noise", "snow")
-
-
-def pixel_demo_configs(out: Path, *, seeds: int = 1, images: int = 16) -> tuple[RunConfig, ...]:
-    """The experiment of `trust-tta demo --task segmentation`: 16 of CamVid's test pictures; TRUST takes two orders."""
-    config = RunConfig(
-        experiment="demo",
-        model=ModelConfig(checkpoint=PIXEL_NETWORK),
-        data=DataConfig(dataset="camvid", root=SHIPPED, domains=PIXEL_CORRUPTIONS, limit=images),
-        stream=StreamsConfig(batch_size=(4,), seeds=tuple(range(seeds))),
-        methods=(*(MethodConfig(name=name) for name in DEMO_METHODS), MethodConfig(name="trust", options={"k": 2})),
-        store=str(out / "results.sqlite"),
-        keep_samples=4,
-    )
-    return (config,)
+    trust = MethodConfig(name="trust", options={"k": 2} if pixels else {})
+    return config, config.changed(methods=(trust,), stream=config.stream.changed(seeds=(0,)))

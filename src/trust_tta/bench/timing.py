@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 
 from trust_tta.bench.environment import autocast, wait_for
-from trust_tta.errors import TrustWarning
+from trust_tta.errors import TrustWarning, reason_of
 
 Work: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[Work], float]
@@ -81,8 +81,7 @@ def measure(case: Case, device: torch.device) -> Timing:
             times, peak = _times(work, device, case)
         return _filled(case, times, peak)
     except Exception as error:  # too little memory, or a kernel that this device cannot run, is a result
-        lines = str(error).strip().splitlines() or [""]
-        return replace(case.timing, failed=f"{type(error).__name__}: {lines[0]}".rstrip(": "))
+        return replace(case.timing, failed=f"{type(error).__name__}: {reason_of(error)}")
     finally:
         _free(device)
 

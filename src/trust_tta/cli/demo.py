@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 
 from trust_tta.cli.arguments import wait_politely
 from trust_tta.cli.output import say, try_folder
@@ -32,7 +31,7 @@ def run(arguments: Namespace) -> None:
     out = try_folder("--out", arguments.out)
     import torch
 
-    from trust_tta.bench.config import DEMO_IMAGES, RunConfig, demo_configs, pixel_demo_configs
+    from trust_tta.bench.config import demo_configs
     from trust_tta.bench.environment import choose_device
     from trust_tta.cli.cells import run_parts
     from trust_tta.cli.engines import local_engine
@@ -40,20 +39,18 @@ def run(arguments: Namespace) -> None:
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
 
-    dense = arguments.task == "segmentation"
-    images = arguments.images if arguments.images is not None else 16 if dense else DEMO_IMAGES
-    seeds = arguments.seeds if arguments.seeds is not None else 1 if dense else 3
-    if seeds < 1 or not 2 <= images <= 2000:
+    seeds, images = arguments.seeds, arguments.images
+    if (seeds is not None and seeds < 1) or (images is not None and not 2 <= images <= 2000):
         raise ConfigError(f"--seeds {seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
-    make: Callable[..., tuple[RunConfig, ...]] = pixel_demo_configs if dense else demo_configs
-    parts = make(out, seeds=seeds, images=images)
+    parts = demo_configs(out, seeds=seeds, images=images, pixels=arguments.task == "segmentation")
     config = parts[0]
-    counts = f"{len(config.data.domains or ())} corruptions, {seeds} seeds, {images} images each"
-    names = ", ".join(method.name for method in config.methods)
-    if dense:
-        say(f"a network for CamVid on its test pictures: {names}; {counts}")
-    else:
-        say(f"{config.model.name} on CIFAR-10 test images: {names}; {counts}; trust, which costs most, with one seed")
+    data, count = config.data, len(config.stream.seeds)
+    images_of = "CIFAR-10 test images" if data.dataset == "sample" else "CamVid's test pictures"
+    say(
+        f"{config.model.checkpoint} on {images_of}: {', '.join(method.name for method in config.methods)}; "
+        f"{len(data.domains or ())} corruptions, {count} seeds, {data.limit} images each; "
+        "trust, which costs most, with one seed"
+    )
     # So small a network does not fill several cores, but it fills one: hence a process per core.
     processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
     cells, problems = run_parts(list(parts), engine=local_engine(processes))

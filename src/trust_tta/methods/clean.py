@@ -10,10 +10,10 @@ import torch
 from pydantic import PlainValidator
 from torch import Tensor, nn
 
-from trust_tta.bands import Logits, Pixels
 from trust_tta.errors import ConfigError
 from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet, select, share
+from trust_tta.methods.passes import Forward
 from trust_tta.methods.prompts import take_prompts
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.schema import show
@@ -79,23 +79,17 @@ def gather_fisher(
     names, count = select(model, parameters), 0
     with torch.inference_mode(False), torch.enable_grad():
         network = share(model, names)
+        run = Forward(network)
         weights = [network.get_parameter(name) for name in names]
         sums = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
         for batch in _normalized(network, batches, statistics):
-            gradients = torch.autograd.grad(pseudo_label_loss(_logits(network, batch)), weights, allow_unused=True)
+            gradients = torch.autograd.grad(pseudo_label_loss(run(batch, recorded=False)), weights, allow_unused=True)
             for total, gradient in zip(sums, gradients, strict=True):
                 total += 0 if gradient is None else gradient.square()
             count += 1
     if count == 0:
         raise ConfigError("no clean batches were given; the Fisher weights need at least one")
     return FisherWeights({name: total / count for name, total in zip(names, sums, strict=True)})
-
-
-def _logits(network: Any, batch: Tensor) -> Logits:
-    if not hasattr(network, "forward_coarse"):
-        logits: Tensor = network(batch)
-        return logits
-    return Pixels(network.forward_coarse(batch), (batch.shape[2], batch.shape[3]))
 
 
 def gather_from_clean(name: str, model: nn.Module, batches: Iterable[Tensor], options: Mapping[str, Any]) -> Any:

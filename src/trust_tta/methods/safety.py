@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, DataError, ShapeError, StateError, TrustError, TrustWarning
+from trust_tta.errors import (
+    ConfigError,
+    DataError,
+    ShapeError,
+    StateError,
+    TrustError,
+    TrustWarning,
+    reason_of,
+    users_level,
+)
 from trust_tta.preprocessing import network_input
 
 if TYPE_CHECKING:
@@ -84,7 +93,7 @@ class Admission:
                 f"'{method}' normalizes with the statistics of the batch, poor for a batch of {images} (below "
                 f'{FEW_IMAGES}); use statistics="stream", which follows all batches so far, or larger batches',
                 TrustWarning,
-                stacklevel=7,
+                stacklevel=users_level(),
             )
         self.likely = few
 
@@ -173,14 +182,10 @@ def _one_line(images: Tensor) -> Iterator[None]:
         raise
     except ValueError as error:
         raise ShapeError(
-            f"{size} have no batch statistics ({_first_line(error)}); "
+            f"{size} have no batch statistics ({reason_of(error)}); "
             'give more or larger images, or set statistics="stream"'
         ) from error
     except RuntimeError as error:
         if "size" not in str(error) or "memory" in str(error):
             raise
-        raise ShapeError(f"the network does not take {size} ({_first_line(error)}); give larger images") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
+        raise ShapeError(f"the network does not take {size} ({reason_of(error)}); give larger images") from error

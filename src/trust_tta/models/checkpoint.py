@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import CheckpointError, ConfigError, TrustWarning
+from trust_tta.errors import CheckpointError, ConfigError, TrustWarning, users_level
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.config import NetworkConfig, VMambaConfig
 from trust_tta.models.networks import build_network, find_network, is_ours, outputs_of
@@ -257,12 +257,7 @@ def describe(network: nn.Module) -> Statement:
     classes = getattr(network, "classes", None)
     if not isinstance(config, NetworkConfig):
         return Statement(None, _NOTHING, outputs_of(network), classes, preprocessing)
-    names = [name for name in type(config).model_fields if name != "num_classes"]
-    changes = {
-        variant: {n: getattr(config, n) for n in names if getattr(config, n) != getattr(known, n)}
-        for variant, known in VARIANTS.items()
-        if type(known) is type(config)
-    }
+    changes = {v: config.changes_from(known) for v, known in VARIANTS.items() if type(known) is type(config)}
     nearest = min(changes, key=lambda variant: len(changes[variant]))
     return Statement(nearest, changes[nearest], config.num_classes, classes, preprocessing)
 
@@ -411,7 +406,7 @@ def _choose(
             f"the network '{variant}' does not say how its images are preprocessed, and ImageNet's way is assumed; "
             "give a preprocessing, or let the network carry one as .preprocessing",
             TrustWarning,
-            stacklevel=4,
+            stacklevel=users_level(),
         )
     if given is None:
         return stated or default_preprocessing(variant)

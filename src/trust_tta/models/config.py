@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
@@ -45,6 +45,11 @@ class NetworkConfig(Schema):
     def rough_size(self) -> float:
         """The number of parameters, to a few percent: those of the large matrices."""
         raise NotImplementedError
+
+    def changes_from(self, other: NetworkConfig) -> dict[str, Any]:
+        """The fields, but for the classes, in which this differs from another configuration of its kind."""
+        own = {name: getattr(self, name) for name in type(self).model_fields if name != "num_classes"}
+        return {name: value for name, value in own.items() if value != getattr(other, name)}
 
     def override(self, changes: Mapping[str, Any]) -> Self:
         """A copy with some fields changed; an unknown field is refused with the nearest known one."""
@@ -104,7 +109,15 @@ class VMambaConfig(NetworkConfig):
     @classmethod
     def from_official(cls, mapping: Mapping[str, Any]) -> VMambaConfig:
         """Translate the keyword names of upstream's VSSM; a value that cannot be honored is refused."""
-        return _from_official(mapping)
+        given = dict(mapping)
+        if isinstance(given.get("norm_layer"), str):
+            given["norm_layer"] = given["norm_layer"].lower()  # as upstream does
+        values = _translate(given, _VMAMBA, _VMAMBA_FIXED, _VMAMBA_VALUES)
+        depths = values.get("depths", cls.defaults()["depths"])
+        if isinstance(values.get("dims"), int) and isinstance(depths, list | tuple) and len(depths) <= MOST_STAGES:
+            # upstream doubles a single width at every stage
+            values["dims"] = tuple(values["dims"] * 2**i for i in range(len(depths)))
+        return parse(VMambaConfig, values, where="upstream configuration")
 
 
 class UPerNetConfig(VMambaConfig):
@@ -169,10 +182,7 @@ class VimConfig(NetworkConfig):
     @classmethod
     def from_official(cls, mapping: Mapping[str, Any]) -> VimConfig:
         """Translate the keyword names of upstream's VisionMamba; a value that cannot be honored is refused."""
-        values = _rename(mapping, _VIM, _VIM_FIXED)
-        if isinstance(side := values.get("image_size"), int):
-            values["image_size"] = (side, side)
-        return parse(cls, values, where="upstream configuration")
+        return parse(cls, _translate(mapping, _VIM, _VIM_FIXED), where="upstream configuration")
 
 
 class LocalVimConfig(VimConfig):
@@ -206,9 +216,7 @@ class LocalVimConfig(VimConfig):
     def from_official(cls, mapping: Mapping[str, Any]) -> LocalVimConfig:
         """Translate the keyword names of upstream's LocalVim; a value that cannot be honored is refused."""
         states = mapping.get("ssm_cfg") or {}
-        values = _rename({k: v for k, v in mapping.items() if k != "ssm_cfg"} | states, _LOCALVIM, _LOCALVIM_FIXED)
-        if isinstance(side := values.get("image_size"), int):
-            values["image_size"] = (side, side)
+        values = _translate({k: v for k, v in mapping.items() if k != "ssm_cfg"} | states, _LOCALVIM, _LOCALVIM_FIXED)
         values.setdefault("rotary", False)
         return parse(cls, values | {"stride": values.get("patch_size", 16)}, where="upstream configuration")
 
@@ -242,7 +250,7 @@ class GroupMambaConfig(NetworkConfig):
     @classmethod
     def from_official(cls, mapping: Mapping[str, Any]) -> GroupMambaConfig:
         """Translate the keyword names of upstream's GroupMamba; a value that cannot be honored is refused."""
-        return parse(cls, _rename(mapping, _GROUPMAMBA, _GROUPMAMBA_FIXED), where="upstream configuration")
+        return parse(cls, _translate(mapping, _GROUPMAMBA, _GROUPMAMBA_FIXED), where="upstream configuration")
 
 
 class LocalVMambaConfig(VMambaConfig):
@@ -278,30 +286,13 @@ class LocalVMambaConfig(VMambaConfig):
     @classmethod
     def from_official(cls, mapping: Mapping[str, Any]) -> LocalVMambaConfig:
         """Translate the keyword names of upstream's LocalVMamba; a value that cannot be honored is refused."""
-        values = _rename(mapping, _LOCALVMAMBA, _LOCALVMAMBA_FIXED)
-        if values.get("dt_rank") == "auto":
-            values["dt_rank"] = None
-        return parse(cls, values, where="upstream configuration")
+        return parse(cls, _translate(mapping, _LOCALVMAMBA, _LOCALVMAMBA_FIXED), where="upstream configuration")
 
 
-# Upstream keywords whose published values change nothing here; any other value is refused.
-_FIXED: dict[str, tuple[object, ...]] = {
-    "ssm_act_layer": ("silu",),
-    "ssm_drop_rate": (0, 0.0),
-    "ssm_init": ("v0",),
-    "mlp_act_layer": ("gelu",),
-    "mlp_drop_rate": (0, 0.0),
-    "gmlp": (False,),
-    "patch_norm": (True,),
-    "use_checkpoint": (False, True),
-    "posembed": (False,),
-}
-_CHOICES: dict[str, dict[Any, Any]] = {
-    "norm_layer": {"ln": "layer", "ln2d": "layer", "bn": "batch"},
-    "downsample_version": {"v1": True, "v3": False},
-    "patchembed_version": {"v1": False, "v2": True},
-}
-_RENAMED = {
+# Of each network upstream: its keywords and our fields for them; keywords whose published values change nothing here,
+# of which any other value is refused; and values that have another name here.
+_ANYTHING = None  # of keywords that change nothing, whatever their value
+_VMAMBA = {
     "depths": "depths",
     "dims": "dims",
     "num_classes": "num_classes",
@@ -310,58 +301,34 @@ _RENAMED = {
     "drop_path_rate": "drop_path",
     "ssm_d_state": "d_state",
     "ssm_ratio": "ssm_ratio",
+    "ssm_dt_rank": "dt_rank",
     "ssm_conv": "conv_size",
     "ssm_conv_bias": "conv_bias",
     "mlp_ratio": "mlp_ratio",
     "norm_layer": "norm",
     "downsample_version": "merging_downsample",
     "patchembed_version": "overlapping_stem",
+    "forward_type": "gate",
 }
-
-
-def _from_official(mapping: Mapping[str, Any]) -> VMambaConfig:
-    values: dict[str, Any] = {}
-    problems: list[str] = []
-    for key, value in mapping.items():
-        try:
-            values |= _translate(key, value)
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("upstream configuration not supported: " + "; ".join(problems))
-    depths = values.get("depths", VMambaConfig.defaults()["depths"])
-    if isinstance(values.get("dims"), int) and isinstance(depths, list | tuple) and len(depths) <= MOST_STAGES:
-        # upstream doubles a single width at every stage
-        values["dims"] = tuple(values["dims"] * 2**i for i in range(len(depths)))
-    return parse(VMambaConfig, values, where="upstream configuration")
-
-
-def _translate(key: str, value: Any) -> dict[str, Any]:
-    """Our fields for one of upstream's keywords."""
-    if key == "imgsize":
-        return {}
-    if key == "forward_type":
-        # v02..v05 differ upstream in kernels and rounding only; v0 is the first, gated network
-        if not isinstance(value, str) or not re.fullmatch(r"v0|v0[2-5](_?noz)?", value):
-            raise ConfigError(f"forward_type={show(value)} (known: 'v0', 'v05', 'v05_noz' and its older spellings)")
-        return {"gate": not value.endswith("noz")}
-    if key == "ssm_dt_rank":
-        if value != "auto" and type(value) is not int:
-            raise ConfigError(f"ssm_dt_rank={show(value)} (supported: 'auto' or an integer)")
-        return {"dt_rank": None if value == "auto" else value}
-    if key == "norm_layer" and isinstance(value, str):
-        value = value.lower()  # as upstream does
-    allowed = _CHOICES.get(key, _FIXED.get(key))
-    if allowed is not None and value not in list(allowed):
-        raise ConfigError(f"{key}={show(value)} (supported: {', '.join(map(repr, allowed))})")
-    if key in _RENAMED:
-        return {_RENAMED[key]: _CHOICES[key][value] if key in _CHOICES else value}
-    if key not in _FIXED:
-        raise ConfigError(f"unknown key {show(key)}")
-    return {}
-
-
-_ANYTHING = None  # of keywords that change nothing, whatever their value
+_VMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
+    "imgsize": _ANYTHING,
+    "ssm_act_layer": ("silu",),
+    "ssm_drop_rate": (0, 0.0),
+    "ssm_init": ("v0",),
+    "mlp_act_layer": ("gelu",),
+    "mlp_drop_rate": (0, 0.0),
+    "gmlp": (False,),
+    "patch_norm": (True,),
+    "use_checkpoint": _ANYTHING,
+    "posembed": (False,),
+}
+_VMAMBA_VALUES: dict[str, dict[Any, Any]] = {
+    "norm_layer": {"ln": "layer", "ln2d": "layer", "bn": "batch"},
+    "downsample_version": {"v1": True, "v3": False},
+    "patchembed_version": {"v1": False, "v2": True},
+    # v02 to v05 differ upstream in kernels and rounding only; v0 is the first, gated network.
+    "forward_type": {"v0": True} | {f"v0{i}{z}": not z for i in "2345" for z in ("", "noz", "_noz")},
+}
 _VIM = {
     "img_size": "image_size",
     "patch_size": "patch_size",
@@ -408,19 +375,8 @@ _GROUPMAMBA = {
     "distillation": "two_heads",
 }
 _GROUPMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {"num_stages": _ANYTHING, "norm_layer": _ANYTHING}
-_LOCALVMAMBA = {
-    "in_chans": "in_channels",
-    "num_classes": "num_classes",
-    "patch_size": "patch_size",
-    "depths": "depths",
-    "dims": "dims",
+_LOCALVMAMBA = {key: name for key, name in _VMAMBA.items() if key not in (*_VMAMBA_VALUES, "mlp_ratio")} | {
     "directions": "directions",
-    "ssm_d_state": "d_state",
-    "ssm_ratio": "ssm_ratio",
-    "ssm_dt_rank": "dt_rank",
-    "ssm_conv": "conv_size",
-    "ssm_conv_bias": "conv_bias",
-    "drop_path_rate": "drop_path",
 }
 _LOCALVMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
     "d_state": _ANYTHING,  # upstream ignores it
@@ -433,16 +389,27 @@ _LOCALVMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
 }
 
 
-def _rename(
-    mapping: Mapping[str, Any], renamed: Mapping[str, str], fixed: Mapping[str, tuple[object, ...] | None]
+def _translate(
+    mapping: Mapping[str, Any],
+    renamed: Mapping[str, str],
+    fixed: Mapping[str, tuple[object, ...] | None],
+    values: Mapping[str, Mapping[Any, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Our fields for upstream's keywords; every keyword that cannot be honored is named in one error."""
     problems = []
     for key, value in mapping.items():
+        allowed = list(values[key]) if key in values else fixed.get(key)
         if key not in renamed and key not in fixed:
             problems.append(f"unknown key {show(key)}")
-        elif (allowed := fixed.get(key)) is not None and value not in allowed:
+        elif allowed is not None and value not in allowed:
             problems.append(f"{key}={show(value)} (supported: {', '.join(map(repr, allowed))})")
+        elif renamed.get(key) == "dt_rank" and value != "auto" and type(value) is not int:
+            problems.append(f"{key}={show(value)} (supported: 'auto' or an integer)")
     if problems:
         raise ConfigError("upstream configuration not supported: " + "; ".join(problems))
-    return {renamed[key]: value for key, value in mapping.items() if key in renamed}
+    found = {renamed[k]: values[k][v] if k in values else v for k, v in mapping.items() if k in renamed}
+    if found.get("dt_rank") == "auto":
+        found["dt_rank"] = None
+    if isinstance(side := found.get("image_size"), int):
+        found["image_size"] = (side, side)
+    return found

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS, Orders, ScanNetwork
 from trust_tta.models.config import GroupMambaConfig
-from trust_tta.models.layers import StochasticDepth, reset_steps
+from trust_tta.models.layers import SCAN_PARAMETERS, StochasticDepth, initialize_linear, reset_steps
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
 from trust_tta.roles import Kind, Role
 from trust_tta.scan import Parameters
@@ -23,7 +23,6 @@ from trust_tta.scan import Parameters
 DIRECTIONS = ("h", "v", "h_flip", "v_flip")  # a, b, c, d
 GROUPS = ("mamba_g1", "mamba_g2", "mamba_g3", "mamba_g4")
 EPS = 1e-6  # of the norms around the blocks; the others have PyTorch's
-_SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
 
 
 class Group(nn.Module):
@@ -187,7 +186,7 @@ class GroupMamba(ScanNetwork):
         self.post_network = nn.ModuleList([Block(dims[-1], config.mlp_ratios[-1], of_means=True)])
         self.head = nn.Linear(dims[-1], config.num_classes)
         self.dist_head = nn.Linear(dims[-1], config.num_classes) if config.two_heads else None
-        self.apply(_initialize)
+        self.apply(initialize_linear)
 
     def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
         """The last map (n, dims[-1], h, w)."""
@@ -228,16 +227,9 @@ class GroupMamba(ScanNetwork):
 
     def _kind(self, name: str) -> Kind:
         module, _, leaf = name.rpartition(".")
-        if leaf in _SCAN_PARAMETERS:
+        if leaf in SCAN_PARAMETERS:
             return "scan"
         if module.endswith((".in_proj", ".conv2d", ".out_proj", ".attn.proj")):
             return "projection"
         is_norm = isinstance(self.get_submodule(module), nn.BatchNorm2d | nn.LayerNorm)
         return "norm" if is_norm and not module.endswith(".out_norm") else "other"
-
-
-def _initialize(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

@@ -18,6 +18,8 @@ from trust_tta.kernels import BACKENDS, products
 from trust_tta.kernels.norm import BatchNorm2d, fork_norm
 from trust_tta.models.convolution import FirstConv2d, StridedConv2d, bias_can_wait
 
+SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
+
 
 class Linear2d(nn.Linear):
     """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in)."""
@@ -195,3 +197,11 @@ def reset_steps(weight: Tensor, bias: Tensor) -> None:
     nn.init.uniform_(weight, -bound, bound)
     steps = torch.exp(torch.rand_like(bias) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
     bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+
+
+def initialize_linear(module: nn.Module) -> None:
+    """As upstream begins training, for `Module.apply`."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

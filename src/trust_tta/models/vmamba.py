@@ -13,12 +13,18 @@ from trust_tta.kernels.norm import fork_norm
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.convolution import FirstConv2d
-from trust_tta.models.layers import Mlp, StochasticDepth, make_downsample, make_norm, make_stem
+from trust_tta.models.layers import (
+    SCAN_PARAMETERS,
+    Mlp,
+    StochasticDepth,
+    initialize_linear,
+    make_downsample,
+    make_norm,
+    make_stem,
+)
 from trust_tta.models.ss2d import SS2D
 from trust_tta.orders import ScanOrder
 from trust_tta.roles import Role
-
-_SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
 
 
 class Block(nn.Module):
@@ -109,7 +115,7 @@ class VMamba(ScanNetwork):
             stages.append(Stage(blocks, downsample))
         self.layers = nn.ModuleList(stages)
         self.classifier = Classifier(dims[-1], config.norm, config.num_classes)
-        self.apply(_initialize)
+        self.apply(initialize_linear)
 
     def make_op(self, dim: int, block: int) -> SS2D:
         """What scans in a block, counted over all stages."""
@@ -159,7 +165,7 @@ class VMamba(ScanNetwork):
         for name, _ in self.named_parameters():
             last = name.startswith((last_stage, "classifier."))
             module, _, leaf = name.rpartition(".")
-            if leaf in _SCAN_PARAMETERS:
+            if leaf in SCAN_PARAMETERS:
                 roles[name] = Role("scan", last)
             elif ".op." in name and not module.endswith("out_norm") and ".attn." not in name:
                 roles[name] = Role("projection", last)
@@ -168,10 +174,3 @@ class VMamba(ScanNetwork):
             else:
                 roles[name] = Role("other", last)
         return roles
-
-
-def _initialize(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from typing import TypeAlias
 from trust_tta.atomic import write_whole
 from trust_tta.errors import DataError
 from trust_tta.results.codec import from_json, to_json
+from trust_tta.textfiles import parse_json, read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +98,13 @@ def read_records(paths: Iterable[str | os.PathLike[str]]) -> list[OrderRecord]:
 
 
 def _read(file: Path) -> OrderRecord:
-    if file.exists() and not file.is_file():  # reading a pipe would wait for somebody to write
-        raise DataError(f"'{file}' is a pipe or a device; give a file that `trust-tta analyse` wrote")
-    try:
-        text = file.read_text(encoding="utf-8")
-        envelope = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"'{file}' cannot be read ({error}); give a file that `trust-tta analyse` wrote") from error
+    text = read_text(file, error=DataError)
+    envelope = parse_json(text, where=f"'{file}'", error=DataError)
     named = envelope.get("kind") if isinstance(envelope, dict) else None
     kind = next((kind for kind in KINDS if kind.__name__ == named), None)
     if kind is None:
         known = ", ".join(k.__name__ for k in KINDS)
-        raise DataError(f"'{file}' holds a record of kind {named!r}; known kinds are {known}")
+        raise DataError(f"'{file}' holds a record of kind {named!r}; `trust-tta analyse` writes {known}")
     record: OrderRecord = from_json(kind, text)
     return record
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from trust_tta.atomic import write_whole
 from trust_tta.data.files import hash_pixels
-from trust_tta.errors import CheckpointError, ConfigError, StateError
+from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.layers import StochasticDepth
 from trust_tta.progress import SILENT, Progress
@@ -302,7 +302,7 @@ def load_state(path: Path, identity: Mapping[str, str], device: torch.device) ->
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # the reader raises many types; each means the same to a user
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise CheckpointError(f"'{path}' cannot be read as a training state ({reason}); delete this file") from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise CheckpointError(f"'{path}' is not a training state of this version; delete it or give another folder")
