@@ -123,15 +123,26 @@ def test_the_pull_alone_brings_the_weights_back_by_the_images_seen() -> None:
 
 
 def test_an_update_is_as_long_as_the_square_root_of_the_images() -> None:
-    """Adam's first step has the length of the learning rate in every weight."""
+    """Adam's first step has the length of the learning rate in every weight, and half of it more in a new domain."""
     moved = {}
     for images in (2, 8):
         method: Tide = make("tide", convnet(), lr=1e-3, pull=0.0, frequencies=False, views="none")
         before = method.weights.read()
         method(batches(1, images=images)[0])
         moved[images] = float((method.weights.read() - before).abs().max())
-    assert moved[2] == pytest.approx(1e-3 * math.sqrt(2 / 128), rel=1e-2)
-    assert moved[8] == pytest.approx(1e-3 * math.sqrt(8 / 128), rel=1e-2)
+    assert moved[2] == pytest.approx(1.5e-3 * math.sqrt(2 / 128), rel=1e-2)
+    assert moved[8] == pytest.approx(1.5e-3 * math.sqrt(8 / 128), rel=1e-2)
+
+
+def test_steps_are_longer_while_a_domain_is_new() -> None:
+    method: Tide = make("tide", convnet())
+    images = batches(1, images=8)[0]
+    for batch in range(3):
+        method(images)
+        assert float(method.eagerness) == pytest.approx(1 + 0.5 * 2 ** (-8 * (batch + 1) / 2048))
+    method(images * 20 + 30)  # another domain: the count begins again
+    assert float(method.eagerness) == pytest.approx(1 + 0.5 * 2 ** (-8 / 2048), rel=1e-3)
+    assert make("tide", convnet(), statistics="source").eagerness == 1
 
 
 def test_a_mirrored_batch_has_the_same_prediction() -> None:

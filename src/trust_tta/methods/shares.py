@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from trust_tta.methods.state import Memory
 
 START = 1.0  # of the stream, at the beginning and in a new domain
-RATE = 0.2  # a share moves by at most so much per 128 images
+RATE = 0.4  # a share moves by at most so much per 128 images
 BATCH = 128  # images for which this is stated
 HALF_LIFE = 1024.0  # images after which half of a slope is new
-CHANCE, AGREED = 0.1, 0.25  # mean steadiness of all norms that chance gives, and with which they move at full rate
+CHANCE, AGREED = 0.15, 0.3  # mean steadiness of all norms that chance gives, and with which they move at full rate
 
 
 class Shares(Memory):

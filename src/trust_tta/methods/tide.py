@@ -8,7 +8,7 @@ A method of this project, made of parts that each help in one kind of stream:
 - minimum class confusion (Jin et al., ECCV 2020) on the SS2D weights, with a memory of the confusion: one update per
   batch, of any size, in place of six;
 - the mirror image as a second view of every image;
-- a pull back to the source, so that long streams do not wear the network out;
+- a pull back to the source, so that long streams do not wear the network out, and longer steps where a domain is new;
 - the frequencies of the classes, where they differ from even ones beyond chance (Saerens et al., 2002): labels that
   come in short runs. As they do, updates slow down: the confusion of a few classes says little about the others.
 
@@ -38,6 +38,8 @@ CONFUSION_HALF_LIFE = 256.0  # images of a class-balanced stream after which hal
 FREQUENCY_HALF_LIFE = 128.0  # images after which half of the class frequencies are new
 EVEN = 10.0  # images of an even class distribution that the frequencies start with
 LEAST_LOG_P = math.log(1e-12)
+EAGER = 0.5  # by so much steps are longer when a domain begins
+NEW = 2048.0  # images after which half of that is left
 DOUBT = 3.0  # excess of the skew, in its standard, at which it is half believed
 
 
@@ -57,7 +59,7 @@ class TideOptions(LearningOptions):
     views: Literal["mirror", "none"] = "mirror"
     loss: Literal["confusion", "information", "entropy"] = "confusion"
     temperature: Positive = 2.5
-    pull: Fraction = 0.01
+    pull: Fraction = 0.015
     frequencies: bool = True
 
 
@@ -93,7 +95,7 @@ class Tide(Learner):
         for _ in range(self.options.steps):
             views = self.views_of(images)
             believed = self.believe(views.detach())
-            self.learn_from(views, len(images), pace=1 - believed.skew)
+            self.learn_from(views, len(images), pace=(1 - believed.skew) * self.eagerness)
             if self.coarse_before is None:
                 self.coarse_before = believed.log_p
         if self.options.predict == "after":
@@ -126,6 +128,12 @@ class Tide(Learner):
         self.weights.write(torch.where(finite, pulled, start))
         if not self.update.settle([finite])[0]:
             self.confusion = confusion
+
+    @property
+    def eagerness(self) -> Tensor | float:
+        """How long steps are in this domain, by the images that were seen of it."""
+        watch = self.statistics.watch
+        return 1.0 if watch is None else 1 + EAGER * torch.exp2(-watch.images * self.statistics.worth / NEW)
 
     def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         if self.options.loss == "entropy":
