@@ -49,7 +49,7 @@ def test_records_go_through_files(record: OrderRecord, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{", "cannot be read"), ('{"kind": "Planet"}', "kind 'Planet'"), ("[1]", "kind None")],
+    [("{", "is not JSON"), ('{"kind": "Planet"}', "kind 'Planet'"), ("[1]", "kind None")],
     ids=["no json", "unknown kind", "a list"],
 )
 def test_other_files_are_refused(text: str, why: str, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ class Group:
     def table(self, value: str = "accuracy") -> Table:
         """Lines by domains, seeds gathered; has only what is finished."""
         if value not in self._tables:
-            self._tables[value] = table(self.cells, rows="label", value=value)
+            self._tables[value] = table(self.cells, value=value)
         return self._tables[value]
 
     @cached_property

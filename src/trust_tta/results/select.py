@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
 
 from trust_tta.errors import ConfigError
-from trust_tta.results.codec import canonical_json
 from trust_tta.results.display import Rank, rank
 from trust_tta.results.record import Cell, CellKey, CellResult
-
-Label: TypeAlias = str | Callable[[CellKey], str]
 
 _NO_NUMBERS = ("course", "reliability", "confusion", "predictions", "correct", "pixels", "masks")
 VALUES = tuple(f.name for f in fields(CellResult) if f.name not in _NO_NUMBERS)
@@ -45,54 +41,26 @@ class Table:
         return self.cells[self.rows.index(row)][self.columns.index(column)]
 
 
-def table(
-    cells: Iterable[Cell], *, rows: Label = "method", columns: Label = "domain", value: str = "accuracy"
-) -> Table:
-    """Pivot finished cells.
+def table(cells: Iterable[Cell], *, value: str = "accuracy") -> Table:
+    """Pivot finished cells: labels by domains.
 
-    `rows` and `columns` are "label", fields of CellKey, options as "options.k", or functions of the key. Entries are
-    means over seeds; cells that differ in anything else are refused rather than mixed.
+    Entries are means over seeds; cells that differ in anything else are refused rather than mixed.
     """
     if value not in VALUES:
         raise ConfigError(f"{value!r} is not a value of a result; give one of {', '.join(VALUES)}")
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    row_ranks: dict[str, list[Rank]] = {}
-    column_ranks: dict[str, list[Rank]] = {}
+    ranks: dict[str, list[Rank]] = {}
     for cell in cells:
-        groups[_place(row_ranks, rows, cell), _place(column_ranks, columns, cell)].append(cell)
-    row_labels, column_labels = _in_order(row_ranks), _in_order(column_ranks)
-    lines = [[_by_seed(groups.get((r, c), []), value) for c in column_labels] for r in row_labels]
+        groups[cell.label, cell.key.domain].append(cell)
+        options = sorted(cell.key.option_values.items())
+        order = [rank("method", cell.key.method), *(rank(option, v) for option, v in options)]
+        ranks[cell.label] = min(ranks.get(cell.label, order), order)
+    rows = tuple(sorted(ranks, key=lambda label: (ranks[label], label)))
+    columns = tuple(sorted({domain for _, domain in groups}, key=lambda name: (rank("domain", name), name)))
+    lines = [[_by_seed(groups.get((row, column), []), value) for column in columns] for row in rows]
     entries = tuple(tuple(aggregate([*seeds.values()]) for seeds in line) for line in lines)
     means = (_row_mean(line, shown) for line, shown in zip(lines, entries, strict=True))
-    return Table(value, row_labels, column_labels, entries, tuple(means))
-
-
-def field_value(key: CellKey, name: str) -> Any:
-    """The key's field `name`, or its option `x` where `name` is "options.x" (None when not given)."""
-    if name.startswith("options."):
-        value = key.option_values.get(name.removeprefix("options."))
-        return canonical_json(value) if isinstance(value, list | dict) else value
-    if name not in _KEY_FIELDS:
-        raise ConfigError(f"{name!r} is not a field of a cell; give one of {', '.join(_KEY_FIELDS)} or options.NAME")
-    return getattr(key, name)
-
-
-def _place(ranks: dict[str, list[Rank]], label: Label, cell: Cell) -> str:
-    """The label of `cell`; records in `ranks` where it is to be shown."""
-    key = cell.key
-    if isinstance(label, str) and label != "label":
-        found = field_value(key, label)
-        name, order = "-" if found is None else str(found), [rank(label, found)]
-    else:
-        options = sorted(key.option_values.items())
-        name = label(key) if callable(label) else cell.label
-        order = [rank("method", key.method), *(rank(option, v) for option, v in options)]
-    ranks[name] = min(ranks.get(name, order), order)
-    return name
-
-
-def _in_order(ranks: dict[str, list[Rank]]) -> tuple[str, ...]:
-    return tuple(sorted(ranks, key=lambda label: (ranks[label], label)))
+    return Table(value, rows, columns, entries, tuple(means))
 
 
 def _by_seed(cells: list[Cell], value: str) -> dict[int, float]:
@@ -121,7 +89,7 @@ def _agree(keys: list[CellKey], names: Sequence[str]) -> None:
         if len(found) > 1:
             raise ConfigError(
                 f"results of {keys[0].method} on {keys[0].domain} differ in {name} ({', '.join(found)}) and cannot "
-                f"share one entry; select one, or use {name} for rows or columns"
+                "share one entry; select one, or give them different labels"
             )
 
 
