@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError, ShapeError
 
 # (n, 2 * channels + 1), on the host: the lowest and highest value of each channel, and the sum of each image.
-Facts: TypeAlias = NDArray[np.float64]
+Facts: TypeAlias = NDArray[np.float32]
 
 LARGEST = 1e6  # values beyond this ruin the statistics of a whole batch
 BLANK = 1e-3  # contrast of an image, relative to its largest value, up to which it is blank
@@ -43,20 +43,18 @@ def examine(images: Tensor) -> Facts:
 
 def facts_of(images: Tensor) -> Tensor:
     """The same where the images are."""
-    pixels = images.flatten(2)
+    pixels = images.float().flatten(2)
     lowest, highest = torch.aminmax(pixels, dim=2)
-    sums = pixels.sum((1, 2), dtype=torch.float64)[:, None]
-    return torch.cat([lowest, highest, sums], 1)
+    return torch.cat([lowest, highest, pixels.sum((1, 2))[:, None]], 1)
 
 
 def sound(facts: Facts) -> bool:
-    """Whether every image is usable and nothing looks broken: the usual case, seen without asking which."""
+    """Whether all images are usable and none has a blank channel: the usual case, seen without asking which."""
     channels = facts.shape[1] // 2
     lowest, highest = facts[:, :channels], facts[:, channels:-1]
     largest = max(float(highest.max()), -float(lowest.min()))
-    if not largest <= LARGEST:  # NaN compares as false
-        return False
-    return float((highest - lowest).max(1).min()) > BLANK * max(largest, TINY) and not _repeats(facts)
+    # NaN compares as false.
+    return largest <= LARGEST and (highest - lowest).min() > BLANK * max(largest, TINY) and not _repeats(facts)
 
 
 def usable(facts: Facts) -> NDArray[np.bool_]:
@@ -79,7 +77,7 @@ def _repeats(facts: Facts) -> bool:
     return len(facts) > 2 and 2 * len(set(facts[:, -1].tolist())) < len(facts)
 
 
-def _scale(facts: Facts) -> NDArray[np.float64]:
+def _scale(facts: Facts) -> NDArray[np.float32]:
     """The largest absolute value of each image, (n,)."""
-    largest: NDArray[np.float64] = np.abs(facts[:, :-1]).max(1)
+    largest: NDArray[np.float32] = np.abs(facts[:, :-1]).max(1)
     return largest

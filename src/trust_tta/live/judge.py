@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -115,7 +116,7 @@ class Judge:
             self._slots = self._slots.to(images.device)
         flat = self._inspection(images, self._slots).cpu().numpy()
         size = len(images) * (2 * images.shape[1] + 1)
-        return flat[:size].reshape(len(images), -1), flat[size:].reshape(2, -1)
+        return flat[:size].reshape(len(images), -1), flat[size:].reshape(2, -1).astype(np.float64)
 
     @torch.no_grad()
     def input_statistics(self, images: Tensor) -> Tensor:
@@ -227,12 +228,16 @@ class _Inspection(nn.Module):
         self.stem = stem
 
     def forward(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
-        return torch.cat([facts_of(images).flatten(), self.stem(images).double().flatten()])
+        return torch.cat([facts_of(images).flatten(), self.stem(images).flatten()])
 
 
 def channel_statistics(values: Tensor) -> Tensor:
     """Mean and mean square of each channel (2, c) of values (n, c, ...)."""
-    values = values.float().flatten(2)  # reduced over the last dimension first, which alone is fast on a CPU
+    values = values.float().flatten(2)
+    if values.is_cuda:  # in few kernels
+        variance, mean = torch.var_mean(values, (0, 2), correction=0)
+        return torch.stack([mean, variance + mean.square()])
+    # Reduced over the last dimension first, which alone is fast on a CPU.
     return torch.stack([values.mean(2), values.square().mean(2)]).mean(1)
 
 

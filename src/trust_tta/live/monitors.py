@@ -437,8 +437,11 @@ def weight_distance(method: Method) -> float:
     """Norm of the difference from the source over the norm of the source, of all adapted weights."""
     if not method.adapted:
         return 0.0
-    origin = method.weights.origin
-    return float((method.weights.read() - origin).norm() / origin.norm().clamp_min(1e-12))
+    source = list(method.weights.source.values())
+    learned = torch._foreach_sub([w.detach() for w in method.adapted.values()], source)
+    norms = torch._foreach_norm([*learned, *source], dtype=torch.float32)  # few kernels for all of them
+    distance, size = torch.stack(norms).view(2, -1).norm(dim=1).tolist()
+    return float(distance / max(size, 1e-12))
 
 
 def _shift(window: Window, reference: Values | None) -> float | None:

@@ -279,6 +279,8 @@ class Session:
             if self.books.at_source:
                 return self._begin("broken_input", self.policy.on_broken_input, "predictions are not finite", {})
             return self._collapse("the predictions are not finite", {}, before)
+        if not alarms and not self._lasting and check is None:
+            return False  # the usual case
         evidence = self.reading.as_dict() | (check.evidence() if check else {})
         if watch.monitors.returned:
             return self._end_drift(watch, evidence)

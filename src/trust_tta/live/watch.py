@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,29 +48,34 @@ class Check:
         return {"canary": self.on, "canary_images": self.images, "score": self.score, "least": self.least}
 
 
-@dataclass(frozen=True, eq=False)
-class _Served:
-    """Predictions (n, classes, ...), whether they are a copy on the host, and when it is complete."""
+class _Aside:
+    """Inside, a CUDA device does what it is given beside the work that it has, after what was marked last."""
 
-    rows: Tensor
-    copied: bool = False
-    ready: torch.cuda.Event | None = None
+    def __init__(self) -> None:
+        self._marks: list[torch.cuda.Event] = []
+        self._stream: torch.cuda.Stream | None = None
+        self._entered: AbstractContextManager[Any] = nullcontext()
 
-    @classmethod
-    def of(cls, output: Tensor) -> Self:
-        """A copy on the host, for which nobody waits."""
-        if not output.is_cuda:
-            return cls(output.detach().clone(), copied=True)
-        rows = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
-        rows.copy_(output.detach(), non_blocking=True)
-        ready = torch.cuda.Event()
-        ready.record(torch.cuda.current_stream(output.device))
-        return cls(rows, copied=True, ready=ready)
+    def mark(self, tensor: Tensor | None) -> None:
+        """Work inside comes after all that was given so far to the stream where this tensor was made."""
+        if tensor is None or not tensor.is_cuda:
+            return
+        if self._stream is None or self._stream.device != tensor.device:
+            self._stream, self._marks = torch.cuda.Stream(tensor.device), []
+        self._marks.append(torch.cuda.current_stream(tensor.device).record_event())
 
-    def on_host(self) -> Tensor:
-        if self.ready is not None:
-            self.ready.synchronize()
-        return self.rows if self.copied else self.rows.cpu()
+    def __enter__(self) -> None:
+        if self._stream is None:
+            return
+        for mark in self._marks:
+            self._stream.wait_event(mark)
+        self._marks = []
+        self._entered = torch.cuda.stream(self._stream)
+        self._entered.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.__exit__(None, None, None)
+        self._entered = nullcontext()
 
 
 class Watch:
@@ -99,7 +105,8 @@ class Watch:
         self._distance: float | None = None  # of the weights, as of the last probe
         self.learns = bool(method.adapted)  # otherwise there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images still to be judged, with what was served for them
-        self._served: list[_Served] = []  # predictions that the monitors have not seen yet
+        self._served: list[Tensor] = []  # predictions that the monitors have not seen yet
+        self._aside = _Aside()
         self._work = self._images = 0  # done for these
 
     def look(self, images: Tensor, statistics: Values, *, drifting: bool) -> bool:
@@ -124,11 +131,12 @@ class Watch:
         return distance is not None and self.limits.drift is not None and distance > self.limits.drift
 
     def keep(self, output: Tensor, *, work: int, later: bool = False) -> None:
-        """Keep what was served for a batch, (n, classes, ...), for `see`; on the host if that is `later`.
+        """Keep what was served for a batch, (n, classes, ...), for `see`: a copy if that is `later`.
 
         `work`: what was done for it, in forward passes of one image.
         """
-        self._served.append(_Served.of(output) if later else _Served(output.detach()))
+        self._served.append(output.detach().clone() if later else output.detach())
+        self._aside.mark(output if later else None)
         self._work, self._images = self._work + work, self._images + len(output)
 
     @property
@@ -139,12 +147,13 @@ class Watch:
     def see(self, images: Tensor | None) -> bool:
         """Let the monitors see what was kept; False if it is not finite. The work pays for asking the source.
 
-        images: (n, c, h, w), those of the last batch; None asks nobody.
+        images: (n, c, h, w), those of the last batch; None asks nobody, and waits only for what was copied.
         """
-        output, sizes, work, seen = self._served[-1].rows, [len(s.rows) for s in self._served], self._work, self._images
-        together = torch.cat([s.on_host() for s in self._served]) if self._served[0].copied else output
+        output, sizes, work, seen = self._served[-1], [len(s) for s in self._served], self._work, self._images
+        with self._aside if images is None else nullcontext():
+            together = torch.cat(self._served) if len(sizes) > 1 else output
+            predictions = host_rows(together, probabilities=self._probabilities)
         self._served, self._work, self._images = [], 0, 0
-        predictions = host_rows(together, probabilities=self._probabilities)
         if not math.isfinite(predictions.sum()):
             return False
         self.monitors.see_predictions(predictions, sizes if len(sizes) > 1 else ())
