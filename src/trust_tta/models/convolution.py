@@ -17,6 +17,7 @@ from trust_tta.kernels import products
 from trust_tta.scan import functional
 from trust_tta.scan.functional import HAS_TRITON
 
+LEAST = 1 << 20  # elements of a map whose gradient is worth turning a weight
 MIN_CHANNELS = 16  # with fewer, the product is too thin
 
 
@@ -44,7 +45,8 @@ class StridedConv2d(nn.Conv2d):
 class DepthwiseConv2d(nn.Conv2d):
     """A convolution of each channel by itself, of odd size, that keeps the size of the map.
 
-    On a GPU the gradient of the map is the convolution with the weight turned around, at which libraries are faster.
+    In half precision on a GPU the gradient of a large map is the convolution with the weight turned around, at which
+    libraries are faster.
     """
 
     cast_parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
@@ -57,6 +59,8 @@ class DepthwiseConv2d(nn.Conv2d):
         if "turned" not in functional.USED or not (learning and x.is_cuda) or torch.compiler.is_compiling():
             return super().forward(x)
         low = _low(x)
+        if low.itemsize != 2 or x.numel() < LEAST:
+            return super().forward(x)
         bias = None if self.bias is None else self.bias.to(low)
         y: Tensor = _Depthwise.apply(x.to(low), self.weight.to(low), bias)  # type: ignore[no-untyped-call]
         return y

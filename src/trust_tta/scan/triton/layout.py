@@ -88,7 +88,7 @@ def merge_norm(
     norm = _pixels(y, height, width)
     x = _pixels(y, height, width) if keep else norm
     mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
-    sizes, whole = _channels(count if y.dtype == torch.float32 else 512), power_of_two(count)
+    sizes, whole = _channels(count), power_of_two(count)
     pixels = max(1, min(SIDE * SIDE, sizes["num_warps"] * NORMALIZED // whole))
     with torch.cuda.device_of(y):
         merge_norm_kernel[grid](
