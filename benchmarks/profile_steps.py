@@ -38,7 +38,10 @@ KINDS = (  # the first pattern found in a kernel's name says what it does
         r"^(cross|merge|matmul|weight_gradient|fused_gradients|sum_rows|gather|scatter_add)_?\w*_?kernel",
     ),
     ("around the scan", r"^norm_backward_kernel|layer_?norm"),
-    ("batch norm", r"batch_?norm|bn_(fw|bw)|welford|^(sum|finish|normalize|input_gradient|follow_stream\w*)_kernel"),
+    (
+        "batch norm",
+        r"batch_?norm|bn_(fw|bw)|welford|^(sum|finish|normalize\w*|input_gradient|small_gradients|follow_stream\w*)_kernel",
+    ),
     ("convolution", r"conv|dgrad|wgrad|fprop|cudnn|_patches"),
     (
         "product",

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
+from trust_tta.kernels import norm as norm_module  # noqa: E402
 from trust_tta.kernels import triton_norm  # noqa: E402
 from trust_tta.kernels.norm import BatchNorm2d, batch_norm, fork_norm, moments  # noqa: E402
-from trust_tta.methods.statistics import Statistics  # noqa: E402
+from trust_tta.methods.statistics import Statistics, StreamNorm  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -34,12 +35,14 @@ def differ(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> bool:
 @DTYPES
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 @pytest.mark.parametrize("programs", [1, 1056])
-@pytest.mark.parametrize("gelu", [False, True], ids=["alone", "gelu"])
+@pytest.mark.parametrize("way", ["several-kernels", "one-kernel", "gelu"])
 @pytest.mark.usefixtures("nan_empty")
 def test_by_the_statistics_of_the_batch(
-    shape: tuple[int, ...], programs: int, dtype: torch.dtype, gelu: bool, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], programs: int, dtype: torch.dtype, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The values, both gradients of the map at once, and those of the weights; over several blocks and over one."""
+    gelu = way == "gelu"
+    monkeypatch.setattr(norm_module, "can_use_one_kernel", lambda x: way == "one-kernel")
     monkeypatch.setattr(triton_norm, "PROGRAMS", programs)
     monkeypatch.setattr(triton_norm, "ELEMENTS", 512)
     x, weight, bias = maps(*shape, seed=0, dtype=dtype), normal(shape[1], seed=1), normal(shape[1], seed=2)
@@ -167,11 +170,11 @@ def test_statistics_of_a_stream(shared: bool, monkeypatch: pytest.MonkeyPatch) -
         shares = statistics.shares.value if statistics.shares is not None else norm.weight
         if shared:
             shares.data.copy_(torch.tensor([1.0, 0.3, 0.8]))
-        monkeypatch.setattr(type(norm), "takes_kernels", lambda self, x, used=by_kernels: used)
+        monkeypatch.setattr(StreamNorm, "takes_kernels", lambda self, x, used=by_kernels: used)
         image = x.clone().requires_grad_()
-        y = norm(image)
+        same, y = fork_norm(norm, image)
         norm(x * 2)  # another pass before the backward
         leaves = [image, norm.weight, norm.bias, *([shares] if shared else [])]
-        found.append([y, norm.mean, norm.variance, norm.images, *torch.autograd.grad(y, leaves, dy)])
+        found.append([y, norm.mean, norm.variance, norm.images, *torch.autograd.grad((same * 1, y), leaves, (dy, dy))])
     for plain, mine in zip(*found, strict=True):
         torch.testing.assert_close(mine, plain, rtol=2e-5, atol=2e-5)

@@ -66,6 +66,8 @@ with torch.device("meta"):
     _, merged, mean, scale = layout.merge_norm(y, side, side, weight, weight, 1e-5)
     rows = torch.empty(batch * side * side, c, dtype=dtype)
     triton_norm.normalize(rows, *triton_norm.moments(rows), weight, weight, 1e-5)
+    few = torch.empty(200, c, dtype=dtype)
+    _, *moments = triton_norm.normalize_small(few, weight, weight, 1e-5)
     stream = triton_norm.Stream(*(torch.empty((c,) * i) for i in (1, 1, 0, 0, 1, 1, 0, 1, 1)))
     *affine, kept = triton_norm.follow_stream((weight, weight), stream, (weight, weight), weight, 3, 1e-5, -1e-3)
     first, second = (triton_products.Weight(w, w) for w in torch.empty(2, 4 * c, c, dtype=dtype))
@@ -76,6 +78,7 @@ with torch.device("meta"):
     if narrow:
         triton_mlp.mlp(rows, *layers, rows, triton_mlp.Norm(weight, weight, weight, weight, 1e-5))
     print("backward")
+    triton_norm.small_gradients(few, few, (*moments, weight), 1e-5, add=few)
     triton_norm.follow_stream_backward(affine, weight, weight, 3, kept)
     if narrow:
         triton_mlp.mlp_input_gradient(rows, rows, *layers[:3], triton_mlp.Norm(*(4 * [weight]), 1e-5))
@@ -91,13 +94,13 @@ with torch.device("meta"):
 
 FORWARD = Counter(
     ["gather_kernel", "cross_scan_kernel", "scan_forward_kernel", "merge_norm_kernel", "extract_patches_kernel"]
-    + ["pad_channels_kernel", "follow_stream_kernel"]
+    + ["pad_channels_kernel", "follow_stream_kernel", "normalize_small_kernel"]
     + ["sum_kernel", "finish_kernel", "normalize_kernel", *["product_kernel"] * 2, *["matmul_kernel"] * 2]
 )
 BACKWARD = Counter(
     ["cross_scan_kernel", "scan_backward_kernel", "sum_rows_kernel", "cross_merge_kernel", "scatter_add_kernel"]
     + ["sum_kernel", "finish_kernel", "input_gradient_kernel", "hidden_gradient_kernel", "merge_norm_backward_kernel"]
-    + ["product_kernel", "follow_stream_backward_kernel"]
+    + ["product_kernel", "follow_stream_backward_kernel", "small_gradients_kernel"]
     + [*["matmul_kernel"] * 3, *["weight_gradient_kernel"] * 2]
 )
 THIN = ("matmul_kernel", "weight_gradient_kernel")

@@ -12,7 +12,8 @@ from trust_tta.kernels import BACKENDS
 from trust_tta.scan.functional import HAS_TRITON
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-LEAST = 1 << 20  # elements of a map that is worth a kernel of our own: they are slower to launch
+LEAST = 1 << 20  # elements of a map that is worth several kernels of our own: they are slower to launch
+FEW_ROWS = 1024  # pixels of all images that one kernel normalizes
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -33,7 +34,7 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def after_bias(self, x: Tensor, bias: Tensor, *, gelu: bool = False) -> Tensor:
         """The normalized x + bias (c,): the statistics of a batch take the bias away with the mean. Then GELU."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not can_use_kernels(x):
             return batch_norm(x, self.weight, self.bias, self.eps, gelu=gelu)[1]
         mean, variance = self.statistics(x)
         mean = mean if self.running_mean is None else mean - bias
@@ -47,26 +48,36 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def uses_kernels(self, x: Tensor) -> bool:
         """Statistics of the batch that nobody keeps, or fixed ones in a pass without gradients."""
-        if self.backend not in BACKENDS or not self.affine or not can_use_kernels(x):
+        if self.backend not in BACKENDS or not self.affine:
             return False
         if self.running_mean is None or self.running_var is None:
-            return True
-        return not self.training and not torch.is_grad_enabled()
+            return can_use_kernels(x) or can_use_one_kernel(x)
+        return not self.training and not torch.is_grad_enabled() and can_use_kernels(x)
 
 
 def fork_norm(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """x and norm(x), whatever the norm is."""
-    watched = norm._forward_hooks or norm._forward_pre_hooks
-    if isinstance(norm, BatchNorm2d) and not watched and norm.uses_kernels(x):
-        return norm.fork(x)
-    return x, norm(x)
+    fork: Any = getattr(norm, "fork", None)
+    if fork is None or norm._forward_hooks or norm._forward_pre_hooks or not norm.uses_kernels(x):  # type: ignore[operator]
+        return x, norm(x)
+    both: tuple[Tensor, Tensor] = fork(x)
+    return both
 
 
 def can_use_kernels(x: Tensor) -> bool:
     """Whether the kernels take this map (b, c, h, w) here."""
+    return x.numel() >= LEAST and _fits(x)
+
+
+def can_use_one_kernel(x: Tensor) -> bool:
+    """Whether one kernel takes this small map (b, c, h, w) here, by the statistics of the batch."""
+    return x.numel() < LEAST and _fits(x) and 1 < x.numel() // x.shape[1] <= FEW_ROWS
+
+
+def _fits(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
         return False
-    return x.dim() == 4 and x.numel() >= LEAST and x.is_contiguous(memory_format=torch.channels_last)
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def triton_norm() -> Any:
@@ -108,6 +119,9 @@ def batch_norm(
 
     With `gelu`, that follows, and is made again in the backward.
     """
+    if known is None and not gelu and can_use_one_kernel(x):
+        small: tuple[Tensor, Tensor] = _SmallBatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+        return small
     given = (x, weight, bias, *(known or moments(x)), eps, gelu)
     same, y = _BatchNormByKernels.apply(*given)  # type: ignore[no-untyped-call]
     return same, y
@@ -163,6 +177,27 @@ class _BatchNormByKernels(torch.autograd.Function):
             saved = (mean, variance, weight)
             dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add, gelu=gelu), x)
         return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), *[None] * 4
+
+
+class _SmallBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        y, mean, variance = triton_norm().normalize_small(_rows(x), weight, bias, eps)
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)
+        return x, _map(y, x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dx: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return dx, None, None, None
+        x, weight, mean, variance = ctx.saved_tensors
+        add = None if dx is None else _rows(dx).contiguous()
+        given = (_rows(dy).contiguous(), _rows(x), (mean, variance, weight), ctx.eps)
+        down, dbias, dweight = triton_norm().small_gradients(*given, add=add)
+        return _map(down, x), dweight.to(weight.dtype), dbias.to(weight.dtype), None
 
 
 class _FollowStream(torch.autograd.Function):

@@ -100,6 +100,36 @@ def input_gradient(
     return dx
 
 
+def normalize_small(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x (rows, c), of few rows, normalized by its own moments, and these, in one kernel."""
+    y, (mean, variance) = torch.empty_like(x), x.new_empty((2, x.shape[1]), dtype=torch.float32)
+    grid, sizes = _columns(x)
+    with torch.cuda.device_of(x):
+        normalize_small_kernel[grid](x, weight, bias, y, mean, variance, len(x), eps, **sizes)
+    return y, mean, variance
+
+
+def small_gradients(
+    dy: Tensor, x: Tensor, saved: tuple[Tensor, Tensor, Tensor], eps: float, *, add: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, plus `add`, of the bias and of the weight; `saved` as of `input_gradient`."""
+    dx, (dbias, dweight) = torch.empty_like(x), x.new_empty((2, x.shape[1]), dtype=torch.float32)
+    grid, sizes = _columns(x)
+    with torch.cuda.device_of(x):
+        small_gradients_kernel[grid](
+            dy, x, *saved, x if add is None else add, dx, dbias, dweight, len(x), eps, ADD=add is not None, **sizes
+        )
+    return dx, dbias, dweight
+
+
+def _columns(x: Tensor) -> tuple[tuple[int], dict[str, int | bool]]:
+    """The programs, each of which holds all rows of a block of channels, and the sizes of a block."""
+    rows, channels = x.shape
+    block_c = 16 if rows <= 256 else 8
+    sizes = {"CHANNELS": channels, "BLOCK_R": power_of_two(rows), "BLOCK_C": block_c, "enable_fp_fusion": True}
+    return (ceil_div(channels, block_c),), {**sizes, "num_warps": 4 if rows <= 256 else 8}
+
+
 def follow_stream(
     batch: tuple[Tensor, Tensor], stream: Stream, affine: tuple[Tensor, Tensor], share: Tensor | None, place: int,
     eps: float, fading: float,
@@ -351,3 +381,45 @@ def follow_stream_backward_kernel(
         b_sum = tl.sum(b_weight * (b_dweight * b_ratio + b_dbias * b_offset), 0)
         o_n = tl.arange(0, BLOCK_N)
         tl.store(p_dshare + o_n, tl.where(o_n == i_place, b_sum, 0.0), mask=o_n < norms)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def normalize_small_kernel(
+    p_x, p_weight, p_bias, p_y, p_mean, p_variance, rows, eps,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < CHANNELS
+    o_x, mask = _tile(tl.program_id(0) * 0, o_c, rows, CHANNELS, BLOCK_R)
+    b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
+    b_mean = tl.sum(b_x, 0) / rows
+    b_x = tl.where(mask, b_x - b_mean[None, :], 0.0)
+    b_variance = tl.sum(b_x * b_x, 0) / rows
+    tl.store(p_mean + o_c, b_mean, mask=m_c)
+    tl.store(p_variance + o_c, b_variance, mask=m_c)
+    b_factor = tl.rsqrt(b_variance + eps)[None, :] * _load_channel(p_weight, o_c, CHANNELS)
+    b_y = b_x * b_factor + _load_channel(p_bias, o_c, CHANNELS)
+    tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def small_gradients_kernel(
+    p_dy, p_x, p_mean, p_variance, p_weight, p_add, p_dx, p_dbias, p_dweight, rows, eps,
+    ADD: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < CHANNELS
+    o_x, mask = _tile(tl.program_id(0) * 0, o_c, rows, CHANNELS, BLOCK_R)
+    b_scale = tl.rsqrt(_load_channel(p_variance, o_c, CHANNELS) + eps)
+    b_dy = tl.load(p_dy + o_x, mask=mask, other=0.0).to(tl.float32)
+    b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
+    b_x = (b_x - _load_channel(p_mean, o_c, CHANNELS)) * b_scale
+    b_dbias = tl.sum(b_dy, 0)
+    b_dweight = tl.sum(b_dy * b_x, 0)
+    tl.store(p_dbias + o_c, b_dbias, mask=m_c)
+    tl.store(p_dweight + o_c, b_dweight, mask=m_c)
+    b_dy -= (b_dbias / rows)[None, :] + b_x * (b_dweight / rows)[None, :]
+    b_dx = b_dy * (b_scale * _load_channel(p_weight, o_c, CHANNELS))
+    if ADD:
+        b_dx += tl.load(p_add + o_x, mask=mask, other=0.0).to(tl.float32)
+    tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=mask)

@@ -331,8 +331,8 @@ class StreamNorm(OwnNorm):
         adapting = self.observing and (torch.is_grad_enabled() or self.observing_without_grad)
         if self.groups is not None:
             return self.normalize_groups(x, self.groups.repeat(len(x) // len(self.groups)), adapting=adapting)
-        if adapting and torch.is_grad_enabled() and self.takes_kernels(x):
-            return self.normalize_by_kernels(x)
+        if adapting and self.takes_kernels(x):
+            return self.fork(x)[1]
         batch = self.observe(x) if adapting else None
         if batch is None or not torch.is_grad_enabled():
             with torch.no_grad():
@@ -346,12 +346,20 @@ class StreamNorm(OwnNorm):
         bias = bias if self.bias is None else self.bias + bias
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled)
 
-    def takes_kernels(self, x: Tensor) -> bool:
-        known = [*self.source, self.weight, self.bias]
-        return can_use_kernels(x) and self.mean.dtype == torch.float32 and all(value is not None for value in known)
+    def uses_kernels(self, x: Tensor) -> bool:
+        """Whether `fork` takes x."""
+        return self.observing and self.groups is None and self.after is None and self.takes_kernels(x)
 
-    def normalize_by_kernels(self, x: Tensor) -> Tensor:
-        """As `normalize` of an adapting pass, in few kernels: the numbers of a norm are less work than a launch."""
+    def takes_kernels(self, x: Tensor) -> bool:
+        if not torch.is_grad_enabled() or not can_use_kernels(x) or self.mean.dtype != torch.float32:
+            return False
+        return all(value is not None for value in (*self.source, self.weight, self.bias))
+
+    def fork(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and the normalized x of an adapting pass, in few kernels: a norm's numbers are less work than a launch.
+
+        The backward adds the gradients of both in its last pass over the map.
+        """
         batch = moments(x)
         names = (*(f"memory_{name}" for name in self.MEMORY), "count", *self.MEMORY, "source_mean", "source_variance")
         shares = (self.share[0].value, self.share[1]) if self.share else None
@@ -363,7 +371,7 @@ class StreamNorm(OwnNorm):
             eps=self.eps,
             half_life=HALF_LIFE,
         )
-        return batch_norm(x, weight, bias, self.eps, batch)[1]
+        return batch_norm(x, weight, bias, self.eps, batch)
 
     def normalize_groups(self, x: Tensor, groups: Tensor, *, adapting: bool) -> Tensor:
         """x (n, channels, ...) with images of the groups (n,), each normalized by the statistics of its own."""
