@@ -21,7 +21,7 @@ from trust_tta.errors import ConfigError
 from trust_tta.methods import saving
 from trust_tta.methods.parameters import Caller, ParameterSet, select, share
 from trust_tta.methods.passes import Passes, Updates
-from trust_tta.methods.safety import Admission, Turns, adapting, check_outputs, uncompiled
+from trust_tta.methods.safety import Admission, Turns, adapting, check_outputs, finite, uncompiled
 from trust_tta.methods.saving import Counters
 from trust_tta.methods.state import Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
@@ -147,7 +147,7 @@ class Method(nn.Module):
         """Adapt on the batch and predict it; on an error the state is as it was."""
         with self._turns:
             images = self._admit(images, self)
-            with adapting(images), saving.undone_on_error(self):
+            with adapting(images), saving.undone_on_error(self), finite(images):
                 images = images.clone() if images.is_inference() else images.detach()
                 if getattr(self.options, "episodic", False):
                     self.restore_source()

@@ -33,7 +33,13 @@ FEW_IMAGES = 8  # below so many, the statistics of a batch say little
 
 
 def check_images(images: Tensor, model: nn.Module) -> None:
-    """Refuse a batch that is no float tensor (n, c, h, w), is empty, not finite, or does not fit the network."""
+    """Refuse a batch that `check_shape` refuses, or that is not finite."""
+    check_shape(images, model)
+    _check_finite(images, images.sum())
+
+
+def check_shape(images: Tensor, model: nn.Module) -> None:
+    """Refuse a batch that is no float tensor (n, c, h, w), is empty, or does not fit the network."""
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
         given = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
         raise ShapeError(f"images are {given}; give a float tensor of shape (n, channels, h, w)")
@@ -45,8 +51,23 @@ def check_images(images: Tensor, model: nn.Module) -> None:
             f"images are {images.dtype} on {images.device} and the network is {first.dtype} on {first.device}; "
             "give both the same dtype and device"
         )
+
+
+@contextmanager
+def finite(images: Tensor) -> Iterator[None]:
+    """Refuse images that are not finite when the work inside is done, or broke off: it does not wait for the device."""
+    total = images.sum()
+    try:
+        yield
+    except Exception:
+        _check_finite(images, total)
+        raise
+    _check_finite(images, total)
+
+
+def _check_finite(images: Tensor, total: Tensor) -> None:
     # A finite sum has finite terms, and takes one pass; large ones may sum to infinity.
-    if not bool(images.sum().isfinite()) and not bool(images.isfinite().all()):
+    if not bool(total.isfinite()) and not bool(images.isfinite().all()):
         raise ShapeError("the images hold values that are not finite; drop or repair them before adapting")
 
 
@@ -79,7 +100,7 @@ class Admission:
         """The float batch (n, c, h, w): pixels and pictures go through the network's preprocessing."""
         if getattr(method.model, "preprocessing", None) is not None:
             images = network_input(method.model, images)
-        check_images(images, method.model)
+        check_shape(images, method.model)
         if method.statistics.of_batches and not getattr(method.model, "dense", False):  # pixels make up for images
             self._warn_of_few(len(images), method.name)
         checked: Tensor = images
