@@ -1,0 +1,124 @@
+"""What a batch costs under each method: passes, milliseconds and memory, VMamba-T at 224 pixels, every image counting.
+
+    python benchmarks/method_costs.py RECORD.json [--batch 128] [--dtype bf16] [--methods tent,trust]
+    python benchmarks/method_costs.py RECORD.json --page PAGE.md    the table of a record
+
+The record is written after every method, so that a run that is cut short keeps what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trust_tta.atomic import write_whole
+from trust_tta.bench.environment import collect_facts
+from trust_tta.bench.timing import Case, Limits, Timing, Work, float32_only, measure
+from trust_tta.methods import create_method, gather_fisher, gather_source_statistics
+from trust_tta.models import create_model
+
+METHODS = (
+    "source", "bn", "tent", "eta", "eata", "sar", "shot", "deyo", "roid", "cmf", "rotta", "cotta", "rdumb", "lame",
+    "neo", "t3a", "dpcore", "trust_naive", "trust", "tide",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--model", default="vmamba_tiny_s1l8_bn")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--seconds", type=float, default=0.5)
+    wanted = parser.parse_args()
+    if wanted.page:
+        write_whole(wanted.page, page(json.loads(wanted.record.read_text())))
+        return
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    images = torch.randn(wanted.batch, 3, wanted.size, wanted.size, generator=torch.Generator().manual_seed(0))
+    settings = {key: value for key, value in vars(wanted).items() if key not in ("record", "page")}
+    facts = asdict(collect_facts(device=device, dtype=wanted.dtype, config=json.dumps(settings)))
+    rows: list[dict[str, Any]] = []
+    for name in wanted.methods.split(","):
+        rows.append(cost_of(name, wanted, images.to(device)))
+        print(rows[-1], flush=True)
+        write_whole(wanted.record, json.dumps({"settings": settings, "facts": facts, "rows": rows}, indent=1))
+
+
+def cost_of(name: str, wanted: argparse.Namespace, images: torch.Tensor) -> dict[str, Any]:
+    """Medians of whole calls, and the passes that the last of them made."""
+    passes: dict[str, int] = {}
+
+    @contextmanager
+    def prepare() -> Iterator[Work]:
+        model = create_model(wanted.model).to(images.device)
+        method = create_method(name, model, **needs(name, model, images))
+
+        def work() -> None:
+            before = method.counters.forwards, method.counters.backwards
+            method(images)
+            passes["forwards"] = method.counters.forwards - before[0]
+            passes["backwards"] = method.counters.backwards - before[1]
+
+        yield work
+
+    timing = Timing(part="network", work=name, backend="auto", dtype=wanted.dtype, batch=wanted.batch, size=wanted.size)
+    with float32_only(images.device):
+        done = measure(Case(timing=timing, prepare=prepare, limits=Limits(seconds=wanted.seconds)), images.device)
+    times = {"ms": done.median_ms, "p20_ms": done.p20_ms, "p80_ms": done.p80_ms, "peak_bytes": done.peak_bytes}
+    return {"method": name, **passes, **times, "failed": done.failed}
+
+
+def needs(name: str, model: torch.nn.Module, images: torch.Tensor) -> dict[str, Any]:
+    """What a method asks for before it can start, and margins that let every image of a random network count."""
+    every: dict[str, Any] = {"margin": 2.0}
+    if name in ("eta", "rdumb"):
+        return every | {"d_margin": 2.0}
+    if name == "eata":
+        return every | {"d_margin": 2.0, "fisher": gather_fisher(model, [images])}
+    if name == "sar":
+        return every | {"reset_threshold": 0.0}
+    if name == "deyo":
+        return every | {"plpd": -1.0}
+    if name == "dpcore":
+        return {"source_statistics": gather_source_statistics(model, [images])}
+    return {}
+
+
+def page(record: dict[str, Any]) -> str:
+    settings, facts, rows = record["settings"], record["facts"], record["rows"]
+    source = next((row["ms"] for row in rows if row["method"] == "source"), None)
+    lines = [
+        "# What a batch costs",
+        "",
+        f"`{settings['model']}` with random weights, {settings['size']} pixels, batches of {settings['batch']}, "
+        f"{settings['dtype']}; each method with its defaults, but margins that let every image count. Passes over the",
+        "batch (a mirrored batch counts as two) and medians of whole calls. Written by `benchmarks/method_costs.py`.",
+        "",
+        "| method | forward | backward | ms per batch | times source | peak GiB |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if row["failed"]:
+            lines.append(f"| {row['method']} | | | {row['failed']} | | |")
+            continue
+        times = f"{row['ms'] / source:.1f}" if source else ""
+        memory = f"{row['peak_bytes'] / 2**30:.1f}" if row["peak_bytes"] else ""
+        passes = f"{row['forwards']} | {row['backwards']}"
+        lines.append(f"| {row['method']} | {passes} | {row['ms']:.1f} | {times} | {memory} |")
+    machine = f"{facts['device']}; PyTorch {facts['torch']}; commit {facts['commit']}."
+    return "\n".join([*lines, "", machine, ""])
+
+
+if __name__ == "__main__":
+    main()
