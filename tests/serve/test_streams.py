@@ -69,6 +69,26 @@ def test_each_stream_has_weights_of_its_own(served: tuple[httpx.Client, Service]
     assert not states_equal(alone["left"].state_dict(), alone["right"].state_dict())
 
 
+def test_a_stream_goes_on_from_a_state_that_was_downloaded(served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    infer(client, "origin", seed=1)
+    state = client.get("/streams/origin/state", headers=PRIVATE).content
+    expected = infer(client, "origin", seed=2)
+    infer(client, "origin", seed=3)
+    for name in ("origin", "twin"):
+        assert client.put(f"/streams/{name}/state", content=state).status_code == 401
+        answer = client.put(f"/streams/{name}/state", content=state, headers=PRIVATE)
+        assert (answer.status_code, answer.json()["action"], answer.json()["batches"]) == (200, "load", 1)
+        assert torch.equal(infer(client, name, seed=2), expected)
+    for damaged in (b"", state[:-3], b"x" * 100):
+        answer = client.put("/streams/damaged/state", content=damaged, headers=PRIVATE)
+        assert answer.status_code == 400
+        assert "that was sent cannot be read" in answer.json()["error"]
+    assert "damaged" not in [stream["name"] for stream in client.get("/streams").json()["streams"]]
+    for name in ("origin", "twin"):
+        client.delete(f"/streams/{name}", headers=PRIVATE)
+
+
 def test_a_stream_comes_back_from_disk_as_it_went(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
     client, service = served
     method = make_network(tmp_path).method

@@ -226,6 +226,9 @@ class Fleet:
     def read_state(self, name: str) -> Future[bytes]:
         return self._ask_for(name, "read_state", name)
 
+    def write_state(self, name: str, content: bytes) -> Future[dict[str, Any]]:
+        return self._ask_for(name, "write_state", name, content)
+
     def read_checkpoint(self, name: str) -> Future[bytes]:
         return self._ask_for(name, "read_checkpoint", name)
 

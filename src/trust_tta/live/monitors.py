@@ -34,9 +34,9 @@ MOST_PIXELS = 4096  # of a segmentation, which predicts each pixel
 
 @dataclass(frozen=True)
 class Reading:
-    """The stream as of one batch. None: unknown (no reference, or too few images so far).
+    """The stream as of its last batches. None: unknown (no reference, or too few images so far).
 
-    Of the batch: `entropy` (nats) and `confidence`, means over its predictions. Of the last images:
+    Of the predictions since the last reading: their mean `entropy` (nats) and `confidence`. Of the last images:
     `effective_classes`, exp of the entropy of the mean prediction, and `effective_classes_change`, its ratio to that of
     the window before; `input_distance`, symmetric KL divergence per channel of the input's statistics from the
     reference's; `class_shift`, total variation of the mean prediction from the reference's. Of the `probed` images,

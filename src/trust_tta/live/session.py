@@ -468,6 +468,17 @@ class Session:
         self.books.at_source = True
         return "source"
 
+    def take(self, state: Mapping[str, Any]) -> str:
+        """Continue from what a snapshot of this or of another stream holds; it is refused whole if it does not fit."""
+        try:
+            own, _ = self.books, Books(**state["books"])
+        except (KeyError, TypeError):
+            raise StateError("the snapshot is not of a stream, or of another version") from None
+        self.method.load_state_dict(state["method"])
+        self.load(state)
+        self.books.snapshot, self.books.events, self.books.candidate = own.snapshot, own.events, 0
+        return "load"
+
     def start_over(self) -> Action:
         """Begin anew: what failed may be tried again."""
         self.books.collapsed = self.books.returned = False
@@ -547,5 +558,5 @@ class Session:
         self.save()
         done = do() or action
         event = self._event("request", done, "asked for", {})
-        self.save(good=done == "source")
+        self.save(good=done in ("source", "load"))
         return event

@@ -101,6 +101,11 @@ class Stream:
         """Back to the source network, as at the start."""
         return self._request("source", self._session.start_over)
 
+    def load(self, snapshot: str | Path) -> Event:
+        """Continue from the file of a snapshot, of this stream or of another of the same method and network."""
+        state = read_state(Path(snapshot))[0]
+        return self._request("load", lambda: self._session.take(state))
+
     def pause(self) -> Event:
         """Predict without adapting until `resume`."""
         return self._request("pause", lambda: self._set_paused(True))

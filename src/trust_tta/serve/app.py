@@ -72,6 +72,7 @@ class Api:
             self._route("/streams/{stream}", self.remove, "DELETE", private=True),
             self._route("/streams/{stream}/fork", self.fork, "POST", private=True),
             self._route("/streams/{stream}/state", self.state, private=True),
+            self._route("/streams/{stream}/state", self.put_state, "PUT", private=True),
             self._route("/streams/{stream}/checkpoint", self.checkpoint, private=True),
             self._route("/streams/{stream}/{action}", self.act, "POST", private=True),
             self._route("/", self.page),
@@ -215,6 +216,10 @@ class Api:
 
     async def state(self, request: Request) -> Response:
         return _file(await self._wait(self.service.read_state(_named(request))), f"{_named(request)}.safetensors")
+
+    async def put_state(self, request: Request) -> Response:
+        content = await self._body(request)
+        return respond(await self._wait(self.service.write_state(_named(request), content)))
 
     async def checkpoint(self, request: Request) -> Response:
         name = f"{self.service.network.name}-{_named(request)}.safetensors"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 import torch
@@ -224,6 +225,26 @@ class Service:
                 folder.close()
 
         return self._do(name, do)
+
+    def write_state(self, name: str, content: bytes) -> Future[dict[str, Any]]:
+        """Let a stream, which may be new, continue from a snapshot: a safetensors file."""
+
+        def do() -> dict[str, Any]:
+            new = name not in self.pool
+            with NamedTemporaryFile(dir=self.folder, suffix=".safetensors") as file:
+                file.write(content)
+                file.flush()
+                try:
+                    event = self.pool.get(name).load(file.name)
+                except StateError as error:
+                    if new:
+                        self.pool.remove(name)
+                    reason = str(error).replace(file.name, "that was sent")
+                    raise RequestError(400, reason) from None
+            return {"stream": name, "action": event.action, "batches": self.pool.get(name).batches}
+
+        self.pool.check_room(name)
+        return self.engine.ask(do)
 
     def read_checkpoint(self, name: str) -> Future[bytes]:
         """The whole network with what the stream has learned: a safetensors file that `create_model` takes."""
