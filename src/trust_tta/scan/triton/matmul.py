@@ -16,6 +16,7 @@ from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
 FUSED_PROGRAMS = 132 * 3
+FEW_MAPS = 8  # maps of a batch for which the library is slow
 
 
 def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
@@ -23,7 +24,8 @@ def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
     b, g, m, length = y.shape
     k = x.shape[2]
     wide, scalar = y.dtype == torch.float32, y.dtype == torch.float32 and m > k
-    if wide and (add or (not scalar and (length <= 64 or (m > 32 and length <= 256)))):  # the library is faster
+    short = not scalar and (length <= 64 or (m > 32 and length <= 256))
+    if wide and (add or short) and b * g > FEW_MAPS:  # the library is faster
         weights = weight.expand(b, g, m, k).reshape(b * g, m, k)
         y.view(b * g, m, length).baddbmm_(weights, x.reshape(b * g, k, length), beta=int(add))
         return
