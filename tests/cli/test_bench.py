@@ -118,6 +118,7 @@ def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureF
         (["--option", "tent.lrr=1"], "--option tent: 'lrr' is unknown; did you mean 'lr'?"),
         (["--option", "trust.k=1"], "trust.k is for a method that is not run"),
         (["--severity", "9", "--limit", "0"], "--severity is 9; give a value <= 5; --limit is 0; give a value >= 1"),
+        (["--batch-size", "16,0"], "1 mistake: --batch-size is 0; give a value >= 1"),
         (["--domains", ","], "--domains: the list is empty; give at least one"),
         (["--domains", ""], "--domains: the list is empty; give at least one"),
         (["--export", "cells.xls"], "must end in .csv or .parquet"),

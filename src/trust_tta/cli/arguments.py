@@ -113,9 +113,9 @@ def in_words_of_flags(arguments: Namespace) -> Iterator[None]:
 
 
 def name_flags(message: str, keys: Iterable[str]) -> str:
-    """The message with the flags of `keys` in their place."""
+    """The message with the flags of `keys` in their place, also of single entries of a list."""
     for key in keys:
-        message = re.sub(rf"(?<![\w.-]){re.escape(key)}(?= is |: )", _flag(key), message)
+        message = re.sub(rf"(?<![\w.-]){re.escape(key)}(\.\d+)?(?= is |: )", _flag(key), message)
     return message
 
 
