@@ -122,7 +122,7 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     (rows, n), k = dy.shape, x.shape[1]
     block = min(64, power_of_two(max(16, n, k)))
     tiles, chunks = ceil_div(n, block) * ceil_div(k, block), ceil_div(rows, CHUNK)
-    share = max(SHARE, ceil_div(chunks, ceil_div(PROGRAMS, tiles)))
+    share = max(min(SHARE, chunks), ceil_div(chunks, ceil_div(PROGRAMS, tiles)))
     partial = x.new_empty((ceil_div(chunks, share), n, k))
     with torch.cuda.device_of(x):
         weight_gradient_kernel[(len(partial) * tiles,)](

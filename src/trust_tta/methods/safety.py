@@ -35,7 +35,7 @@ FEW_IMAGES = 8  # below so many, the statistics of a batch say little
 def check_images(images: Tensor, model: nn.Module) -> None:
     """Refuse a batch that `check_shape` refuses, or that is not finite."""
     check_shape(images, model)
-    _check_finite(images, images.sum())
+    _check_finite(images, images.sum().isfinite())
 
 
 def check_shape(images: Tensor, model: nn.Module) -> None:
@@ -56,18 +56,18 @@ def check_shape(images: Tensor, model: nn.Module) -> None:
 @contextmanager
 def finite(images: Tensor) -> Iterator[None]:
     """Refuse images that are not finite when the work inside is done, or broke off: it does not wait for the device."""
-    total = images.sum()
+    finite_sum = images.sum().isfinite()
     try:
         yield
     except Exception:
-        _check_finite(images, total)
+        _check_finite(images, finite_sum)
         raise
-    _check_finite(images, total)
+    _check_finite(images, finite_sum)
 
 
-def _check_finite(images: Tensor, total: Tensor) -> None:
+def _check_finite(images: Tensor, finite_sum: Tensor) -> None:
     # A finite sum has finite terms, and takes one pass; large ones may sum to infinity.
-    if not bool(total.isfinite()) and not bool(images.isfinite().all()):
+    if not bool(finite_sum) and not bool(images.isfinite().all()):
         raise ShapeError("the images hold values that are not finite; drop or repair them before adapting")
 
 
