@@ -117,13 +117,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="a tiny network; its numbers mean nothing")
     parser.add_argument("--seconds", type=float, default=0.25, help="how long each point is timed")
+    parser.add_argument("--compile", choices=("first", "only", "no"), default="first", help="the kernels, in parallel")
     arguments = parser.parse_args()
     device, plan = torch.device(arguments.device), QUICK if arguments.quick else Plan()
-    if device.type == "cuda":
+    if device.type == "cuda" and arguments.compile != "no":
         context = multiprocessing.get_context("spawn")
         sizes = [plan.size, *sorted(set(plan.sizes) - {plan.size}, reverse=True)]
         with ProcessPoolExecutor(min(len(sizes), os.cpu_count() or 1), mp_context=context) as pool:
             list(pool.map(compile_size, [plan] * len(sizes), sizes, [arguments.device] * len(sizes)))
+    if arguments.compile == "only":
+        return
     torch.manual_seed(0)
     model = create_model(plan.model).to(device).eval()
     facts = collect_facts(device=device, dtype=plan.dtype, config=json.dumps(asdict(plan)))
