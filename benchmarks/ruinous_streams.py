@@ -646,18 +646,20 @@ def time_table(runs: list[Run]) -> str:
 
     The change is the median over parts of 64 batches, in which both took turns; where there are none, that of the mean.
     """
-    rows = [["method", "stream", "batches", "ms per batch, alone", "guarded", "change", "first 64 batches", "all"]]
+    head = ["ms per batch: method", "stream", "guarded stream", "change by the guard", "first 64 batches", "all"]
+    rows = [["method", "images", "batches", *head]]
     found, more = {(r.method, r.stream, r.guard): r for r in in_order(runs)}, list[float]()
     for (method, stream, guard), r in found.items():
-        bare = found.get((method, stream, "none"))
-        if guard == GUARDED and bare is not None and bare.late_seconds and r.batches > 2 * LATE:
+        bare, without = found.get((method, stream, "none")), found.get((method, stream, "bare"))
+        if guard == GUARDED and bare is not None and bare.late_seconds and r.batches >= 2 * LATE:
             alone, guarded = (1000 * one.late_seconds / (one.batches - LATE) for one in (bare, r))
+            own = f"{1000 * without.late_seconds / (without.batches - LATE):.2f}" if without else "-"
             start = (r.seconds - r.late_seconds) - (bare.seconds - bare.late_seconds)
             ratios = [b / a for a, b in zip(bare.blocks, r.blocks, strict=True)][: (r.batches - LATE) // LATE]
             change = 100 * (float(np.median(ratios)) if ratios else guarded / alone) - 100
             whole = 100 * (r.seconds / bare.seconds - 1)
             times = [f"{alone:.2f}", f"{guarded:.2f}", f"{change:+.1f} %", f"{start:+.2f} s", f"{whole:+.1f} %"]
-            rows.append([method, stream, str(r.batches), *times])
+            rows.append([method, stream, str(r.batches), own, *times])
             more.append(guarded - alone)
     if not more:
         return table(rows)

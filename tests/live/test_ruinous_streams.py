@@ -63,7 +63,7 @@ def test_the_page_gets_its_tables_from_the_records(tmp_path: Path, monkeypatch: 
         lines
     )
     assert "| tent | 1 | 2000 | 80.0 | 79.9 | -0.10 | -0.10 (fog) |" in lines
-    assert "| tent | fog | 2000 | 5.00 | 5.17 | +3.3 % | +0.08 s | +4.0 % |" in lines
+    assert "| tent | fog | 2000 | - | 5.00 | 5.17 | +3.3 % | +0.08 s | +4.0 % |" in lines
 
 
 def test_a_longer_run_of_a_stream_takes_the_place_of_a_shorter_one(tmp_path: Path) -> None:
