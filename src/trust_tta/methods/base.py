@@ -193,7 +193,7 @@ class Method(nn.Module):
     def detach(self) -> nn.Module:
         """The caller's network with the adapted weights, in the mode and with the flags it came with."""
         with self._turns:
-            return self.caller.take(self.adapted)
+            return self.caller.with_weights(self.adapted)
 
     def fork(self) -> Self:
         """An independent copy that continues from here and shares the frozen weights."""

@@ -131,8 +131,8 @@ class Caller:
         return {"given": self.network, "network": self.network}
 
     @torch.no_grad()
-    def take(self, adapted: Mapping[str, Tensor]) -> nn.Module:
-        """What was given, with the adapted weights."""
+    def with_weights(self, adapted: Mapping[str, Tensor]) -> nn.Module:
+        """What was given, with the values of `adapted`."""
         for name, parameter in adapted.items():  # the storage is the same unless the method was moved
             self.network.get_parameter(name).copy_(parameter)
         return self.given
