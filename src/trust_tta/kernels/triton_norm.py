@@ -55,7 +55,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def add(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x + other, both (rows, c), and what `moments` is of the sum."""
     rows, channels = x.shape
-    grid, share, sizes = _blocks(rows, channels, larger=2)
+    grid, share, sizes = _blocks(rows, channels, times=2)
     parts = grid[0] // ceil_div(channels, int(sizes["BLOCK_C"]))
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
     total, (mean, variance) = torch.empty_like(x), x.new_empty((2, channels), dtype=torch.float32)

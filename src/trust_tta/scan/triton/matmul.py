@@ -15,7 +15,6 @@ from torch import Tensor
 from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
-FUSED_PROGRAMS = 132 * 3
 FEW_MAPS = 8  # maps of a batch for which the library is slow
 
 
@@ -83,9 +82,9 @@ def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_im
     """
     b, g, m, length = dy.shape
     k = x.shape[2]
-    block_l, warps, stages = choose_fused(m)
+    block_l, warps, stages, programs = choose_fused(m)
     chunks = ceil_div(length, block_l)
-    share = chunks if per_image else ceil_div(b * chunks, ceil_div(FUSED_PROGRAMS, g))
+    share = chunks if per_image else ceil_div(b * chunks, ceil_div(programs, g))
     partial = dy.new_empty((ceil_div(b * chunks, share), g, m, k), dtype=torch.float32)
     with torch.cuda.device_of(dy):
         fused_gradients_kernel[(len(partial) * g,)](
@@ -99,11 +98,11 @@ def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_im
     return partial
 
 
-def choose_fused(rows: int) -> tuple[int, int, int]:
-    """Positions of a tile, warps and stages."""
+def choose_fused(rows: int) -> tuple[int, int, int, int]:
+    """Positions of a tile, warps, stages, and the programs that a large GPU holds at once."""
     if rows <= 128:
-        return 128, 4, 2
-    return (64, 4, 2) if rows <= 256 else (32, 8, 2)
+        return 128, 4, 2, 4 * PROGRAMS
+    return (64, 4, 2, 4 * PROGRAMS) if rows <= 256 else (32, 8, 2, 2 * PROGRAMS)
 
 
 def choose_tile(rows: int, inner: int, length: int, maps: int) -> tuple[int, int, int]:
