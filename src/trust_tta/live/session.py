@@ -200,13 +200,14 @@ class Session:
 
     def _adapt(self, images: Tensor, meanwhile: Callable[[], None] | None = None) -> tuple[Tensor, bool]:
         """The method's prediction; where it refuses because that is not finite, one without adapting."""
-        self.method.meanwhile = meanwhile
+        own = vars(self.method)  # a module takes microseconds to set an attribute
+        own["meanwhile"] = meanwhile
         try:
             return self.method(images), True
         except DataError:
             return self.evaluate(images), False
         finally:
-            self.method.meanwhile = None
+            own["meanwhile"] = None
 
     def _may_update(self, *, drifting: bool) -> bool:
         held = "skip" in self._lasting.values() or self._lasting.get("few_classes") == "source"
