@@ -40,7 +40,7 @@ KINDS = (  # the first pattern found in a kernel's name says what it does
     ("around the scan", r"^norm_backward_kernel|layer_?norm"),
     (
         "batch norm",
-        r"batch_?norm|bn_(fw|bw)|welford|^(add|sum|finish|normalize\w*|input_gradient|small_gradients|follow_stream\w*)_kernel",
+        r"batch_?norm|bn_(fw|bw)|welford|^(sum|finish|normalize\w*|input_gradient|small_gradients|follow_stream\w*)_kernel",
     ),
     ("convolution", r"conv|dgrad|wgrad|fprop|cudnn|_patches"),
     (

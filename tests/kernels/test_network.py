@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from trust_tta.kernels import norm
 from trust_tta.methods.statistics import use_batch_statistics
-from trust_tta.models import layers
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
 
-CONFIG = VMambaConfig(depths=(2, 2), dims=(96, 384), num_classes=10, norm="batch", drop_path=0.0)
+CONFIG = VMambaConfig(depths=(2, 1), dims=(96, 192), num_classes=10, norm="batch", drop_path=0.0)
 
 
 @pytest.mark.gpu
@@ -60,29 +59,6 @@ def test_logits_and_every_gradient(low: bool, kinds: set[str], monkeypatch: pyte
         error, own = ((found.double() - wanted).norm() / scale for found in (ours, plain))
         # A norm takes away what the bias of the norm before it adds: of such gradients rounding leaves little.
         assert error <= max(0.1 if low else 1e-4, 4 * float(own))
-
-
-def test_residuals_added_before_the_norm_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    config = VMambaConfig(depths=(1, 2), dims=(16, 32), d_state=1, num_classes=5, norm="batch", drop_path=0.0)
-    model, images = VMamba(config).to(device).eval(), torch.randn(2, 3, 32, 32, device=device)
-    use_batch_statistics(model)
-    labels, asked = torch.tensor([1, 4], device=device), 0
-    results: list[list[Tensor]] = []
-
-    def takes_sum(*_: Any) -> bool:
-        nonlocal asked
-        asked += 1
-        return bool(results)  # not in the first of two passes
-
-    monkeypatch.setattr(layers, "takes_sum", takes_sum)
-    for _ in range(2):
-        results.append(outcome(model, list(model.parameters()), images, labels))
-    assert asked == 2 * 2 * 3  # two in each block
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
 def outcome(model: VMamba, trained: list[nn.Parameter], images: Tensor, labels: Tensor) -> list[Tensor]:

@@ -66,7 +66,6 @@ with torch.device("meta"):
     _, merged, mean, scale = layout.merge_norm(y, side, side, weight, weight, 1e-5)
     rows = torch.empty(batch * side * side, c, dtype=dtype)
     triton_norm.normalize(rows, *triton_norm.moments(rows), weight, weight, 1e-5)
-    triton_norm.add(rows, rows)
     few = torch.empty(200, c, dtype=dtype)
     _, *moments = triton_norm.normalize_small(few, weight, weight, 1e-5)
     stream = triton_norm.Stream(*(torch.empty((c,) * i) for i in (1, 1, 0, 0, 1, 1, 0, 1, 1)))
@@ -96,14 +95,7 @@ with torch.device("meta"):
 FORWARD = Counter(
     ["gather_kernel", "cross_scan_kernel", "scan_forward_kernel", "merge_norm_kernel", "extract_patches_kernel"]
     + ["pad_channels_kernel", "follow_stream_kernel", "normalize_small_kernel"]
-    + [
-        "add_kernel",
-        "sum_kernel",
-        *["finish_kernel"] * 2,
-        "normalize_kernel",
-        *["product_kernel"] * 2,
-        *["matmul_kernel"] * 2,
-    ]
+    + ["sum_kernel", "finish_kernel", "normalize_kernel", *["product_kernel"] * 2, *["matmul_kernel"] * 2]
 )
 BACKWARD = Counter(
     ["cross_scan_kernel", "scan_backward_kernel", "sum_rows_kernel", "cross_merge_kernel", "scatter_add_kernel"]

@@ -9,12 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.kernels import BACKENDS
-from trust_tta.scan import functional
 from trust_tta.scan.functional import HAS_TRITON
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LEAST = 1 << 20  # elements of a map that is worth several kernels of our own: they are slower to launch
-WIDE = 256  # channels of a map that is added to a residual in a pass of its own
 FEW_ROWS = 1024  # pixels of all images that one kernel normalizes
 
 
@@ -89,30 +87,8 @@ def triton_norm() -> Any:
     return kernels
 
 
-def takes_sum(residual: Tensor, channels: int, dtype: torch.dtype) -> bool:
-    """Whether `add_before_norm` is worth it for sums in this dtype; to a narrow map the product adds the residual."""
-    half = residual.dtype == dtype and dtype.itemsize == 2
-    return half and channels >= WIDE and "sum" in functional.USED and can_use_kernels(residual)
-
-
-def add_before_norm(x: Tensor, residual: Tensor) -> Tensor:
-    """The sum of two maps (b, c, h, w), of which `moments` are known from the same pass."""
-    total: Tensor
-    total, mean, variance = _Add.apply(x, residual)  # type: ignore[no-untyped-call]
-    total.__dict__["known"] = (_version(total), mean, variance)
-    return total
-
-
-def _version(x: Tensor) -> int:
-    """How often x was changed in place."""
-    return 0 if x.is_inference() else x._version
-
-
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance (c,), at least float32, of the channels of x (b, c, ...)."""
-    version, *known = x.__dict__.get("known", (None,))
-    if version == _version(x):
-        return known[0], known[1]
     if can_use_kernels(x):
         mean, variance = triton_norm().moments(_rows(x.detach()))
         return mean, variance
@@ -201,20 +177,6 @@ class _BatchNormByKernels(torch.autograd.Function):
             saved = (mean, variance, weight)
             dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add, gelu=gelu), x)
         return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), *[None] * 4
-
-
-class _Add(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        total, mean, variance = triton_norm().add(_rows(x), _rows(residual))
-        ctx.mark_non_differentiable(mean, variance)
-        ctx.set_materialize_grads(False)
-        return _map(total, x), mean, variance
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dtotal: Tensor | None, *_: Any) -> tuple[Tensor | None, Tensor | None]:
-        return dtotal, dtotal
 
 
 class _SmallBatchNorm(torch.autograd.Function):

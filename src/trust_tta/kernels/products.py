@@ -141,7 +141,7 @@ def _active(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """dy (m, n).T @ x (m, k)."""
-    if dy.dtype != torch.float32:
+    if dy.dtype != torch.float32 or _kernels().is_small(len(dy), dy.shape[1]):
         return dy.T @ x
     dweight: Tensor = _kernels().weight_gradient(dy, x)
     return dweight

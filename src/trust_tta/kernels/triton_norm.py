@@ -52,19 +52,6 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def add(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x + other, both (rows, c), and what `moments` is of the sum."""
-    rows, channels = x.shape
-    grid, share, sizes = _blocks(rows, channels, times=2)
-    parts = grid[0] // ceil_div(channels, int(sizes["BLOCK_C"]))
-    partial = x.new_empty((2, parts, channels), dtype=torch.float32)
-    total, (mean, variance) = torch.empty_like(x), x.new_empty((2, channels), dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        add_kernel[grid](x, other, total, partial, rows, parts, share, **sizes)
-        _finish(partial, total, mean, variance, rows, BACKWARD=False)
-    return total, mean, variance
-
-
 def sums(
     dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, eps: float, gelu: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -260,30 +247,6 @@ def sum_kernel(
             b_other = b_x
         b_first += b_x
         b_second += b_x * b_other
-    m_c = o_c < CHANNELS
-    tl.store(p_partial + i_part * CHANNELS + o_c, tl.sum(b_first, 0), mask=m_c)
-    tl.store(p_partial + (parts + i_part) * CHANNELS + o_c, tl.sum(b_second, 0), mask=m_c)
-
-
-@triton.jit(do_not_specialize=["rows", "parts", "share"])
-def add_kernel(
-    p_x, p_other, p_total, p_partial, rows, parts, share,
-    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """x + other, and partial sums of it and of its square, measured from its first row."""
-    i_part, o_c = _place(CHANNELS, BLOCK_C)
-    b_start = _load_channel(p_x, o_c, CHANNELS) + _load_channel(p_other, o_c, CHANNELS)
-    b_start = b_start.to(p_total.dtype.element_ty).to(tl.float32)
-    b_first = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    b_second = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    for i_step in tl.range(0, share, num_stages=3):
-        o_x, mask = _tile(i_part * share + i_step, o_c, rows, CHANNELS, BLOCK_R)
-        b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
-        b_x = (b_x + tl.load(p_other + o_x, mask=mask, other=0.0).to(tl.float32)).to(p_total.dtype.element_ty)
-        tl.store(p_total + o_x, b_x, mask=mask)
-        b_away = tl.where(mask, b_x.to(tl.float32) - b_start, 0.0)
-        b_first += b_away
-        b_second += b_away * b_away
     m_c = o_c < CHANNELS
     tl.store(p_partial + i_part * CHANNELS + o_c, tl.sum(b_first, 0), mask=m_c)
     tl.store(p_partial + (parts + i_part) * CHANNELS + o_c, tl.sum(b_second, 0), mask=m_c)

@@ -23,8 +23,7 @@ FEW = 132  # tiles, fewer than a large GPU has processors
 SMALL_TILE = (32, 64, 32, 4, 4)
 LONG = 12  # steps of a small tile for which it is divided,
 PARTS_PROGRAMS = 300  # until there are about so many programs
-CHUNK = 32  # rows that a program takes at a time,
-SHARE = 8  # and how often at least: fewer sums are quicker to add up
+CHUNK = 32  # rows that a program takes at a time
 
 
 class Weight(NamedTuple):
@@ -122,14 +121,14 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     (rows, n), k = dy.shape, x.shape[1]
     block = min(64, power_of_two(max(16, n, k)))
     tiles, chunks = ceil_div(n, block) * ceil_div(k, block), ceil_div(rows, CHUNK)
-    share = max(min(SHARE, chunks), ceil_div(chunks, ceil_div(PROGRAMS, tiles)))
+    share = ceil_div(chunks, ceil_div(PROGRAMS, tiles))
     partial = x.new_empty((ceil_div(chunks, share), n, k))
     with torch.cuda.device_of(x):
         weight_gradient_kernel[(len(partial) * tiles,)](
             dy, x, partial, rows, share, COLUMNS=n, INNER=k, BLOCK_M=CHUNK, BLOCK=block, num_warps=4, num_stages=3,
             enable_fp_fusion=True,
         )  # fmt: skip
-    return partial[0] if len(partial) == 1 else partial.sum(0)
+    return partial.sum(0)
 
 
 def choose_tile(

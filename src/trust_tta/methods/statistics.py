@@ -123,8 +123,6 @@ class Statistics:
         self.memory = OwnNorm.MEMORY if make is not None else StreamNorm.MEMORY if kind == "stream" else ()
         if make is None and kind == "batch":
             use_batch_statistics(model)
-        elif make is None and kind == "stream":
-            _expect_norms(model)
         like = next(model.parameters(), torch.empty(0))
         for name, module in found.items() if self.memory else ():
             if make is not None:
@@ -466,11 +464,3 @@ def use_batch_statistics(model: nn.Module) -> None:
         if has_statistics(module):
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
-    _expect_norms(model)
-
-
-def _expect_norms(model: nn.Module) -> None:
-    """Let layers know that norms will ask for the moments of what they give."""
-    for module in model.modules():
-        if hasattr(module, "before_norm"):
-            setattr(module, "before_norm", True)  # noqa: B010

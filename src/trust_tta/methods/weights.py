@@ -79,6 +79,12 @@ class Weights:
         self._gather()
         return self.vector.clone()
 
+    def after_step(self) -> Tensor:
+        """As `read`, when the last change was a step: the vector, in the same dtype, still has them."""
+        if any(t.dtype != self.vector.dtype for t in self.tensors):
+            return self.read()
+        return self.vector.clone()
+
     def write(self, vector: Tensor) -> None:
         """Give the tensors the values of a vector (n,)."""
         self.vector.copy_(vector)

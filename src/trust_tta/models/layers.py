@@ -15,20 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.kernels import BACKENDS, products
-from trust_tta.kernels.norm import BatchNorm2d, add_before_norm, fork_norm, takes_sum
+from trust_tta.kernels.norm import BatchNorm2d, fork_norm
 from trust_tta.models.convolution import FirstConv2d, StridedConv2d, bias_can_wait
 
 SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
 
 
 class Linear2d(nn.Linear):
-    """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in).
-
-    `before_norm`: what it gives with a residual is normalized next by the statistics of the batch.
-    """
+    """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in)."""
 
     cast_parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
-    before_norm: bool = False
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -36,8 +32,6 @@ class Linear2d(nn.Linear):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer, and plus `residual` (b, out, h, w)."""
-        if residual is not None and _adds_apart(self, residual, self.out_features):
-            return add_before_norm(self.forward(x), residual)
         x, residual = x.permute(0, 2, 3, 1), None if residual is None else residual.permute(0, 2, 3, 1)
         usable = self.backend in BACKENDS and products.can_use_kernels(x, self.out_features, residual)
         # In half precision the library is as fast, unless something follows.
@@ -80,9 +74,7 @@ class StochasticDepth(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers over the channels with GELU between them; `before_norm` as of `Linear2d`."""
-
-    before_norm: bool = False
+    """Two linear layers over the channels with GELU between them."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -95,8 +87,6 @@ class Mlp(nn.Module):
         if not self.uses_kernels(x, residual):
             y: Tensor = self.fc2(F.gelu(self.fc1(x)), residual)
             return y
-        if residual is not None and _adds_apart(self, residual, self.fc2.out_features):
-            return add_before_norm(self.forward(x), residual)
         given = None if residual is None else residual.permute(0, 2, 3, 1)
         weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
         return products.fused_mlp(x.permute(0, 2, 3, 1), *weights, given).permute(0, 3, 1, 2)
@@ -124,14 +114,6 @@ class Mlp(nn.Module):
             return False
         given = None if residual is None else residual.permute(0, 2, 3, 1)
         return products.can_use_kernels(x.permute(0, 2, 3, 1), self.fc2.out_features, given)
-
-
-def _adds_apart(layer: Linear2d | Mlp, residual: Tensor, channels: int) -> bool:
-    """Whether the residual is added in a pass of its own, which also gives the moments for the norm that follows."""
-    if not layer.before_norm or layer.backend not in BACKENDS:
-        return False
-    low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else residual.dtype
-    return takes_sum(residual, channels, low)
 
 
 class PatchMerging(nn.Module):
