@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +70,35 @@ def short() -> str:
     ms = {r["dtype"]: r["median_ms"] for r in read("profile_h200.json")["rows"] if r["work"] == "trust K=6"}
     return "\n".join(
         [
-            "Accuracy in percent of the shipped `vmamba_nano` on CIFAR-10-C at severity 5 (100 domains: 1 to 5), one",
-            "set of defaults for every kind of stream, three seeds ([in full](docs/results/targets.md)). `bn` takes",
-            "the statistics of the batch. Passes per batch: `tide` two forward, two back; `trust` seven and six.",
+            paragraph(
+                "Accuracy in percent of the shipped `vmamba_nano` on CIFAR-10-C at severity 5 (rows 4 and 5: 1 to 5),",
+                "one set of defaults for every stream; 1,000 images of each corruption, fewer in short domains and",
+                f"small batches; {seeds()} ([thirteen methods](docs/results/streams.md)). `bn` takes the statistics of",
+                "the batch. Passes per batch: `tide` two forward, two back; `trust` seven and six.",
+            ),
             "",
             *every_stream(),
             "",
-            "The first of these streams with 1,000 images of each corruption, every method with its defaults, one seed",
-            "([in every stream](docs/results/streams.md)):",
-            f"{', '.join(f'{name} {others[name]:.1f}' for name in shown)}.",
-            *cotta(),
+            paragraph(
+                *all_images(),
+                "The first of these streams, every method with its defaults:",
+                f"{', '.join(f'{name} {others[name]:.1f}' for name in shown)}.",
+                *cotta(),
+            ),
             "",
-            *six_orders(),
-            "More tables, also those in which it loses: [results](docs/results/README.md).",
+            paragraph(*six_orders(), "More tables, also those in which it loses: [results](docs/results/README.md)."),
             "",
-            f"One step of TRUST, six orders, VMamba-T at 224 pixels, batch 128, on an H200: {ms['float32']:.0f} ms",
-            f"in float32 and {ms['bf16']:.0f} ms in bf16; the released code takes {authors} ms",
-            "([performance](docs/performance.md)).",
+            paragraph(
+                "One step of TRUST, six orders, VMamba-T at 224 pixels, batch 128, on an H200:",
+                f"{ms['float32']:.0f} ms in float32 and {ms['bf16']:.0f} ms in bf16; the released code takes",
+                f"{authors} ms ([performance](docs/performance.md)).",
+            ),
         ]
     )
+
+
+def paragraph(*lines: str) -> str:
+    return textwrap.fill(" ".join(lines), width=120, break_long_words=False, break_on_hyphens=False)
 
 
 # What a row of the first table is: setting, batch size, and how a reader would call it.
@@ -95,36 +106,55 @@ STREAMS = (
     ("online", 128, "15 corruptions, batches of 128, reset at each"),
     ("continual", 128, "the same, never reset"),
     ("continual", 32, "256 images of each, batches of 32, never reset"),
+    ("gradual", 50, "each corruption comes and goes, batches of 50"),
     ("sequence", 64, "100 short domains in a row, never reset"),
-    ("online+correlated", 128, "labels in long runs of one class (three corruptions)"),
+    ("mixed", 128, "all 15 mixed in every batch"),
+    ("online+correlated", 128, "labels in long runs of one class"),
     ("online", 16, "batches of 16 (three corruptions)"),
     ("online", 4, "batches of 4 (three corruptions)"),
     ("online", 1, "single images (three corruptions)"),
     ("clean", 128, "clean images"),
-    ("mixed", 128, "all 15 mixed in every batch (1,000 images of each, one seed)"),
-    ("pacs", 128, "PACS, networks trained on the other three domains (one seed)"),
+    ("pacs", 128, "PACS, networks trained on the other three domains"),
 )
+COLUMNS = ("source", "bn", "shot", "trust", "tide")
 
 
 def every_stream() -> list[str]:
-    """A row for each stream: means over domains and seeds of the first record in which a method met every domain."""
-    records = [by_stream(name) for name in ("targets.csv", "streams.csv")]
-    lines = ["| stream | source | bn | trust | tide |", "| --- | --- | --- | --- | --- |"]
+    """A row for each stream: means over domains and seeds, for methods that met every domain."""
+    record = by_stream("streams.csv")
+    lines = [f"| stream | {' | '.join(COLUMNS)} |", f"| --- |{' --- |' * len(COLUMNS)}"]
     for setting, batch, words in STREAMS:
-        known = next(record[setting, batch, "tide"] for record in records if (setting, batch, "tide") in record)
-        domains = {row["domain"] for row in known}
-        means = []
-        for name in ("source", "bn", "trust", "tide"):
-            # Streams of other sizes, as in the last record, are not those of a row that another one has.
-            of_row = records if setting == "mixed" else records[:1]
-            found = (record.get((setting, batch, name), []) for record in of_row)
-            means.append(
-                next((mean(rows, "accuracy") for rows in found if {r["domain"] for r in rows} == domains), None)
-            )
+        domains = {row["domain"] for row in record[setting, batch, "tide"]}
+        found = [record.get((setting, batch, name), []) for name in COLUMNS]
+        means = [mean(rows, "accuracy") if {r["domain"] for r in rows} == domains else None for rows in found]
         best = max(value for value in means if value is not None)
         shown = ["–" if m is None else f"**{100 * m:.1f}**" if m == best else f"{100 * m:.1f}" for m in means]
         lines.append(f"| {words} | {' | '.join(shown)} |")
     return lines
+
+
+def seeds() -> str:
+    """Over how many seeds the rows are means."""
+    record = by_stream("streams.csv")
+    counts = {
+        (setting, batch): min(len({row["seed"] for row in record[setting, batch, name]}) for name in COLUMNS)
+        for setting, batch, _ in STREAMS
+    }
+    fewer = sum(count < 3 for count in counts.values())
+    return "three seeds" if not fewer else f"three seeds, but in {fewer} of {len(counts)} rows one for all but `tide`"
+
+
+def all_images() -> list[str]:
+    """Where the streams are long."""
+    record = by_stream("targets.csv")
+    online, in_a_row = (
+        {name: 100 * mean(record[setting, 128, name], "accuracy") for name in ("bn", "tide")}
+        for setting in ("online", "continual")
+    )
+    return [
+        f"With all 10,000 images of each corruption `tide` has {online['tide']:.1f} in the first stream and",
+        f"{in_a_row['tide']:.1f} in the second, `bn` {online['bn']:.1f} in both ([in full](docs/results/targets.md)).",
+    ]
 
 
 def cotta() -> list[str]:
@@ -185,8 +215,7 @@ except for [the history of optimizations](speed_history.md).
 
 | file | command | machine |
 | --- | --- | --- |
-| tide in [every kind of stream](targets.md) | `trust-tta bench configs/results/targets.toml` | one H200; PACS: two \
-cores of a server CPU |
+| tide in [every kind of stream](targets.md) | `trust-tta bench configs/results/targets.toml` | one H200 |
 | [thirteen methods](streams.md) in every kind of stream | the same, `streams.toml` | one H200 |
 | tide [part by part](tide_parts.md) | the same, `tide_parts.toml` | the same |
 | what [six orders](orders.md) buy | the same, `orders.toml` | the same |
@@ -207,6 +236,7 @@ at batch 1 | one H200 |
 | `ruinous_streams_h200.json` | `python benchmarks/ruinous_streams.py ruinous_streams_h200 --plan PLAN --processes 4`; \
 the plan is in the record, of which the end was cut | one H200 |
 | `guard_time_h200.json` | the same with one process, alone on the machine | one H200 |
+| `guard_host.json` | the same with `--host --methods tent,tide,trust` | one core of a server CPU, busy |
 | `benign_streams.json`, `ruinous_streams_cpu.json` | the same on corrupted images, and with methods that learn no \
 weights | two cores of a server CPU, busy |
 | `ruinous_streams.json` | the same on few batches, at the learning rate that [the page on the guard](../guard.md) \
