@@ -140,7 +140,7 @@ def profile_section() -> list[str]:
     lines = [part for batch, record in records if record for part in (f"Batch {batch}:", profile_table(record["rows"]))]
     about = (
         "Milliseconds by kind of kernel, from `python benchmarks/profile_steps.py`, whose records list the single "
-        "kernels. They and the table above are older than the last choice of tiles; the scan's own times are not."
+        "kernels. They are newer than the table above; other programs ran meanwhile, which cost short steps most."
     )
     return ["### Where the time goes", about, *lines] if lines else []
 
