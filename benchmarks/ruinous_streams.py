@@ -663,7 +663,7 @@ def time_table(runs: list[Run]) -> str:
             more.append(guarded - alone)
     if not more:
         return table(rows)
-    return f"{table(rows)}\n\nA settled batch takes {min(more):.2f} to {max(more):.2f} ms more, whatever the method."
+    return f"{table(rows)}\n\nA settled batch takes {min(more):.2f} to {max(more):.2f} ms more."
 
 
 def table(rows: list[list[str]]) -> str:

@@ -70,6 +70,7 @@ class _Look:
     """Whether the predictions of a batch wait for a later look, and what one at earlier ones found."""
 
     wait: bool
+    fetched: bool = False
     found: dict[Kind, str] | None = None
     done: bool = False
 
@@ -105,7 +106,7 @@ class Session:
         self.books.batches += 1
         self.books.images += len(images)
         self.books.since_snapshot += len(images)  # before anything is saved: a restart from there has seen them
-        facts, statistics = self.watch.judge.inspect(images) if self.watch else (examine(images), None)
+        facts, statistics = self._inspect(images)
         if sound(facts):
             logits, adapted = self._step(images, None, statistics)
         elif (fine := usable(facts)).all():
@@ -116,6 +117,16 @@ class Session:
         if self.books.since_snapshot >= self.policy.snapshot_every and not self.catch_up():
             self._save_if_healthy(images)
         return Result(logits, adapted, tuple(self._events), self.reading)
+
+    def _inspect(self, images: Tensor) -> tuple[Facts, Values | None]:
+        """The facts of images, and the statistics that show a drift: of each batch, or of some while all is quiet."""
+        if self.watch is None or (self._is_quiet(self.watch) and self.books.batches % TOGETHER):
+            return examine(images), None
+        return self.watch.judge.inspect(images)
+
+    def _is_quiet(self, watch: Watch) -> bool:
+        """Whether nothing has happened for some time, and nothing lasts."""
+        return not (self.books.attentive or self._lasting or watch.doubt)
 
     def _step_partly(self, images: Tensor, facts: Facts, fine: NDArray[np.bool_]) -> tuple[Tensor, bool]:
         """Continue with `images`, the usable ones; the rows of the others are NaN. A broken half spoils the rest."""
@@ -138,7 +149,7 @@ class Session:
         self, images: Tensor, facts: Facts | None, statistics: Values | None, *, partly: bool = False
     ) -> tuple[Tensor, bool]:
         """Predict usable images, and adapt if nothing speaks against it; without `facts` nothing looks broken."""
-        if self.watch is None or statistics is None:
+        if self.watch is None:
             return (self.predict(images), False) if self.books.paused else self._adapt(images)
         problem, returned = looks_broken(facts) if facts is not None else "", False
         if problem:
@@ -146,7 +157,8 @@ class Session:
         else:
             if not partly:
                 self._lasting.pop("broken_input", None)
-            returned = self.watch.look(images, statistics, drifting="drift" in self._lasting)
+            if statistics is not None:
+                returned = self.watch.look(images, statistics, drifting="drift" in self._lasting)
         left = returned and self._return_action(self.watch) in ("source", "rollback")
         if not left and self._may_update(
             drifting="drift" in self._lasting and not returned
@@ -169,6 +181,9 @@ class Session:
         before = self.method.state_dict() if probation else None
         drifting, spent = "drift" in self._lasting, self._spent()
         look = _Look(wait=self._can_wait(watch) and not due)
+        if look.wait and watch.behind >= TOGETHER:
+            look.fetched = True
+            watch.fetch()
         logits, adapted = self._adapt(images, lambda: self._glance(watch, look, len(images), drifting=drifting))
         work = max(1, self._spent() - spent) * len(images)
         check = watch.check(self.method, images, strict=probation, drifting=drifting) if due else None
@@ -179,7 +194,7 @@ class Session:
         wait = look.wait and adapted and logits.dim() == 2 and not watch.doubt
         if changed:
             return self.predict(images), False
-        watch.keep(logits, work=work, later=wait)
+        watch.keep(logits, work=work)
         if not wait and self._look(watch, images, check=check, before=before):
             return self.predict(images), False
         return logits, adapted
@@ -193,7 +208,7 @@ class Session:
 
     def _glance(self, watch: Watch, look: _Look, images: int, *, drifting: bool) -> None:
         """While the device works on this batch: at its images, and at predictions that were kept."""
-        if look.wait and watch.behind >= TOGETHER:
+        if look.fetched:
             look.found, look.done = self._read(watch, None), True
             look.wait = not watch.affords(images)
         look.wait = look.wait and (drifting or not watch.differs())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -48,34 +47,44 @@ class Check:
         return {"canary": self.on, "canary_images": self.images, "score": self.score, "least": self.least}
 
 
-class _Aside:
-    """Inside, a CUDA device does what it is given beside the work that it has, after what was marked last."""
+@dataclass(frozen=True, eq=False)
+class _Served:
+    """Predictions (n, classes, ...) that a caller holds too, and how often they had been written to."""
 
-    def __init__(self) -> None:
-        self._marks: list[torch.cuda.Event] = []
-        self._stream: torch.cuda.Stream | None = None
-        self._entered: AbstractContextManager[Any] = nullcontext()
+    rows: Tensor
+    version: int | None
 
-    def mark(self, tensor: Tensor | None) -> None:
-        """Work inside comes after all that was given so far to the stream where this tensor was made."""
-        if tensor is None or not tensor.is_cuda:
-            return
-        if self._stream is None or self._stream.device != tensor.device:
-            self._stream, self._marks = torch.cuda.Stream(tensor.device), []
-        self._marks.append(torch.cuda.current_stream(tensor.device).record_event())
+    @classmethod
+    def of(cls, output: Tensor) -> Self:
+        return cls(output.detach(), None if output.is_inference() else output._version)
 
-    def __enter__(self) -> None:
-        if self._stream is None:
-            return
-        for mark in self._marks:
-            self._stream.wait_event(mark)
-        self._marks = []
-        self._entered = torch.cuda.stream(self._stream)
-        self._entered.__enter__()
+    @property
+    def unchanged(self) -> bool:
+        """Whether they are still what was served: a caller may do with them as it likes."""
+        return self.version is None or self.rows._version == self.version
 
-    def __exit__(self, *error: object) -> None:
-        self._entered.__exit__(None, None, None)
-        self._entered = nullcontext()
+
+@dataclass(frozen=True, eq=False)
+class _Fetched:
+    """Rows (n, classes) on their way to the host."""
+
+    rows: Tensor
+    ready: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Self:
+        if not rows.is_cuda:
+            return cls(rows, None)
+        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+        host.copy_(rows, non_blocking=True)
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream(rows.device))
+        return cls(host, ready)
+
+    def wait(self) -> Tensor:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.rows
 
 
 class Watch:
@@ -105,8 +114,8 @@ class Watch:
         self._distance: float | None = None  # of the weights, as of the last probe
         self.learns = bool(method.adapted)  # otherwise there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images still to be judged, with what was served for them
-        self._served: list[Tensor] = []  # predictions that the monitors have not seen yet
-        self._aside = _Aside()
+        self._served: list[_Served] = []  # predictions that the monitors have not seen yet
+        self._fetched: _Fetched | None = None
         self._work = self._images = 0  # done for these
 
     def look(self, images: Tensor, statistics: Values, *, drifting: bool) -> bool:
@@ -130,13 +139,13 @@ class Watch:
         distance = self.monitors.input_distance()
         return distance is not None and self.limits.drift is not None and distance > self.limits.drift
 
-    def keep(self, output: Tensor, *, work: int, later: bool = False) -> None:
-        """Keep what was served for a batch, (n, classes, ...), for `see`: a copy if that is `later`.
+    def keep(self, output: Tensor, *, work: int) -> None:
+        """Keep what was served for a batch, (n, classes, ...), for `see`.
 
         `work`: what was done for it, in forward passes of one image.
         """
-        self._served.append(output.detach().clone() if later else output.detach())
-        self._aside.mark(output if later else None)
+        self._served.append(_Served.of(output))
+        self._fetched = None
         self._work, self._images = self._work + work, self._images + len(output)
 
     @property
@@ -144,16 +153,29 @@ class Watch:
         """How many batches were served that the monitors have not seen."""
         return len(self._served)
 
+    def fetch(self) -> None:
+        """Begin to bring what was kept to the host, so that a later `see` need not wait for the device."""
+        self._served = [served for served in self._served if served.unchanged]
+        if self._served:
+            self._fetched = _Fetched.of(torch.cat([served.rows for served in self._served]))
+
     def see(self, images: Tensor | None) -> bool:
         """Let the monitors see what was kept; False if it is not finite. The work pays for asking the source.
 
-        images: (n, c, h, w), those of the last batch; None asks nobody, and waits only for what was copied.
+        images: (n, c, h, w), those of the last batch; None asks nobody.
         """
-        output, sizes, work, seen = self._served[-1], [len(s) for s in self._served], self._work, self._images
-        with self._aside if images is None else nullcontext():
-            together = torch.cat(self._served) if len(sizes) > 1 else output
-            predictions = host_rows(together, probabilities=self._probabilities)
-        self._served, self._work, self._images = [], 0, 0
+        fetched, served, work, seen = self._fetched, self._served, self._work, self._images
+        self._fetched, self._served, self._work, self._images = None, [], 0, 0
+        served = [one for one in served if fetched is not None or one.unchanged]
+        if not served:
+            return True
+        sizes, rows = [len(one.rows) for one in served], served[-1].rows
+        output = rows
+        if fetched is not None:
+            rows = fetched.wait()
+        elif len(served) > 1:
+            rows = torch.cat([one.rows for one in served])
+        predictions = host_rows(rows, probabilities=self._probabilities)
         if not math.isfinite(predictions.sum()):
             return False
         self.monitors.see_predictions(predictions, sizes if len(sizes) > 1 else ())
@@ -254,7 +276,7 @@ class Watch:
         """Forget them, since the state is another one now."""
         self.monitors.forget_predictions()
         self._pending, self._distance = [], None
-        self._served, self._work, self._images = [], 0, 0
+        self._fetched, self._served, self._work, self._images = None, [], 0, 0
 
     def state(self) -> dict[str, Any]:
         """As tensors and plain values, without the images still to be judged, which this watch drops too.
@@ -282,7 +304,7 @@ class Watch:
         self._suspected, self._differed = state["suspected"], state.get("differed", False)
         self._doubted = state.get("doubted", 0)
         self._pending, self._distance = [], state["distance"]
-        self._served, self._work, self._images = [], 0, 0
+        self._fetched, self._served, self._work, self._images = None, [], 0, 0
 
 
 def _holds_tensors(state: Any) -> bool:
