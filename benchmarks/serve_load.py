@@ -1,6 +1,7 @@
 """What the service withstands: load, kill -9, many requests, many streams, malformed requests.
 
     python -m benchmarks.serve_load OUT.json --load 300 --kills 100 --requests 100000 --streams 1000 --malformed 5000
+    python -m benchmarks.serve_load OUT.json --page docs/serve.md    the table of a record, between its marks
 
 Parts that are not named are not run, and stay in OUT.json as they were. `--load` serves the network that ships with the
 package, its throughput beside that of the bare network; the others a tiny one, since the network is not what they try.
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ from trust_tta.serve.service import open_network
 
 EMBEDDED = "vmamba_nano_cifar10"
 BATCH = 32
+BEGIN, END = "<!-- load -->", "<!-- /load -->"
 
 
 @dataclass
@@ -362,6 +364,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=200)
     for part in ("kills", "requests", "streams", "malformed"):
         parser.add_argument(f"--{part}", type=int, default=0, metavar="N")
+    parser.add_argument("--page", type=Path)
     arguments = parser.parse_args(given)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "load": lambda: try_load(arguments.load, arguments.clients),
@@ -378,6 +381,53 @@ def main(given: list[str] | None = None) -> None:
             say(f"{part}: {json.dumps(record[part])}")
             with replacing(arguments.out) as file:
                 file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if arguments.page:
+        before, rest = arguments.page.read_text(encoding="utf-8").split(BEGIN)
+        text = f"{before}{BEGIN}\n{table(record)}\n{END}{rest.split(END)[1]}"
+        with replacing(arguments.page) as file:
+            file.write_text(text, encoding="utf-8")
+
+
+def table(record: dict[str, Any]) -> str:
+    """What a whole record says, for readers."""
+    load, kills, many, streams, bad = (record[k] for k in ("load", "kills", "requests", "streams", "malformed"))
+    served = {"`source`": load["source"], "`tide`": load["tide"], "`tide` that only predicts": load["tide_predicting"]}
+    over = load["source"]["processor_ms_per_image"] - load["source"]["bare_processor_ms_per_image"]
+    rows = {
+        f"{load['clients']} clients, one picture at a time, for {load['seconds']:.0f} s": [
+            answers(served.values()),
+            *(f"{name}: {throughput(part)}" for name, part in served.items()),
+            f"{over:.1f} ms of processor time per image over the bare network",
+        ],
+        f"{kills['kills']} times `kill -9` under load, and a restart": [
+            f"{kills['lost']} lost of {kills['acknowledged_labels']} labels, {kills['acknowledged_events']} events and "
+            f"{kills['acknowledged_snapshots']} snapshots that were acknowledged",
+            f"a restart takes {kills['restart_seconds_median']:.1f} s",
+        ],
+        f"{many['requests']:,} requests to 4 streams": [
+            f"{answers([many])}, {many['requests'] / many['seconds']:.0f} per second",
+            f"memory {many['second_fifth_mib']} MiB in the second fifth, {many['last_fifth_mib']} MiB in the last",
+        ],
+        f"{streams['streams']:,} streams, each asked twice, {streams['loaded']} in memory": [
+            answers(streams["rounds"]),
+            f"{streams['rounds'][-1]['last_mib']:.0f} MiB at the end, {streams['disk_mib']:.0f} MiB on disk",
+        ],
+        f"{bad['requests']:,} malformed requests": [
+            f"{answers([bad])}, with one line",
+            f"{bad['tracebacks']} tracebacks, the process {'alive' if bad['alive'] else 'dead'}",
+        ],
+    }
+    lines = [f"| {part} | {'; '.join(found)} |" for part, found in rows.items()]
+    return "\n".join(["| part | found |", "| --- | --- |", *lines])
+
+
+def answers(parts: Iterable[dict[str, Any]]) -> str:
+    return f"answered with {', '.join(sorted({status for part in parts for status in part['statuses']}))} alone"
+
+
+def throughput(part: dict[str, Any]) -> str:
+    times = f"p50 {part['p50_ms'] / 1000:.2f} s, p99 {part['p99_ms'] / 1000:.2f} s"
+    return f"{part['images_per_second']:.0f} images per second, {part['share_of_bare']:.0%} of bare calls ({times})"
 
 
 if __name__ == "__main__":
