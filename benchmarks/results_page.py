@@ -141,7 +141,11 @@ def seeds() -> str:
         for setting, batch, _ in STREAMS
     }
     fewer = sum(count < 3 for count in counts.values())
-    return "three seeds" if not fewer else f"three seeds, but in {fewer} of {len(counts)} rows one for all but `tide`"
+    return (
+        "three seeds"
+        if not fewer
+        else f"three seeds, in {fewer} of {len(counts)} rows fewer for methods other than `tide`"
+    )
 
 
 def all_images() -> list[str]:

@@ -413,7 +413,7 @@ def table(record: dict[str, Any]) -> str:
             f"{streams['rounds'][-1]['last_mib']:.0f} MiB at the end, {streams['disk_mib']:.0f} MiB on disk",
         ],
         f"{bad['requests']:,} malformed requests": [
-            f"{answers([bad])}, with one line",
+            f"{answers([bad])}, with one line each",
             f"{bad['tracebacks']} tracebacks, the process {'alive' if bad['alive'] else 'dead'}",
         ],
     }
@@ -422,7 +422,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def answers(parts: Iterable[dict[str, Any]]) -> str:
-    return f"answered with {', '.join(sorted({status for part in parts for status in part['statuses']}))} alone"
+    return f"status {', '.join(sorted({status for part in parts for status in part['statuses']}))} only"
 
 
 def throughput(part: dict[str, Any]) -> str:

@@ -405,7 +405,7 @@ class StreamNorm(OwnNorm):
             self.group_images.copy_(torch.where(worth > 0, worth / share, self.memory_group_images))
             of_batch = count / len(x)
             middle = of_batch @ mean
-            # a stream may stop being mixed
+            # The memory of the whole stream follows as well: it is used when the stream stops being mixed.
             self._remember(middle, of_batch @ (variance + (mean - middle).square()))
         return mean, variance
 

@@ -38,8 +38,8 @@ CONFUSION_HALF_LIFE = 256.0  # images of a class-balanced stream after which hal
 FREQUENCY_HALF_LIFE = 128.0  # images after which half of the class frequencies are new
 EVEN = 10.0  # images of an even class distribution that the frequencies start with
 LEAST_LOG_P = math.log(1e-12)
-EAGER = 0.5  # by so much steps are longer when a domain begins
-NEW = 2048.0  # images after which half of that is left
+EAGER = 0.5  # steps are longer by this share when a domain begins
+NEW = 2048.0  # images of a domain after which half of this is left
 DOUBT = 3.0  # excess of the skew, in its standard, at which it is half believed
 
 
@@ -131,7 +131,7 @@ class Tide(Learner):
 
     @property
     def eagerness(self) -> Tensor | float:
-        """How long steps are in this domain, by the images that were seen of it."""
+        """By how much steps are longer, the fewer images of this domain were seen."""
         watch = self.statistics.watch
         return 1.0 if watch is None else 1 + EAGER * torch.exp2(-watch.images * self.statistics.worth / NEW)
 
