@@ -29,9 +29,9 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 WIDE, END = 30, 20  # domains that are too many for a table, and those of its beginning and end
 TRUST, SIX_STEPS = "trust", "trust_naive, 6 steps"
 COLUMNS = (
-    "dataset", "setting", "label", "method", "options", "domain", "severity", "seed", "batch_size", "samples",
-    "accuracy_before", "accuracy", "nll", "ece", "brier", "entropy", "updates", "skipped_updates", "forwards",
-    "backwards", "seconds_median", "seconds_total",
+    "dataset", "setting", "label", "method", "domain", "severity", "seed", "batch_size", "limit", "samples",
+    "accuracy_before", "accuracy", "clean_accuracy", "nll", "ece", "brier", "entropy", "updates", "skipped_updates",
+    "forwards", "backwards", "seconds_median", "seconds_total",
 )  # fmt: skip
 MAKING = {
     "cifar10-c": (
@@ -67,11 +67,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def write_cells(report: Report, path: Path) -> None:
-    """One row per cell, with what decides the numbers and the numbers; `bench --export` has every column."""
+    """One row per cell, six digits of each number; `bench --export` has every column, exact."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows({**flat_row(cell), "label": cell.label} for cell in report.cells)
+        for cell in report.cells:
+            row = {**flat_row(cell), "label": cell.label}
+            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
 def page(group: Group, config: Path) -> str:
