@@ -48,7 +48,7 @@ from trust_tta.atomic import replacing
 from trust_tta.data.embedded import load_sample
 from trust_tta.live import session
 from trust_tta.live.alarms import Reference, calibrate
-from trust_tta.live.inputs import examine
+from trust_tta.live.inputs import Fetched, facts_of
 from trust_tta.live.session import Result
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
@@ -184,6 +184,8 @@ def main() -> None:
         )
         tasks = [(m, s, guards, count_batches(arguments, m, s)) for m, s in product(methods, streams)]
         tasks.sort(key=lambda task: -task[3] * PASSES.get(task[0], 1))  # the longest first: none is left at the end
+    known = {(r.method, r.stream, r.guard): r.batches for file in arguments.known for r in read_runs(file)}
+    tasks = [t for t in tasks if any(known.get((t[0], t[1], guard), 0) < t[3] for guard in t[2])]
     for task, result in perform(tasks, setting, processes=arguments.processes, until=started + arguments.seconds):
         if isinstance(result, str):
             book.fail(task, result)
@@ -206,6 +208,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="cut streams after so many")
     parser.add_argument("--plan", type=Path, help="what to run, in place of methods, streams, guards and batches")
     parser.add_argument("--host", action="store_true", help="count what the guard does on the host in a quiet stream")
+    parser.add_argument("--known", type=Path, nargs="*", default=(), help="records whose streams need not run again")
     parser.add_argument("--merge", type=Path, nargs="+", help="records to put together; nothing is run")
     parser.add_argument("--page", type=Path, help="where to put the tables of the merged runs")
     parser.add_argument("--times", type=Path, help="a record of runs that were alone on their machine, for the page")
@@ -388,9 +391,9 @@ class Calls(TorchDispatchMode):
         self.reads += "_local_scalar_dense" in str(operation)
         return operation(*args, **(kwargs or {}))
 
-    def read(self, tensor: Tensor) -> Tensor:
+    def read(self, coming: Fetched) -> Tensor:
         self.reads += 1
-        return tensor.to("cpu")
+        return coming.values
 
 
 def measure_host(name: str, setting: Setting) -> list[HostCost]:
@@ -403,7 +406,7 @@ def measure_host(name: str, setting: Setting) -> list[HostCost]:
         if not isinstance(live, tt.Stream):
             raise TypeError(f"{guard} is no stream")
         hidden = play_back(live, batches)
-        with Calls() as calls, patch.object(Tensor, "cpu", lambda tensor, calls=calls: calls.read(tensor)):
+        with Calls() as calls, patch.object(Fetched, "wait", lambda coming, calls=calls: calls.read(coming)):
             for batch in batches:
                 live(batch)
         with known_inputs(live, batches):
@@ -428,11 +431,11 @@ def time_round(live: tt.Stream, batches: list[Tensor]) -> float:
 def known_inputs(live: tt.Stream, batches: list[Tensor]) -> Iterator[None]:
     """The images are looked at once: on a device that is a recorded pass."""
     watch = live._session.watch
-    facts = {id(b): examine(b) for b in batches}
-    seen = {} if watch is None else {id(b): watch.judge.inspect(b) for b in batches}
-    with patch.object(session, "examine", lambda images: facts[id(images)]):
+    facts = {id(b): facts_of(b) for b in batches}
+    seen = {} if watch is None else {id(b): watch.judge.inspection(b) for b in batches}
+    with patch.object(session, "facts_of", lambda images: facts[id(images)]):
         if watch is not None:
-            watch.judge.inspect = lambda images: seen[id(images)]  # type: ignore[method-assign]
+            watch.judge.inspection = lambda images: seen[id(images)]  # type: ignore[method-assign]
         yield
 
 
@@ -448,9 +451,8 @@ def play_back(live: tt.Stream, batches: list[Tensor]) -> list[float]:
 
     def adapt(images: Tensor, meanwhile: Callable[[], None] | None = None) -> tuple[Tensor, bool]:
         begun = time.thread_time()
-        if meanwhile is not None:
-            meanwhile()
-            seconds.append(time.thread_time() - begun)
+        own._do_meanwhile(meanwhile)
+        seconds.append(time.thread_time() - begun)
         return outputs[id(images)], True
 
     own._adapt = adapt  # type: ignore[method-assign]

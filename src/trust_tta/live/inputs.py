@@ -1,8 +1,9 @@
-"""The input of a stream as a float batch; and images from which nothing should be learned."""
+"""The input of a stream as a float batch; images from which nothing should be learned; values that come to the host."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -34,6 +35,29 @@ def prepare(images: Any, network: nn.Module) -> Tensor:
         )
     batch: Tensor = preprocessing(images.numpy() if isinstance(images, Tensor) else images)
     return batch.to(like)
+
+
+@dataclass(frozen=True, eq=False)
+class Fetched:
+    """A tensor on its way to the host, so that whoever needs it later need not wait for what the device does after."""
+
+    values: Tensor
+    ready: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, values: Tensor) -> Self:
+        if not values.is_cuda:
+            return cls(values, None)
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream(values.device))
+        return cls(host, ready)
+
+    def wait(self) -> Tensor:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.values
 
 
 def examine(images: Tensor) -> Facts:

@@ -106,16 +106,24 @@ class Judge:
         if self._own:
             torch._foreach_copy_(self._own, [w.detach() for w in weights])
 
-    @torch.no_grad()
     def inspect(self, images: Tensor) -> tuple[Facts, Values]:
         """What is to be known of images (n, c, h, w) before they are learned from: their facts and statistics (2, c).
 
         One transfer from the device, which others wait for.
         """
+        return self.split(images, self.inspection(images).cpu())
+
+    @torch.no_grad()
+    def inspection(self, images: Tensor) -> Tensor:
+        """The same as one vector, where the images are."""
         if self._slots is not None and self._slots.device != images.device:
             self._slots = self._slots.to(images.device)
-        flat = self._inspection(images, self._slots).cpu().numpy()
-        size = len(images) * (2 * images.shape[1] + 1)
+        return self._inspection(images, self._slots)
+
+    @staticmethod
+    def split(images: Tensor, inspection: Tensor) -> tuple[Facts, Values]:
+        """What `inspection` gave, on the host."""
+        flat, size = inspection.numpy(), len(images) * (2 * images.shape[1] + 1)
         return flat[:size].reshape(len(images), -1), flat[size:].reshape(2, -1).astype(np.float64)
 
     @torch.no_grad()

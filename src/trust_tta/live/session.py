@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,17 @@ from torch import Tensor
 from trust_tta.errors import DataError, StateError
 from trust_tta.live.alarms import Kind, Reference
 from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
-from trust_tta.live.inputs import Facts, examine, looks_broken, sound, usable
+from trust_tta.live.inputs import Facts, Fetched, examine, facts_of, looks_broken, sound, usable
 from trust_tta.live.monitors import CLASS_WINDOW, Reading, Values, rows_of
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
 from trust_tta.methods.base import Method
-from trust_tta.methods.safety import all_finite
+from trust_tta.methods.safety import are_finite
 
 ATTENTIVE = 64  # batches from the start, and after an event, whose predictions are looked at one by one
 TOGETHER = 4  # batches whose predictions are looked at together otherwise: reading them takes longer than the rest
 FREE_UPDATES = 16  # after which checks are paid for from the budget
+WARY = 16  # batches after one with broken images that are looked at before anything is learned from them
 FAR = 2.0  # times the limit: a short drift must have gone this far for its end to count; others may be chance
 
 
@@ -67,12 +69,21 @@ class Books:
 
 @dataclass
 class _Look:
-    """Whether the predictions of a batch wait for a later look, and what one at earlier ones found."""
+    """What is seen while the device works on a batch.
 
-    wait: bool
+    `unseen`: nobody has looked at its images yet. `wait`: its predictions wait for a later look. `fetched`: earlier
+    ones are on their way; `found`, once it is `done`: the alarms of a look at them.
+    """
+
+    unseen: bool = False
+    wait: bool = False
     fetched: bool = False
     found: dict[Kind, str] | None = None
     done: bool = False
+
+
+class _NotSound(Exception):  # noqa: N818, it is no error
+    """Ends a batch that must be looked at before anything is learned from it; the method takes everything back."""
 
 
 class Session:
@@ -96,27 +107,66 @@ class Session:
         self._lasting: dict[str, Action] = {}  # current alarms, and the action on each
         self._events: list[Event] = []  # of this call
         self._on_event = on_event
+        self._wary = 0  # batches still to be looked at before the method sees them
+        self._meanwhile: Callable[[], None] | None = None  # the caller's
         self._nothing = next(method.model.parameters()).new_zeros(0)  # for checks on the canary alone
 
     # One batch
 
-    def step(self, images: Tensor) -> Result:
-        """Predict images (n, c, h, w), and adapt on them unless something speaks against it."""
-        self._events = []
+    def step(self, images: Tensor, meanwhile: Callable[[], None] | None = None) -> Result:
+        """Predict images (n, c, h, w), and adapt on them unless something speaks against it.
+
+        `meanwhile` is called while the device works, when the method is as it will be, unless an event changes it.
+        """
+        self._events, self._meanwhile = [], meanwhile
         self.books.batches += 1
         self.books.images += len(images)
         self.books.since_snapshot += len(images)  # before anything is saved: a restart from there has seen them
-        facts, statistics = self._inspect(images)
-        if sound(facts):
-            logits, adapted = self._step(images, None, statistics)
-        elif (fine := usable(facts)).all():
-            logits, adapted = self._step(images, facts, statistics)
-        else:
-            images = images[torch.from_numpy(fine).to(images.device)]
-            logits, adapted = self._step_partly(images, facts, fine)
+        try:
+            done = self._step_unseen(images) if self._trusts_images() else None
+            logits, adapted, images = done or self._step_seen(images)
+        finally:
+            self._meanwhile = None  # it holds the caller
         if self.books.since_snapshot >= self.policy.snapshot_every and not self.catch_up():
             self._save_if_healthy(images)
         return Result(logits, adapted, tuple(self._events), self.reading)
+
+    def _trusts_images(self) -> bool:
+        """Whether to learn from a batch before its images were looked at: the device would wait for that.
+
+        If they turn out to be broken, what was learned is taken back before the call returns.
+        """
+        if self._wary or self.books.paused:
+            self._wary = max(0, self._wary - 1)
+            return False
+        if self.watch is None:
+            return True
+        return self._is_quiet(self.watch) and self._pace == Pace() and self._may_update(drifting=False)
+
+    def _step_unseen(self, images: Tensor) -> tuple[Tensor, bool, Tensor] | None:
+        """As `_step_seen`, but look at the images while the device works; None, and all is as before, if not sound."""
+        books, look = replace(self.books), _Look(unseen=True)
+        try:
+            if self.watch is not None:
+                return *self._update(self.watch, images, look), images
+            return *self._adapt(images, lambda: self._glance(look, images, drifting=False)), images
+        except Exception:  # what the method says of images that it cannot take is said better by a look at them
+            if sound(examine(images)):
+                raise
+        self.books, self._wary = books, WARY
+        if look.done and self.watch is not None:  # the distance of the weights was seen with the batch learned
+            self._act_on(self.watch, None if look.found is None else self._read_alarms(self.watch, anew=True))
+        return None
+
+    def _step_seen(self, images: Tensor) -> tuple[Tensor, bool, Tensor]:
+        """Look at a batch first: the logits of all its images, whether the method adapted, and the usable images."""
+        facts, statistics = self._inspect(images)
+        if sound(facts):
+            return *self._step(images, None, statistics), images
+        if (fine := usable(facts)).all():
+            return *self._step(images, facts, statistics), images
+        images = images[torch.from_numpy(fine).to(images.device)]
+        return *self._step_partly(images, facts, fine), images
 
     def _inspect(self, images: Tensor) -> tuple[Facts, Values | None]:
         """The facts of images, and the statistics that show a drift: of each batch, or of some while all is quiet."""
@@ -163,7 +213,7 @@ class Session:
         if not left and self._may_update(
             drifting="drift" in self._lasting and not returned
         ):  # a state that is about to be dropped learns nothing more
-            return self._update(self.watch, images)
+            return self._update(self.watch, images, _Look())
         logits = self.predict(images)
         if not self.books.paused:  # the skipped update pays for asking the source
             self.watch.credit = max(self.watch.credit, self.watch.judge.passes * len(images))
@@ -172,7 +222,7 @@ class Session:
             logits = self.predict(images) if self._look(self.watch, images) else logits
         return logits, False
 
-    def _update(self, watch: Watch, images: Tensor) -> tuple[Tensor, bool]:
+    def _update(self, watch: Watch, images: Tensor, look: _Look) -> tuple[Tensor, bool]:
         books, probation = self.books, self.books.slow > 1
         books.updates, books.at_source = books.updates + 1, False
         # The first updates show whether the learning rate is ruinous; after a collapse every update is checked.
@@ -180,11 +230,11 @@ class Session:
         due = early or probation or books.since_check >= self.policy.check_every
         before = self.method.state_dict() if probation else None
         drifting, spent = "drift" in self._lasting, self._spent()
-        look = _Look(wait=self._can_wait(watch) and not due)
+        look.wait = self._can_wait(watch) and not due
         if look.wait and watch.behind >= TOGETHER:
             look.fetched = True
             watch.fetch()
-        logits, adapted = self._adapt(images, lambda: self._glance(watch, look, len(images), drifting=drifting))
+        logits, adapted = self._adapt(images, lambda: self._glance(look, images, drifting=drifting))
         work = max(1, self._spent() - spent) * len(images)
         check = watch.check(self.method, images, strict=probation, drifting=drifting) if due else None
         if check and books.updates > FREE_UPDATES:
@@ -206,23 +256,51 @@ class Session:
             return False
         return not watch.doubt and not watch.monitors.returned
 
-    def _glance(self, watch: Watch, look: _Look, images: int, *, drifting: bool) -> None:
-        """While the device works on this batch: at its images, and at predictions that were kept."""
-        if look.fetched:
+    def _glance(self, look: _Look, images: Tensor, *, drifting: bool) -> None:
+        """While the device works on this batch: at predictions that were kept, and at its images."""
+        watch = self.watch
+        coming = self._send_for(images) if look.unseen else None
+        if look.fetched and watch is not None:
             look.found, look.done = self._read(watch, None), True
-            look.wait = not watch.affords(images)
-        look.wait = look.wait and (drifting or not watch.differs())
+            look.wait = not watch.affords(len(images))
+        if coming is not None:
+            self._see_images(images, coming.wait())
+        if watch is not None:
+            look.wait = look.wait and (drifting or not watch.differs())
+
+    def _send_for(self, images: Tensor) -> Fetched:
+        """Let the device look at images when it is done with its work."""
+        if self.watch is None or self.books.batches % TOGETHER:
+            return Fetched.of(facts_of(images))
+        return Fetched.of(self.watch.judge.inspection(images))
+
+    def _see_images(self, images: Tensor, seen: Tensor) -> None:
+        """Take what `_send_for` brought; it may end the batch."""
+        if self.watch is None or self.books.batches % TOGETHER:
+            facts, statistics = seen.numpy(), None
+        else:
+            facts, statistics = self.watch.judge.split(images, seen)
+        if not sound(facts):
+            raise _NotSound
+        if statistics is not None and self.watch is not None:
+            self.watch.look(images, statistics, drifting=False)
 
     def _adapt(self, images: Tensor, meanwhile: Callable[[], None] | None = None) -> tuple[Tensor, bool]:
         """The method's prediction; where it refuses because that is not finite, one without adapting."""
         own = vars(self.method)  # a module takes microseconds to set an attribute
-        own["meanwhile"] = meanwhile
+        own["meanwhile"] = partial(self._do_meanwhile, meanwhile)
         try:
             return self.method(images), True
         except DataError:
             return self.evaluate(images), False
         finally:
             own["meanwhile"] = None
+
+    def _do_meanwhile(self, more: Callable[[], None] | None) -> None:
+        if self._meanwhile is not None:
+            self._meanwhile()
+        if more is not None:
+            more()
 
     def _may_update(self, *, drifting: bool) -> bool:
         held = "skip" in self._lasting.values() or self._lasting.get("few_classes") == "source"
@@ -276,10 +354,11 @@ class Session:
 
     def _read(self, watch: Watch, images: Tensor | None) -> dict[Kind, str] | None:
         """Let the monitors see what was kept; the alarms, or None if it is not finite. Nothing is done about them."""
-        if not watch.see(images):
-            return None
+        return self._read_alarms(watch) if watch.see(images) else None
+
+    def _read_alarms(self, watch: Watch, *, anew: bool = False) -> dict[Kind, str]:
         lasting = {"drifting": "drift" in self._lasting, "few": "few_classes" in self._lasting}
-        self.reading, alarms = watch.read(self.method, self.books.images, **lasting)
+        self.reading, alarms = watch.read(self.method, self.books.images, **lasting, anew=anew)
         return alarms
 
     def _act_on(
@@ -452,7 +531,7 @@ class Session:
     def _judge_change(self, served: Tensor, images: Tensor, *, canary: bool = True) -> tuple[str, dict[str, Any]]:
         """Why a change of state is wrong, or "", and the evidence. `served`: the predictions before it."""
         logits = self.evaluate(images)
-        if not all_finite(logits):
+        if not bool(are_finite(logits)):
             return "the predictions are not finite", {}
         if self.watch is None:
             return "", {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Stream:
         self._lock = threading.RLock()
         self._gatherer = Gatherer(self._call, _cut, size=batch_size) if batch_size else None
         self._closed = False
-        self._callers: list[Tensor] = _some([method.caller.network.get_parameter(name) for name in method.adapted])
+        self._callers: Sequence[Tensor] = _some([method.caller.network.get_parameter(name) for name in method.adapted])
         self._claim()
         self._folder = None if snapshots is None else Folder(snapshots)
         try:
@@ -129,7 +129,7 @@ class Stream:
             try:
                 return self._session.adopt(lambda: change(self.method), batch, served=served, canary=canary)
             finally:
-                self._fingerprint = self._take_fingerprint()
+                self._remember_weights()
 
     @property
     def paused(self) -> bool:
@@ -178,7 +178,7 @@ class Stream:
             twin._session.load(self._session.state())
             twin._session.books.snapshot, twin._session.books.candidate = books.snapshot, 0
             twin.method.load_state_dict(self.method.state_dict())  # the folder may have held another
-            twin._fingerprint = twin._take_fingerprint()
+            twin._remember_weights()
             twin._session.save(good=True)
             return twin
 
@@ -201,10 +201,17 @@ class Stream:
     def _call(self, images: Tensor) -> Result:
         with self._lock:
             self._check()
+            known = False  # whether the fingerprint taken while the device worked still holds
             try:
-                return self._session.step(images)
+                result = self._session.step(images, self._remember_weights)
+                known = result.adapted and not result.events
+                return result
             finally:
-                self._fingerprint = self._take_fingerprint()
+                if not known:
+                    self._remember_weights()
+
+    def _remember_weights(self) -> None:
+        self._fingerprint = self._take_fingerprint()
 
     def _request(self, action: str, do: Callable[[], str | None]) -> Event:
         with self._lock:
@@ -212,7 +219,7 @@ class Stream:
             try:
                 return self._session.on_request(action, do)
             finally:
-                self._fingerprint = self._take_fingerprint()
+                self._remember_weights()
 
     def _set_paused(self, paused: bool) -> None:
         self._session.books.paused = paused
@@ -224,7 +231,7 @@ class Stream:
             self._session.load(snapshot.state)
         elif problems:
             raise StateError(f"no snapshot of the folder can be read, the newest because: {problems[0]}")
-        self._fingerprint = self._take_fingerprint()
+        self._remember_weights()
         number = snapshot.number if snapshot else 0
         self._session.start(number, problems)
 
@@ -258,7 +265,7 @@ class Stream:
     def _take_fingerprint(self) -> Tensor | None:
         """Norms of some of the adapted weights: learning changes all of them."""
         self._versions = self._read_versions()
-        weights = _some([p.detach() for p in self.method.adapted.values()])
+        weights = [p.detach() for p in _some([*self.method.adapted.values()])]
         return torch.stack(torch._foreach_norm(weights)) if weights else None
 
     def _claim(self) -> None:
@@ -282,7 +289,7 @@ class Stream:
             _streams.discard(self)
 
 
-def _some(tensors: list[Tensor]) -> list[Tensor]:
+def _some(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return tensors[:: -(-len(tensors) // MOST_FINGERPRINTED) or 1]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trust_tta.live.alarms import Kind, Limits, Reference, canary_of, find_alarms
 from trust_tta.live.guard import Guard
+from trust_tta.live.inputs import Fetched
 from trust_tta.live.judge import Canary, Judge, Reservoir
 from trust_tta.live.monitors import (
     CLASS_WINDOW,
@@ -64,29 +65,6 @@ class _Served:
         return self.version is None or self.rows._version == self.version
 
 
-@dataclass(frozen=True, eq=False)
-class _Fetched:
-    """Rows (n, classes) on their way to the host."""
-
-    rows: Tensor
-    ready: torch.cuda.Event | None
-
-    @classmethod
-    def of(cls, rows: Tensor) -> Self:
-        if not rows.is_cuda:
-            return cls(rows, None)
-        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-        host.copy_(rows, non_blocking=True)
-        ready = torch.cuda.Event()
-        ready.record(torch.cuda.current_stream(rows.device))
-        return cls(host, ready)
-
-    def wait(self) -> Tensor:
-        if self.ready is not None:
-            self.ready.synchronize()
-        return self.rows
-
-
 class Watch:
     """The monitors, judge and canary of one method. `credit`: how many images may still be judged."""
 
@@ -115,7 +93,7 @@ class Watch:
         self.learns = bool(method.adapted)  # otherwise there may be nothing to judge
         self._pending: list[tuple[Tensor, Tensor]] = []  # images still to be judged, with what was served for them
         self._served: list[_Served] = []  # predictions that the monitors have not seen yet
-        self._fetched: _Fetched | None = None
+        self._fetched: Fetched | None = None
         self._work = self._images = 0  # done for these
 
     def look(self, images: Tensor, statistics: Values, *, drifting: bool) -> bool:
@@ -157,7 +135,7 @@ class Watch:
         """Begin to bring what was kept to the host, so that a later `see` need not wait for the device."""
         self._served = [served for served in self._served if served.unchanged]
         if self._served:
-            self._fetched = _Fetched.of(torch.cat([served.rows for served in self._served]))
+            self._fetched = Fetched.of(torch.cat([served.rows for served in self._served]))
 
     def see(self, images: Tensor | None) -> bool:
         """Let the monitors see what was kept; False if it is not finite. The work pays for asking the source.
@@ -263,9 +241,11 @@ class Watch:
         least = (1 + self.guard.agreement) / 2 if strict else self.guard.agreement
         return Check("batch", len(canary.images), score, least)
 
-    def read(self, method: Method, images: int, *, drifting: bool, few: bool) -> tuple[Reading, dict[Kind, str]]:
-        """The present reading of the stream, and its alarms."""
-        if self._distance is None:
+    def read(
+        self, method: Method, images: int, *, drifting: bool, few: bool, anew: bool = False
+    ) -> tuple[Reading, dict[Kind, str]]:
+        """The present reading of the stream, and its alarms; `anew`, with the distance of the weights as they are."""
+        if anew or self._distance is None:
             self._distance = weight_distance(method)
         reading = self.monitors.read(images, weight_distance=self._distance, skipped=method.counters.skipped)
         guard = self.guard

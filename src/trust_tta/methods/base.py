@@ -21,7 +21,7 @@ from trust_tta.errors import ConfigError
 from trust_tta.methods import saving
 from trust_tta.methods.parameters import Caller, ParameterSet, select, share
 from trust_tta.methods.passes import Passes, Updates
-from trust_tta.methods.safety import Admission, Turns, adapting, check_outputs, finite, uncompiled
+from trust_tta.methods.safety import Admission, Turns, adapting, are_finite, check_outputs, finite, uncompiled
 from trust_tta.methods.saving import Counters
 from trust_tta.methods.state import Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
@@ -152,11 +152,14 @@ class Method(nn.Module):
                 if getattr(self.options, "episodic", False):
                     self.restore_source()
                 self.statistics.begin(images, worth=self.worth)
-                self.coarse_before = None
+                self.coarse_before, self.update.unsettled = None, []
                 outputs = whole(self.adapt(images).detach())
+                fine = are_finite(outputs)
                 if self.meanwhile is not None:
                     self.meanwhile()
-                check_outputs(outputs, images)
+                if self.update.unsettled:
+                    self.update.settle(self.update.unsettled)
+                check_outputs(fine, images)
                 self.counters.batches += 1
                 return outputs
 
@@ -265,15 +268,12 @@ class Learner(Method):
         """Called after each update that was made."""
 
     def adapt(self, images: Tensor) -> Logits:
-        waiting: list[Tensor] = []
         for _ in range(self.options.steps):
             logits: Logits = self.adapting_pass(images)
-            waiting += self.learn(images, logits) or []
+            self.learn(images, logits)
         if self.options.predict == "after":
             with torch.no_grad():
                 logits = self.predict.coarse(images)
-        if waiting:
-            self.update.settle(waiting)
         return logits
 
     def adapting_pass(self, images: Tensor) -> Any:
@@ -283,14 +283,13 @@ class Learner(Method):
             self.coarse_before = logits.detach()
         return logits if self.in_bands else whole(logits)
 
-    def learn(self, images: Tensor, logits: Any) -> list[Tensor] | None:
-        """One update from the logits of the batch; what `settle` takes later, where nothing waits for it."""
+    def learn(self, images: Tensor, logits: Any) -> None:
+        """One update from the logits of the batch; where nothing in it waits for that, it is counted at its end."""
         del images
         chosen = self.select(logits.detach())
         if chosen is not None and not bool(chosen.any()):
-            return None
+            return
         if type(self).learned is Learner.learned:
-            return [self.update.descend(self.loss(logits, chosen))]
-        if self.update(self.loss(logits, chosen)):
+            self.update.unsettled.append(self.update.descend(self.loss(logits, chosen)))
+        elif self.update(self.loss(logits, chosen)):
             self.learned(logits.detach(), chosen)
-        return None

@@ -19,7 +19,7 @@ from trust_tta.errors import StateError
 from trust_tta.methods.base import Method, MethodOptions
 from trust_tta.methods.clean import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.prompts import Maps, take_prompts
-from trust_tta.methods.safety import check_outputs
+from trust_tta.methods.safety import are_finite, check_outputs
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
 from trust_tta.schema import Count, Fraction, Positive, Rate
@@ -83,7 +83,7 @@ class Dpcore(Method):
             x = take_prompts(self.model).embed(images)
             plain = self.see(x)
         self.coarse_before = plain.logits
-        check_outputs(plain.logits, images)
+        check_outputs(are_finite(plain.logits), images)
         prompt, logits = self.adapt_known(x, plain) or self.adapt_new(x, plain, self.first_prompt(images, x))
         if self.options.predict == "before":
             return logits

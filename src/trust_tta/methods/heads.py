@@ -24,7 +24,7 @@ from trust_tta.methods.features import (
     require_features,
 )
 from trust_tta.methods.losses import entropy
-from trust_tta.methods.safety import check_outputs
+from trust_tta.methods.safety import are_finite, check_outputs
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.statistics import StatisticsKind
 from trust_tta.schema import Fraction, Natural
@@ -43,7 +43,7 @@ class HeadMethod(Method):
         with torch.no_grad():
             self.counters.forwards += 1
             features = self.features(images)
-            check_outputs(self.head(features), images)  # prototypes would hide it
+            check_outputs(are_finite(self.head(features)), images)  # prototypes would hide it
             before = self.coarse_before = self.classify(features)
             self.follow(features)
             return before if self.options.predict == "before" else self.classify(features)

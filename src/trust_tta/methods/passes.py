@@ -100,6 +100,7 @@ class Updates:
 
     def __init__(self, weights: Weights, statistics: Statistics, counters: Counters) -> None:
         self.weights, self.statistics, self.counters = weights, statistics, counters
+        self.unsettled: list[Tensor] = []  # what `descend` gave and nothing in the batch waits for
 
     def __call__(self, loss: Tensor, *, start: Tensor | None = None) -> bool:
         """Whether the loss and its gradient were finite, so that a step was made.

@@ -71,9 +71,9 @@ def _check_finite(images: Tensor, finite_sum: Tensor) -> None:
         raise ShapeError("the images hold values that are not finite; drop or repair them before adapting")
 
 
-def check_outputs(outputs: Tensor, images: Tensor) -> None:
-    """Refuse predictions that are not finite: finite pixels can be too large, or the last update too long."""
-    if not all_finite(outputs):
+def check_outputs(fine: Tensor, images: Tensor) -> None:
+    """Refuse predictions that are not finite (`fine` is for the device to know): pixels too large, or an update."""
+    if not bool(fine):
         largest = float(images.abs().max())
         raise DataError(
             f"the predictions of this batch are not finite (its largest pixel is {largest:.3g}); nothing was changed: "
@@ -81,10 +81,10 @@ def check_outputs(outputs: Tensor, images: Tensor) -> None:
         )
 
 
-def all_finite(outputs: Tensor) -> bool:
-    """Whether every value is finite; nothing of their size is made."""
+def are_finite(outputs: Tensor) -> Tensor:
+    """Whether every value is finite, (), as the device will know; nothing of their size is made."""
     extremes = torch.stack([outputs.amin(), outputs.amax()]) if outputs.numel() else outputs  # of NaN: NaN
-    return bool(extremes.isfinite().all())
+    return extremes.isfinite().all()
 
 
 class Admission:
