@@ -26,8 +26,9 @@ from trust_tta.models import create_model
 
 METHODS = (
     "source", "bn", "tent", "eta", "eata", "sar", "shot", "deyo", "roid", "cmf", "rotta", "cotta", "rdumb", "lame",
-    "neo", "t3a", "dpcore", "trust_naive", "trust", "tide",
+    "neo", "t3a", "dpcore", "trust_naive", "trust", "trust+mirror", "tide",
 )  # fmt: skip
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"trust+mirror": ("trust", {"views": "mirror"})}
 
 
 def main() -> None:
@@ -62,7 +63,8 @@ def cost_of(name: str, wanted: argparse.Namespace, images: torch.Tensor) -> dict
     @contextmanager
     def prepare() -> Iterator[Work]:
         model = create_model(wanted.model).to(images.device)
-        method = create_method(name, model, **needs(name, model, images))
+        base, options = VARIANTS.get(name, (name, {}))
+        method = create_method(base, model, **options, **needs(name, model, images))
 
         def work() -> None:
             before = method.counters.forwards, method.counters.backwards
