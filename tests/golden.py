@@ -32,14 +32,19 @@ def shared_folder(relative: str) -> Path:
     return path
 
 
-def golden_path(name: str) -> Path:
-    """The golden file `name`, as "scan_n1.npz" or "newer/eata.npz", or a skip that says where it was looked for."""
+def golden_folder(name: str) -> Path | None:
+    """The first folder that holds the golden file `name`, as "scan_n1.npz" or "newer/common.npz"."""
     given = os.environ.get("TRUST_TTA_GOLDEN")
     folders = ([Path(given)] if given else []) + [BESIDE / "golden", ROOT / "tests" / "golden"]
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
-    pytest.skip(f"golden file '{name}' is in none of $TRUST_TTA_GOLDEN, ../shared/golden and tests/golden")
+    return next((folder for folder in folders if (folder / name).is_file()), None)
+
+
+def golden_path(name: str) -> Path:
+    """The golden file `name`, or a skip that says where it was looked for."""
+    folder = golden_folder(name)
+    if folder is None:
+        pytest.skip(f"golden file '{name}' is in none of $TRUST_TTA_GOLDEN, ../shared/golden and tests/golden")
+    return folder / name
 
 
 def load_golden(name: str) -> Arrays:

@@ -37,26 +37,26 @@ class Toy(nn.Module):
 class Adam:
     """Adam as its paper writes it."""
 
-    def __init__(self) -> None:
-        self.m, self.v, self.t = np.zeros(2), np.zeros(2), 0
+    def __init__(self, decay: float = 0.9) -> None:
+        self.m, self.v, self.t, self.decay = np.zeros(2), np.zeros(2), 0, decay
 
     def __call__(self, gradient: Array) -> Array:
         self.t += 1
-        self.m = 0.9 * self.m + 0.1 * gradient
+        self.m = self.decay * self.m + (1 - self.decay) * gradient
         self.v = 0.999 * self.v + 0.001 * gradient**2
-        m, v = self.m / (1 - 0.9**self.t), self.v / (1 - 0.999**self.t)
+        m, v = self.m / (1 - self.decay**self.t), self.v / (1 - 0.999**self.t)
         step: Array = -LR * m / (np.sqrt(v) + 1e-8)
         return step
 
 
 class Momentum:
-    """Gradient descent with momentum 0.9."""
+    """Gradient descent with momentum."""
 
-    def __init__(self) -> None:
-        self.velocity = np.zeros(2)
+    def __init__(self, decay: float = 0.9) -> None:
+        self.velocity, self.decay = np.zeros(2), decay
 
     def __call__(self, gradient: Array) -> Array:
-        self.velocity = 0.9 * self.velocity + gradient
+        self.velocity = self.decay * self.velocity + gradient
         step: Array = -LR * self.velocity
         return step
 
@@ -97,16 +97,17 @@ def compare(name: str, expected: Callable[[Array], Array], **options: Any) -> No
         np.testing.assert_allclose(logits[:, 0].numpy(), z, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("momentum", [0.9, 0.6, 0.0])
 @pytest.mark.parametrize(("optimizer", "rule"), [("adam", Adam), ("sgd", Momentum)])
-def test_tent(optimizer: str, rule: type[Adam] | type[Momentum]) -> None:
-    theta, step = np.array([1.4, 0.3]), rule()
+def test_tent(optimizer: str, rule: type[Adam] | type[Momentum], momentum: float) -> None:
+    theta, step = np.array([1.4, 0.3]), rule(momentum)
 
     def expected(x: Array) -> Array:
         nonlocal theta
         theta = theta + step(chain(entropy_slopes(*prediction(theta, x)), x))
         return theta
 
-    compare("tent", expected, optimizer=optimizer)
+    compare("tent", expected, optimizer=optimizer, momentum=momentum)
 
 
 def test_eta() -> None:

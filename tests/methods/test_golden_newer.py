@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.golden import Arrays, golden_path, load_golden
+from tests.golden import Arrays, golden_folder, load_golden
 from trust_tta.methods import gather_fisher
 from trust_tta.methods.base import Learner, Method
 from trust_tta.methods.deyo import shuffle_patches, shuffle_pixels
@@ -89,11 +89,9 @@ def classes(common: Arrays) -> int:
 def descent(hyper: dict[str, Any]) -> dict[str, Any]:
     """The optimizer, and the prediction that the authors return."""
     rule = {"optimizer": hyper["optimizer"].lower(), "lr": hyper["lr"], "predict": "before"}
-    if rule["optimizer"] == "sgd":
-        rule |= {"momentum": hyper["momentum"], "nesterov": hyper.get("nesterov", False)}
-    else:
-        assert hyper["beta"] == 0.9, "the first moment's decay is not an option"
-    return rule
+    if rule["optimizer"] == "adam":
+        return {**rule, "momentum": hyper["beta"]}
+    return {**rule, "momentum": hyper["momentum"], "nesterov": hyper.get("nesterov", False)}
 
 
 def filtered(common: Arrays, hyper: dict[str, Any]) -> dict[str, Any]:
@@ -215,29 +213,25 @@ def make_bn(common: Arrays, golden: Arrays, hyper: dict[str, Any]) -> Method:
     return create_method("bn_ema", network(common), momentum=hyper["momentum"])
 
 
+# By the beginning of a file's name.
 MAKERS: dict[str, Callable[[Arrays, Arrays, dict[str, Any]], Any]] = {
     "eata": make_eata,
     "come_eata": make_eata,
-    "come_eata_1000": make_eata,
     "come_tent": make_tent,
-    "come_tent_1000": make_tent,
     "rdumb": make_rdumb,
     "roid": make_roid,
     "cmf": make_roid,
-    "cmf_small_q": make_roid,
     "rpl": make_rpl,
     "bn_alpha": make_bn,
     "bn_ema": make_bn,
     "cotta": make_cotta,
-    "cotta_restore": make_cotta,
-    "cotta_symmetric": make_cotta,
     "neo": make_neo,
-    "neo_continual": make_neo,
     "rotta": make_rotta,
     "deyo": make_deyo,
-    "deyo_occ": make_deyo,
-    "deyo_pixel": make_deyo,
 }
+FOLDER = golden_folder("newer/common.npz")
+FOUND = {path.stem for path in (FOLDER / "newer").glob("*.npz")} if FOLDER else set(MAKERS)
+FILES = sorted(FOUND - {"common", "losses", "mcc"})  # other runs beside these are run as well
 # What is compared after every batch: the name in the file, and where the method has it.
 TRACES: dict[str, Callable[[Any], Any]] = {
     "mean_probs": lambda method: method.mean_prediction,
@@ -253,13 +247,14 @@ def test_the_network_is_rebuilt(common: Arrays) -> None:
         assert error(torch.stack([method(x) for x in stream(common)]), common[expected]) < TOLERANCE
 
 
-@pytest.mark.parametrize("file", MAKERS)
+@pytest.mark.parametrize("file", FILES)
 def test_run(common: Arrays, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     golden = load_golden(f"newer/{file}.npz")
     hyper = {"file": file, **json.loads(str(golden["hyper"]))}
     if "K" in hyper:  # the official constant, which is the number of classes here
         monkeypatch.setitem(ENTROPIES, "come", partial(come_entropy, uncertainty=hyper["K"]))
-    method = MAKERS[file](common, golden, hyper)
+    (make,) = (make for name, make in MAKERS.items() if file.startswith(name))
+    method = make(common, golden, hyper)
     for b, images in enumerate(stream(common)):
         assert error(method(images), golden["outputs"][b]) < TOLERANCE
         for name, value in part(golden, "trace/").items():
@@ -354,8 +349,3 @@ def test_minimum_class_confusion() -> None:
         (gradient,) = torch.autograd.grad(loss, logits)
         np.testing.assert_allclose(loss.item(), golden[f"case/{i}/value"], rtol=TOLERANCE)
         np.testing.assert_allclose(gradient, golden[f"case/{i}/grad"], rtol=TOLERANCE, atol=1e-14)
-
-
-def test_every_file_has_a_case() -> None:
-    files = {path.stem for path in golden_path("newer/common.npz").parent.glob("*.npz")}
-    assert files - {"common", "losses", "mcc"} <= MAKERS.keys()

@@ -89,6 +89,7 @@ def test_options_that_do_not_go_together() -> None:
     for options, message in (
         ({"nesterov": True}, "nesterov=True goes with optimizer='sgd'"),
         ({"nesterov": True, "optimizer": "sgd", "momentum": 0.0}, "momentum above 0"),
+        ({"momentum": 1.0}, "give one below 1"),
     ):
         with pytest.raises(ConfigError, match=message):
             create_method("tent", vmamba(), **options)

@@ -41,7 +41,7 @@ class MethodOptions(Schema):
 
 
 class LearningOptions(MethodOptions):
-    """Of methods that move weights by gradients; `momentum` and `nesterov` are SGD's."""
+    """Of methods that move weights by gradients; `momentum` of SGD, or the decay of Adam's first moment."""
 
     lr: Rate = 1e-4
     steps: Count = 1
@@ -53,7 +53,9 @@ class LearningOptions(MethodOptions):
     stochastic_depth: bool = False
 
     @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> Self:
+    def _momentum_fits_the_optimizer(self) -> Self:
+        if self.optimizer == "adam" and self.momentum == 1:
+            raise ValueError("a momentum of 1 holds Adam's first moment at zero for ever; give one below 1")
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise ValueError("nesterov=True goes with optimizer='sgd' and a momentum above 0; omit it")
         return self

@@ -21,7 +21,7 @@ MOST_STEPS = 2.0**24  # the optimizer counts its steps in float32
 
 @dataclass(frozen=True)
 class Descent:
-    """The rule by which an optimizer moves the weights; `momentum` and `nesterov` are SGD's."""
+    """The rule by which an optimizer moves the weights; `momentum` is also the decay of Adam's first moment."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: float = 1e-4
@@ -197,7 +197,7 @@ def _copy(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 def _make_optimizer(vector: Tensor, rule: Descent) -> torch.optim.Optimizer:
     """A fused one, which skips the step when found_inf is set; its state is there from the beginning."""
     if rule.optimizer == "adam":
-        adam = torch.optim.Adam([vector], lr=rule.lr, fused=True)
+        adam = torch.optim.Adam([vector], lr=rule.lr, betas=(rule.momentum, 0.999), fused=True)
         step = torch.zeros((), dtype=torch.float32, device=vector.device)
         moments = {"exp_avg": torch.zeros_like(vector), "exp_avg_sq": torch.zeros_like(vector)}
         adam.state[vector] = {"step": step, **moments}
