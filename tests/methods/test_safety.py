@@ -183,6 +183,22 @@ def test_finite_pixels_that_overflow_are_refused(name: str) -> None:
     assert same(method.state_dict(), before)
 
 
+@pytest.mark.parametrize("name", ["bn_ema", "rotta"])
+def test_pixels_that_overflow_moving_statistics_are_refused(name: str) -> None:
+    """The prediction is finite, and so would be all later ones: alike for every image."""
+    first, second = batches(2)
+    method, undisturbed = make(name, vmamba()), make(name, vmamba())
+    run(method, [first])
+    run(undisturbed, [first])
+    before = method.state_dict()
+    with pytest.raises(DataError, match=r"not finite .*largest pixel is .*e\+2\d.*nothing was changed"):
+        method(first * 1e25)
+    after = method.state_dict()
+    assert after["counters"].pop("refused") == before["counters"].pop("refused") + 1
+    assert same(after, before)
+    assert torch.equal(method(second), undisturbed(second))
+
+
 def spoil_learning(method: Method) -> None:
     """Make the loss of every learning pass not a number; predictions stay as they are."""
     plain: Any = method.predict.coarse

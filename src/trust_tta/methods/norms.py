@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.bands import Logits
+from trust_tta.errors import DataError
 from trust_tta.methods.base import MethodOptions
+from trust_tta.methods.safety import are_finite
 from trust_tta.methods.source import Source
 from trust_tta.methods.statistics import OwnNorm, Statistics, StatisticsKind
 from trust_tta.schema import Fraction
@@ -129,7 +131,18 @@ class BnEma(Source):
         if self.options.statistics == "stream":
             with torch.no_grad(), self.statistics.observing():
                 self.predict.coarse(images, recorded=False)  # a recording could not tell it from a prediction
+            check_moved(self.statistics, images)
         return super().adapt(images) if before is None else before
+
+
+def check_moved(statistics: Statistics, images: Tensor) -> None:
+    """Refuse a batch that leaves moving statistics which are not finite: all later predictions would be alike."""
+    moved = [norm.mean.abs().amax() + norm.variance.amax() for norm in statistics.norms.values()]
+    if moved and not bool(are_finite(torch.stack(moved))):
+        raise DataError(
+            f"the statistics of this batch are not finite (its largest pixel is {float(images.abs().max()):.3g}); "
+            "nothing was changed: check the preprocessing"
+        )
 
 
 def _statistics(x: Tensor, *, correction: int) -> tuple[Tensor, Tensor]:

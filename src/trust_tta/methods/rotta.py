@@ -19,8 +19,8 @@ from trust_tta.bands import whole
 from trust_tta.errors import ShapeError, StateError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to
-from trust_tta.methods.norms import RobustNorm
-from trust_tta.methods.safety import check_one_label
+from trust_tta.methods.norms import RobustNorm, check_moved
+from trust_tta.methods.safety import are_finite, check_one_label, check_outputs
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.views import random_view
@@ -140,8 +140,10 @@ class Rotta(Learner):
         with torch.no_grad():
             logits = self.predict(images)
         check_one_label(logits, self.name)
+        check_outputs(are_finite(logits), images)  # before the memory takes their entropies
         self.coarse_before = logits
         self.remember(images, logits)
+        check_moved(self.statistics, images)
         if self.options.predict == "before":
             return logits
         with torch.no_grad():
