@@ -1,4 +1,4 @@
-"""Write docs/results/README.md and the results in README.md from the records: python benchmarks/results_page.py"""
+"""Write docs/results/README.md and the results in README.md from the records: python -m benchmarks.results_page"""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import math
 import textwrap
 from pathlib import Path
 from typing import Any
+
+from benchmarks.choose_page import STREAMS
 
 from trust_tta.atomic import replacing
 from trust_tta.results.display import HELD_OUT
@@ -62,8 +64,8 @@ def short() -> str:
     """The table of all streams, the means of other methods, what six orders buy, and the time of a step."""
     others = {
         label: 100 * mean(rows, "accuracy")
-        for (setting, batch, label), rows in by_stream("streams.csv").items()
-        if (setting, batch) == ("online", 128) and "," not in label  # not its variants
+        for (*stream, label), rows in by_stream("streams.csv").items()
+        if tuple(stream) == FIRST and "," not in label  # not its variants
     }
     shown = sorted(others, key=lambda name: -others[name])
     authors = read("authors_h200.json")["ms"]["128"]["TRUST K=6 sequential"]
@@ -73,7 +75,8 @@ def short() -> str:
             paragraph(
                 "Accuracy in percent of the shipped `vmamba_nano` on CIFAR-10-C at severity 5 (rows 4 and 5: 1 to 5),",
                 "one set of defaults for every stream; 1,000 images of each corruption, fewer in short domains and",
-                f"small batches; {seeds()} ([thirteen methods](docs/results/streams.md)). `bn` takes the statistics of",
+                f"small batches; {seeds()}",
+                "([thirteen methods, and which to choose](docs/results/choose.md)). `bn` takes the statistics of",
                 "the batch. Passes per batch: `tide` two forward, two back; `trust` seven and six.",
             ),
             "",
@@ -101,21 +104,7 @@ def paragraph(*lines: str) -> str:
     return textwrap.fill(" ".join(lines), width=120, break_long_words=False, break_on_hyphens=False)
 
 
-# What a row of the first table is: setting, batch size, and how a reader would call it.
-STREAMS = (
-    ("online", 128, "15 corruptions, batches of 128, reset at each"),
-    ("continual", 128, "the same, never reset"),
-    ("continual", 32, "256 images of each, batches of 32, never reset"),
-    ("gradual", 50, "each corruption comes and goes, batches of 50"),
-    ("sequence", 64, "100 short domains in a row, never reset"),
-    ("mixed", 128, "all 15 mixed in every batch"),
-    ("online+correlated", 128, "labels in long runs of one class"),
-    ("online", 16, "batches of 16 (three corruptions)"),
-    ("online", 4, "batches of 4 (three corruptions)"),
-    ("online", 1, "single images (three corruptions)"),
-    ("clean", 128, "clean images"),
-    ("pacs", 128, "PACS, networks trained on the other three domains"),
-)
+FIRST = next(iter(STREAMS))
 COLUMNS = ("source", "bn", "shot", "trust", "tide")
 
 
@@ -123,9 +112,11 @@ def every_stream() -> list[str]:
     """A row for each stream: means over domains and seeds, for methods that met every domain."""
     record = by_stream("streams.csv")
     lines = [f"| stream | {' | '.join(COLUMNS)} |", f"| --- |{' --- |' * len(COLUMNS)}"]
-    for setting, batch, words in STREAMS:
-        domains = {row["domain"] for row in record[setting, batch, "tide"]}
-        found = [record.get((setting, batch, name), []) for name in COLUMNS]
+    for stream, words in STREAMS.items():
+        found = [record.get((*stream, name), []) for name in COLUMNS]
+        domains = {row["domain"] for rows in found for row in rows}
+        if not domains:
+            continue
         means = [mean(rows, "accuracy") if {r["domain"] for r in rows} == domains else None for rows in found]
         best = max(value for value in means if value is not None)
         shown = ["–" if m is None else f"**{100 * m:.1f}**" if m == best else f"{100 * m:.1f}" for m in means]
@@ -136,11 +127,9 @@ def every_stream() -> list[str]:
 def seeds() -> str:
     """Over how many seeds the rows are means."""
     record = by_stream("streams.csv")
-    counts = {
-        (setting, batch): min(len({row["seed"] for row in record[setting, batch, name]}) for name in COLUMNS)
-        for setting, batch, _ in STREAMS
-    }
-    fewer = sum(count < 3 for count in counts.values())
+    met = [stream for stream in STREAMS if (*stream, "tide") in record]
+    counts = [min(len({row["seed"] for row in record.get((*s, name), [])}) for name in COLUMNS) for s in met]
+    fewer = sum(count < 3 for count in counts)
     return (
         "three seeds"
         if not fewer
@@ -152,7 +141,7 @@ def all_images() -> list[str]:
     """Where the streams are long."""
     record = by_stream("targets.csv")
     online, in_a_row = (
-        {name: 100 * mean(record[setting, 128, name], "accuracy") for name in ("bn", "tide")}
+        {name: 100 * mean(record["cifar10-c", setting, 128, name], "accuracy") for name in ("bn", "tide")}
         for setting in ("online", "continual")
     )
     return [
@@ -181,19 +170,19 @@ def cotta() -> list[str]:
     ]
 
 
-def by_stream(name: str) -> dict[tuple[str, int, str], list[dict[str, str]]]:
-    """The cells of a record by setting, batch size and label; clean images and PACS are settings of their own."""
-    found: dict[tuple[str, int, str], list[dict[str, str]]] = {}
+def by_stream(name: str) -> dict[tuple[str, str, int, str], list[dict[str, str]]]:
+    """The cells of a record by data set, setting, batch size and label."""
+    found: dict[tuple[str, str, int, str], list[dict[str, str]]] = {}
     with (RESULTS / name).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            setting = "clean" if row["domain"] == "clean" else "pacs" if row["dataset"] == "pacs" else row["setting"]
-            found.setdefault((setting, int(row["batch_size"]), row["label"]), []).append(row)
+            place = row["dataset"], row["setting"], int(row["batch_size"]), row["label"]
+            found.setdefault(place, []).append(row)
     return found
 
 
 def six_orders() -> list[str]:
     """What TRUST has over six updates in the default order: on all images where both were run, else on a thousand."""
-    labels, name = [("online", 128, label) for label in ("trust", "trust_naive, 6 steps")], "targets"
+    labels, name = [(*FIRST, label) for label in ("trust", "trust_naive, 6 steps")], "targets"
     if not all(label in by_stream("targets.csv") for label in labels):
         name = "orders"
     ours, six = (by_stream(f"{name}.csv")[label] for label in labels)  # each by network, domain and seed
@@ -214,11 +203,12 @@ def mean(rows: list[dict[str, str]], column: str) -> float:
 HEAD = """# Results
 
 Records as the tools wrote them; each was made by the command next to it. The tables are written by
-`python benchmarks/results_page.py`, `python benchmarks/results_tables.py` and `python benchmarks/performance_page.py`,
-except for [the history of optimizations](speed_history.md).
+`python -m benchmarks.results_page`, `python -m benchmarks.choose_page`, `python benchmarks/results_tables.py` and
+`python benchmarks/performance_page.py`, except for [the history of optimizations](speed_history.md).
 
 | file | command | machine |
 | --- | --- | --- |
+| **[which method for which stream](choose.md)** | `python -m benchmarks.choose_page` | from the stores below |
 | tide in [every kind of stream](targets.md) | `trust-tta bench configs/results/targets.toml` | one H200 |
 | [thirteen methods](streams.md) in every kind of stream | the same, `streams.toml` | one H200 |
 | tide [part by part](tide_parts.md) | the same, `tide_parts.toml` | the same |

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -98,9 +99,14 @@ def together(report: Report, config: Path) -> str:
     sections = [f"# {config.stem}\n\n{commands(config, _widest(report), flag=' --together')}", overview(report)]
     for group in report.groups:
         title = group.title[0].upper() + group.title[1:]
-        table = first_and_last(group) if len(group.domains) > WIDE else to_markdown(accuracy_table(group))
+        table = wide(group) if len(group.domains) > WIDE else to_markdown(accuracy_table(group))
         sections.append(f"## {title}\n{circumstances(group)}\n\n{table}")
     return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def wide(group: Group) -> str:
+    """What is shown of domains that are too many for a table."""
+    return by_severity(group) if "gradual" in group.setting else first_and_last(group)
 
 
 def _widest(report: Report) -> Group:
@@ -129,9 +135,34 @@ def short_title(group: Group) -> str:
 
 
 def _accuracy(group: Group, label: str) -> str:
-    found = group.mean(label)
-    spread = f" ± {100 * found.std:.1f}" if found.std is not None else ""
-    return format_percent(found.mean) + spread if found.mean is not None else ""
+    found = list(seed_means(group, label).values())
+    spread = f" ± {100 * statistics.stdev(found):.1f}" if len(found) > 1 else ""
+    return format_percent(mean(found)) + spread if found else ""
+
+
+def seed_means(group: Group, label: str, *, domains: Sequence[str] = ()) -> dict[int, float]:
+    """The mean accuracy over the domains (default: all) of each seed that met them all."""
+    found = {seed: _row(group, label, seed, domains or _met(group, seed)) for seed in group.seeds}
+    return {seed: mean([cell.result.accuracy for cell in row]) for seed, row in found.items() if row}
+
+
+def _met(group: Group, seed: int) -> Sequence[str]:
+    """The domains of a seed's stream: where they are drawn, every seed has its own."""
+    if "sequence" not in group.setting:
+        return group.domains
+    return sorted({cell.key.domain for cell in group.cells if cell.key.seed == seed})
+
+
+def _row(group: Group, label: str, seed: int, domains: Sequence[str]) -> list[Cell]:
+    """The cells of a line in the order of the domains; none where one is missing."""
+    found = [cell for d in domains for cell in group.at.get((label, d), []) if cell.key.seed == seed]
+    return found if len(found) == len(domains) else []
+
+
+def passes_per_batch(group: Group, label: str) -> float:
+    """Backward passes count twice."""
+    cells = group.cells_of(label)
+    return sum(c.result.forwards + 2 * c.result.backwards for c in cells) / sum(c.batches for c in cells)
 
 
 def _worst(group: Group, label: str) -> str:
@@ -140,12 +171,24 @@ def _worst(group: Group, label: str) -> str:
     return format_percent(min(known)) if len(known) == len(found) > 1 else ""
 
 
-def _mean_of(name: str) -> Callable[[Group, str], str]:
-    def measure(group: Group, label: str) -> str:
-        values = [getattr(cell.result, name) for cell in group.cells_of(label)]
-        return format_percent(mean(values)) if values and None not in values else ""
+def clean_afterwards(group: Group, label: str) -> float | None:
+    """The mean accuracy on clean images after each domain, or after the last one where nothing resets."""
+    cells = group.cells_of(label)
+    if not group.resets:
+        last = {seed: _met(group, seed)[-1] for seed in group.seeds}
+        cells = [cell for cell in cells if cell.key.domain == last[cell.key.seed]]
+    found = [cell.result.clean_accuracy for cell in cells if cell.result.clean_accuracy is not None]
+    return mean(found) if found else None
 
-    return measure
+
+def _clean(group: Group, label: str) -> str:
+    found = clean_afterwards(group, label)
+    return "" if found is None else format_percent(found)
+
+
+def _calibration(group: Group, label: str) -> str:
+    values = [cell.result.ece for cell in group.cells_of(label)]
+    return format_percent(mean(values)) if values else ""
 
 
 def _cost(group: Group, label: str) -> str:
@@ -159,8 +202,8 @@ def _cost(group: Group, label: str) -> str:
 MEASURES: dict[str, Callable[[Group, str], str]] = {
     "Accuracy in percent": _accuracy,
     "Worst domain, accuracy in percent": _worst,
-    "Calibration: expected calibration error in percent": _mean_of("ece"),
-    "Accuracy in percent on clean images afterwards": _mean_of("clean_accuracy"),
+    "Calibration: expected calibration error in percent": _calibration,
+    "Accuracy in percent on clean images afterwards": _clean,
     "Cost: passes per batch, backward ones twice, and time per image": _cost,
 }
 
@@ -168,39 +211,55 @@ MEASURES: dict[str, Callable[[Group, str], str]] = {
 def first_and_last(group: Group) -> str:
     """Of a long row of domains: the mean, and whether its end is as good as its beginning.
 
-    The domains at both ends differ in kind, so that the source is what to compare with.
+    The domains at both ends differ in kind, and bn, which forgets nothing, is what to compare with.
     """
     lines = []
     for label in (variant.label for variant in group.variants):
-        first, last = over(group, label, group.domains[:END]), over(group, label, group.domains[-END:])
-        change = None if first is None or last is None else last - first
-        shown = _accuracy(group, label) or "–", format_percent(first), format_percent(last), format_gain(change)
-        lines.append([label, *shown])
-    return to_markdown(plain_table(["", "mean", f"first {END} domains", f"last {END}", "change"], lines))
+        seeds = list(seed_means(group, label))
+        ends, base = _ends(group, label, seeds), _ends(group, "bn", seeds)
+        over = [None if a is None or b is None else a - b for a, b in zip(ends, base, strict=True)]
+        lines.append([label, _accuracy(group, label) or "–", *map(format_percent, ends), *map(format_gain, over)])
+    heads = ["", "mean", f"first {END} domains", f"last {END}", f"over bn, first {END}", f"last {END}"]
+    return to_markdown(plain_table(heads, lines))
+
+
+def _ends(group: Group, label: str, seeds: Sequence[int]) -> list[float | None]:
+    """The mean accuracy on the first and on the last domains of each seed's own row."""
+    rows = [_row(group, label, seed, _met(group, seed)) for seed in seeds]
+    ends = [[c.result.accuracy for row in rows for c in row[at]] for at in (slice(END), slice(-END, None))]
+    return [mean(found) if found else None for found in ends]
+
+
+def by_severity(group: Group) -> str:
+    """Of a gradual stream: the mean over corruptions at each severity, rising and falling."""
+    steps = list(dict.fromkeys(domain.partition("/")[2] for domain in group.domains))
+    lines = []
+    for label in (variant.label for variant in group.variants):
+        found = [over(group, label, [d for d in group.domains if d.partition("/")[2] == step]) for step in steps]
+        lines.append([label, _accuracy(group, label) or "–", *map(format_percent, found)])
+    return to_markdown(plain_table(["", "mean", *(step.replace("-", " ") for step in steps)], lines))
 
 
 def fair(report: Report, config: Path) -> str:
     """Each method as in the TRUST paper, as in its own paper, and at the best of the sweep on held-out corruptions."""
     sections = [f"# {config.stem}\n\n{commands(config, report.groups[0], flag=' --fair')}"]
-    for group in report.groups:
-        reported, other = ([d for d in group.domains if (d in HELD_OUT) == held] for held in (False, True))
-        lines = []
-        for method in dict.fromkeys(variant.label.partition(":")[0] for variant in group.variants):
-            labels = {
-                v.label.partition(": ")[2]: v.label for v in group.variants if v.label.partition(":")[0] == method
-            }
-            chosen = max(labels.values(), key=lambda label: over(group, label, other) or 0.0)
-            shown = [labels.get("TRUST paper"), labels.get("own paper", labels.get("")), chosen]
-            numbers = [format_percent(over(group, label, reported) if label else None) for label in shown]
-            lines.append([method, *numbers, chosen.partition(": ")[2] or "–"])
-        heads = ["", "TRUST paper's setting", "its own paper's", "best of the sweep", "which is"]
-        parts = counted(len(reported), "corruption"), counted(len(group.seeds), "seed")
-        said = f"Accuracy in percent, mean over {' and '.join(parts)}"
-        table = to_markdown(plain_table(heads, lines))
-        sections.append(
-            f"## {group.title}\n{circumstances(group)}\n\n{said}; the best is chosen on {', '.join(other)}.\n\n{table}"
-        )
+    sections += [f"## {group.title}\n{circumstances(group)}\n\n{fair_table(group)}" for group in report.groups]
     return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def fair_table(group: Group) -> str:
+    reported, other = ([d for d in group.domains if (d in HELD_OUT) == held] for held in (False, True))
+    lines = []
+    for method in dict.fromkeys(variant.label.partition(":")[0] for variant in group.variants):
+        labels = {v.label.partition(": ")[2]: v.label for v in group.variants if v.label.partition(":")[0] == method}
+        chosen = max(labels.values(), key=lambda label: over(group, label, other) or 0.0)
+        shown = [labels.get("TRUST paper"), labels.get("own paper", labels.get("")), chosen]
+        numbers = [format_percent(over(group, label, reported) if label else None) for label in shown]
+        lines.append([method, *numbers, chosen.partition(": ")[2] or "–", f"{passes_per_batch(group, chosen):.3g}"])
+    heads = ["", "TRUST paper's setting", "its own paper's", "best of the sweep", "which is", "passes per batch"]
+    parts = counted(len(reported), "corruption"), counted(len(group.seeds), "seed")
+    said = f"Accuracy in percent, mean over {' and '.join(parts)}; the best is chosen on {', '.join(other)}."
+    return f"{said}\n\n{to_markdown(plain_table(heads, lines))}"
 
 
 def over(group: Group, label: str, domains: Sequence[str]) -> float | None:

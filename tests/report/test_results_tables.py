@@ -112,13 +112,14 @@ def test_one_page_begins_with_an_overview_of_all_settings(tmp_path: Path) -> Non
     row = [f"{i:03d}-fog/{1 + i % 5}" for i in range(40)]
     for i, domain in enumerate(row):
         cells.append(make_cell("tide", domain, accuracy=0.5 + i / 100, setting="sequence", batch_size=64))
+        cells.append(make_cell("bn", domain, accuracy=0.5, setting="sequence", batch_size=64))
     page = pages(tmp_path, cells, "--together")["cifar10c.md"]
     accuracy, worst, *_ = page.split("### ")[1:]
     assert "| tide | 80.0 ± 0.0 | 69.5 |" in accuracy
-    assert "| bn | 63.3 ± 0.0 | – |" in accuracy
-    assert "| bn | 60.0 | – |" in worst
+    assert "| bn | 63.3 ± 0.0 | 50.0 |" in accuracy
+    assert "| bn | 60.0 | 50.0 |" in worst
     assert "| tide | 90.0 |" in page.split("### Accuracy in percent on clean images afterwards")[1]
-    assert "| tide | 69.5 | 59.5 | 79.5 | +20.0 |" in page  # the first and the last twenty of the row
+    assert "| tide | 69.5 | 59.5 | 79.5 | +9.5 | +29.5 |" in page  # the first and the last twenty of the row
 
 
 def test_the_best_of_a_sweep_is_chosen_where_it_is_not_reported(tmp_path: Path) -> None:
