@@ -104,6 +104,30 @@ def test_a_slow_body_is_refused_in_time(served: tuple[httpx.Client, Service]) ->
         assert read_all(connection).startswith(b"HTTP/1.1 408")
 
 
+def test_a_body_that_nobody_reads_is_not_waited_for(served: tuple[httpx.Client, Service]) -> None:
+    with closing(connect(served[0])) as connection:
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 404")
+        connection.settimeout(0.2)
+        deadline, closed = time.monotonic() + 20, False
+        while not closed and time.monotonic() < deadline:  # a little now and then keeps nothing open
+            try:
+                connection.sendall(b"x")
+                closed = connection.recv(1) == b""
+            except TimeoutError:
+                pass
+            except OSError:
+                closed = True
+        assert closed
+
+
+def test_feedback_for_what_is_no_id_is_refused(served: tuple[httpx.Client, Service]) -> None:
+    for name in (r"\ud800", "é", r"\u0000"):
+        response = served[0].post("/feedback", content=f'{{"id": "{name}", "label": 1}}'.encode())
+        assert response.status_code in (400, 404)
+        assert len(response.text.splitlines()) == 1
+
+
 def test_slow_headers_are_cut_off(served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     with closing(connect(client)) as silent, closing(connect(client)) as slow, closing(connect(client)) as second:

@@ -179,11 +179,12 @@ class Api:
         return respond({"stored": len(stored), "right": sum(label.right for label in stored), "unknown": unknown})
 
     def _read_entry(self, entry: Any) -> tuple[str, int]:
-        if not (isinstance(entry, dict) and isinstance(entry.get("id"), str) and "label" in entry):
+        name = entry.get("id") if isinstance(entry, dict) else None
+        if not (isinstance(name, str) and name.isascii() and "label" in entry):
             raise RequestError(
                 400, 'feedback is {"id": the id of a prediction, "label": its class}, or a list of these'
             )
-        return entry["id"], self.service.network.read_label(entry["label"])
+        return name, self.service.network.read_label(entry["label"])
 
     # Streams
 

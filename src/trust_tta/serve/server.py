@@ -155,7 +155,9 @@ def _bounded(settings: Settings) -> type[H11Protocol]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            waiting = not self.transport.is_closing() and str(self.conn.their_state) == "IDLE"
+            theirs, ours = str(self.conn.their_state), str(self.conn.our_state)
+            unread = theirs == "SEND_BODY" and ours == "DONE"  # the rest of a body that was answered already
+            waiting = not self.transport.is_closing() and (theirs == "IDLE" or unread)
             if waiting and self._timer is None:  # another request begins on the same connection
                 self._timer = self.loop.call_later(settings.read_seconds, self.transport.close)
             elif not waiting:
