@@ -140,7 +140,7 @@ def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
 
 def test_two_streams_never_share_a_folder(tmp_path: Path) -> None:
     first = Folder(tmp_path)
-    with pytest.raises(StateError, match="belongs to a stream that is running; close it"):
+    with pytest.raises(StateError, match="belongs to a stream or a service that is running; close it"):
         Folder(tmp_path)
     first.close()
     Folder(tmp_path).close()

@@ -183,6 +183,13 @@ def test_feedback_counts_and_survives(tmp_path: Path) -> None:
         assert summary(client, "default")["labels"] == 2
         assert summary(client, "default")["accuracy"] == 0.5
         assert 'trust_tta_feedback_total{right="true"} 1.0' in client.get("/metrics").text
+        assert (
+            client.post("/feedback", json={"id": answers[0]["id"], "label": answers[0]["label"]}).json()["stored"] == 1
+        )
+        twice = [{"id": answers[1]["id"], "label": wrong}, {"id": answers[1]["id"], "label": answers[1]["class"]}]
+        client.post("/feedback", json=[*twice, twice[0]])
+        assert (summary(client, "default")["labels"], summary(client, "default")["right"]) == (2, 1)  # as before
+        assert 'trust_tta_feedback_total{right="true"} 1.0' in client.get("/metrics").text
         network, folder = service.network, service.folder
     again = Service(network, folder)
     assert again.journal.accuracy() == {"default": (2, 1)}
@@ -225,7 +232,7 @@ def test_one_stream_too_many_is_refused(tmp_path: Path) -> None:
 def test_a_folder_belongs_to_one_service_of_one_kind(tmp_path: Path) -> None:
     network = make_network(tmp_path)
     service = Service(network, tmp_path / "state")
-    with pytest.raises(StateError, match="belongs to a stream that is running"):
+    with pytest.raises(StateError, match="belongs to a stream or a service that is running"):
         Service(network, tmp_path / "state")
     service.start()
     service.stop()

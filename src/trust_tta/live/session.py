@@ -601,8 +601,8 @@ class Session:
             self._set_pace(self._pace.faster())
         self.save(candidate=True)
 
-    def save(self, *, good: bool = False, candidate: bool = False, within_batch: bool = False) -> None:
-        """Write the state; a failing disk is an event, not the end of the stream."""
+    def save(self, *, good: bool = False, candidate: bool = False, within_batch: bool = False) -> bool:
+        """Write the state; a failing disk is an event, not the end of the stream. True if it was written."""
         books = self.books
         books.snapshot += 1
         books.since_snapshot = 0
@@ -617,6 +617,8 @@ class Session:
             self.store.prune(keep, always=(books.good, books.candidate))
         except StateError as error:
             self._event("storage", "none", str(error), {"snapshot": books.snapshot})
+            return False
+        return True
 
     def state(self) -> dict[str, Any]:
         """Everything but the method's state, as tensors and plain values."""

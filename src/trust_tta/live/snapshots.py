@@ -227,6 +227,6 @@ def hold(path: Path) -> int | None:
     except OSError as error:
         os.close(handle)
         raise StateError(
-            f"{path.parent} belongs to a stream that is running; close it, or give each stream its own folder"
+            f"{path.parent} belongs to a stream or a service that is running; close it, or give another folder"
         ) from error
     return handle

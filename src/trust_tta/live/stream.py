@@ -182,13 +182,19 @@ class Stream:
             twin._session.save(good=True)
             return twin
 
-    def close(self) -> None:
-        """Write a last snapshot, and release the folder and the network."""
+    def close(self, *, even_unsaved: bool = True) -> bool:
+        """Write a last snapshot, and release the folder and the network; True if it was written.
+
+        Otherwise the stream stays open where it is not to be closed `even_unsaved`.
+        """
         with self._lock:
-            if not self._closed:
-                self._session.catch_up()
-                self._session.save()
+            if self._closed:
+                return True
+            self._session.catch_up()
+            saved = self._session.save()
+            if saved or even_unsaved:
                 self._let_go()
+            return saved
 
     def __enter__(self) -> Stream:
         return self

@@ -133,8 +133,12 @@ class Board:
     def add_label(self, label: Label) -> None:
         with self._lock:
             view = self._view(label.stream)
-            view.labels, view.right, view.changed = view.labels + 1, view.right + label.right, True
-            view.recent.append(label.right)
+            view.changed = True
+            if label.before is None:
+                view.labels, view.right = view.labels + 1, view.right + label.right
+                view.recent.append(label.right)
+            else:  # sent again, perhaps corrected
+                view.right += label.right - (label.predicted == label.before)
             for shown in view.shown:
                 if shown.id == label.prediction:
                     shown.right = label.right

@@ -36,12 +36,16 @@ CREATE INDEX IF NOT EXISTS feedback_by_stream ON feedback (stream);
 
 @dataclass(frozen=True)
 class Label:
-    """The label that a client gave for a prediction; `predicted` is what the stream had answered."""
+    """The label that a client gave for a prediction; `predicted` is what the stream had answered.
+
+    `before`: the label that had been given before, if any.
+    """
 
     prediction: str
     stream: str
     predicted: int
     label: int
+    before: int | None = None
 
     @property
     def right(self) -> bool:
@@ -51,8 +55,8 @@ class Label:
 class Journal:
     """One file, used from any thread. Commits of events and feedback wait for the disk; those of predictions do not."""
 
-    def __init__(self, path: Path, *, predictions_kept: int) -> None:
-        self._kept, self._since_pruning = predictions_kept, 0
+    def __init__(self, path: Path, *, predictions_kept: int, events_kept: int) -> None:
+        self._kept, self._since_pruning, self._events_kept = predictions_kept, 0, events_kept
         self._lock = threading.Lock()
         try:
             self._durable, self._quick = self._connect(path, "FULL"), self._connect(path, "NORMAL")
@@ -79,7 +83,10 @@ class Journal:
         with self._lock, self._durable:
             columns = "stream, time, batch, kind, action, reason, evidence"
             cursor = self._durable.execute(f"INSERT INTO events ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        return int(cursor.lastrowid or 0)
+            number = int(cursor.lastrowid or 0)
+            if number % (self._events_kept // 10 + 1) == 0:
+                self._durable.execute("DELETE FROM events WHERE id <= ?", (number - self._events_kept,))
+        return number
 
     def add_predictions(self, stream: str, predictions: Sequence[tuple[str, int]]) -> None:
         """Store ids and classes; the oldest are removed when there are too many."""
@@ -98,11 +105,15 @@ class Journal:
         now, found = time.time(), list[Label | None]()
         with self._lock, self._durable:
             for prediction, label in labels:
-                query = "SELECT stream, class FROM predictions WHERE id = ?"
+                query = (
+                    "SELECT p.stream, p.class, f.label FROM predictions p LEFT JOIN feedback f ON f.prediction = p.id "
+                    "WHERE p.id = ?"
+                )
                 row = self._durable.execute(query, (prediction,)).fetchone()
-                found.append(Label(prediction, row[0], row[1], label) if row else None)
-            rows = [(f.prediction, f.stream, now, f.predicted, f.label) for f in found if f is not None]
-            self._durable.executemany("INSERT OR REPLACE INTO feedback VALUES (?, ?, ?, ?, ?)", rows)
+                found.append(Label(prediction, row[0], row[1], label, row[2]) if row else None)
+                if row:
+                    values = (prediction, row[0], now, row[1], label)
+                    self._durable.execute("INSERT OR REPLACE INTO feedback VALUES (?, ?, ?, ?, ?)", values)
         return found
 
     def events(self, *, stream: str | None = None, most: int = 100) -> list[dict[str, Any]]:

@@ -13,10 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from trust_tta.errors import StateError
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.stream import REFERENCE_FILE, Stream
 from trust_tta.methods.base import Method
 from trust_tta.serve.settings import STREAM_NAME, RequestError
+
+PATIENCE = 30  # seconds after which to try again what the disk did not take
 
 
 class Pool:
@@ -77,30 +80,52 @@ class Pool:
         if new in self:
             raise RequestError(409, f"a stream '{new}' already exists; choose another name, or remove it first")
         self.check_room(new)
-        # Closed and opened again, so that its events carry its own name.
-        self.get(name).fork(snapshots=self.folder / new).close()
+        stream = self.get(name)
+        try:
+            # Closed and opened again, so that its events carry its own name.
+            written = stream.fork(snapshots=self.folder / new).close()
+        except (StateError, OSError):
+            written = False
+        if not written:
+            shutil.rmtree(self.folder / new, ignore_errors=True)
+            raise RequestError(
+                503, f"the stream '{new}' cannot be written; free or repair the disk", retry_after=PATIENCE
+            )
         return self.get(new)
 
     def remove(self, name: str) -> None:
         """Remove a stream and all its snapshots."""
-        self.store(name)
+        self._drop(name)
         shutil.rmtree(self.folder / name, ignore_errors=True)
+        if (self.folder / name).exists():
+            raise RequestError(503, f"the folder of the stream '{name}' cannot be removed", retry_after=PATIENCE)
 
     def close(self) -> None:
         """Write a last snapshot of each."""
         for name in self.loaded:
-            self.store(name)
+            self._drop(name)
 
     def _open(self, name: str) -> Stream:
         folder, method = self.folder / name, self.method.fork()
         method.reset()
-        if not folder.exists():
-            folder.mkdir()
-            _link(self.folder.parent / REFERENCE_FILE, folder / REFERENCE_FILE)
-        return Stream(method, guard=self.guard, snapshots=folder, on_event=lambda event: self._on_event(name, event))
+        try:
+            if not folder.exists():
+                folder.mkdir()
+                _link(self.folder.parent / REFERENCE_FILE, folder / REFERENCE_FILE)
+            return Stream(method, guard=self.guard, snapshots=folder, on_event=lambda e: self._on_event(name, e))
+        except OSError as error:
+            reason = f"the stream '{name}' cannot be kept on disk ({error.strerror}); free or repair it"
+            raise RequestError(503, reason, retry_after=PATIENCE) from error
 
     def store(self, name: str) -> None:
-        """Write a snapshot of a stream and drop it from memory."""
+        """Write a snapshot of a stream and drop it from memory; it stays there if the snapshot cannot be written."""
+        stream = self._loaded.get(name)
+        if stream is not None and not stream.close(even_unsaved=False):
+            reason = f"the stream '{name}' cannot be written, so that it stays in memory and no other comes"
+            raise RequestError(503, f"{reason}; free or repair the disk", retry_after=PATIENCE)
+        self._drop(name)
+
+    def _drop(self, name: str) -> None:
         with self._lock:
             stream = self._loaded.pop(name, None)
         if stream is not None:
@@ -109,7 +134,8 @@ class Pool:
 
 def stream_names(folder: Path) -> list[str]:
     """The names of all streams that have a folder here."""
-    return sorted(entry.name for entry in folder.iterdir() if STREAM_NAME.fullmatch(entry.name) and entry.is_dir())
+    with os.scandir(folder) as entries:  # which knows folders without asking for each
+        return sorted(entry.name for entry in entries if STREAM_NAME.fullmatch(entry.name) and entry.is_dir())
 
 
 def _link(reference: Path, link: Path) -> None:

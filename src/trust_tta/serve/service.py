@@ -126,7 +126,11 @@ class Service:
         lock = hold(folder / "lock")
         self._let_go = weakref.finalize(self, _close, lock)
         _check_identity(folder / "service.json", network.identity())
-        self.journal = Journal(folder / "journal.sqlite", predictions_kept=self.settings.predictions_kept)
+        self.journal = Journal(
+            folder / "journal.sqlite",
+            predictions_kept=self.settings.predictions_kept,
+            events_kept=self.settings.events_kept,
+        )
         self.metrics = Metrics()
         self.board = Board(network.preprocessing, classes=network.classes)
         self.pool = Pool(
@@ -183,8 +187,9 @@ class Service:
             log.error("feedback cannot be stored", extra={"reason": str(error)})
             raise RequestError(503, "the feedback cannot be stored; try again", retry_after=5) from None
         for label in found:
-            if label is not None:
+            if label is not None and label.before is None:
                 self.metrics.feedback.labels(str(label.right).lower()).inc()
+            if label is not None:
                 self.board.add_label(label)
         return found
 
@@ -231,16 +236,17 @@ class Service:
 
         def do() -> dict[str, Any]:
             new = name not in self.pool
-            with NamedTemporaryFile(dir=self.folder, suffix=".safetensors") as file:
-                file.write(content)
-                file.flush()
-                try:
+            try:
+                with NamedTemporaryFile(suffix=".safetensors") as file:
+                    file.write(content)
+                    file.flush()
                     event = self.pool.get(name).load(file.name)
-                except StateError as error:
-                    if new:
-                        self.pool.remove(name)
-                    reason = str(error).replace(file.name, "that was sent")
-                    raise RequestError(400, reason) from None
+            except StateError as error:
+                if new:
+                    self.pool.remove(name)
+                raise RequestError(400, str(error).replace(file.name, "that was sent")) from None
+            except OSError as error:
+                raise RequestError(503, f"the state cannot be kept ({error.strerror}); free the disk") from None
             return {"stream": name, "action": event.action, "batches": self.pool.get(name).batches}
 
         self.pool.check_room(name)

@@ -31,6 +31,7 @@ class Settings(Schema):
     most_loaded: Count = Field(default=16, description="streams in memory; the least recently used go to disk")
     most_streams: Count = Field(default=1000, description="streams in all")
     predictions_kept: Count = Field(default=100_000, description="predictions for which feedback is accepted")
+    events_kept: Count = Field(default=100_000, description="events in the journal; the oldest are removed")
 
 
 class RequestError(TrustError):
