@@ -34,6 +34,14 @@ COLUMNS = (
     "accuracy_before", "accuracy", "clean_accuracy", "nll", "ece", "brier", "entropy", "updates", "skipped_updates",
     "forwards", "backwards", "seconds_median", "seconds_total",
 )  # fmt: skip
+TITLES = {
+    "streams": "Thirteen methods in every kind of stream",
+    "targets": "tide on all images",
+    "orders": "What six orders buy",
+    "tide_parts": "tide part by part",
+    "fair": "Baselines in settings of their own",
+    "rates": "The baselines at their best rates",
+}
 MAKING = {
     "cifar10-c": (
         "trust-tta data get cifar10",
@@ -96,11 +104,12 @@ def page(group: Group, config: Path) -> str:
 
 def together(report: Report, config: Path) -> str:
     """An overview of all settings, then what each one's accuracy table says."""
-    sections = [f"# {config.stem}\n\n{commands(config, _widest(report), flag=' --together')}", overview(report)]
+    sections = [f"# {TITLES.get(config.stem, config.stem)}", overview(report)]
     for group in report.groups:
         title = group.title[0].upper() + group.title[1:]
         table = wide(group) if len(group.domains) > WIDE else to_markdown(accuracy_table(group))
         sections.append(f"## {title}\n{circumstances(group)}\n\n{table}")
+    sections.append(f"## How it was made\n{commands(config, _widest(report), flag=' --together')}")
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
@@ -242,8 +251,9 @@ def by_severity(group: Group) -> str:
 
 def fair(report: Report, config: Path) -> str:
     """Each method as in the TRUST paper, as in its own paper, and at the best of the sweep on held-out corruptions."""
-    sections = [f"# {config.stem}\n\n{commands(config, report.groups[0], flag=' --fair')}"]
+    sections = [f"# {TITLES.get(config.stem, config.stem)}"]
     sections += [f"## {group.title}\n{circumstances(group)}\n\n{fair_table(group)}" for group in report.groups]
+    sections.append(f"## How it was made\n{commands(config, report.groups[0], flag=' --fair')}")
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
@@ -285,12 +295,12 @@ def circumstances(group: Group) -> str:
     samples = sorted({cell.result.samples for cell in cells})
     images = f"{samples[0]:,}" if len(samples) == 1 else f"{samples[0]:,} to {samples[-1]:,}"
     networks = sorted({cell.key.checkpoint[:12] for cell in cells})
-    device, dtype, torch, commit = (
-        ", ".join(sorted({str(getattr(cell.facts, name)) for cell in cells}))
-        for name in ("device", "dtype", "torch", "commit")
+    device, dtype, torch = (
+        ", ".join(sorted({str(getattr(cell.facts, name)) for cell in cells})) for name in ("device", "dtype", "torch")
     )
+    commit = ", ".join(sorted({short_commit(str(cell.facts.commit)) for cell in cells}))
     lines = [
-        f"{len(group.domains)} domains of {images} images, batches of {group.batch_size}, "
+        f"{counted(len(group.domains), 'domain')} of {images} images, batches of {group.batch_size}, "
         f"{len(group.variants)} methods, {len(cells)} cells.",
         f"Network (sha256): {', '.join(networks)}. Device: {device}, {dtype}; PyTorch {torch}; commit {commit}.",
     ]
@@ -299,6 +309,12 @@ def circumstances(group: Group) -> str:
         places = "; ".join(f"{item.label} on {item.key.domain}, seed {item.key.seed}" for item in missing)
         lines.append(f"**Not finished: {len(missing)} cells** ({places}).")
     return "\n".join(lines)
+
+
+def short_commit(commit: str) -> str:
+    """Twelve digits, and whether the files differed from it."""
+    digits, mark, rest = commit.partition("-")
+    return f"{digits[:12]}{mark}{rest}"
 
 
 def six_updates(group: Group) -> str:
