@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -12,7 +13,7 @@ from tests.methods.networks import batches, convnet, make, run, same, vmamba
 from trust_tta.errors import TrustWarning
 from trust_tta.methods.domains import HALF_LIFE
 from trust_tta.methods.registry import list_methods
-from trust_tta.methods.statistics import KEPT, SOURCE_WORTH, Statistics, StreamNorm
+from trust_tta.methods.statistics import KEPT, SOURCE_WORTH, UNSURE, Statistics, StreamNorm
 
 
 def norm_of(channels: int = 4, *, known: bool = True) -> tuple[Statistics, StreamNorm]:
@@ -72,6 +73,25 @@ def test_a_change_of_domain_starts_the_memory_anew_and_the_next_batches_average(
     for x in after[1:]:
         feed(statistics, norm, x)
     assert torch.allclose(norm.mean, torch.cat(after).mean((0, 2, 3)), atol=0.15)
+
+
+def test_a_long_memory_gives_way_to_what_is_probably_a_change() -> None:
+    """It counts for no more than the odds that the domain is still the same say, however long it was."""
+    held = []
+    for memory in (1e3, 1e5):
+        statistics, norm = norm_of()
+        for x in draw(20, 32):
+            feed(statistics, norm, x)
+        norm.images.fill_(memory)
+        watch = statistics.watch
+        assert watch is not None
+        new = draw(1, 32, shift=0.9, seed=1)[0]
+        change = float(copy.deepcopy(watch).observe(watch.describe(new)))
+        assert 0.2 < change < 0.95
+        feed(statistics, norm, new)
+        held.append(float(norm.images) - 32)
+        assert held[-1] == pytest.approx(min(memory * (1 - change), UNSURE * (1 - change) / change), rel=1e-3)
+    assert held[0] == pytest.approx(held[1], rel=1e-3)
 
 
 def test_single_images_that_always_differ_are_no_change() -> None:

@@ -123,15 +123,15 @@ def test_the_pull_alone_brings_the_weights_back_by_the_images_seen() -> None:
 
 
 def test_an_update_is_as_long_as_the_square_root_of_the_images() -> None:
-    """Adam's first step has the length of the learning rate in every weight, and half of it more in a new domain."""
+    """Adam's first step has the length of the learning rate in every weight, and twice it in a new domain."""
     moved = {}
     for images in (2, 8):
         method: Tide = make("tide", convnet(), lr=1e-3, pull=0.0, frequencies=False, views="none")
         before = method.weights.read()
         method(batches(1, images=images)[0])
         moved[images] = float((method.weights.read() - before).abs().max())
-    assert moved[2] == pytest.approx(1.5e-3 * math.sqrt(2 / 128), rel=1e-2)
-    assert moved[8] == pytest.approx(1.5e-3 * math.sqrt(8 / 128), rel=1e-2)
+    assert moved[2] == pytest.approx(2e-3 * math.sqrt(2 / 128), rel=1e-2)
+    assert moved[8] == pytest.approx(2e-3 * math.sqrt(8 / 128), rel=1e-2)
 
 
 def test_steps_are_longer_while_a_domain_is_new() -> None:
@@ -139,10 +139,43 @@ def test_steps_are_longer_while_a_domain_is_new() -> None:
     images = batches(1, images=8)[0]
     for batch in range(3):
         method(images)
-        assert float(method.eagerness) == pytest.approx(1 + 0.5 * 2 ** (-8 * (batch + 1) / 2048))
+        assert float(method.eagerness) == pytest.approx(1 + 2 ** (-8 * (batch + 1) / 1024))
     method(images * 20 + 30)  # another domain: the count begins again
-    assert float(method.eagerness) == pytest.approx(1 + 0.5 * 2 ** (-8 / 2048), rel=1e-3)
+    assert float(method.eagerness) == pytest.approx(1 + 2 ** (-8 / 1024), rel=1e-3)
     assert make("tide", convnet(), statistics="source").eagerness == 1
+
+
+def test_expected_errors_are_the_mean_over_the_last_images_of_the_domain() -> None:
+    """A plain mean at first; then 256 images count, and a new domain begins anew."""
+    method: Tide = make("tide", convnet())
+    watch = method.statistics.watch
+    assert watch is not None
+    streams = [stream_of([i % CLASSES for i in range(64)], sureness=s, seed=i)[0] for i, s in enumerate((3, 5, 1, 4))]
+    wrong = [float(1 - p.exp().amax(1).mean()) for p in streams]
+    expected = [wrong[0], (wrong[0] + wrong[1]) / 2, (sum(wrong[:2]) / 2) * 0.75 + wrong[2] * 0.25, wrong[3]]
+    for images, p, error in zip((64, 128, 5000, 64), streams, expected, strict=True):
+        watch.images.fill_(images)
+        method.error = method.expect_errors(p)
+        assert method.error is not None
+        assert float(method.error) == pytest.approx(error, rel=1e-5)
+
+
+@pytest.mark.parametrize(("scale", "kept"), [(1.0, 0.9), (1e4, 0.7)])
+def test_where_no_errors_are_expected_nothing_is_learned_and_the_pull_is_threefold(scale: float, kept: float) -> None:
+    """The weights start one away from the source; a large scale of the logits makes predictions wholly sure."""
+    model = convnet()
+    model.head.weight.data.mul_(scale)
+    method: Tide = make("tide", model, lr=1e-3, pull=0.1, frequencies=False, views="none")
+    source = method.weights.read()
+    method.weights.write(source + 1)
+    method(batches(1, images=128)[0])
+    moved = method.weights.read() - source
+    assert float(moved.mean()) == pytest.approx(kept, abs=2e-3)
+    assert float(moved.std()) < 1e-4 if scale > 1 else float(moved.std()) > 1e-4  # Adam's steps go both ways
+
+
+def test_without_restraint_errors_do_not_count() -> None:
+    assert make("tide", convnet(), restraint=False).expect_errors(stream_of([0])[0]) is None
 
 
 def test_a_mirrored_batch_has_the_same_prediction() -> None:

@@ -9,6 +9,7 @@ A method of this project, made of parts that each help in one kind of stream:
   batch, of any size, in place of six;
 - the mirror image as a second view of every image;
 - a pull back to the source, so that long streams do not wear the network out, and longer steps where a domain is new;
+- restraint where few errors are expected: shorter steps and a stronger pull, for there is little to gain;
 - the frequencies of the classes, where they differ from even ones beyond chance (Saerens et al., 2002): labels that
   come in short runs. As they do, updates slow down: the confusion of a few classes says little about the others.
 
@@ -38,19 +39,23 @@ CONFUSION_HALF_LIFE = 256.0  # images of a class-balanced stream after which hal
 FREQUENCY_HALF_LIFE = 128.0  # images after which half of the class frequencies are new
 EVEN = 10.0  # images of an even class distribution that the frequencies start with
 LEAST_LOG_P = math.log(1e-12)
-EAGER = 0.5  # steps are longer by this share when a domain begins
-NEW = 2048.0  # images of a domain after which half of this is left
+EAGER = 1.0  # steps are longer by this share when a domain begins
+NEW = 1024.0  # images of a domain after which half of this is left
 DOUBT = 3.0  # excess of the skew, in its standard, at which it is half believed
+FEW = 0.12  # share of errors below which there is restraint
+HOMESICK = 2.0  # by this multiple the pull is stronger where none are expected
+ERROR_MEMORY = 256.0  # images of a domain over which errors are expected
 
 
 class TideOptions(LearningOptions):
     """`lr` and `pull` are per 128 images. `views`: average with the mirror image, or not, where left and right matter.
 
     `shares`: learn how much the statistics of the stream count beside the source's. `mixtures`: tell the domains of a
-    mixed stream apart. `frequencies`: follow the class frequencies of correlated streams.
+    mixed stream apart. `frequencies`: follow the class frequencies of correlated streams. `restraint`: learn less where
+    few errors are expected.
     """
 
-    lr: Rate = 4e-4
+    lr: Rate = 5e-4
     parameters: ParameterSet = "auto"
     statistics: StatisticsKind = "stream"
     shares: bool = True
@@ -59,8 +64,9 @@ class TideOptions(LearningOptions):
     views: Literal["mirror", "none"] = "mirror"
     loss: Literal["confusion", "information", "entropy"] = "confusion"
     temperature: Positive = 2.5
-    pull: Fraction = 0.015
+    pull: Fraction = 0.02
     frequencies: bool = True
+    restraint: bool = True
 
 
 class Believed(NamedTuple):
@@ -80,28 +86,32 @@ class Tide(Learner):
     in_bands = True
     confusion: Tensor | None
     frequencies: Tensor | None
+    error: Tensor | None
 
     def make_statistics(self) -> Statistics:
         options = self.options
         return Statistics(self.model, options.statistics, learn_shares=options.shares, split_mixtures=options.mixtures)
 
     def start(self) -> None:
-        self.confusion = self.frequencies = None
+        self.confusion = self.frequencies = self.error = None
 
     def moving(self) -> dict[str, Spec]:
-        return {"confusion": Array((None, None), least=0), "frequencies": Array((None,), least=0)}
+        error = Array((), least=0, most=1)
+        return {"confusion": Array((None, None), least=0), "frequencies": Array((None,), least=0), "error": error}
 
     def adapt(self, images: Tensor) -> Logits:
         for _ in range(self.options.steps):
             views = self.views_of(images)
             believed = self.believe(views.detach())
-            self.learn_from(views, len(images), pace=(1 - believed.skew) * self.eagerness)
+            error = self.expect_errors(believed.log_p)
+            need = believed.skew.new_ones(()) if error is None else (error / FEW).clamp_max(1)
+            self.learn_from(views, len(images), pace=(1 - believed.skew) ** 3 * self.eagerness, need=need)
             if self.coarse_before is None:
                 self.coarse_before = believed.log_p
         if self.options.predict == "after":
             with torch.no_grad():
                 believed = self.believe(self.views_of(images))
-        self.frequencies = believed.frequencies
+        self.frequencies, self.error = believed.frequencies, error
         return believed.log_p
 
     def views_of(self, images: Tensor) -> Logits:
@@ -114,17 +124,17 @@ class Tide(Learner):
     def adapting_pass(self, images: Tensor) -> Logits:
         return self.predict.coarse(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
 
-    def learn_from(self, views: Logits, images: int, *, pace: Tensor) -> None:
-        """One step, as long as the images are worth and `pace` () allows; then a little back to the source."""
+    def learn_from(self, views: Logits, images: int, *, pace: Tensor, need: Tensor) -> None:
+        """One step, as long as the images are worth, `pace` () allows and `need` () asks; then back to the source."""
         start, confusion = self.weights.read(), self.confusion
         finite = self.update.descend(self.loss(mean_log_probability(views), None))
         self.counters.backwards += self.options.views == "mirror"
         if self.statistics.shares is not None and self.weights.extra_gradient is not None:
-            self.statistics.shares.learn(self.weights.extra_gradient, images, finite=finite, pace=pace)
+            self.statistics.shares.learn(self.weights.extra_gradient, images, finite=finite, pace=pace * need)
         share = images * self.statistics.worth / BATCH
-        length = pace * math.sqrt(share)
-        moved = start + (self.weights.read() - start) * length
-        pulled = moved.lerp(self.weights.origin, 1 - (1 - self.options.pull) ** share)
+        moved = start + (self.weights.read() - start) * (pace * need * math.sqrt(share))
+        pull = self.options.pull * (1 + HOMESICK * (1 - need))
+        pulled = moved.lerp(self.weights.origin, 1 - (1 - pull).clamp_min(0) ** share)
         self.weights.write(torch.where(finite, pulled, start))
         if not self.update.settle([finite])[0]:
             self.confusion = confusion
@@ -134,6 +144,17 @@ class Tide(Learner):
         """By how much steps are longer, the fewer images of this domain were seen."""
         watch = self.statistics.watch
         return 1.0 if watch is None else 1 + EAGER * torch.exp2(-watch.images * self.statistics.worth / NEW)
+
+    def expect_errors(self, log_p: Logits) -> Tensor | None:
+        """The share of errors, (), that the predictions (n, classes) of this domain's images expect of themselves."""
+        if isinstance(log_p, Pixels) or log_p.dim() > 2 or not self.options.restraint:
+            return None
+        now = (1 - log_p.amax(1).exp()).mean().clamp_min(0)
+        if self.error is None:
+            return now
+        watch = self.statistics.watch
+        seen = now.new_tensor(ERROR_MEMORY) if watch is None else watch.images.clamp_max(ERROR_MEMORY)
+        return self.error.lerp(now, (len(log_p) / seen).clamp_max(1))
 
     def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         if self.options.loss == "entropy":

@@ -115,6 +115,7 @@ class _TideKeywords(_LearningKeywords, total=False):
     temperature: float
     pull: float
     frequencies: bool
+    restraint: bool
 
 class _OfficialKeywords(_EtaKeywords, total=False): ...
 
