@@ -50,6 +50,11 @@ class Tab:
             assert time.monotonic() < deadline, script
             time.sleep(0.05)
 
+    def press_enter(self) -> None:
+        key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
+        self._send("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
+        self._send("Input.dispatchKeyEvent", type="keyUp", **key)
+
     def picture(self, *, whole: bool = True) -> bytes:
         """A PNG of the page."""
         return base64.b64decode(self._send("Page.captureScreenshot", captureBeyondViewport=whole)["data"])

@@ -79,8 +79,11 @@ def test_buttons_ask_for_the_token_and_change_the_stream(tab: Tab, served: tuple
         if token is not None:
             tab.wait_for("document.getElementById('ask').open")
             tab.evaluate(f"document.getElementById('token').value = '{token}'")
-            tab.evaluate("document.querySelector('#ask button.main').click()")
+            tab.press_enter()
 
+    tab.evaluate(f"{CARD}.querySelector('[data-action=pause]').click()")
+    tab.evaluate("document.getElementById('cancel').click()")
+    tab.wait_for("!document.getElementById('ask').open")
     press("pause", "wrong")
     tab.wait_for(f"{CARD}.querySelector('.told').textContent === 'this is not the token'")
     assert not service.pool.get("left").paused

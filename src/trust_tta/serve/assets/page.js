@@ -13,7 +13,8 @@ const EVIDENCE = {
 };
 const MOST_CARDS = 12, MOST_POINTS = 480, SPAN = 240, MOST_EVENTS = 60;
 const HEIGHT = 78, LEFT = 34, RIGHT = 4, BASE = 16; // pixels of a chart, beside and below it
-const DONE = { none: "", source: "back to the source", rollback: "rolled back", skip: "update undone", pause: "paused", resume: "resumed" };
+const DONE = { none: "noted", source: "back to the source", rollback: "rolled back", skip: "update undone", pause: "paused", resume: "resumed" };
+const TINY = 1e-6; // what rounding leaves of a distance
 const SERIOUS = new Set(["rollback", "source", "pause", "skip"]);
 
 const streams = new Map();
@@ -76,7 +77,7 @@ function highest(shown, chart, start) {
     for (const point of stream.points) if (point[0] >= start) top = Math.max(top, point[column] || 0);
     if (chart.limit && stream.limit) top = Math.max(top, 1.2 * stream.limit);
   }
-  return top ? 1.06 * top : 1;
+  return top > TINY ? 1.06 * top : 1;
 }
 
 function drawCard(stream) {
@@ -209,7 +210,7 @@ function drawEvents() {
       element("td", {}, clock(event.time)),
       element("td", {}, event.stream),
       element("td", { class: tone }, event.kind.replace("_", " ")),
-      element("td", { class: SERIOUS.has(event.action) ? tone : "" }, DONE[event.action] ?? event.action),
+      element("td", { class: SERIOUS.has(event.action) ? tone : "" }, event.kind === "start" ? "" : DONE[event.action] ?? event.action),
       why,
     );
     return row;
@@ -245,6 +246,7 @@ function ask() {
       if (dialog.returnValue === "ok" && $("token").value) keep($("token").value);
       resolve(Boolean(token));
     };
+    $("cancel").onclick = () => dialog.close("cancel");
     dialog.returnValue = "";
     dialog.showModal();
   });
@@ -281,7 +283,7 @@ function text(tone, x, y, content) {
 const clock = (time) => new Date(1000 * time).toLocaleTimeString([], { hour12: false });
 const round = (value) => Number(value.toPrecision(1)); // a scale has round numbers
 const percent = (value) => value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`;
-const number = (value) => value === null || value === undefined ? "–" : value === 0 ? "0" : value >= 100 || Number.isInteger(value) ? value.toFixed(0) : String(Number(value.toPrecision(2)));
+const number = (value) => value === null || value === undefined ? "–" : Math.abs(value) < TINY ? "0" : value >= 100 || Number.isInteger(value) ? value.toFixed(0) : String(Number(value.toPrecision(2)));
 const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many || `${one}s`}`;
 
 const hash = new URLSearchParams(location.hash.slice(1)).get("token");
