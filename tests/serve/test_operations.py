@@ -14,6 +14,9 @@ import httpx
 import pytest
 
 from tests.serve.services import make_network, picture, process
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.serve.board import Board
+from trust_tta.serve.journal import Label
 from trust_tta.serve.pool import Pool
 from trust_tta.serve.service import Service
 
@@ -76,3 +79,13 @@ def test_answers_are_not_held_back() -> None:
 
     with closing(bind("127.0.0.1", 0)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_a_clock_that_is_set_back_does_not_freeze_the_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(Preprocessing(size=4, resize=4), classes=None)
+    for now in (5000.0, 5001.0, 1000.0, 1001.0):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        board.add_label(Label("a-0", "default", 1, 1))
+        board.tick()
+    (stream,) = json.loads(board.everything())["streams"]
+    assert [point[0] for point in stream["points"]] == [1000.0, 1001.0]

@@ -125,3 +125,16 @@ def test_it_fits_and_is_dark_where_that_is_wanted(tab: Tab, served: tuple[httpx.
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         grounds.append(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert grounds == ["rgb(251, 250, 248)", "rgb(20, 22, 26)"]
+
+
+def test_a_clock_that_is_set_back_does_not_freeze_the_charts(tab: Tab, served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    send(client, "left", count=2)
+    tab.open(str(client.base_url))
+    tab.wait_for(f"{CARD}.querySelector('[data-chart=entropy] .curve')")
+    told = "({...streams.get('left'), card: undefined, points: [[T, 0.25, 1, 1, 1, 1, 1]]})"
+    for seconds in (1000, 1001):
+        news = told.replace("T", str(seconds))
+        tab.evaluate(f"take({{gone: [], events: [], streams: [{news}]}}), draw()")
+    assert tab.evaluate(f"{CARD}.querySelector('[data-chart=entropy] b').textContent") == "0.25"
+    assert tab.evaluate("streams.get('left').points.length") == 2

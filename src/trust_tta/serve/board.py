@@ -188,6 +188,9 @@ class Board:
         """Add a point to each curve that changed; the message about it, empty where nothing is new."""
         now = time.time()
         with self._lock:
+            for view in self._views.values():
+                while view.points and (view.points[-1][0] or 0) > now:  # the clock was set back
+                    view.points.pop()
             changed = [view for view in self._views.values() if view.changed]
             told = []
             for view in changed:

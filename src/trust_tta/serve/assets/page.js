@@ -18,7 +18,7 @@ const TINY = 1e-6; // what rounding leaves of a distance
 const SERIOUS = new Set(["rollback", "source", "pause", "skip"]);
 
 const streams = new Map();
-let events = [], token = sessionStorage.getItem("token") || "", fresh = true, scale = null;
+let events = [], token = sessionStorage.getItem("token") || "", fresh = true, scale = null, latest = 0;
 const $ = (id) => document.getElementById(id);
 
 // What arrives
@@ -47,10 +47,11 @@ function take(news) {
     streams.delete(name);
   }
   for (const told of news.streams) {
-    const points = streams.get(told.name)?.points || [];
-    const card = streams.get(told.name)?.card;
+    const card = streams.get(told.name)?.card, first = told.points[0]?.[0];
+    const points = (streams.get(told.name)?.points || []).filter((point) => !(point[0] > first)); // a clock may be set back
     streams.set(told.name, { ...told, card, points: [...points, ...told.points].slice(-MOST_POINTS) });
   }
+  latest = Math.max(0, ...news.streams.map((s) => s.points.at(-1)?.[0] || 0)) || latest;
   events = [...events, ...news.events].slice(-MOST_EVENTS);
 }
 
@@ -59,8 +60,7 @@ function take(news) {
 function draw() {
   $("empty").hidden = streams.size > 0;
   const all = [...streams.values()].sort((a, b) => a.number - b.number), shown = all.slice(0, MOST_CARDS);
-  const now = Math.max(0, ...all.map((s) => s.points.at(-1)?.[0] || 0));
-  const start = Math.max(now - SPAN, Math.min(now - 10, ...all.map((s) => s.points[0]?.[0] || now)));
+  const now = latest, start = Math.max(now - SPAN, Math.min(now - 10, ...all.map((s) => s.points[0]?.[0] || now)));
   const tops = Object.fromEntries(CHARTS.map((chart) => [chart.key, chart.top || highest(shown, chart, start)]));
   scale = { start, now, tops };
   for (const stream of shown) drawCard(stream);
@@ -147,7 +147,7 @@ function drawChart(chart, stream, figure) {
   const x = (time) => LEFT + plot * (time - start) / (now - start);
   const y = (value) => 2 + (HEIGHT - 2) * (1 - Math.min(value / top, 1));
   const format = chart.percent ? percent : number;
-  const points = stream.points.filter((point) => point[0] >= start && point[column] !== null);
+  const points = stream.points.filter((point) => point[0] >= start && point[0] <= now && point[column] !== null);
   const at = figure.dataset.at === undefined ? null : start + (now - start) * (figure.dataset.at - LEFT) / plot;
   const chosen = at === null ? points.at(-1) : nearest(points, at);
   const value = chosen ? format(chosen[column]) : "–";
