@@ -112,6 +112,19 @@ def test_nothing_is_learned_from_a_batch_of_which_half_is_broken() -> None:
     assert stream(clean(1)[0]).adapted
 
 
+def test_what_is_done_about_broken_images_follows_how_many_are() -> None:
+    stream = Stream(make("tent", lr=1e-3), reference=reference("tent"))
+    few, half, blank = (clean(1, seed=s)[0] for s in (41, 42, 43))
+    few[0], half[::2], blank[:] = float("nan"), float("nan"), 0.5
+    stream(clean(1)[0])
+    expected = [(few, True, 1), (blank, False, 1), (few, True, 0), (half, False, 1), (few, True, 0), (few, True, 0)]
+    for images, adapted, events in expected:
+        before = stream.method.state_dict()["adapted"]
+        result = stream(images)
+        assert (result.adapted, len(result.events)) == (adapted, events)
+        assert states_equal(before, stream.method.state_dict()["adapted"]) is not adapted
+
+
 def test_a_batch_without_a_single_finite_image_is_answered() -> None:
     stream = Stream(make(lr=1e-2))
     state = stream.method.state_dict()

@@ -182,10 +182,8 @@ class Session:
         """Continue with `images`, the usable ones; the rows of the others are NaN. A broken half spoils the rest."""
         broken, adapted = int((~fine).sum()), False
         action: Action = self.policy.on_broken_input if 2 * broken >= len(fine) else "none"
-        if action != "none" and self._lasting.get("broken_input") == "none":  # it has become worse
-            del self._lasting["broken_input"]
         part_of_it = "half of the images or more are" if 2 * broken >= len(fine) else "some images are"
-        self._begin("broken_input", action, f"{part_of_it} not finite", {"images": broken})
+        self._begin_broken(action, f"{part_of_it} not finite", broken)
         if len(images):
             statistics = self.watch.judge.inspect(images)[1] if self.watch else None
             part, adapted = self._step(images, facts[fine], statistics, partly=True)
@@ -203,7 +201,7 @@ class Session:
             return (self.predict(images), False) if self.books.paused else self._adapt(images)
         problem, returned = looks_broken(facts) if facts is not None else "", False
         if problem:
-            self._begin("broken_input", self.policy.on_broken_input, problem, {"images": len(images)})
+            self._begin_broken(self.policy.on_broken_input, problem, len(images))
         else:
             if not partly:
                 self._lasting.pop("broken_input", None)
@@ -467,6 +465,14 @@ class Session:
             return False
         self._lasting[kind] = action
         return self._act(kind, action, reason, evidence)
+
+    def _begin_broken(self, action: Action, reason: str, images: int) -> None:
+        """Images are broken: an event if they were not before, or less; what is done about it is as of now."""
+        if "broken_input" in self._lasting and action == "none":
+            self._lasting["broken_input"] = action
+        elif self._lasting.get("broken_input") == "none":
+            del self._lasting["broken_input"]
+        self._begin("broken_input", action, reason, {"images": images})
 
     def _act(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
         """Act and record the event; True if the state was changed."""
