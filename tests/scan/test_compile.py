@@ -14,8 +14,8 @@ import sys
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from trust_tta.kernels import triton_mlp, triton_norm, triton_products
-from trust_tta.models import triton_patches
+from trust_tta.kernels import triton_copies, triton_mlp, triton_norm, triton_products
+from trust_tta.models import triton_depthwise, triton_patches
 from trust_tta.scan import Parameters
 from trust_tta.scan.triton import backward, forward, layout, matmul, parameters, scan_map
 
@@ -36,7 +36,7 @@ class Compiled:
     def launch(self, *values, **named):
         options = {n: named.pop(n) for n in OPTIONS if named.get(n) is not None}
         named.pop("maxnreg", None)
-        arguments = dict(zip(self.kernel.arg_names, values)) | named
+        arguments = dict(zip(self.kernel.arg_names, values)) | named | {"EARLY": True}
         constant = {p.name for p in self.kernel.params if p.is_constexpr}
         kinds = {n: "constexpr" if n in constant else self.kind(v) for n, v in arguments.items()}
         places = {n: (i,) for i, n in enumerate(self.kernel.arg_names)}
@@ -49,7 +49,8 @@ class Compiled:
     def kind(self, value):
         return KINDS[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
 
-for module in (backward, forward, layout, matmul, parameters, triton_mlp, triton_norm, triton_patches, triton_products):
+ours = (triton_copies, triton_depthwise, triton_mlp, triton_norm, triton_patches, triton_products)
+for module in (backward, forward, layout, matmul, parameters, *ours):
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         setattr(module, name, Compiled(getattr(module, name)))
 
@@ -62,6 +63,9 @@ with torch.device("meta"):
     y, saved = scan_map.scan_map_forward(x, slots, Parameters(*(torch.empty(s) for s in shapes)))
     triton_patches.extract_patches(torch.empty(batch, c, side, side), 3, 2, 1)
     triton_patches.pad_channels(torch.empty(batch, 3, 4 * side, 4 * side), 8, dtype)
+    triton_copies.copy(torch.empty(5, 3, dtype=torch.int64))
+    taps = torch.empty(c, 1, 3, 3, dtype=dtype)
+    triton_depthwise.convolve(x, taps, None)
     weight = torch.empty(c)
     _, merged, mean, scale = layout.merge_norm(y, side, side, weight, weight, 1e-5)
     rows = torch.empty(batch * side * side, c, dtype=dtype)
@@ -78,6 +82,7 @@ with torch.device("meta"):
     if narrow:
         triton_mlp.mlp(rows, *layers, rows, triton_mlp.Norm(weight, weight, weight, weight, 1e-5))
     print("backward")
+    triton_depthwise.gradients(x, x, taps)
     triton_norm.small_gradients(few, few, (*moments, weight), 1e-5, add=few)
     triton_norm.follow_stream_backward(affine, weight, weight, 3, kept)
     if narrow:
@@ -94,13 +99,13 @@ with torch.device("meta"):
 
 FORWARD = Counter(
     ["gather_kernel", "cross_scan_kernel", "scan_forward_kernel", "merge_norm_kernel", "extract_patches_kernel"]
-    + ["pad_channels_kernel", "follow_stream_kernel", "normalize_small_kernel"]
+    + ["pad_channels_kernel", "follow_stream_kernel", "normalize_small_kernel", "copy_kernel", "depthwise_kernel"]
     + ["sum_kernel", "finish_kernel", "normalize_kernel", *["product_kernel"] * 2, *["matmul_kernel"] * 2]
 )
 BACKWARD = Counter(
     ["cross_scan_kernel", "scan_backward_kernel", "sum_rows_kernel", "cross_merge_kernel", "scatter_add_kernel"]
     + ["sum_kernel", "finish_kernel", "input_gradient_kernel", "hidden_gradient_kernel", "merge_norm_backward_kernel"]
-    + ["product_kernel", "follow_stream_backward_kernel", "small_gradients_kernel"]
+    + ["product_kernel", "follow_stream_backward_kernel", "small_gradients_kernel", "depthwise_gradients_kernel"]
     + [*["matmul_kernel"] * 3, *["weight_gradient_kernel"] * 2]
 )
 THIN = ("matmul_kernel", "weight_gradient_kernel")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
+from trust_tta.kernels.copies import Copies
 from trust_tta.methods.state import Array, Spec, clone
 
 MOST_STEPS = 2.0**24  # the optimizer counts its steps in float32
@@ -49,6 +50,7 @@ class Weights:
         self.gradient = torch.zeros_like(self.vector)
         self.extra_gradient: Tensor | None = None
         self._places, self._gradient_places = self._views(self.vector), self._views(self.gradient)
+        self._copy_gradients, self._copy_to_vector, self._copy_to_tensors = Copies(), Copies(), Copies()
         self.optimizer = _make_optimizer(self.vector, self.rule) if self.tensors else None
 
     @property
@@ -115,8 +117,7 @@ class Weights:
         if len(pairs) < len(gradients):
             self.gradient.zero_()
         if pairs:
-            places, given = zip(*pairs, strict=True)
-            torch._foreach_copy_(list(places), list(given))
+            self._copy_gradients(*zip(*pairs, strict=True))
         largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
         finite = (largest + loss.detach()).isfinite()
         return finite if self.extra_gradient is None else finite & self.extra_gradient.isfinite().all()
@@ -182,10 +183,10 @@ class Weights:
         return [piece.view(t.shape) for piece, t in zip(pieces, self.tensors, strict=True)]
 
     def _gather(self) -> None:
-        _copy(self._places, [t.detach() for t in self.tensors])
+        self._copy_to_vector(self._places, [t.detach() for t in self.tensors])
 
     def _scatter(self) -> None:
-        _copy(self.tensors, self._places)
+        self._copy_to_tensors(self.tensors, self._places)
 
 
 def _copy(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:

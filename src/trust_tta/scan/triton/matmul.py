@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.triton.launch import ceil_div, power_of_two
+from trust_tta.scan.triton.launch import begin, ceil_div, options, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
 FEW_MAPS = 8  # maps of a batch for which the library is slow
@@ -41,7 +41,7 @@ def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
             STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1), STRIDE_YB=y.stride(0), STRIDE_YG=y.stride(1),
             BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, SCALAR=scalar, WIDE=_interpreted(y),
-            num_warps=warps, num_stages=stages, enable_fp_fusion=True,
+            num_warps=warps, num_stages=stages, **options(y),
         )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
         weight_gradient_kernel[(len(partial) * tiles,)](
             dy, x, partial, b * chunks, share, GROUPS=g, ROWS=m, COLUMNS=k, LENGTH=length,
             STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
-            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(dy), enable_fp_fusion=True,
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(dy), **options(dy),
         )  # fmt: skip
     return partial
 
@@ -93,7 +93,7 @@ def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_im
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
             STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
             STRIDE_DB=dx.stride(0), STRIDE_DG=dx.stride(1), BLOCK_M=power_of_two(max(m, 16)), BLOCK_K=_within(k, 64),
-            BLOCK_L=block_l, WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
+            BLOCK_L=block_l, WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, **options(dy),
         )  # fmt: skip
     return partial
 
@@ -177,17 +177,34 @@ def load_rows(p_x, o_m, o_l, ROWS: tl.constexpr, LENGTH: tl.constexpr):
 
 
 @triton.jit
+def load_chunk(
+    p_dy, p_x, i_chunk, o_m, o_k,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LENGTH: tl.constexpr, STRIDE_YB: tl.constexpr, STRIDE_XB: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """The image and the positions of a chunk, counted over all images, and its tiles of dy and x."""
+    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    i_b = (i_chunk // L_BLOCKS).to(tl.int64)
+    o_l = i_chunk % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
+    b_dy = load_rows(p_dy + i_b * STRIDE_YB, o_m, o_l, ROWS, LENGTH)
+    return i_b, o_l, b_dy, load_rows(p_x + i_b * STRIDE_XB, o_k, o_l, COLUMNS, LENGTH)
+
+
+@triton.jit
 def matmul_kernel(
     p_w, p_x, p_y,
     ADD: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr,
     STRIDE_WB: tl.constexpr, STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr,
     STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_YB: tl.constexpr, STRIDE_YG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, SCALAR: tl.constexpr, WIDE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of y (rows, positions) of one image and group; tiles that read the same of x follow each other.
 
     SCALAR: without tensor cores; for so few rows of x that splitting them would take longer.
     """
+    begin(EARLY)
     M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
     L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i = tl.program_id(0)
@@ -217,12 +234,12 @@ def weight_gradient_kernel(
     p_dy, p_x, p_out, chunks, share,
     GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LENGTH: tl.constexpr, STRIDE_YB: tl.constexpr,
     STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of a partial sum (rows, columns) of one group, over its share of all images' chunks of positions."""
+    begin(EARLY)
     M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
     K_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_K - 1) // BLOCK_K
-    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i = tl.program_id(0)
     o_m = i % M_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
     o_k = i // M_BLOCKS % K_BLOCKS * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -231,12 +248,10 @@ def weight_gradient_kernel(
     i_first = i_part * share
     b_sum = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for i_step in range(tl.minimum(share, chunks - i_first)):
-        i_chunk = i_first + i_step
-        # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
-        i_b = (i_chunk // L_BLOCKS).to(tl.int64)
-        o_l = i_chunk % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
-        b_dy = load_rows(p_dy + i_b * STRIDE_YB + i_g * STRIDE_YG, o_m, o_l, ROWS, LENGTH)
-        b_x = load_rows(p_x + i_b * STRIDE_XB + i_g * STRIDE_XG, o_k, o_l, COLUMNS, LENGTH)
+        _, _, b_dy, b_x = load_chunk(
+            p_dy + i_g * STRIDE_YG, p_x + i_g * STRIDE_XG, i_first + i_step, o_m, o_k, ROWS, COLUMNS, LENGTH, STRIDE_YB,
+            STRIDE_XB, BLOCK_L,
+        )  # fmt: skip
         b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, WIDE)
     o_out = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * COLUMNS)
     m_out = (o_m < ROWS)[:, None] & (o_k < COLUMNS)[None, :]
@@ -250,8 +265,10 @@ def fused_gradients_kernel(
     STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr, STRIDE_YB: tl.constexpr,
     STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_DB: tl.constexpr,
     STRIDE_DG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx of a share of all images' chunks of positions, of one group, and the partial sum of the weight's gradient."""
+    begin(EARLY)
     L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i_g = tl.program_id(0) % GROUPS
     i_part = tl.program_id(0) // GROUPS
@@ -264,12 +281,10 @@ def fused_gradients_kernel(
     b_w = tl.load(p_w + i_image * STRIDE_WB + o_w, mask=m_w, other=0.0)
     b_sum = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for i_step in range(tl.minimum(share, chunks - i_first)):
-        i_chunk = i_first + i_step
-        # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
-        i_b = (i_chunk // L_BLOCKS).to(tl.int64)
-        o_l = i_chunk % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
-        b_dy = load_rows(p_dy + i_b * STRIDE_YB + i_g * STRIDE_YG, o_m, o_l, ROWS, LENGTH)
-        b_x = load_rows(p_x + i_b * STRIDE_XB + i_g * STRIDE_XG, o_k, o_l, INNER, LENGTH)
+        i_b, o_l, b_dy, b_x = load_chunk(
+            p_dy + i_g * STRIDE_YG, p_x + i_g * STRIDE_XG, i_first + i_step, o_m, o_k, ROWS, INNER, LENGTH, STRIDE_YB,
+            STRIDE_XB, BLOCK_L,
+        )  # fmt: skip
         b_dx = dot(b_w, b_dy, tl.zeros((BLOCK_K, BLOCK_L), dtype=tl.float32), False, WIDE)
         b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, WIDE)
         o_d = i_b * STRIDE_DB + i_g * STRIDE_DG + o_k[:, None] * LENGTH + o_l[None, :]
