@@ -49,8 +49,8 @@ class Speeds:
 def main() -> None:
     final, cpu = Speeds("speed_h200.json"), Speeds("speed_cpu.json")
     authors = json.loads((RESULTS / "authors_h200.json").read_text(encoding="utf-8"))
-    tables = (network_table(final, authors), memory_line(final), scan_table())
-    measured = [*accuracy_section(), *profile_section(), *scaling_section()]
+    tables = (network_table(final, authors), record_line(final), memory_line(final), scan_table())
+    measured = [*accuracy_section(), *profile_section(final), *scaling_section()]
     sections = (HEAD, "## On one H200", *tables, *measured, "## On a CPU", cpu_lines(cpu))
     write_whole(DOCS / "performance.md", "\n\n".join(sections) + "\n")
 
@@ -62,9 +62,16 @@ HEAD = """# Performance
 
 A step adapts on the batch, merges, and predicts the batch again. The network is VMamba-T (s1l8, batch norm) at 224
 pixels with random weights; float32 is computed without TF32; bf16 is autocast. Times are medians, in milliseconds, of
-the whole step as the caller sees it; memory is the peak of allocated tensors, including that of recorded passes. The
-record was made in 0.25 seconds per row and stopped before its end: a dash stands for what it does not hold. What made
-it faster, and what did not, is in [the history](results/speed_history.md)."""
+the whole step as the caller sees it; memory is the peak of allocated tensors, including that of recorded passes. What
+made it faster, and what did not, is in [the history](results/speed_history.md)."""
+
+
+def record_line(final: Speeds) -> str:
+    """How long each row was measured, and whether the record is whole."""
+    line = f"Each row was measured for {final.record['settings']['limits']['seconds']:g} seconds."
+    if not final.record["facts"]["finished"]:
+        line += " The record was stopped before its end: a dash stands for what it does not hold."
+    return line
 
 
 def network_table(final: Speeds, authors: dict[str, Any]) -> str:
@@ -134,14 +141,16 @@ def optional_record(name: str) -> dict[str, Any] | None:
     return record
 
 
-def profile_section() -> list[str]:
+def profile_section(final: Speeds) -> list[str]:
     """Where the time of each step goes, by kind of kernel."""
     records = [(batch, optional_record(f"profile_h200{suffix}.json")) for batch, suffix in ((128, ""), (1, "_b1"))]
     lines = [part for batch, record in records if record for part in (f"Batch {batch}:", profile_table(record["rows"]))]
     about = (
         "Milliseconds by kind of kernel, from `python benchmarks/profile_steps.py`, whose records list the single "
-        "kernels. They are newer than the table above; other programs ran meanwhile, which cost short steps most."
+        "kernels."
     )
+    if any(record and record["facts"]["commit"] != final.record["facts"]["commit"] for _, record in records):
+        about += " They are newer than the table above."
     return ["### Where the time goes", about, *lines] if lines else []
 
 

@@ -1,9 +1,13 @@
 """Methods on six corruptions at severity 5, first 4,096 test images of CIFAR-10, batches of 128, reset at each.
 
     python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD [RUN ...]
+    python benchmarks/six_corruptions.py --kernels FOLDER RECORD DTYPE BACKEND RUN [RUN ...]
 
 WEIGHTS: a vmamba_nano. IMAGES, LABELS: .npy as `trust-tta data get cifar10` writes them. RECORD: a JSON file to which
 each finished run is added, so that several processes may share the work; without names all runs are made.
+
+The second form takes the shipped network and a FOLDER of `trust-tta data corrupt`, in float32 or bf16, by the BACKEND
+"auto" or "reference": what the kernels do to the accuracy.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from torch import Tensor
 
 import trust_tta as tt
 from trust_tta.atomic import replacing
-from trust_tta.bench.environment import choose_device
+from trust_tta.bench.environment import choose_device, find_commit
 
 CORRUPTIONS = ("gaussian_noise", "impulse_noise", "glass_blur", "contrast", "snow", "jpeg_compression")
 IMAGES, BATCH, SEED = 4096, 128, 42
@@ -58,13 +62,31 @@ def main(weights: str, images: str, labels: str, record: str, *names: str) -> No
         print(name, f"{result['mean']:.2f} %, {result['ms']:.1f} ms per batch", flush=True)
 
 
+def main_kernels(folder: str, record: str, dtype: str, backend: str, *names: str) -> None:
+    device = choose_device("auto")
+    corrupted = {c: np.load(Path(folder, f"{c}.npy"))[:IMAGES] for c in CORRUPTIONS}
+    truth = torch.from_numpy(np.load(Path(folder, "labels.npy"))[:IMAGES].astype(np.int64)).to(device)
+    for name in names:
+        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16"):
+            result = run(name, "vmamba_nano_cifar10", corrupted, truth, device, backend=backend)
+        add(Path(record), f"{name}, {dtype}, {backend}", {**result, "commit": find_commit(Path(tt.__file__).parent)})
+        print(f"{name}, {dtype}, {backend}: {result['mean']:.3f} %, {result['ms']:.1f} ms per batch", flush=True)
+
+
 def run(
-    name: str, weights: str, corrupted: dict[str, np.ndarray], truth: Tensor, device: torch.device
+    name: str,
+    weights: str,
+    corrupted: dict[str, np.ndarray],
+    truth: Tensor,
+    device: torch.device,
+    *,
+    backend: str = "auto",
 ) -> dict[str, Any]:
     """The accuracy in percent on each corruption and on average, and the median time of a batch."""
     kind, options = RUNS[name]
     changes: dict[str, Any] = {"drop_path": DROP_PATH} if options.get("stochastic_depth") else {}
     model = tt.create_model("vmamba_nano", num_classes=10, checkpoint=weights, **changes).to(device).eval()
+    model.set_scan_backend(backend)
     method = tt.create_method(kind, model, **options)
     preprocess = model.preprocessing
     accuracy, times = {}, []
@@ -94,4 +116,7 @@ def add(record: Path, name: str, result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:2] == ["--kernels"]:
+        main_kernels(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])

@@ -59,7 +59,7 @@ def scan_map_backward(
 
 def _scan_inputs(u: Tensor, gathered: Gathered, projected: Tensor) -> ScanInputs:
     """What is scanned; the scans project few rows to the step sizes themselves, instead of reading all of these."""
-    if _can_project(u, gathered.dt_proj):
+    if can_project(u, gathered.dt_proj):
         inputs = gathered.scan_inputs(u, u.new_empty((len(u), 2, 2, 0, 0)), projected)
         return inputs._replace(delta=gathered.dt_proj.flatten(0, -4))
     delta = u.new_empty((len(u), 2, 2, *u.shape[2:]))
@@ -67,7 +67,7 @@ def _scan_inputs(u: Tensor, gathered: Gathered, projected: Tensor) -> ScanInputs
     return gathered.scan_inputs(u, delta, projected)
 
 
-def _can_project(u: Tensor, dt_proj: Tensor) -> bool:
+def can_project(u: Tensor, dt_proj: Tensor) -> bool:
     """Whether that is faster: in half precision, where rows are few and long."""
     return (
         "steps" in functional.USED and u.dtype != torch.float32 and dt_proj.shape[-1] <= MOST_RANK and u.shape[-1] > 256
