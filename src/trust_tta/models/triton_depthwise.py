@@ -46,7 +46,9 @@ def gradients(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
             dy, x, taps, dx, partial, columns, share, CHANNELS=c, HEIGHT=h, WIDTH=w, ROWS=rows, BLOCK_P=block_p,
             BLOCK_C=block_c, num_warps=warps, **options(x),
         )  # fmt: skip
-    return dx, partial.sum(0).T.reshape(weight.shape).to(weight.dtype)
+    dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    dweight.view(c, 9).copy_(partial.sum(0).T)
+    return dx, dweight
 
 
 def choose_tile(channels: int, *, gradients: bool = False) -> tuple[int, int, int]:

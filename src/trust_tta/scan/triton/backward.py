@@ -77,7 +77,7 @@ def differentiate(
     blocks = ceil_div(channels, tile.channels)
     inputs = prepare(inputs)
     A, state = inputs.A, inputs.A.shape[-1]
-    du, ddelta = torch.empty_like(inputs.u), inputs.u.new_empty((batch, groups, directions, channels, length))
+    du, ddelta = torch.empty_like(inputs.u), inputs.delta.new_empty((batch, groups, directions, channels, length))
     # Each program writes its own part of these.
     dA = A.new_empty((batch, *A.shape))
     rows = torch.bfloat16 if inputs.B.dtype == torch.bfloat16 else torch.float32
