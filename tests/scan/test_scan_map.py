@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trust_tta.scan import Parameters, merge_norm, operators, scan_map
-from trust_tta.scan.triton import scan_map as kernels
 
 BACKENDS = ["cpu", "triton"]
 SHAPES = [(2, 5, 7, 9), (3, 8, 4, 3)]
@@ -62,17 +61,6 @@ def test_scan_map_equals_plain_code(shape: tuple[int, ...], slots: str, backend:
     case = make_case(shape, slots=slots)
     for got, wanted in zip(results(backend, case), results("reference", case), strict=True):
         torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5 * float(wanted.abs().max()))
-
-
-@pytest.mark.parametrize("slots", ["permuted", "per-image"])
-@pytest.mark.parametrize(("shape", "state"), [((2, 5, 7, 9), 2), ((3, 8, 4, 3), 1), ((1, 3, 17, 11), 3)], ids=str)
-@pytest.mark.usefixtures("nan_empty")
-def test_step_sizes_projected_in_the_scans(
-    shape: tuple[int, ...], state: int, slots: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "can_project", lambda u, dt_proj: True)
-    case = make_case(shape, slots=slots, rank=3, state=state)
-    assert max(errors(results("triton", case), results("reference", case))) < 2e-5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

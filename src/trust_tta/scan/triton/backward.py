@@ -24,7 +24,6 @@ from trust_tta.scan.triton.forward import (
     linear_scan,
     load_block,
     load_row,
-    load_steps,
     softplus,
     store_block,
     with_column,
@@ -71,13 +70,13 @@ def differentiate(
     dy: Tensor, inputs: ScanInputs, states: Tensor, *, tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor, PartialSums]:
     """Gradients of u and delta, and partial sums of the others."""
-    (batch, groups, channels, length), directions = inputs.u.shape, inputs.A.shape[1]
+    batch, groups, directions, channels, length = inputs.delta.shape
     tiling = tiling or choose_tiling(channels, length, inputs.u.dtype)
     tile = tiling.backward
     blocks = ceil_div(channels, tile.channels)
     inputs = prepare(inputs)
     A, state = inputs.A, inputs.A.shape[-1]
-    du, ddelta = torch.empty_like(inputs.u), inputs.delta.new_empty((batch, groups, directions, channels, length))
+    du, ddelta = torch.empty_like(inputs.u), torch.empty_like(inputs.delta)
     # Each program writes its own part of these.
     dA = A.new_empty((batch, *A.shape))
     rows = torch.bfloat16 if inputs.B.dtype == torch.bfloat16 else torch.float32
@@ -170,8 +169,8 @@ def differentiate_chunk(
 def differentiate_direction(
     p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias, b_D, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
-    RANK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
+    ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one direction; direction 0 also differentiates D u, and adds to p_du with ADD."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
@@ -184,7 +183,7 @@ def differentiate_direction(
         i_k = i_step if REVERSE else CHUNKS - 1 - i_step
         b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
         b_dy = load_block(p_dy, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_d = load_steps(p_delta, p_B, b_bias, o_c, m_c, i_k, LENGTH, STRIDE_N, RANK, BLOCK_C, BLOCK_L)
+        b_d = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
         b_du = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
         if not REVERSE:
             b_du = b_D[:, None] * b_dy
@@ -208,9 +207,8 @@ def scan_backward_kernel(
     p_dbias, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
-    SPACING: tl.constexpr, RANK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
-    EARLY: tl.constexpr,
+    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one batch entry, group and block of channels; sums over channels and batch stay partial."""
     begin(EARLY)
@@ -220,7 +218,6 @@ def scan_backward_kernel(
     SAVED: tl.constexpr = BOUNDARIES * STATE * CHANNELS
     PARTIAL: tl.constexpr = C_BLOCKS * STATE * LENGTH
     WEIGHTS: tl.constexpr = CHANNELS * STATE
-    STEPS: tl.constexpr = CHANNELS * RANK if RANK else ROWS
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_bg = (tl.program_id(0) // C_BLOCKS).to(tl.int64)
     i_cb = tl.program_id(0) % C_BLOCKS
@@ -231,7 +228,7 @@ def scan_backward_kernel(
     p_dy += i_bg * ROWS
     p_u += i_bg * ROWS
     p_du += i_bg * ROWS
-    p_delta += (i_g if RANK else i_bg) * DIRECTIONS * STEPS
+    p_delta += i_bg * DIRECTIONS * ROWS
     p_ddelta += i_bg * DIRECTIONS * ROWS
     p_states += i_bg * DIRECTIONS * SAVED
     p_A += i_g * DIRECTIONS * WEIGHTS
@@ -264,10 +261,7 @@ def scan_backward_kernel(
         b_start = b_zero if STATE == 1 else b_none
         tl.store(p_dD + o_c, tl.sum(b_u * b_dy, 1), mask=m_c)
         for m in tl.static_range(2):
-            b_d = load_steps(
-                p_delta + m * STEPS, p_B + m * STRIDE_M, b_bias1 if m else b_bias0, o_c, m_c, 0,
-                LENGTH, STRIDE_N, RANK, BLOCK_C, BLOCK_L,
-            )  # fmt: skip
+            b_d = load_block(p_delta + m * ROWS, o_c, m_c, 0, LENGTH, BLOCK_L) + (b_bias1 if m else b_bias0)[:, None]
             b_du, _, b_dA, b_dbias = differentiate_chunk(
                 b_du, b_none, b_start, b_zero, b_u, b_dy, b_d, p_A + m * WEIGHTS, p_B + m * STRIDE_M,
                 p_C + m * STRIDE_M, p_states + m * SAVED, p_ddelta + m * ROWS, p_dB + m * PARTIAL, p_dC + m * PARTIAL,
@@ -280,10 +274,10 @@ def scan_backward_kernel(
         return
     if DIRECTIONS == 2:
         differentiate_direction(
-            p_dy, p_u, p_delta + STEPS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_states + SAVED, p_du,
+            p_dy, p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_states + SAVED, p_du,
             p_ddelta + ROWS, p_dA + WEIGHTS, p_dB + PARTIAL, p_dC + PARTIAL, p_dD, p_dbias + CHANNELS, b_bias1, b_D,
             o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, RANK, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
             True, False,
         )  # fmt: skip
         # What one thread stored above, another may load below.
@@ -291,7 +285,7 @@ def scan_backward_kernel(
     differentiate_direction(
         p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias0, b_D,
         o_c, m_c,
-        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, RANK, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
         False, DIRECTIONS == 2,
     )  # fmt: skip
 

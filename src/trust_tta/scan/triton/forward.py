@@ -23,7 +23,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 def scan_forward(inputs: ScanInputs, *, tiling: Tiling | None = None) -> tuple[Tensor, Tensor]:
     """See `operators.Backend`; the saved states are (b, g, m, boundaries, n, c)."""
-    (batch, groups, channels, length), directions = inputs.u.shape, inputs.A.shape[1]
+    batch, groups, directions, channels, length = inputs.delta.shape
     tiling = tiling or choose_tiling(channels, length, inputs.u.dtype)
     inputs = prepare(inputs)
     y = torch.empty_like(inputs.u)
@@ -163,21 +163,6 @@ def store_block(p_x, b_x, o_c, m_c, i_k, LENGTH: tl.constexpr, BLOCK_L: tl.const
 
 
 @triton.jit
-def load_steps(
-    p_delta, p_B, b_bias, o_c, m_c, i_k,
-    LENGTH: tl.constexpr, STRIDE_N: tl.constexpr, RANK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
-    """The step sizes of chunk i_k before softplus; with a RANK projected by p_delta from so many rows before B."""
-    if RANK == 0:
-        return load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
-    b_d = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32) + b_bias[:, None]
-    for r in tl.static_range(RANK):
-        b_w = tl.load(p_delta + o_c * RANK + r, mask=m_c, other=0.0).to(tl.float32)
-        b_d += b_w[:, None] * load_row(p_B + (r - RANK) * STRIDE_N, i_k, LENGTH, BLOCK_L)[None, :]
-    return b_d
-
-
-@triton.jit
 def load_row(p_row, i_k, LENGTH: tl.constexpr, BLOCK_L: tl.constexpr):
     """Chunk i_k of one row (positions,) in float32, zero past the end."""
     o_l = i_k * BLOCK_L + tl.arange(0, BLOCK_L)
@@ -239,8 +224,8 @@ def scan_chunk(
 def scan_direction(
     p_u, p_delta, p_A, p_B, p_C, p_y, p_states, b_bias, b_D, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
-    RANK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
+    ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write the outputs of a direction to p_y, or with ADD add them, and its states to p_states; D u in direction 0."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
@@ -248,7 +233,7 @@ def scan_direction(
     for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
         i_k = CHUNKS - 1 - i_step if REVERSE else i_step
         b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_d = load_steps(p_delta, p_B, b_bias, o_c, m_c, i_k, LENGTH, STRIDE_N, RANK, BLOCK_C, BLOCK_L)
+        b_d = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
         b_y = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
         if not REVERSE:
             b_y = b_D[:, None] * b_u
@@ -266,9 +251,8 @@ def scan_forward_kernel(
     p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_y, p_states, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
-    SPACING: tl.constexpr, RANK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
-    EARLY: tl.constexpr,
+    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y (b, g, c, l) and the states (b, g, m, boundary, n, c) of one batch entry, group and block of channels."""
     begin(EARLY)
@@ -277,7 +261,6 @@ def scan_forward_kernel(
     ROWS: tl.constexpr = CHANNELS * LENGTH
     SAVED: tl.constexpr = BOUNDARIES * STATE * CHANNELS
     WEIGHTS: tl.constexpr = CHANNELS * STATE
-    STEPS: tl.constexpr = CHANNELS * RANK if RANK else ROWS
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_bg = (tl.program_id(0) // C_BLOCKS).to(tl.int64)
     i_b = i_bg // groups
@@ -286,7 +269,7 @@ def scan_forward_kernel(
     m_c = o_c < CHANNELS
     p_u += i_bg * ROWS
     p_y += i_bg * ROWS
-    p_delta += (i_g if RANK else i_bg) * DIRECTIONS * STEPS
+    p_delta += i_bg * DIRECTIONS * ROWS
     p_states += i_bg * DIRECTIONS * SAVED
     p_A += i_g * DIRECTIONS * WEIGHTS
     p_bias += i_g * DIRECTIONS * CHANNELS
@@ -309,10 +292,7 @@ def scan_forward_kernel(
         b_y = b_D[:, None] * b_u
         b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
         for m in tl.static_range(2):
-            b_d = load_steps(
-                p_delta + m * STEPS, p_B + m * STRIDE_M, b_bias1 if m else b_bias0, o_c, m_c, 0,
-                LENGTH, STRIDE_N, RANK, BLOCK_C, BLOCK_L,
-            )  # fmt: skip
+            b_d = load_block(p_delta + m * ROWS, o_c, m_c, 0, LENGTH, BLOCK_L) + (b_bias1 if m else b_bias0)[:, None]
             b_y, _ = scan_chunk(
                 b_y, b_carry, b_u, b_d, p_A + m * WEIGHTS, p_B + m * STRIDE_M, p_C + m * STRIDE_M,
                 p_states + m * SAVED, 0, o_c, m_c,
@@ -322,15 +302,15 @@ def scan_forward_kernel(
         return
     if DIRECTIONS == 2:
         scan_direction(
-            p_u, p_delta + STEPS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_y, p_states + SAVED, b_bias1,
+            p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_y, p_states + SAVED, b_bias1,
             b_D, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, RANK, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
             True, False,
         )  # fmt: skip
         # What one thread stored above, another may load below.
         tl.debug_barrier()
     scan_direction(
         p_u, p_delta, p_A, p_B, p_C, p_y, p_states, b_bias0, b_D, o_c, m_c,
-        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, RANK, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
         False, DIRECTIONS == 2,
     )  # fmt: skip

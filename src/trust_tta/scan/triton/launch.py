@@ -85,7 +85,7 @@ def choose_tiling(channels: int, length: int, dtype: torch.dtype) -> Tiling:
     """
     half = dtype != torch.float32
     if length <= 64:
-        return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=Tile(4, 64, 1))
+        return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=Tile(4 if half else 8, 64, 1))
     wide = 256 if half else 128
     if length <= 256:
         return make_tiling(channels, length, forward=Tile(4 if half else 2, wide, 1), backward=Tile(2, 128, 1))
@@ -120,10 +120,7 @@ def states_shape(delta: Sequence[int], state: int) -> tuple[int, ...]:
 
 
 def prepare(inputs: ScanInputs) -> ScanInputs:
-    """The inputs as the kernels read them: contiguous, weights in float32, B and C with the same strides.
-
-    In place of delta may stand the weight (g, m, c, r) that projects the r rows before B to it: the kernels do so.
-    """
+    """The inputs as the kernels read them: contiguous, weights in float32, B and C with the same strides."""
     u, delta, A, B, C, D, bias, softplus = inputs
     # Slices of one projection already have adjacent positions and equal strides.
     if B.stride() != C.stride() or (B.stride(-1) != 1 and B.shape[-1] != 1):
@@ -143,12 +140,11 @@ def pointers(inputs: ScanInputs) -> list[Tensor]:
 
 def constants(inputs: ScanInputs, tile: Tile, spacing: int) -> dict[str, int | bool | None]:
     """What the kernels are compiled for. Lengths and strides too: loads are wide only where alignment is known."""
-    (_, directions, channels, state), length = inputs.A.shape, inputs.u.shape[-1]
+    (_, _, directions, channels, length), state = inputs.delta.shape, inputs.A.shape[-1]
     stride_b, stride_g, stride_m, stride_n, _ = inputs.B.stride()
     return {
         "DIRECTIONS": directions, "CHANNELS": channels, "LENGTH": length, "STATE": state,
         "STRIDE_B": stride_b, "STRIDE_G": stride_g, "STRIDE_M": stride_m, "STRIDE_N": stride_n, "SPACING": spacing,
-        "RANK": inputs.delta.shape[-1] if inputs.delta.dim() == 4 else 0,
         "BLOCK_C": tile.channels, "BLOCK_L": tile.positions, "BLOCK_N": power_of_two(state),
         "STAGES": tile.stages,
         "HAS_D": inputs.D is not None, "HAS_BIAS": inputs.delta_bias is not None, "SOFTPLUS": inputs.delta_softplus,

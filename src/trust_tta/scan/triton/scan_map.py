@@ -9,15 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trust_tta.scan import functional
-from trust_tta.scan.tensors import Gathered, Parameters, Saved, ScanInputs
+from trust_tta.scan.tensors import Gathered, Parameters, Saved
 from trust_tta.scan.triton.backward import differentiate, sum_rows
 from trust_tta.scan.triton.forward import scan_forward
 from trust_tta.scan.triton.layout import cross_merge, cross_scan
 from trust_tta.scan.triton.matmul import can_fuse, fused_gradients, matmul, weight_gradient
 from trust_tta.scan.triton.parameters import gather, scatter_add
-
-MOST_RANK = 12  # of step sizes that the scans project themselves
 
 
 def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
@@ -26,7 +23,8 @@ def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[
     u = cross_scan(x, silu=True)
     projected = u.new_empty((len(x), 2, 2, gathered.x_proj.shape[-2] // 2, u.shape[-1]))
     matmul(gathered.x_proj, u, projected.flatten(2, 3))
-    y, states = scan_forward(_scan_inputs(u, gathered, projected))
+    delta = _step_sizes(gathered, projected)
+    y, states = scan_forward(gathered.scan_inputs(u, delta, projected))
     return y.view_as(u), Saved(projected, states, u.new_empty(0), u.new_empty(0), gathered)
 
 
@@ -36,9 +34,10 @@ def scan_map_backward(
     """See `operators.Backend`."""
     projected, states, _, _, gathered = saved
     u = cross_scan(x, silu=True)
-    inputs = _scan_inputs(u, gathered, projected)
+    delta = _step_sizes(gathered, projected)
+    inputs = gathered.scan_inputs(u, delta, projected)
     du, ddelta, partial = differentiate(dy.reshape(inputs.u.shape), inputs, states)
-    du, ddelta = du.view_as(u), ddelta.view(len(u), 4, *u.shape[2:])
+    du, ddelta = du.view_as(u), ddelta.view_as(delta).flatten(1, 2)
     dprojected = torch.empty_like(projected)
     dsteps, per_image = gathered.low_rank(dprojected).flatten(1, 2), slots.dim() == 2
     steps, dt_proj = gathered.low_rank(projected).flatten(1, 2), gathered.dt_proj.flatten(-4, -3)
@@ -57,18 +56,9 @@ def scan_map_backward(
     return dx, scatter_add(slots, gathered, dx_proj, ddt_proj, partial if train_scan else None)
 
 
-def _scan_inputs(u: Tensor, gathered: Gathered, projected: Tensor) -> ScanInputs:
-    """What is scanned; the scans project few rows to the step sizes themselves, instead of reading all of these."""
-    if can_project(u, gathered.dt_proj):
-        inputs = gathered.scan_inputs(u, u.new_empty((len(u), 2, 2, 0, 0)), projected)
-        return inputs._replace(delta=gathered.dt_proj.flatten(0, -4))
-    delta = u.new_empty((len(u), 2, 2, *u.shape[2:]))
+def _step_sizes(gathered: Gathered, projected: Tensor) -> Tensor:
+    """The step sizes (b, 2, 2, c, l) of all channels."""
+    b, _, _, _, length = projected.shape
+    delta = projected.new_empty((b, 2, 2, gathered.dt_proj.shape[-2], length))
     matmul(gathered.dt_proj.flatten(-4, -3), gathered.low_rank(projected).flatten(1, 2), delta.flatten(1, 2))
-    return gathered.scan_inputs(u, delta, projected)
-
-
-def can_project(u: Tensor, dt_proj: Tensor) -> bool:
-    """Whether that is faster: in half precision, where rows are few and long."""
-    return (
-        "steps" in functional.USED and u.dtype != torch.float32 and dt_proj.shape[-1] <= MOST_RANK and u.shape[-1] > 256
-    )
+    return delta
