@@ -116,7 +116,7 @@ def by_stream(
     for words, group in streams.items():
         found = {m: value for m in methods if (value := measure(group, m)) is not None}
         if found:
-            first = best(list(found.values()))
+            first = best(list(found.values())) if len(found) > 1 else None
             lines.append([words, *(_shown(found.get(m), first) + _dagger(group, m, mark) for m in methods)])
     return to_markdown(plain_table(["", *methods], lines))
 
