@@ -36,7 +36,7 @@ class Compiled:
     def launch(self, *values, **named):
         options = {n: named.pop(n) for n in OPTIONS if named.get(n) is not None}
         named.pop("maxnreg", None)
-        arguments = dict(zip(self.kernel.arg_names, values)) | named | {"EARLY": True}
+        arguments = dict(zip(self.kernel.arg_names, values)) | named
         constant = {p.name for p in self.kernel.params if p.is_constexpr}
         kinds = {n: "constexpr" if n in constant else self.kind(v) for n, v in arguments.items()}
         places = {n: (i,) for i, n in enumerate(self.kernel.arg_names)}
@@ -64,8 +64,7 @@ with torch.device("meta"):
     triton_patches.extract_patches(torch.empty(batch, c, side, side), 3, 2, 1)
     triton_patches.pad_channels(torch.empty(batch, 3, 4 * side, 4 * side), 8, dtype)
     triton_copies.copy(torch.empty(5, 3, dtype=torch.int64))
-    taps = torch.empty(c, 1, 3, 3, dtype=dtype)
-    triton_depthwise.convolve(x, taps, None)
+    triton_depthwise.convolve(x, torch.empty(c, 1, 3, 3, dtype=dtype), None)
     weight = torch.empty(c)
     _, merged, mean, scale = layout.merge_norm(y, side, side, weight, weight, 1e-5)
     rows = torch.empty(batch * side * side, c, dtype=dtype)
@@ -82,7 +81,6 @@ with torch.device("meta"):
     if narrow:
         triton_mlp.mlp(rows, *layers, rows, triton_mlp.Norm(weight, weight, weight, weight, 1e-5))
     print("backward")
-    triton_depthwise.gradients(x, x, taps)
     triton_norm.small_gradients(few, few, (*moments, weight), 1e-5, add=few)
     triton_norm.follow_stream_backward(affine, weight, weight, 3, kept)
     if narrow:
@@ -105,7 +103,7 @@ FORWARD = Counter(
 BACKWARD = Counter(
     ["cross_scan_kernel", "scan_backward_kernel", "sum_rows_kernel", "cross_merge_kernel", "scatter_add_kernel"]
     + ["sum_kernel", "finish_kernel", "input_gradient_kernel", "hidden_gradient_kernel", "merge_norm_backward_kernel"]
-    + ["product_kernel", "follow_stream_backward_kernel", "small_gradients_kernel", "depthwise_gradients_kernel"]
+    + ["product_kernel", "follow_stream_backward_kernel", "small_gradients_kernel"]
     + [*["matmul_kernel"] * 3, *["weight_gradient_kernel"] * 2]
 )
 THIN = ("matmul_kernel", "weight_gradient_kernel")

@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.triton.launch import begin, options
-
 BLOCK = 2048  # numbers that a program copies
 
 
@@ -28,13 +26,12 @@ def make_table(targets: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
 def copy(table: Tensor) -> None:
     """What the table says."""
     with torch.cuda.device_of(table):
-        copy_kernel[(len(table),)](table, BLOCK=BLOCK, num_warps=4, **options(table))
+        copy_kernel[(len(table),)](table, BLOCK=BLOCK, num_warps=4)
 
 
 @triton.jit
-def copy_kernel(p_table, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def copy_kernel(p_table, BLOCK: tl.constexpr):
     """A row of the table."""
-    begin(EARLY)
     p_row = p_table + tl.program_id(0) * 3
     p_to = tl.load(p_row).to(tl.pointer_type(tl.float32))
     p_from = tl.load(p_row + 1).to(tl.pointer_type(tl.float32))

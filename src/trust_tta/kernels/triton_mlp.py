@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.kernels.triton_products import fast_normal, gelu_slope
-from trust_tta.scan.triton.launch import begin, ceil_div, options
+from trust_tta.scan.triton.launch import ceil_div
 from trust_tta.scan.triton.matmul import dot
 
 MOST = 192  # channels that a program can hold
@@ -78,7 +78,7 @@ def _sizes(x: Tensor, weight1: Tensor, *, backward: bool) -> dict[str, Any]:
     return {
         "CHANNELS": channels, "HIDDEN": hidden, "FIRST": first, "SECOND": second, "BLOCK_M": block_m,
         "BLOCK_H": block_h, "WIDE": x.device.type == "cpu", "num_warps": warps, "num_stages": stages,
-        **options(x),
+        "enable_fp_fusion": True,
     }  # fmt: skip
 
 
@@ -135,10 +135,9 @@ def _hidden(b_x0, b_x1, b_w0, b_w1, p_bias, i_h, BLOCK_M: tl.constexpr, BLOCK_H:
 def mlp_kernel(
     p_x, p_mean, p_variance, p_weight, p_bias, eps, p_w1, p_bias1, p_w2, p_bias2, p_add, p_y, rows,
     CHANNELS: tl.constexpr, HIDDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_H: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_H: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """All channels of a block of rows; the hidden map passes by in blocks."""
-    begin(EARLY)
     o_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_x0 = _load_normal(p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, 0, rows, NORM, CHANNELS, FIRST)
     b_x1 = _load_normal(p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, FIRST, rows, NORM, CHANNELS, SECOND)
@@ -167,10 +166,9 @@ def mlp_kernel(
 def mlp_input_gradient_kernel(
     p_dy, p_x, p_mean, p_variance, p_weight, p_bias, eps, p_w1, p_bias1, p_w2, p_dx, rows,
     CHANNELS: tl.constexpr, HIDDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_H: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_H: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """All channels of a block of rows; the hidden map and its gradient pass by in blocks."""
-    begin(EARLY)
     o_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_x0 = _load_normal(p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, 0, rows, NORM, CHANNELS, FIRST)
     b_x1 = _load_normal(p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, FIRST, rows, NORM, CHANNELS, SECOND)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.kernels.triton_products import choose_normal, gelu_slope
-from trust_tta.scan.triton.launch import begin, ceil_div, options, power_of_two
+from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132 * 8  # fill a large GPU
 ELEMENTS = 2048  # of a program's block
@@ -40,7 +40,7 @@ class Stream(NamedTuple):
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance (c,) of x (rows, c), in float32."""
     rows, channels = x.shape
-    grid, share, sizes = _blocks(x, times=_times(x))
+    grid, share, sizes = _blocks(rows, channels, times=_times(x))
     parts = grid[0] // ceil_div(channels, int(sizes["BLOCK_C"]))
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
     mean, variance = x.new_empty((2, channels), dtype=torch.float32)
@@ -60,7 +60,7 @@ def sums(
     With the norm's weight and bias in `gelu`, dy is the gradient of what GELU made of it.
     """
     rows, channels = x.shape
-    grid, share, sizes = _blocks(x, larger=2, times=_times(x, gelu is not None))  # faster for two maps
+    grid, share, sizes = _blocks(rows, channels, larger=2, times=_times(x, gelu is not None))  # faster for two maps
     parts = grid[0] // ceil_div(channels, int(sizes["BLOCK_C"]))
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
     dbias, dweight = x.new_empty((2, channels), dtype=torch.float32)
@@ -78,7 +78,7 @@ def normalize(
 ) -> Tensor:
     """x (rows, c) less its mean over its deviation, times weight, plus bias; then GELU; in the dtype of x."""
     y = torch.empty_like(x)
-    grid, _, sizes = _blocks(x, whole=True)
+    grid, _, sizes = _blocks(*x.shape, whole=True)
     flags = _gelu(x, (weight, bias) if gelu else None)
     with torch.cuda.device_of(x):
         normalize_kernel[grid](x, mean, variance, weight, bias, y, len(x), eps, **flags, **sizes)
@@ -91,7 +91,7 @@ def input_gradient(
 ) -> Tensor:  # fmt: skip
     """The gradient (rows, c) of x, plus `add`; `saved` are mean, variance and weight, `totals` what `sums` gave."""
     dx = torch.empty_like(x)
-    grid, _, sizes = _blocks(x, whole=True)
+    grid, _, sizes = _blocks(*x.shape, whole=True)
     with torch.cuda.device_of(x):
         input_gradient_kernel[grid](
             dy, x, *saved, x if gelu is None else gelu[1], *totals, x if add is None else add, dx, len(x), 1 / len(x),
@@ -126,7 +126,7 @@ def _columns(x: Tensor) -> tuple[tuple[int], dict[str, int | bool]]:
     """The programs, each of which holds all rows of a block of channels, and the sizes of a block."""
     rows, channels = x.shape
     block_c = 16 if rows <= 256 else 8
-    sizes = {"CHANNELS": channels, "BLOCK_R": power_of_two(rows), "BLOCK_C": block_c, **options(x)}
+    sizes = {"CHANNELS": channels, "BLOCK_R": power_of_two(rows), "BLOCK_C": block_c, "enable_fp_fusion": True}
     return (ceil_div(channels, block_c),), {**sizes, "num_warps": 4 if rows <= 256 else 8}
 
 
@@ -161,7 +161,7 @@ def follow_stream_backward(
 
 def _vector(x: Tensor) -> dict[str, int | bool]:
     """For one program that holds numbers (c,)."""
-    return {"CHANNELS": len(x), "BLOCK_C": power_of_two(len(x)), "num_warps": 4, **options(x)}
+    return {"CHANNELS": len(x), "BLOCK_C": power_of_two(len(x)), "num_warps": 4, "enable_fp_fusion": True}
 
 
 def _times(x: Tensor, busy: bool = False) -> int:
@@ -175,19 +175,18 @@ def _gelu(x: Tensor, affine: tuple[Tensor, Tensor] | None) -> dict[str, bool]:
 
 
 def _blocks(
-    x: Tensor, *, whole: bool = False, larger: int = 1, times: int = 1
+    rows: int, channels: int, *, whole: bool = False, larger: int = 1, times: int = 1
 ) -> tuple[tuple[int], int, dict[str, int | bool]]:
     """The programs (parts of the rows x blocks of channels), the blocks of rows in a part, and the sizes of a block.
 
     Of a `whole` map each program takes one block; of sums it takes several, of `times` the usual size.
     """
-    rows, channels = x.shape
     block_c = channels & -channels  # the largest power of two that leaves no rest
     block_c = min(128, block_c if block_c >= 16 else power_of_two(channels))
     block_r = times * larger * ELEMENTS // block_c
     columns, blocks = ceil_div(channels, block_c), ceil_div(rows, block_r)
     share = 1 if whole else ceil_div(blocks, ceil_div(PROGRAMS, times**2 * larger * columns))
-    sizes = {"CHANNELS": channels, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": 4, **options(x)}
+    sizes = {"CHANNELS": channels, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": 4, "enable_fp_fusion": True}
     return (ceil_div(blocks, share) * columns,), share, sizes
 
 
@@ -195,7 +194,7 @@ def _finish(partial: Tensor, x: Tensor, first: Tensor, second: Tensor, rows: int
     channels = x.shape[1]
     finish_kernel[(ceil_div(channels, 16),)](
         partial, x, first, second, partial.shape[1], 1 / rows, CHANNELS=channels, BLOCK_P=64, BLOCK_C=16, num_warps=4,
-        **options(x), **flag,
+        enable_fp_fusion=True, **flag,
     )  # fmt: skip
 
 
@@ -224,10 +223,9 @@ def _load_channel(p_x, o_c, CHANNELS: tl.constexpr):
 def sum_kernel(
     p_x, p_other, p_mean, p_variance, p_weight, p_bias, p_partial, rows, parts, share, eps,
     CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BACKWARD: tl.constexpr, GELU: tl.constexpr,
-    FULL: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    FULL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of x and of x^2, x measured from its first row; or of dy and of dy times the normalized other."""
-    begin(EARLY)
     i_part, o_c = _place(CHANNELS, BLOCK_C)
     if BACKWARD:
         b_mean = _load_channel(p_mean, o_c, CHANNELS)
@@ -257,10 +255,9 @@ def sum_kernel(
 @triton.jit(do_not_specialize=["parts"])
 def finish_kernel(
     p_partial, p_x, p_first, p_second, parts, share,
-    CHANNELS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BACKWARD: tl.constexpr, EARLY: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Both sums of a block of channels; forward the mean and the variance."""
-    begin(EARLY)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < CHANNELS
     b_first = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
@@ -285,9 +282,8 @@ def finish_kernel(
 def normalize_kernel(
     p_x, p_mean, p_variance, p_weight, p_bias, p_y, rows, eps,
     GELU: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     i_part, o_c = _place(CHANNELS, BLOCK_C)
     o_x, mask = _tile(i_part, o_c, rows, CHANNELS, BLOCK_R)
     b_factor = tl.rsqrt(_load_channel(p_variance, o_c, CHANNELS) + eps) * _load_channel(p_weight, o_c, CHANNELS)
@@ -302,9 +298,8 @@ def normalize_kernel(
 def input_gradient_kernel(
     p_dy, p_x, p_mean, p_variance, p_weight, p_bias, p_dbias, p_dweight, p_add, p_dx, rows, share, eps,
     ADD: tl.constexpr, GELU: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     i_part, o_c = _place(CHANNELS, BLOCK_C)
     o_x, mask = _tile(i_part, o_c, rows, CHANNELS, BLOCK_R)
     b_scale = tl.rsqrt(_load_channel(p_variance, o_c, CHANNELS) + eps)
@@ -325,10 +320,9 @@ def input_gradient_kernel(
 def follow_stream_kernel(
     p_batch_mean, p_batch_variance, p_memory_mean, p_memory_variance, p_memory_images, p_count, p_mean, p_variance,
     p_images, p_source_mean, p_source_variance, p_weight, p_bias, p_share, p_out, i_place, eps, fading,
-    SHARED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr, EARLY: tl.constexpr,
+    SHARED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Weight and bias; and for the backward their factors, and the slopes of the latter along the share."""
-    begin(EARLY)
     o_c = tl.arange(0, BLOCK_C)
     m_c = o_c < CHANNELS
     b_count = tl.load(p_count)
@@ -369,10 +363,9 @@ def follow_stream_kernel(
 @triton.jit(do_not_specialize=["i_place", "norms"])
 def follow_stream_backward_kernel(
     p_dweight, p_dbias, p_weight, p_kept, p_out, p_dshare, i_place, norms,
-    SHARED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
+    SHARED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the share is a sum over the channels; those of other norms' shares are zero."""
-    begin(EARLY)
     o_c = tl.arange(0, BLOCK_C)
     m_c = o_c < CHANNELS
     b_dweight = tl.load(p_dweight + o_c, mask=m_c, other=0.0)
@@ -393,9 +386,8 @@ def follow_stream_backward_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def normalize_small_kernel(
     p_x, p_weight, p_bias, p_y, p_mean, p_variance, rows, eps,
-    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EARLY: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < CHANNELS
     o_x, mask = _tile(tl.program_id(0) * 0, o_c, rows, CHANNELS, BLOCK_R)
@@ -413,9 +405,8 @@ def normalize_small_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def small_gradients_kernel(
     p_dy, p_x, p_mean, p_variance, p_weight, p_add, p_dx, p_dbias, p_dweight, rows, eps,
-    ADD: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EARLY: tl.constexpr,
+    ADD: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < CHANNELS
     o_x, mask = _tile(tl.program_id(0) * 0, o_c, rows, CHANNELS, BLOCK_R)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.triton.launch import begin, ceil_div, options, power_of_two
+from trust_tta.scan.triton.launch import ceil_div, power_of_two
 from trust_tta.scan.triton.matmul import dot, split_dot, top
 
 KEPT = -8192  # mask of the bits of a float32 that a tensor core reads
@@ -42,7 +42,7 @@ def prepare(weight: Tensor, *, rows: int, transposed: bool = False) -> Weight:
     high, low = weight.new_empty((2, rows, columns))
     with torch.cuda.device_of(weight):
         split_kernel[(ceil_div(rows, 32), ceil_div(columns, 32))](
-            weight, high, low, *weight.stride(), ROWS=rows, COLUMNS=columns, BLOCK=32, **options(weight)
+            weight, high, low, *weight.stride(), ROWS=rows, COLUMNS=columns, BLOCK=32, enable_fp_fusion=True
         )
     return Weight(high, low)
 
@@ -72,18 +72,17 @@ def product(
     flags = {
         "COLUMNS": columns, "BIAS": bias is not None, "GELU": gelu, "ADD": add is not None,
         "SLOPE": slope_at is not None, "SPLIT": split, "PARTS": parts, "WIDE": x.device.type == "cpu",
-        **options(x),
     }  # fmt: skip
     with torch.cuda.device_of(x):
         product_kernel[(ceil_div(rows, block_m) * ceil_div(columns, block_n), parts)](
             x, *weight, *given, target, rows,
             INNER=x.shape[1], STRIDE_N=weight.high.stride(0), STRIDE_K=weight.high.stride(1),
             WHOLE=split and weight.low is weight.high, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-            num_warps=warps, num_stages=stages, **flags,
+            num_warps=warps, num_stages=stages, enable_fp_fusion=True, **flags,
         )  # fmt: skip
         if parts > 1:
             add_parts_kernel[(ceil_div(rows, 8) * ceil_div(columns, 64),)](
-                target, *given, y, rows, BLOCK_M=8, BLOCK_N=64, num_warps=2, **flags
+                target, *given, y, rows, BLOCK_M=8, BLOCK_N=64, num_warps=2, enable_fp_fusion=True, **flags
             )
     return y
 
@@ -112,7 +111,7 @@ def hidden_gradient(dy: Tensor, x: Tensor, weight1: Weight, bias1: Tensor, weigh
             INNER=x.shape[1], COLUMNS=columns, STRIDE_N=weight1.high.stride(0), STRIDE_K=weight1.high.stride(1),
             STRIDE_N2=weight2.high.stride(0), STRIDE_K2=weight2.high.stride(1), SPLIT=x.dtype == torch.float32,
             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, WIDE=x.device.type == "cpu",
-            num_warps=warps, num_stages=stages, **options(x),
+            num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
     return dh
 
@@ -127,7 +126,7 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     with torch.cuda.device_of(x):
         weight_gradient_kernel[(len(partial) * tiles,)](
             dy, x, partial, rows, share, COLUMNS=n, INNER=k, BLOCK_M=CHUNK, BLOCK=block, num_warps=4, num_stages=3,
-            **options(x),
+            enable_fp_fusion=True,
         )  # fmt: skip
     return partial.sum(0)
 
@@ -151,11 +150,9 @@ def choose_tile(
 
 @triton.jit
 def split_kernel(
-    p_w, p_high, p_low, stride_n, stride_k,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    p_w, p_high, p_low, stride_n, stride_k, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):
     """A tile of both parts of a weight."""
-    begin(EARLY)
     o_n = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
     o_k = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask = (o_n < ROWS) & (o_k < COLUMNS)
@@ -258,13 +255,11 @@ def product_kernel(
     INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, BIAS: tl.constexpr,
     GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
     WHOLE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of y (rows, columns), or of one of its parts (parts, rows, columns), each a sum over a share of the steps.
 
     WHOLE: the weight comes in one part, and is split here.
     """
-    begin(EARLY)
     STEPS: tl.constexpr = (INNER + BLOCK_K - 1) // BLOCK_K
     SHARE: tl.constexpr = (STEPS + PARTS - 1) // PARTS * BLOCK_K
     o_m, o_n, o_k, o_x = place(INNER, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K)
@@ -312,10 +307,8 @@ def add_parts_kernel(
     p_parts, p_bias, p_add, p_y, rows,
     COLUMNS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr,
     SPLIT: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of y from its parts (parts, rows, columns)."""
-    begin(EARLY)
     o_m, o_n, _, _ = place(1, COLUMNS, BLOCK_M, BLOCK_N, 1)
     o_y, m_y = result(o_m, o_n, rows, COLUMNS)
     b_y = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -330,10 +323,9 @@ def hidden_gradient_kernel(
     p_dy, p_x, p_high1, p_low1, p_bias1, p_high2, p_low2, p_dh, rows,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr,
     STRIDE_N2: tl.constexpr, STRIDE_K2: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A tile of dh (rows, columns): dy @ weight2.T times the derivative of GELU at h."""
-    begin(EARLY)
     o_m, o_n, o_k, o_x = place(INNER, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K)
     m_m = (o_m < rows)[:, None]
     b_h = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -360,10 +352,9 @@ def hidden_gradient_kernel(
 @triton.jit(do_not_specialize=["share"])
 def weight_gradient_kernel(
     p_dy, p_x, p_partial, rows, share,
-    COLUMNS: tl.constexpr, INNER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    COLUMNS: tl.constexpr, INNER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of a partial sum (columns, inner) over a share of the rows."""
-    begin(EARLY)
     N_BLOCKS: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
     K_BLOCKS: tl.constexpr = (INNER + BLOCK - 1) // BLOCK
     i = tl.program_id(0)

@@ -50,7 +50,7 @@ class Weights:
         self.gradient = torch.zeros_like(self.vector)
         self.extra_gradient: Tensor | None = None
         self._places, self._gradient_places = self._views(self.vector), self._views(self.gradient)
-        self._copy_gradients, self._copy_to_vector, self._copy_to_tensors = Copies(), Copies(), Copies()
+        self._gather, self._scatter = Copies(self._places, self.tensors), Copies(self.tensors, self._places)
         self.optimizer = _make_optimizer(self.vector, self.rule) if self.tensors else None
 
     @property
@@ -117,7 +117,8 @@ class Weights:
         if len(pairs) < len(gradients):
             self.gradient.zero_()
         if pairs:
-            self._copy_gradients(*zip(*pairs, strict=True))
+            places, given = zip(*pairs, strict=True)
+            torch._foreach_copy_(list(places), list(given))
         largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
         finite = (largest + loss.detach()).isfinite()
         return finite if self.extra_gradient is None else finite & self.extra_gradient.isfinite().all()
@@ -181,12 +182,6 @@ class Weights:
     def _views(self, vector: Tensor) -> list[Tensor]:
         pieces = vector.split([t.numel() for t in self.tensors])
         return [piece.view(t.shape) for piece, t in zip(pieces, self.tensors, strict=True)]
-
-    def _gather(self) -> None:
-        self._copy_to_vector(self._places, [t.detach() for t in self.tensors])
-
-    def _scatter(self) -> None:
-        self._copy_to_tensors(self.tensors, self._places)
 
 
 def _copy(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -45,9 +45,8 @@ class StridedConv2d(nn.Conv2d):
 class DepthwiseConv2d(nn.Conv2d):
     """A convolution of each channel by itself, of odd size, that keeps the size of the map.
 
-    Large maps in half precision on a GPU are convolved, and differentiated, by kernels of our own where they are
-    channel-last and the size is 3. Otherwise the gradient is the convolution with the weight turned around, at which
-    libraries are faster.
+    The gradient of a large map in half precision on a GPU is the convolution with the weight turned around, at which
+    libraries are faster; both are by a kernel of our own where the map is channel-last and the size is 3.
     """
 
     cast_parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
@@ -207,15 +206,11 @@ class _Depthwise(torch.autograd.Function):
         (x, weight), wanted = ctx.saved_tensors, ctx.needs_input_grad
         padding, channels = weight.shape[2] // 2, len(weight)
         dx = dweight = None
-        if ctx.by_kernels:
-            dy = dy.contiguous(memory_format=torch.channels_last)
-        if ctx.by_kernels and wanted[0] and wanted[1]:
-            dx, dweight = _depthwise().gradients(dy, x, weight)
-        elif ctx.by_kernels and wanted[0]:
-            dx = _depthwise().convolve(dy, weight, None, turned=True)
+        if wanted[0] and ctx.by_kernels:
+            dx = _depthwise().convolve(dy.contiguous(memory_format=torch.channels_last), weight, None, turned=True)
         elif wanted[0]:
             dx = F.conv2d(dy, weight.flip(2, 3), padding=padding, groups=channels)
-        if wanted[1] and dweight is None:
+        if wanted[1]:
             dweight = conv2d_weight(x, weight.shape, dy, padding=padding, groups=channels)
         return dx, dweight, dy.sum((0, 2, 3)) if wanted[2] else None, None
 

@@ -1,8 +1,6 @@
 """Depthwise convolutions of 3 x 3 on a CUDA device, of channel-last maps in half precision.
 
-A program walks down some rows of a few columns, so that each number is read three times and not nine. Both gradients
-come from one pass over the maps: where that of y is read for that of x, it is multiplied with x for that of the weight.
-Its sums leave as partial sums, each written by one program, so that two runs agree bit for bit.
+A program walks down some rows of a few columns, so that each number is read three times and not nine.
 """
 
 # mypy: ignore-errors
@@ -13,9 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.triton.launch import begin, ceil_div, options
-
-PROGRAMS = 132 * 8  # fill a large GPU
+from trust_tta.scan.triton.launch import ceil_div
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *, turned: bool = False) -> Tensor:
@@ -27,34 +23,15 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *, turned: bool = F
     with torch.cuda.device_of(x):
         depthwise_kernel[(ceil_div(columns, block_p) * ceil_div(c, block_c),)](
             x, taps, taps if bias is None else bias, y, columns, CHANNELS=c, HEIGHT=h, WIDTH=w, TURNED=turned,
-            BIAS=bias is not None, ROWS=rows, BLOCK_P=block_p, BLOCK_C=block_c, num_warps=warps, **options(x),
+            BIAS=bias is not None, ROWS=rows, BLOCK_P=block_p, BLOCK_C=block_c, num_warps=warps, enable_fp_fusion=True,
         )  # fmt: skip
     return y
 
 
-def gradients(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the weight, from that of y; all as of `convolve`."""
-    b, c, h, w = x.shape
-    dx, taps, rows = torch.empty_like(x), _taps(weight), choose_rows(h)
-    block_p, block_c, warps = choose_tile(c, gradients=True)
-    columns = b * ceil_div(h, rows) * w
-    blocks, parts = ceil_div(columns, block_p), ceil_div(PROGRAMS, ceil_div(c, block_c))
-    share = ceil_div(blocks, parts)
-    partial = x.new_empty((ceil_div(blocks, share), 9, c), dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        depthwise_gradients_kernel[(len(partial) * ceil_div(c, block_c),)](
-            dy, x, taps, dx, partial, columns, share, CHANNELS=c, HEIGHT=h, WIDTH=w, ROWS=rows, BLOCK_P=block_p,
-            BLOCK_C=block_c, num_warps=warps, **options(x),
-        )  # fmt: skip
-    dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    dweight.view(c, 9).copy_(partial.sum(0).T)
-    return dx, dweight
-
-
-def choose_tile(channels: int, *, gradients: bool = False) -> tuple[int, int, int]:
-    """Columns, channels and warps of a tile: fewer numbers to a thread where nine sums are held beside them."""
+def choose_tile(channels: int) -> tuple[int, int, int]:
+    """Columns, channels and warps of a tile."""
     block_c = 64 if channels % 64 == 0 else 32
-    return (512 if gradients else 1024) // block_c, block_c, 4
+    return 1024 // block_c, block_c, 4
 
 
 def choose_rows(height: int) -> int:
@@ -114,10 +91,9 @@ def _load_taps(p_w, o_c, m_c, CHANNELS: tl.constexpr, TURNED: tl.constexpr):
 def depthwise_kernel(
     p_x, p_w, p_bias, p_y, columns,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURNED: tl.constexpr, BIAS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of a block of columns and of channels."""
-    begin(EARLY)
     C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     o_h, o_w, o_p, m_p = _place(tl.program_id(0) // C_BLOCKS, columns, HEIGHT, WIDTH, ROWS, BLOCK_P)
     o_c = tl.program_id(0) % C_BLOCKS * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -138,54 +114,3 @@ def depthwise_kernel(
             tl.store(p_y + o_x + (row - 1) * (WIDTH * CHANNELS), b_above.to(p_y.dtype.element_ty), mask=m_y)
         b_above = b_here + b_left * w_3 + b_x * w_4 + b_right * w_5
         b_here = b_first + b_left * w_0 + b_x * w_1 + b_right * w_2
-
-
-@triton.jit(do_not_specialize=["share"])
-def depthwise_gradients_kernel(
-    p_dy, p_x, p_w, p_dx, p_partial, columns, share,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """dx of a share of the blocks of columns, and the partial sums (9, channels) of the weight's gradient over them."""
-    begin(EARLY)
-    C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
-    i_part = tl.program_id(0) // C_BLOCKS
-    o_c = tl.program_id(0) % C_BLOCKS * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_c = o_c < CHANNELS
-    # Turned: tap 0 is now that by which y, above and to the left of x, was made from x.
-    w_0, w_1, w_2, w_3, w_4, w_5, w_6, w_7, w_8 = _load_taps(p_w, o_c, m_c, CHANNELS, True)
-    b_none = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    b_0, b_1, b_2, b_3, b_4, b_5, b_6, b_7, b_8 = (
-        b_none, b_none, b_none, b_none, b_none, b_none, b_none, b_none, b_none,
-    )  # fmt: skip
-    for i_step in range(share):
-        o_h, o_w, o_p, m_p = _place(i_part * share + i_step, columns, HEIGHT, WIDTH, ROWS, BLOCK_P)
-        o_x = o_p[:, None] * CHANNELS + o_c[None, :]
-        b_above, b_here, b_x_above, b_x_here = b_none, b_none, b_none, b_none
-        for row in tl.static_range(-1, ROWS + 1):
-            b_left = _load(p_dy, o_h, o_w, o_x, m_p, m_c, row, -1, CHANNELS, HEIGHT, WIDTH)
-            b_dy = _load(p_dy, o_h, o_w, o_x, m_p, m_c, row, 0, CHANNELS, HEIGHT, WIDTH)
-            b_right = _load(p_dy, o_h, o_w, o_x, m_p, m_c, row, 1, CHANNELS, HEIGHT, WIDTH)
-            if row > 0:
-                b_6, b_7, b_8 = b_6 + b_left * b_x_above, b_7 + b_dy * b_x_above, b_8 + b_right * b_x_above
-                b_above = b_above + b_left * w_6 + b_dy * w_7 + b_right * w_8
-                m_x = (m_p & (o_h + (row - 1) < HEIGHT))[:, None] & m_c[None, :]
-                tl.store(p_dx + o_x + (row - 1) * (WIDTH * CHANNELS), b_above.to(p_dx.dtype.element_ty), mask=m_x)
-            if (row >= 0) and (row < ROWS):
-                b_3, b_4, b_5 = b_3 + b_left * b_x_here, b_4 + b_dy * b_x_here, b_5 + b_right * b_x_here
-                b_above = b_here + b_left * w_3 + b_dy * w_4 + b_right * w_5
-            b_x_above = b_x_here
-            if row < ROWS - 1:
-                b_x_here = _load(p_x, o_h, o_w, o_x, m_p, m_c, row + 1, 0, CHANNELS, HEIGHT, WIDTH)
-                b_0, b_1, b_2 = b_0 + b_left * b_x_here, b_1 + b_dy * b_x_here, b_2 + b_right * b_x_here
-                b_here = b_left * w_0 + b_dy * w_1 + b_right * w_2
-    p_partial += i_part.to(tl.int64) * (9 * CHANNELS) + o_c
-    tl.store(p_partial, tl.sum(b_8, 0), mask=m_c)
-    tl.store(p_partial + CHANNELS, tl.sum(b_7, 0), mask=m_c)
-    tl.store(p_partial + 2 * CHANNELS, tl.sum(b_6, 0), mask=m_c)
-    tl.store(p_partial + 3 * CHANNELS, tl.sum(b_5, 0), mask=m_c)
-    tl.store(p_partial + 4 * CHANNELS, tl.sum(b_4, 0), mask=m_c)
-    tl.store(p_partial + 5 * CHANNELS, tl.sum(b_3, 0), mask=m_c)
-    tl.store(p_partial + 6 * CHANNELS, tl.sum(b_2, 0), mask=m_c)
-    tl.store(p_partial + 7 * CHANNELS, tl.sum(b_1, 0), mask=m_c)
-    tl.store(p_partial + 8 * CHANNELS, tl.sum(b_0, 0), mask=m_c)

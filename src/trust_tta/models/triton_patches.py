@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.triton.launch import begin, ceil_div, options, power_of_two
+from trust_tta.scan.triton.launch import ceil_div, power_of_two
 from trust_tta.scan.triton.matmul import dot
 
 
@@ -22,7 +22,7 @@ def pad_channels(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
     with torch.cuda.device_of(x):
         pad_channels_kernel[(ceil_div(b * h * w, 256),)](
             x, padded, *x.stride(), b * h * w, OWN=c, CHANNELS=channels, HEIGHT=h, WIDTH=w, BLOCK=256, num_warps=4,
-            **options(x),
+            enable_fp_fusion=True,
         )  # fmt: skip
     return padded.permute(0, 3, 1, 2)
 
@@ -39,7 +39,7 @@ def convolve(x: Tensor, weight: Tensor, dtype: torch.dtype, stride: int, padding
             x, weight.contiguous(), y, *x.stride(), pixels, CHANNELS=c, HEIGHT=h, WIDTH=w, OUT_HEIGHT=height,
             OUT_WIDTH=width, SIZE=size, STRIDE=stride, PADDING=padding, OUT=out, BLOCK_P=128,
             BLOCK_K=max(16, power_of_two(c * size * size)), BLOCK_N=max(16, power_of_two(out)),
-            WIDE=x.device.type == "cpu", num_warps=4, **options(x),
+            WIDE=x.device.type == "cpu", num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return y.permute(0, 3, 1, 2)
 
@@ -53,7 +53,7 @@ def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
     with torch.cuda.device_of(x):
         extract_patches_kernel[(b * height, ceil_div(width * size * size * c, 2048))](
             x, patches, CHANNELS=c, HEIGHT=h, WIDTH=w, OUT_HEIGHT=height, OUT_WIDTH=width, SIZE=size, STRIDE=stride,
-            PADDING=padding, BLOCK=2048, **options(x),
+            PADDING=padding, BLOCK=2048, enable_fp_fusion=True,
         )  # fmt: skip
     return patches
 
@@ -66,7 +66,7 @@ def sum_patches(patches: Tensor, shape: Sequence[int], stride: int, padding: int
     with torch.cuda.device_of(x):
         sum_patches_kernel[(b * h, ceil_div(w * c, 1024))](
             patches, x, CHANNELS=c, HEIGHT=h, WIDTH=w, OUT_HEIGHT=height, OUT_WIDTH=width, SIZE=size, STRIDE=stride,
-            PADDING=padding, BLOCK=1024, **options(x),
+            PADDING=padding, BLOCK=1024, enable_fp_fusion=True,
         )  # fmt: skip
     return x.permute(0, 3, 1, 2)
 
@@ -75,10 +75,8 @@ def sum_patches(patches: Tensor, shape: Sequence[int], stride: int, padding: int
 def pad_channels_kernel(
     p_x, p_padded, s_b, s_c, s_h, s_w, pixels,
     OWN: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """All channels, a power of two, of a run of pixels."""
-    begin(EARLY)
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     o_p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     o_c = tl.arange(0, CHANNELS)
@@ -94,10 +92,9 @@ def convolve_kernel(
     p_x, p_w, p_y, s_b, s_c, s_h, s_w, pixels,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, OUT: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """All output channels of a run of output pixels; a patch is a column of the tile that is read."""
-    begin(EARLY)
     PATCH: tl.constexpr = CHANNELS * SIZE * SIZE
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     o_p = tl.program_id(0).to(tl.int64) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -121,10 +118,8 @@ def sum_patches_kernel(
     p_patches, p_x,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A run of numbers of one row of the map, each the sum of its places in all patches."""
-    begin(EARLY)
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_row = tl.program_id(0).to(tl.int64)
     i_b, i_h = i_row // HEIGHT, i_row % HEIGHT
@@ -149,10 +144,8 @@ def extract_patches_kernel(
     p_x, p_patches,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A run of numbers of one row of patches; outside the map are zeros."""
-    begin(EARLY)
     ROW: tl.constexpr = OUT_WIDTH * SIZE * SIZE * CHANNELS
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_row = tl.program_id(0).to(tl.int64)

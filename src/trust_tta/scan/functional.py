@@ -18,9 +18,8 @@ HAS_TRITON = optional.available("triton")  # looked up once: torch.compile canno
 # mlp: narrow MLPs at once; norm: that before one, in its kernel; pairs: bfloat16 maps to sequences two numbers at a
 # time; replay: recorded plain passes; bias: that of a convolution in the norm after it; images: their convolution; pad:
 # images cast and padded in one pass; turned: gradients of depthwise convolutions as convolutions; depthwise: these
-# convolutions and both of their gradients; copies: many tensors copied at once; early: kernels launched before the one
-# before them has ended
-USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "images", "pad", "turned", "depthwise", "copies", "early"})
+# convolutions; copies: many tensors copied at once
+USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "images", "pad", "turned", "depthwise", "copies"})
 
 
 def selective_scan(

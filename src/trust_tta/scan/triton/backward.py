@@ -28,17 +28,7 @@ from trust_tta.scan.triton.forward import (
     store_block,
     with_column,
 )
-from trust_tta.scan.triton.launch import (
-    Tiling,
-    begin,
-    ceil_div,
-    choose_tiling,
-    constants,
-    options,
-    pointers,
-    power_of_two,
-    prepare,
-)
+from trust_tta.scan.triton.launch import Tiling, ceil_div, choose_tiling, constants, pointers, power_of_two, prepare
 
 
 class PartialSums(NamedTuple):
@@ -101,7 +91,7 @@ def sum_rows(partial: PartialSums, dprojected: Tensor) -> None:
         sum_rows_kernel[(directions * 2 * state * ceil_div(length, block),)](
             partial.B, partial.C, dprojected,
             BLOCKS=blocks, STATE=state, ROWS=dprojected.shape[-2], LENGTH=length, BLOCK_P=rows, BLOCK_L=block,
-            **options(dprojected),
+            enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -208,10 +198,9 @@ def scan_backward_kernel(
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr, EARLY: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one batch entry, group and block of channels; sums over channels and batch stay partial."""
-    begin(EARLY)
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     ROWS: tl.constexpr = CHANNELS * LENGTH
@@ -312,10 +301,9 @@ def store_weight(p_dA, b_dA, o_c, m_c, STATE: tl.constexpr, BLOCK_N: tl.constexp
 def sum_rows_kernel(
     p_dB, p_dC, p_out,
     BLOCKS: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr, LENGTH: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_L: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_L: tl.constexpr,
 ):  # fmt: skip
     """One of the last 2 STATE of ROWS rows (positions,): the sum of its partial sums (blocks, STATE, positions)."""
-    begin(EARLY)
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i = tl.program_id(0)
     i_row = i // CHUNKS % (2 * STATE)

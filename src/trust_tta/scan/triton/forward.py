@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.scan.tensors import ScanInputs
-from trust_tta.scan.triton.launch import Tiling, begin, ceil_div, choose_tiling, constants, pointers, prepare
+from trust_tta.scan.triton.launch import Tiling, ceil_div, choose_tiling, constants, pointers, prepare
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -252,10 +252,9 @@ def scan_forward_kernel(
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr, EARLY: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
     """y (b, g, c, l) and the states (b, g, m, boundary, n, c) of one batch entry, group and block of channels."""
-    begin(EARLY)
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
     C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     ROWS: tl.constexpr = CHANNELS * LENGTH

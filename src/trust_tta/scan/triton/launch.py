@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan import functional
 from trust_tta.scan.tensors import ScanInputs
 
 SPACING = 128  # positions between saved states in long rows
@@ -30,27 +26,6 @@ def power_of_two(size: int) -> int:
 def is_rough(x: Tensor) -> bool:
     """Whether the device's own functions are exact enough; Triton's interpreter has none of them."""
     return x.dtype != torch.float32 and x.device.type != "cpu"
-
-
-def options(x: Tensor) -> dict[str, bool]:
-    """What every kernel is launched with; with EARLY, before the one before it has ended, for which it waits."""
-    if "early" not in functional.USED or not x.is_cuda or not _launches_early(x.device):
-        return {"enable_fp_fusion": True, "EARLY": False}
-    return {"enable_fp_fusion": True, "EARLY": True, "launch_pdl": True}
-
-
-@cache
-def _launches_early(device: torch.device) -> bool:
-    """Whether the device and Triton can: GPUs from Hopper on."""
-    return torch.cuda.get_device_capability(device) >= (9, 0) and hasattr(tl.extra.cuda, "gdc_wait")
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def begin(EARLY: tl.constexpr) -> None:
-    """First in each kernel: wait until what it reads is written, and let the next be launched meanwhile."""
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 @dataclass(frozen=True)
@@ -149,5 +124,5 @@ def constants(inputs: ScanInputs, tile: Tile, spacing: int) -> dict[str, int | b
         "STAGES": tile.stages,
         "HAS_D": inputs.D is not None, "HAS_BIAS": inputs.delta_bias is not None, "SOFTPLUS": inputs.delta_softplus,
         "ROUGH": is_rough(inputs.delta),
-        "num_warps": tile.warps, "maxnreg": tile.registers, **options(inputs.delta),
+        "num_warps": tile.warps, "maxnreg": tile.registers, "enable_fp_fusion": True,
     }  # fmt: skip

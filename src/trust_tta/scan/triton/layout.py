@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.scan import functional
-from trust_tta.scan.triton.launch import begin, ceil_div, is_rough, options, power_of_two
+from trust_tta.scan.triton.launch import ceil_div, is_rough, power_of_two
 
 NORMALIZED = 1024  # numbers that a warp normalizes at a time
 FEW = 64  # tiles, which leave half of a large GPU idle
@@ -49,7 +49,7 @@ def _launch_pairs(x: Tensor, u: Tensor, silu: bool) -> None:
     grid = (ceil_div(h // 2, side) * ceil_div(w // 2, side), ceil_div(c // 2, pairs), b)
     cross_scan_pairs_kernel[grid](
         pixels.view(torch.int32), u.view(torch.int32), CHANNELS=c, HEIGHT=h, WIDTH=w, BLOCK_P=pairs, BLOCK_S=side,
-        SILU=silu, ROUGH=is_rough(x), num_warps=warps, **options(x),
+        SILU=silu, ROUGH=is_rough(x), num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def merge_norm(
         merge_norm_kernel[grid](
             y, x, norm, mean, scale, weight.contiguous(), bias.contiguous(), eps,
             CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, BLOCK_R=pixels, BLOCK_A=whole,
-            **options(y), **sizes,
+            enable_fp_fusion=True, **sizes,
         )  # fmt: skip
     return norm, x, mean, scale
 
@@ -111,7 +111,7 @@ def merge_norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, w
     with torch.cuda.device_of(x):
         merge_norm_backward_kernel[grid](
             dnorm.contiguous(), x, mean, scale, weight.contiguous(), dy,
-            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, **options(x), **_channels(count),
+            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, enable_fp_fusion=True, **_channels(count),
         )  # fmt: skip
     return dy
 
@@ -128,7 +128,7 @@ def _layer_norm(
     with torch.cuda.device_of(x):
         layer_norm_kernel[(ceil_div(rows, block_r),)](
             x, weight, bias, norm, mean, scale, rows, eps,
-            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, **options(x),
+            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return norm, x, mean, scale
 
@@ -142,7 +142,7 @@ def _norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight
     with torch.cuda.device_of(x):
         norm_backward_kernel[(ceil_div(rows, block_r),)](
             dnorm, x, mean, scale, weight, dx, rows,
-            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, **options(x),
+            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return dx
 
@@ -177,7 +177,7 @@ def _launch(
     grid = (ceil_div(height, side) * ceil_div(width, side), ceil_div(count, channels), batch)
     kernel[grid](
         *tensors, *strides, CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side,
-        ROUGH=is_rough(u), num_warps=warps, **options(u), **flag,
+        ROUGH=is_rough(u), num_warps=warps, enable_fp_fusion=True, **flag,
     )  # fmt: skip
 
 
@@ -212,9 +212,8 @@ def _sigmoid(b_x, ROUGH: tl.constexpr):
 def cross_scan_kernel(
     p_x, p_u, s_b, s_c, s_h, s_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    SILU: tl.constexpr, ROUGH: tl.constexpr, EARLY: tl.constexpr,
+    SILU: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     o_h, o_w, o_c, o_rows, o_columns, mask = _tile(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
     )
@@ -268,10 +267,9 @@ def _store_pair(p_u, o_u, b_one, b_other, mask, LENGTH: tl.constexpr):
 def cross_scan_pairs_kernel(
     p_x, p_u,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
-    SILU: tl.constexpr, ROUGH: tl.constexpr, EARLY: tl.constexpr,
+    SILU: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
     """As `cross_scan_kernel` for bfloat16: cells of 2 x 2 pixels and pairs of channels, moved as 32 bits."""
-    begin(EARLY)
     LENGTH: tl.constexpr = HEIGHT * WIDTH
     tiles = tl.cdiv(WIDTH // 2, BLOCK_S)
     i_tile = tl.program_id(0)
@@ -307,9 +305,8 @@ def _merged(p_y, o_rows, o_columns, mask):
 def cross_merge_kernel(
     p_x, p_point, p_y, s_b, s_c, s_h, s_w, t_b, t_c, t_h, t_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    SILU: tl.constexpr, ROUGH: tl.constexpr, EARLY: tl.constexpr,
+    SILU: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     o_h, o_w, o_c, o_rows, o_columns, mask = _tile(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
     )
@@ -326,13 +323,12 @@ def cross_merge_kernel(
 def merge_norm_kernel(
     p_y, p_x, p_norm, p_mean, p_scale, p_weight, p_bias, eps,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_A: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
     """Merge a tile of pixels, one block of channels at a time; then normalize it, some pixels at a time.
 
     The sums over the channels are taken of what was written: as it was read, every channel is another thread's.
     """
-    begin(EARLY)
     i_b = tl.program_id(1).to(tl.int64)
     p_y += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
     p_x += i_b * (CHANNELS * HEIGHT * WIDTH)
@@ -379,10 +375,8 @@ def _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS:
 def merge_norm_backward_kernel(
     p_dnorm, p_x, p_mean, p_scale, p_weight, p_dy,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the norm of a tile of pixels, written along the rows and along the columns."""
-    begin(EARLY)
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     i_b = tl.program_id(1).to(tl.int64)
     p_dnorm += i_b * (CHANNELS * HEIGHT * WIDTH)
@@ -418,10 +412,9 @@ def merge_norm_backward_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def layer_norm_kernel(
     p_x, p_weight, p_bias, p_norm, p_mean, p_scale, rows, eps,
-    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EARLY: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The norm of a block of pixels."""
-    begin(EARLY)
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_c = tl.arange(0, BLOCK_C)
@@ -441,10 +434,9 @@ def layer_norm_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def norm_backward_kernel(
     p_dnorm, p_x, p_mean, p_scale, p_weight, p_dx, rows,
-    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EARLY: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the norm of a block of pixels."""
-    begin(EARLY)
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_c = tl.arange(0, BLOCK_C)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.scan.triton.launch import begin, ceil_div, options, power_of_two
+from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
 FEW_MAPS = 8  # maps of a batch for which the library is slow
@@ -41,7 +41,7 @@ def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
             STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1), STRIDE_YB=y.stride(0), STRIDE_YG=y.stride(1),
             BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, SCALAR=scalar, WIDE=_interpreted(y),
-            num_warps=warps, num_stages=stages, **options(y),
+            num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
         weight_gradient_kernel[(len(partial) * tiles,)](
             dy, x, partial, b * chunks, share, GROUPS=g, ROWS=m, COLUMNS=k, LENGTH=length,
             STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
-            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(dy), **options(dy),
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(dy), enable_fp_fusion=True,
         )  # fmt: skip
     return partial
 
@@ -93,7 +93,7 @@ def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_im
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
             STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
             STRIDE_DB=dx.stride(0), STRIDE_DG=dx.stride(1), BLOCK_M=power_of_two(max(m, 16)), BLOCK_K=_within(k, 64),
-            BLOCK_L=block_l, WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, **options(dy),
+            BLOCK_L=block_l, WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
     return partial
 
@@ -198,13 +198,11 @@ def matmul_kernel(
     STRIDE_WB: tl.constexpr, STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr,
     STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_YB: tl.constexpr, STRIDE_YG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, SCALAR: tl.constexpr, WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of y (rows, positions) of one image and group; tiles that read the same of x follow each other.
 
     SCALAR: without tensor cores; for so few rows of x that splitting them would take longer.
     """
-    begin(EARLY)
     M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
     L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i = tl.program_id(0)
@@ -234,10 +232,9 @@ def weight_gradient_kernel(
     p_dy, p_x, p_out, chunks, share,
     GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LENGTH: tl.constexpr, STRIDE_YB: tl.constexpr,
     STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A tile of a partial sum (rows, columns) of one group, over its share of all images' chunks of positions."""
-    begin(EARLY)
     M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
     K_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_K - 1) // BLOCK_K
     i = tl.program_id(0)
@@ -265,10 +262,8 @@ def fused_gradients_kernel(
     STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr, STRIDE_YB: tl.constexpr,
     STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_DB: tl.constexpr,
     STRIDE_DG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx of a share of all images' chunks of positions, of one group, and the partial sum of the weight's gradient."""
-    begin(EARLY)
     L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i_g = tl.program_id(0) % GROUPS
     i_part = tl.program_id(0) // GROUPS

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trust_tta.scan.tensors import Gathered, Parameters
 from trust_tta.scan.triton.backward import PartialSums
-from trust_tta.scan.triton.launch import begin, ceil_div, options
+from trust_tta.scan.triton.launch import ceil_div
 
 COPIED = 1024  # numbers of a parameter that a program moves
 SUMMED = 64  # numbers of a gradient that a program sums,
@@ -31,7 +31,7 @@ def gather(parameters: Parameters, slots: Tensor, dtype: torch.dtype) -> Gathere
     sizes = _sizes(rows, c, rank, n)
     with torch.cuda.device_of(slots):
         gather_kernel[(slots.numel(), _count_blocks(sizes, COPIED))](
-            slots.contiguous(), *parameters, *gathered, **sizes, BLOCK=COPIED, **options(slots)
+            slots.contiguous(), *parameters, *gathered, **sizes, BLOCK=COPIED, enable_fp_fusion=True
         )
     return gathered
 
@@ -61,7 +61,7 @@ def scatter_add(
     with torch.cuda.device_of(A):
         scatter_add_kernel[(_count_blocks(sizes, SUMMED), 4)](
             slots.contiguous(), *projections, *sums, A, *outputs, *(len(t) for t in projections), images,
-            **sizes, PER_IMAGE=slots.dim() == 2, BLOCK_P=PARTS, BLOCK=SUMMED, **options(A),
+            **sizes, PER_IMAGE=slots.dim() == 2, BLOCK_P=PARTS, BLOCK=SUMMED, enable_fp_fusion=True,
         )  # fmt: skip
     return outputs
 
@@ -87,10 +87,8 @@ def copy_block(p_from, p_to, i_from, i_to, i_block, SIZE: tl.constexpr, BLOCK: t
 def gather_kernel(
     p_slots, p_x_proj_weight, p_dt_weight, p_dt_bias, p_A_logs, p_Ds, p_x_proj, p_dt_proj, p_A, p_D, p_bias,
     X_PROJ: tl.constexpr, DT_PROJ: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A block of one of the five parameters, for one direction."""
-    begin(EARLY)
     DT_PROJ_AT: tl.constexpr = (X_PROJ + BLOCK - 1) // BLOCK
     A_AT: tl.constexpr = DT_PROJ_AT + (DT_PROJ + BLOCK - 1) // BLOCK
     D_AT: tl.constexpr = A_AT + (STATES + BLOCK - 1) // BLOCK
@@ -145,10 +143,9 @@ def scatter_add_kernel(
     p_slots, p_dx_proj, p_ddt_proj, p_dA, p_dD, p_dbias, p_A, p_x_proj_weight, p_dt_weight, p_dt_bias, p_A_logs, p_Ds,
     x_projs, dt_projs, images,
     X_PROJ: tl.constexpr, DT_PROJ: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, PER_IMAGE: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of the gradient of one group of one of the five parameters."""
-    begin(EARLY)
     DT_PROJ_AT: tl.constexpr = (X_PROJ + BLOCK - 1) // BLOCK
     A_AT: tl.constexpr = DT_PROJ_AT + (DT_PROJ + BLOCK - 1) // BLOCK
     D_AT: tl.constexpr = A_AT + (STATES + BLOCK - 1) // BLOCK
