@@ -49,10 +49,10 @@ QUICK = Plan(model="vmamba_nano", batches=(1, 2), sizes=(16, 32), orders=(1, 2),
 def timings(plan: Plan, backend: str) -> Iterator[Timing]:
     """Every point of every axis, without its numbers."""
     fixed: dict[str, Any] = {"backend": backend, "dtype": plan.dtype}
-    for work in ("source", "tide", "trust_naive"):
+    yield from (Timing(part="k", work="trust", batch=plan.few, size=plan.size, k=k, **fixed) for k in plan.orders)
+    for work in ("source", "trust_naive", "tide"):
         yield from (Timing(part="batch", work=work, batch=b, size=plan.size, **fixed) for b in plan.batches)
         yield from (Timing(part="pixels", work=work, batch=plan.batch, size=s, **fixed) for s in plan.sizes)
-    yield from (Timing(part="k", work="trust", batch=plan.few, size=plan.size, k=k, **fixed) for k in plan.orders)
 
 
 def point(timing: Timing, model: Any, device: torch.device, limits: Limits) -> Timing:
