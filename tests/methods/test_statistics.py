@@ -76,9 +76,9 @@ def test_a_change_of_domain_starts_the_memory_anew_and_the_next_batches_average(
 
 
 def test_a_long_memory_gives_way_to_what_is_probably_a_change() -> None:
-    """It counts for no more than the odds that the domain is still the same say, however long it was."""
+    """It counts for no more than the squared odds that the domain is still the same say, however long it was."""
     held = []
-    for memory in (1e3, 1e5):
+    for memory in (1e5, 1e7):
         statistics, norm = norm_of()
         for x in draw(20, 32):
             feed(statistics, norm, x)
@@ -90,7 +90,7 @@ def test_a_long_memory_gives_way_to_what_is_probably_a_change() -> None:
         assert 0.2 < change < 0.95
         feed(statistics, norm, new)
         held.append(float(norm.images) - 32)
-        assert held[-1] == pytest.approx(min(memory * (1 - change), UNSURE * (1 - change) / change), rel=1e-3)
+        assert held[-1] == pytest.approx(min(memory * (1 - change), UNSURE * ((1 - change) / change) ** 2), rel=1e-3)
     assert held[0] == pytest.approx(held[1], rel=1e-3)
 
 

@@ -30,7 +30,7 @@ from trust_tta.methods.state import Array, Spec, clone
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 
 SOURCE_WORTH = 16.0  # images that the statistics of training count for at the beginning
-UNSURE = 128.0  # images that the memory counts for at most when it is as likely as not that a new domain begins
+UNSURE = 8192.0  # images that the memory counts for at most when it is as likely as not that a new domain begins
 KEPT = 8.0  # images that the memory counts for at least when a new domain begins
 PICTURE = 16  # images that a picture with labeled pixels counts for: it shows many objects
 
@@ -194,7 +194,8 @@ class Statistics:
                 if self.shares is not None:
                     self.shares.reopen(left * (not self.mixed))
                 kept = torch._foreach_mul(remembered, left)
-                torch._foreach_minimum_(kept, [UNSURE * left / (1 - left).clamp_min(1e-6)] * len(kept))
+                odds = left / (1 - left).clamp_min(1e-6)
+                torch._foreach_minimum_(kept, [UNSURE * odds.square()] * len(kept))
                 torch._foreach_maximum_(kept, torch._foreach_clamp_max(remembered, KEPT))
                 torch._foreach_copy_(remembered, kept)
 

@@ -105,7 +105,7 @@ class Tide(Learner):
             believed = self.believe(views.detach())
             error = self.expect_errors(believed.log_p)
             need = believed.skew.new_ones(()) if error is None else (error / FEW).clamp_max(1)
-            self.learn_from(views, len(images), pace=(1 - believed.skew) ** 3 * self.eagerness, need=need)
+            self.learn_from(views, len(images), pace=(1 - believed.skew) * self.eagerness, need=need)
             if self.coarse_before is None:
                 self.coarse_before = believed.log_p
         if self.options.predict == "after":
