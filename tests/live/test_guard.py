@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.live.toys import RUINOUS, accuracy, clean, draw, make, noise_like, ruin, states_equal
 from trust_tta.live.alarms import Reference, calibrate
 from trust_tta.live.guard import Event, Guard, Pace
+from trust_tta.live.session import TOGETHER
 from trust_tta.live.stream import Stream
 
 LEARNERS = {"tent": 1e-2, "shot": 5e-3}
@@ -361,7 +362,7 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["tent", "tide"])
-def test_a_quiet_stream_reads_predictions_once_in_four_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_stream_reads_predictions_once_in_eight_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     streams = [Stream(make(name, lr=1e-4), guard=None), Stream(make(name, lr=1e-4), reference=reference("tent"))]
     for stream in streams:
@@ -412,13 +413,13 @@ def test_what_ruins_a_quiet_stream_is_undone_as_well(name: str, kind: str) -> No
     assert stream._session.books.attentive == 0
     events = [event for i in range(RUIN) for event in stream(ruin(kind, i)).events]
     assert events
-    assert events[0].batch <= QUIET + 8  # the second time that statistics are taken, at the latest
+    assert events[0].batch <= QUIET + 2 * TOGETHER  # the second time that statistics are taken, at the latest
     assert serve_clean(stream) >= source_accuracy() - 0.5
 
 
 def test_a_quiet_stream_that_is_closed_has_seen_everything(tmp_path: Path) -> None:
     stream = Stream(make(lr=1e-4), snapshots=tmp_path)
-    for images in clean(QUIET + 2, seed=14):
+    for images in clean(QUIET + 4, seed=14):
         stream(images)
     assert stream.reading is not None
     assert stream.reading.images < stream.images

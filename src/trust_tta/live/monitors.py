@@ -9,6 +9,8 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -131,7 +133,7 @@ class Window:
         if not self._entries:
             raise ValueError("the window is empty")
         if self._mean is None:  # computed anew: a running sum would differ in its last bits after a restart
-            self._mean = np.add.reduce([entry for _, entry in self._entries]) / self.images
+            self._mean = reduce(np.add, [entry for _, entry in self._entries]) / self.images  # few and short ones
         return self._mean
 
     @property
@@ -179,11 +181,12 @@ class Monitors:
         self.returned = False  # whether the last images are like the reference again
         self._entropy = self._confidence = self._effective = 0.0
         self._changes: tuple[float, float | None] = (1.0, None)
+        self._distance: float | None = None  # of the inputs, once it is asked for
         self._probe: dict[str, Any] = {}  # results of the last one
 
     def see_inputs(self, images: int, statistics: Values, *, drift_limit: float | None = None) -> None:
         """Take the statistics (2, c) of a batch; during a drift, with the limit of the input distance."""
-        total = statistics * images
+        total, self._distance = statistics * images, None
         self._inputs.add(images, total)
         self._latest.add(images, total)
         self.returned = drift_limit is not None and self._has_returned(drift_limit)
@@ -214,17 +217,19 @@ class Monitors:
         self.returned = False
         self._drifted.clear()
         self._inputs.replace(self._latest)
+        self._distance = None
 
     def see_predictions(self, values: Predictions, sizes: Sequence[int] = ()) -> None:
         """Take what was served, (rows, classes), in one batch or in several of these sizes."""
         surprise = np.log(np.maximum(values, TINY))
-        self._entropy, self._confidence = -float((values * surprise).sum()) / len(values), float(values.max(1).mean())
-        start = 0
-        for rows in sizes or (len(values),):
+        self._entropy = -float(np.vdot(values, surprise)) / len(values)
+        self._confidence = float(values.max(1).sum()) / len(values)
+        sizes = sizes or (len(values),)
+        starts = [0, *accumulate(sizes[:-1])]
+        for rows, total in zip(sizes, np.add.reduceat(values, starts, axis=0, dtype=np.float64), strict=True):
             if self._served.full:
                 self._before.add(rows, self._served.mean * rows)
-            self._served.add(rows, values[start : start + rows].sum(0, dtype=np.float64))
-            start += rows
+            self._served.add(rows, total)
         self._effective = effective_classes(self._served.mean)
         before = effective_classes(self._before.mean) if self._before.full else self._effective
         self._changes = self._effective / before, _shift(self._served, self.class_reference)
@@ -278,9 +283,9 @@ class Monitors:
 
     def input_distance(self) -> float | None:
         """The distance of the last images from the reference; None without one, or with too few images so far."""
-        if self._comparable_reference is None or not self._inputs.full:
-            return None
-        return self._distance_of(self._inputs)
+        if self._distance is None and self._comparable_reference is not None and self._inputs.full:
+            self._distance = self._distance_of(self._inputs)
+        return self._distance
 
     def _distance_of(self, window: Window) -> float:
         """The distance of a window from the reference; there must be one."""
@@ -336,6 +341,7 @@ class Monitors:
     def load(self, state: Mapping[str, Any]) -> None:
         for name, window in self._windows().items():
             window.load(state.get(name, []))  # snapshots of earlier versions have fewer
+        self._distance = None
         self._probe = self._read_probes()
 
     def _windows(self) -> dict[str, Window]:
@@ -372,8 +378,9 @@ def host_rows(output: Tensor, *, probabilities: bool = False) -> Predictions:
     values: Predictions = output.detach().cpu().float().numpy()
     if probabilities:
         return values
-    raised = np.exp(values - values.max(1, keepdims=True))
-    shares: Predictions = raised / raised.sum(1, keepdims=True)
+    shares: Predictions = values - values.max(1, keepdims=True)
+    np.exp(shares, out=shares)
+    shares /= shares.sum(1, keepdims=True)
     return shares
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.safety import are_finite
 
 ATTENTIVE = 64  # batches from the start, and after an event, whose predictions are looked at one by one
-TOGETHER = 4  # batches whose predictions are looked at together otherwise: reading them takes longer than the rest
+TOGETHER = 8  # batches, at most, of a quiet stream that are looked at together: that takes longer than all the rest
 FREE_UPDATES = 16  # after which checks are paid for from the budget
 WARY = 16  # batches after one with broken images that are looked at before anything is learned from them
 FAR = 2.0  # times the limit: a short drift must have gone this far for its end to count; others may be chance
@@ -35,7 +35,7 @@ class Result:
     """The result of a call: `logits` (n, classes), whether the method `adapted` on the batch, and its `events`.
 
     Rows of images that are not finite are NaN. `reading`: what the monitors saw last, if there is a guard; in a quiet
-    stream they look at four batches together.
+    stream they look at up to eight batches together.
     """
 
     logits: Tensor
@@ -107,6 +107,7 @@ class Session:
         self._lasting: dict[str, Action] = {}  # current alarms, and the action on each
         self._events: list[Event] = []  # of this call
         self._on_event = on_event
+        self._turn = True  # whether a quiet stream is looked at in this batch
         self._wary = 0  # batches still to be looked at before the method sees them
         self._meanwhile: Callable[[], None] | None = None  # the caller's
         self._nothing = next(method.model.parameters()).new_zeros(0)  # for checks on the canary alone
@@ -122,6 +123,8 @@ class Session:
         self.books.batches += 1
         self.books.images += len(images)
         self.books.since_snapshot += len(images)  # before anything is saved: a restart from there has seen them
+        seen = self.books.images // CLASS_WINDOW > (self.books.images - len(images)) // CLASS_WINDOW
+        self._turn = seen or self.books.batches % TOGETHER == 0
         try:
             done = self._step_unseen(images) if self._trusts_images() else None
             logits, adapted, images = done or self._step_seen(images)
@@ -141,11 +144,12 @@ class Session:
             return False
         if self.watch is None:
             return True
-        return self._is_quiet(self.watch) and self._pace == Pace() and self._may_update(drifting=False)
+        steady = self.books.slow == 1 and not self.books.wait
+        return steady and self._is_quiet(self.watch) and self._may_update(drifting=False)
 
     def _step_unseen(self, images: Tensor) -> tuple[Tensor, bool, Tensor] | None:
         """As `_step_seen`, but look at the images while the device works; None, and all is as before, if not sound."""
-        books, look = replace(self.books), _Look(unseen=True)
+        before, look = vars(self.books).copy(), _Look(unseen=True)
         try:
             if self.watch is not None:
                 return *self._update(self.watch, images, look), images
@@ -153,7 +157,7 @@ class Session:
         except Exception:  # what the method says of images that it cannot take is said better by a look at them
             if sound(examine(images)):
                 raise
-        self.books, self._wary = books, WARY
+        self.books, self._wary = Books(**before), WARY
         if look.done and self.watch is not None:  # the distance of the weights was seen with the batch learned
             self._act_on(self.watch, None if look.found is None else self._read_alarms(self.watch, anew=True))
         return None
@@ -170,7 +174,7 @@ class Session:
 
     def _inspect(self, images: Tensor) -> tuple[Facts, Values | None]:
         """The facts of images, and the statistics that show a drift: of each batch, or of some while all is quiet."""
-        if self.watch is None or (self._is_quiet(self.watch) and self.books.batches % TOGETHER):
+        if self.watch is None or (self._is_quiet(self.watch) and not self._turn):
             return examine(images), None
         return self.watch.judge.inspect(images)
 
@@ -229,7 +233,7 @@ class Session:
         before = self.method.state_dict() if probation else None
         drifting, spent = "drift" in self._lasting, self._spent()
         look.wait = self._can_wait(watch) and not due
-        if look.wait and watch.behind >= TOGETHER:
+        if look.wait and self._turn and watch.behind:
             look.fetched = True
             watch.fetch()
         logits, adapted = self._adapt(images, lambda: self._glance(look, images, drifting=drifting))
@@ -268,13 +272,13 @@ class Session:
 
     def _send_for(self, images: Tensor) -> Fetched:
         """Let the device look at images when it is done with its work."""
-        if self.watch is None or self.books.batches % TOGETHER:
+        if self.watch is None or not self._turn:
             return Fetched.of(facts_of(images))
         return Fetched.of(self.watch.judge.inspection(images))
 
     def _see_images(self, images: Tensor, seen: Tensor) -> None:
         """Take what `_send_for` brought; it may end the batch."""
-        if self.watch is None or self.books.batches % TOGETHER:
+        if self.watch is None or not self._turn:
             facts, statistics = seen.numpy(), None
         else:
             facts, statistics = self.watch.judge.split(images, seen)
