@@ -6,7 +6,7 @@
 WEIGHTS: a vmamba_nano. IMAGES, LABELS: .npy as `trust-tta data get cifar10` writes them. RECORD: a JSON file to which
 each finished run is added, so that several processes may share the work; without names all runs are made.
 
-The second form takes the shipped network and a FOLDER of `trust-tta data corrupt`, in float32 or bf16, by the BACKEND
+The second form takes the shipped network and a FOLDER of `trust-tta corrupt`, in float32 or bf16, by the BACKEND
 "auto" or "reference": what the kernels do to the accuracy.
 """
 
