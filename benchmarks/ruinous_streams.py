@@ -637,7 +637,12 @@ def points_table(runs: list[Run]) -> str:
         alone, guarded = (float(np.mean([entry[i] for entry in own])) for i in range(2))
         counts = sorted({r.batches for _, _, r in own})
         batches = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-        shares = [f"{alone:.1f}", f"{guarded:.1f}", f"{guarded - alone:+.2f}", f"{worst[1] - worst[0]:+.2f}"]
+        shares = [
+            f"{alone:.1f}",
+            f"{guarded:.1f}",
+            f"{round(guarded - alone, 2) + 0.0:+.2f}",
+            f"{worst[1] - worst[0]:+.2f}",
+        ]
         shares[-1] += f" ({worst[2].stream})" if worst[1] < worst[0] else ""
         rows.append([name, str(len(own)), batches, *shares])
     return table(rows)
