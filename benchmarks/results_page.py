@@ -219,8 +219,8 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 | CIFAR-10-C on [GroupMamba](cifar10c_groupmamba_online.md) | the same, `configs/cifar10c_groupmamba.toml` | the same |
 | `*.csv` | the cells of these tables | the same |
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
-| `six_corruptions_kernels.json` | the same runs of the shipped network on the files of `trust-tta corrupt`, in \
-float32 and bf16, by the kernels and with `set_scan_backend("reference")` | one H200 |
+| `six_corruptions_kernels.json` | `python benchmarks/six_corruptions.py --kernels FOLDER RECORD DTYPE BACKEND \
+source tent trust`; those by `reference` are older | one H200 |
 | `speed_h200.json` | `trust-tta speed`, 0.25 s per row, stopped after the first rows of batch 1 in bf16 | one H200 |
 | `scan_h200.json` | the scan alone at today's tiles, timed as `python benchmarks/triton_scan.py` does | one H200 |
 | `speed_cpu.json` | `trust-tta speed --out speed_cpu.json` | two cores of a server CPU |
