@@ -14,8 +14,8 @@ import sys
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from trust_tta.kernels import triton_copies, triton_mlp, triton_norm, triton_products
-from trust_tta.models import triton_depthwise, triton_patches
+from trust_tta.kernels import triton_mlp, triton_norm, triton_products
+from trust_tta.models import triton_patches
 from trust_tta.scan import Parameters
 from trust_tta.scan.triton import backward, forward, layout, matmul, parameters, scan_map
 
@@ -49,8 +49,7 @@ class Compiled:
     def kind(self, value):
         return KINDS[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
 
-ours = (triton_copies, triton_depthwise, triton_mlp, triton_norm, triton_patches, triton_products)
-for module in (backward, forward, layout, matmul, parameters, *ours):
+for module in (backward, forward, layout, matmul, parameters, triton_mlp, triton_norm, triton_patches, triton_products):
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         setattr(module, name, Compiled(getattr(module, name)))
 
@@ -63,8 +62,6 @@ with torch.device("meta"):
     y, saved = scan_map.scan_map_forward(x, slots, Parameters(*(torch.empty(s) for s in shapes)))
     triton_patches.extract_patches(torch.empty(batch, c, side, side), 3, 2, 1)
     triton_patches.pad_channels(torch.empty(batch, 3, 4 * side, 4 * side), 8, dtype)
-    triton_copies.copy(torch.empty(5, 3, dtype=torch.int64))
-    triton_depthwise.convolve(x, torch.empty(c, 1, 3, 3, dtype=dtype), None)
     weight = torch.empty(c)
     _, merged, mean, scale = layout.merge_norm(y, side, side, weight, weight, 1e-5)
     rows = torch.empty(batch * side * side, c, dtype=dtype)
@@ -97,7 +94,7 @@ with torch.device("meta"):
 
 FORWARD = Counter(
     ["gather_kernel", "cross_scan_kernel", "scan_forward_kernel", "merge_norm_kernel", "extract_patches_kernel"]
-    + ["pad_channels_kernel", "follow_stream_kernel", "normalize_small_kernel", "copy_kernel", "depthwise_kernel"]
+    + ["pad_channels_kernel", "follow_stream_kernel", "normalize_small_kernel"]
     + ["sum_kernel", "finish_kernel", "normalize_kernel", *["product_kernel"] * 2, *["matmul_kernel"] * 2]
 )
 BACKWARD = Counter(

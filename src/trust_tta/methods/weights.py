@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
-from trust_tta.kernels.copies import Copies
 from trust_tta.methods.state import Array, Spec, clone
 
 MOST_STEPS = 2.0**24  # the optimizer counts its steps in float32
@@ -50,7 +49,6 @@ class Weights:
         self.gradient = torch.zeros_like(self.vector)
         self.extra_gradient: Tensor | None = None
         self._places, self._gradient_places = self._views(self.vector), self._views(self.gradient)
-        self._gather, self._scatter = Copies(self._places, self.tensors), Copies(self.tensors, self._places)
         self.optimizer = _make_optimizer(self.vector, self.rule) if self.tensors else None
 
     @property
@@ -182,6 +180,12 @@ class Weights:
     def _views(self, vector: Tensor) -> list[Tensor]:
         pieces = vector.split([t.numel() for t in self.tensors])
         return [piece.view(t.shape) for piece, t in zip(pieces, self.tensors, strict=True)]
+
+    def _gather(self) -> None:
+        _copy(self._places, [t.detach() for t in self.tensors])
+
+    def _scatter(self) -> None:
+        _copy(self.tensors, self._places)
 
 
 def _copy(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -45,8 +45,8 @@ class StridedConv2d(nn.Conv2d):
 class DepthwiseConv2d(nn.Conv2d):
     """A convolution of each channel by itself, of odd size, that keeps the size of the map.
 
-    The gradient of a large map in half precision on a GPU is the convolution with the weight turned around, at which
-    libraries are faster; both are by a kernel of our own where the map is channel-last and the size is 3.
+    In half precision on a GPU the gradient of a large map is the convolution with the weight turned around, at which
+    libraries are faster.
     """
 
     cast_parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
@@ -55,22 +55,15 @@ class DepthwiseConv2d(nn.Conv2d):
         super().__init__(channels, channels, size, padding=size // 2, groups=channels, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda or type(x) is not Tensor or torch.compiler.is_compiling():
+        learning = torch.is_grad_enabled() and x.requires_grad and type(x) is Tensor
+        if "turned" not in functional.USED or not (learning and x.is_cuda) or torch.compiler.is_compiling():
             return super().forward(x)
         low = _low(x)
-        learning = torch.is_grad_enabled() and x.requires_grad
-        by_kernels = self._takes(x)
-        if low.itemsize != 2 or x.numel() < LEAST or not (by_kernels or (learning and "turned" in functional.USED)):
+        if low.itemsize != 2 or x.numel() < LEAST:
             return super().forward(x)
         bias = None if self.bias is None else self.bias.to(low)
-        y: Tensor = _Depthwise.apply(x.to(low), self.weight.to(low), bias, by_kernels)  # type: ignore[no-untyped-call]
+        y: Tensor = _Depthwise.apply(x.to(low), self.weight.to(low), bias)  # type: ignore[no-untyped-call]
         return y
-
-    def _takes(self, x: Tensor) -> bool:
-        """Whether kernels of our own take this map."""
-        if "depthwise" not in functional.USED or not HAS_TRITON or self.kernel_size != (3, 3):
-            return False
-        return x.is_contiguous(memory_format=torch.channels_last)
 
 
 class FirstConv2d(nn.Conv2d):
@@ -192,12 +185,8 @@ class _PatchMatmul(torch.autograd.Function):
 
 class _Depthwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, by_kernels: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        ctx.by_kernels = by_kernels
-        if by_kernels:
-            y: Tensor = _depthwise().convolve(x, weight, bias)
-            return y
         return F.conv2d(x, weight, bias, padding=weight.shape[2] // 2, groups=len(weight))
 
     @staticmethod
@@ -205,21 +194,11 @@ class _Depthwise(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), wanted = ctx.saved_tensors, ctx.needs_input_grad
         padding, channels = weight.shape[2] // 2, len(weight)
-        dx = dweight = None
-        if wanted[0] and ctx.by_kernels:
-            dx = _depthwise().convolve(dy.contiguous(memory_format=torch.channels_last), weight, None, turned=True)
-        elif wanted[0]:
-            dx = F.conv2d(dy, weight.flip(2, 3), padding=padding, groups=channels)
+        dx = F.conv2d(dy, weight.flip(2, 3), padding=padding, groups=channels) if wanted[0] else None
+        dweight = None
         if wanted[1]:
             dweight = conv2d_weight(x, weight.shape, dy, padding=padding, groups=channels)
-        return dx, dweight, dy.sum((0, 2, 3)) if wanted[2] else None, None
-
-
-def _depthwise() -> Any:
-    """The kernels, imported where they are first used."""
-    from trust_tta.models import triton_depthwise
-
-    return triton_depthwise
+        return dx, dweight, dy.sum((0, 2, 3)) if wanted[2] else None
 
 
 def _library_gradient(dy: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:

@@ -17,9 +17,8 @@ HAS_TRITON = optional.available("triton")  # looked up once: torch.compile canno
 # Kernels that a plainer way can replace; to leave one out, take its name away.
 # mlp: narrow MLPs at once; norm: that before one, in its kernel; pairs: bfloat16 maps to sequences two numbers at a
 # time; replay: recorded plain passes; bias: that of a convolution in the norm after it; images: their convolution; pad:
-# images cast and padded in one pass; turned: gradients of depthwise convolutions as convolutions; depthwise: these
-# convolutions; copies: many tensors copied at once
-USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "images", "pad", "turned", "depthwise", "copies"})
+# images cast and padded in one pass; turned: gradients of depthwise convolutions as convolutions
+USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "images", "pad", "turned"})
 
 
 def selective_scan(
