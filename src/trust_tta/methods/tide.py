@@ -43,7 +43,7 @@ EAGER = 1.0  # steps are longer by this share when a domain begins
 NEW = 1024.0  # images of a domain after which half of this is left
 DOUBT = 3.0  # excess of the skew, in its standard, at which it is half believed
 FEW = 0.12  # share of errors below which there is restraint
-HOMESICK = 2.0  # by this multiple the pull is stronger where none are expected
+EXTRA_PULL = 2.0  # the pull is stronger by this multiple of itself where none are expected
 ERROR_MEMORY = 256.0  # images of a domain over which errors are expected
 
 
@@ -133,7 +133,7 @@ class Tide(Learner):
             self.statistics.shares.learn(self.weights.extra_gradient, images, finite=finite, pace=pace * need)
         share = images * self.statistics.worth / BATCH
         moved = start + (self.weights.read() - start) * (pace * need * math.sqrt(share))
-        pull = self.options.pull * (1 + HOMESICK * (1 - need))
+        pull = self.options.pull * (1 + EXTRA_PULL * (1 - need))
         pulled = moved.lerp(self.weights.origin, 1 - (1 - pull).clamp_min(0) ** share)
         self.weights.write(torch.where(finite, pulled, start))
         if not self.update.settle([finite])[0]:
