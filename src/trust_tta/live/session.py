@@ -271,7 +271,7 @@ class Session:
             look.wait = look.wait and (drifting or not watch.differs())
 
     def _send_for(self, images: Tensor) -> Fetched:
-        """Let the device look at images when it is done with its work."""
+        """Queue a look at the images behind the work of the device; what it finds is on its way to the host."""
         if self.watch is None or not self._turn:
             return Fetched.of(facts_of(images))
         return Fetched.of(self.watch.judge.inspection(images))
@@ -471,7 +471,7 @@ class Session:
         return self._act(kind, action, reason, evidence)
 
     def _begin_broken(self, action: Action, reason: str, images: int) -> None:
-        """Images are broken: an event if they were not before, or less; what is done about it is as of now."""
+        """Act on broken images: an event if there were none before, or fewer; the action is this batch's."""
         if "broken_input" in self._lasting and action == "none":
             self._lasting["broken_input"] = action
         elif self._lasting.get("broken_input") == "none":

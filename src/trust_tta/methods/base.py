@@ -55,7 +55,7 @@ class LearningOptions(MethodOptions):
     @model_validator(mode="after")
     def _momentum_fits_the_optimizer(self) -> Self:
         if self.optimizer == "adam" and self.momentum == 1:
-            raise ValueError("a momentum of 1 holds Adam's first moment at zero for ever; give one below 1")
+            raise ValueError("a momentum of 1 holds Adam's first moment at zero; give one below 1")
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise ValueError("nesterov=True goes with optimizer='sgd' and a momentum above 0; omit it")
         return self

@@ -72,7 +72,7 @@ def _check_finite(images: Tensor, finite_sum: Tensor) -> None:
 
 
 def check_outputs(fine: Tensor, images: Tensor) -> None:
-    """Refuse predictions that are not finite (`fine` is for the device to know): pixels too large, or an update."""
+    """Refuse predictions that are not finite, as `fine` () says: pixels too large, or the last update too long."""
     if not bool(fine):
         largest = float(images.abs().max())
         raise DataError(
@@ -82,7 +82,7 @@ def check_outputs(fine: Tensor, images: Tensor) -> None:
 
 
 def are_finite(outputs: Tensor) -> Tensor:
-    """Whether every value is finite, (), as the device will know; nothing of their size is made."""
+    """Whether every value is finite, as a tensor () on their device; nothing of their size is made."""
     extremes = torch.stack([outputs.amin(), outputs.amax()]) if outputs.numel() else outputs  # of NaN: NaN
     return extremes.isfinite().all()
 

@@ -43,8 +43,8 @@ EAGER = 1.0  # steps are longer by this share when a domain begins
 NEW = 1024.0  # images of a domain after which half of this is left
 DOUBT = 3.0  # excess of the skew, in its standard, at which it is half believed
 FEW = 0.12  # share of errors below which there is restraint
-EXTRA_PULL = 2.0  # the pull is stronger by this multiple of itself where none are expected
-ERROR_MEMORY = 256.0  # images of a domain over which errors are expected
+EXTRA_PULL = 2.0  # where no errors are expected, the pull is stronger by this multiple
+ERROR_MEMORY = 256.0  # images of a domain over which the expected errors are averaged
 
 
 class TideOptions(LearningOptions):

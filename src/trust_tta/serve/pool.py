@@ -121,7 +121,7 @@ class Pool:
         """Write a snapshot of a stream and drop it from memory; it stays there if the snapshot cannot be written."""
         stream = self._loaded.get(name)
         if stream is not None and not stream.close(even_unsaved=False):
-            reason = f"the stream '{name}' cannot be written, so that it stays in memory and no other comes"
+            reason = f"the stream '{name}' cannot be written, so it stays in memory and no other can be loaded"
             raise RequestError(503, f"{reason}; free or repair the disk", retry_after=PATIENCE)
         self._drop(name)
 
