@@ -214,6 +214,9 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 | tide [part by part](tide_parts.md) | the same, `tide_parts.toml` | the same |
 | what [six orders](orders.md) buy | the same, `orders.toml` | the same |
 | baselines in [settings of their own](fair.md) | the same, `fair.toml` | the same |
+| baselines at [their best rates](rates.md) in every kind of stream | the same, `rates.toml` | the same |
+| `method_costs_h200.json`, [what a batch costs](method_costs.md) | `python benchmarks/method_costs.py RECORD` \
+| the same |
 | CamVid-C, [labeled pixels](camvid_c_online.md) | `trust-tta bench configs/camvid_c.toml` | the same |
 | CIFAR-10-C on [GroupMamba](cifar10c_groupmamba_online.md) | the same, `configs/cifar10c_groupmamba.toml` | the same |
 | `*.csv` | the cells of these tables | the same |
@@ -248,11 +251,9 @@ missing | one H200 |
 | `authors_h200.json`, `authors_six_corruptions.json` | the authors' code, measured elsewhere | one H200 |
 
 What the speed records say is on the page [performance](../performance.md). A page shows what its record holds, which
-may be a part of what its configuration names, and lists the commits. `tide` of `streams`, `targets` and, but for the
-second network, `orders` has `restraint` and today's defaults; in `tide_parts`, `fair` and on other networks it is
-older. In streams that come and go and in rows of 100 domains (7a9db4f), its memory gave way to a probable change a
-little sooner than it does now. In `targets` the untouched network and `bn` on clean and on single images were computed
-on two cores of a server CPU (of single images five runs of six).
+may be a part of what its configuration names, and lists the commits; `tide` has today's defaults in all of them. In
+`targets` the untouched network and `bn` on clean and on single images were computed on two cores of a server CPU (of
+single images five runs of six).
 
 ## Six corruptions
 A `vmamba_nano` of 91.5 % clean accuracy on CIFAR-10, corruptions of `trust-tta corrupt` at severity 5, the first 4,096

@@ -12,11 +12,13 @@ from trust_tta.results import Cell, ResultStore
 DOMAINS = ("gaussian_noise", "glass_blur", "jpeg_compression")
 
 
-def page_of(folder: Path, cells: list[Cell]) -> str:
-    with ResultStore(folder / "streams.sqlite") as store:
-        store.plan([cell.key for cell in cells], labels={cell.key: cell.label for cell in cells})
-        for cell in cells:
-            store.finish(cell.key, cell.result, cell.facts)
+def page_of(folder: Path, cells: list[Cell], *, rates: list[Cell] | None = None) -> str:
+    for name, held in (("streams", cells), ("rates", rates)):
+        if held is not None:
+            with ResultStore(folder / f"{name}.sqlite") as store:
+                store.plan([cell.key for cell in held], labels={cell.key: cell.label for cell in held})
+                for cell in held:
+                    store.finish(cell.key, cell.result, cell.facts)
     main(["--runs", str(folder), "--out", str(folder)])
     return (folder / "choose.md").read_text(encoding="utf-8")
 
@@ -50,6 +52,19 @@ def test_every_stream_has_a_line_and_its_best_is_bold(tmp_path: Path) -> None:
     assert "You do not know the stream: `tide`, 75.5 on average" in short
     assert "One forward pass is all you can afford: `source`, 46.0 on average." in short
     assert "| bn | 36.0 | 0 | -30.0 | batches of 4 (three corruptions) |" in short
+
+
+def test_a_baseline_that_is_ahead_with_a_rate_of_its_own_is_named(tmp_path: Path) -> None:
+    cells = [*stream("source", 0.5), *stream("bn", 0.6), *stream("tide", 0.8)]
+    cells += [*stream("source", 0.4, batch=4), *stream("bn", 0.1, batch=4), *stream("tide", 0.7, batch=4)]
+    rates = [*stream("cotta", 0.85, seeds=1), *stream("cotta", 0.6, batch=4, seeds=1), *stream("shot", 0.79, seeds=1)]
+    page = page_of(tmp_path, cells, rates=rates)
+    ahead = next(line for line in section(page, "In short").splitlines() if "rate of its own" in line)
+    assert ahead.endswith(
+        ": `cotta` at 4 passes per batch (15 corruptions, batches of 128, reset at each, 85.0 to 80.0)."
+    )
+    table = section(page, "The baselines at their best rates")  # tide on the same seed
+    assert "| 15 corruptions, batches of 128, reset at each | 79.0 | **85.0** | 60.0 | 80.0 |" in table
 
 
 def test_a_seed_that_met_some_domains_does_not_count(tmp_path: Path) -> None:
