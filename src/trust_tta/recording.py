@@ -111,7 +111,7 @@ class Recorder:
 
     def _forget_if_moved(self) -> None:
         self.tensors = self.tensors or list(self.network.parameters())
-        addresses = [t.data_ptr() for t in self.tensors]
+        addresses = list(map(Tensor.data_ptr, self.tensors))
         if addresses != self.addresses:
             self.recordings, self.seen, self.addresses = {}, set(), addresses
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tests.methods.networks import batches, make, run, vmamba
+from tests.methods.networks import batches, make, run, same, vmamba
 from trust_tta.errors import ConfigError
+from trust_tta.methods.base import Method
 from trust_tta.methods.weights import Descent, Weights
 
 
@@ -89,3 +92,141 @@ def test_a_method_without_weights_to_adapt_says_so() -> None:
     method = make("bn", vmamba())
     with pytest.raises(ConfigError, match="adapts no weights"):
         method.update(torch.zeros((), requires_grad=True))
+
+
+def wide() -> nn.Sequential:
+    """Every adapted weight can lie in the vector: none of an odd size comes before it."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, stride=4), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5))
+
+
+WAYS: dict[str, Callable[[Method], Method]] = {
+    "made": lambda method: method,
+    "forked": lambda method: method.fork(),
+    "copied": copy.deepcopy,
+    "pickled": lambda method: pickle.loads(pickle.dumps(method)),
+    "moved": lambda method: method.double().float(),
+    "moved to where it is": lambda method: method.to("cpu", torch.float32),
+    "loaded": lambda method: method.load_state_dict(method.state_dict()) or method,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_lie_in_the_vector(way: str) -> None:
+    method = make("tent", wide(), lr=1e-2)
+    run(method, batches(1))
+    method = WAYS[way](method)
+    before = method.state_dict()["adapted"]
+    method.weights.vector.add_(1)
+    assert all(torch.equal(p, before[name] + 1) for name, p in method.adapted.items())
+    if way != "moved":  # the caller's network sees what the method does until it is moved
+        theirs = dict(method.caller.network.named_parameters())
+        assert all(torch.equal(theirs[name], p) for name, p in method.adapted.items())
+
+
+def test_the_memory_of_a_method_that_is_gone_is_taken_over() -> None:
+    network = wide()
+    for name in ("tent", "shot", "tent"):
+        method = make(name, network)
+        start = method.weights.vector.data_ptr()
+        inside = range(start, start + method.weights.vector.nbytes)
+        assert all(p.data_ptr() in inside for p in method.adapted.values())
+        assert all(network.get_parameter(name).data_ptr() in inside for name in method.adapted)
+        del method
+
+
+def test_a_move_to_where_a_method_is_moves_nothing() -> None:
+    method = make("tent", wide())
+    before = [p.data_ptr() for p in method.model.parameters()]
+    method.to("cpu")
+    assert [p.data_ptr() for p in method.model.parameters()] == before
+
+
+def test_memory_that_others_look_at_is_not_left() -> None:
+    network = wide()
+    outside = {name: p.detach() for name, p in network.named_parameters()}
+    alone, method = make("tent", wide(), lr=1e-2), make("tent", network, lr=1e-2)
+    assert same(run(method, batches(2)), run(alone, batches(2)))
+    assert same(outside, {name: p.detach() for name, p in alone.detach().named_parameters()})
+
+
+def test_two_methods_over_one_network_see_each_other() -> None:
+    network = wide()
+    first, second = make("tent", network, lr=1e-2), make("shot", network, lr=1e-2)
+    for method in (first, second):
+        run(method, batches(1))
+        for other in (first, second):
+            assert all(torch.equal(p, other.model.get_parameter(name)) for name, p in method.adapted.items())
+
+
+@pytest.mark.parametrize("network", [wide, vmamba], ids=["wide", "odd sizes"])
+def test_files_hold_no_more_than_the_weights(network: Callable[[], nn.Module]) -> None:
+    from safetensors.torch import save
+
+    method = make("tent", network())
+    (name, parameter), adapted = next(iter(method.adapted.items())), method.detach()
+    for thing in (parameter, parameter.detach(), {name: adapted.state_dict()[name]}):
+        assert len(saved(thing)) - len(saved(torch.zeros(1))) < parameter.nbytes + 1000
+    fresh = network()
+    assert abs(len(pickle.dumps(adapted)) - len(pickle.dumps(fresh))) < 1000
+    assert len(pickle.dumps(method)) < len(pickle.dumps(make("tent", network()).model)) * 3
+    assert len(save(adapted.state_dict())) == len(save(fresh.state_dict()))
+
+
+def saved(thing: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(thing, file)
+    return file.getvalue()
+
+
+CHANGES: dict[str, Callable[[nn.Parameter], Any]] = {
+    "in place": lambda p: p.data.mul_(0.5),
+    "elsewhere": lambda p: setattr(p, "data", p.data * 0.5),
+    "in another layout": lambda p: setattr(p, "data", torch.stack([p.data, p.data], dim=-1)[..., 0].mul_(0.5)),
+    "shared": lambda p: p.data.mul_(0.5) is p.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_caller_changes_between_batches_is_seen(change: str) -> None:
+    """The next step starts from there, as in a method that was told so by its state."""
+    first, second = batches(2)
+    method, told = (make("shot", wide(), lr=1e-2, optimizer="sgd") for _ in range(2))
+    run(method, [first])
+    run(told, [first])
+    for parameter in method.adapted.values():
+        CHANGES[change](parameter)
+    state = told.state_dict()
+    told.load_state_dict({**state, "adapted": {name: value * 0.5 for name, value in state["adapted"].items()}})
+    torch.testing.assert_close(method(second), told(second), rtol=1e-5, atol=1e-6)
+    for name, value in told.state_dict()["adapted"].items():
+        torch.testing.assert_close(method.state_dict()["adapted"][name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(method.weights.by_name(method.weights.read())[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_tensors_that_stay_outside_learn_as_they_did() -> None:
+    """Half precision is rounded after each step, and what is rounded goes into the next."""
+    flat, given = Weights(tensors(), Descent(lr=0.1)), tensors()
+    vector = torch.cat([t.detach().float().reshape(-1) for t in given.values()])
+    adam = torch.optim.Adam([vector], lr=0.1, betas=(0.9, 0.999), fused=True)
+    for _ in range(3):
+        learn(flat)
+        vector.grad = 2 * (rounded := given_as_vector(given))
+        vector.copy_(rounded)
+        adam.step()
+        for tensor, value in zip(given.values(), vector.split([t.numel() for t in given.values()]), strict=True):
+            tensor.data.copy_(value.view(tensor.shape))
+    assert torch.equal(flat.read(), given_as_vector(given))
+
+
+def given_as_vector(given: dict[str, nn.Parameter]) -> Tensor:
+    return torch.cat([t.detach().float().reshape(-1) for t in given.values()])
+
+
+def test_a_gradient_of_weights_that_have_changed_since_is_refused() -> None:
+    flat = Weights({"w": nn.Parameter(torch.ones(16))}, Descent())
+    stale = flat.named["w"].square().sum()
+    learn(flat)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        flat.differentiate(stale)

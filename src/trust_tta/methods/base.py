@@ -99,6 +99,7 @@ class Method(nn.Module):
             self.model = share(self.caller.network, names)
             rule = self.options.rule() if isinstance(self.options, LearningOptions) else Descent()
             self.weights = Weights({name: self.model.get_parameter(name) for name in names}, rule)
+            self.caller.share_again(self.model)
             self.adapted = self.weights.named  # the adapted parameters by name, as the network has them now
             self.statistics = self.make_statistics()
         self.counters = Counters()
@@ -235,7 +236,7 @@ class Method(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or a pickle."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.caller.share_again(self.model, self.adapted)
+        self.caller.share_again(self.model)
         saving.set_moving_values(self, saving.moving_values(self))
 
 

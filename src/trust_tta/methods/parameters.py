@@ -137,15 +137,14 @@ class Caller:
             self.network.get_parameter(name).copy_(parameter)
         return self.given
 
-    def share_again(self, model: nn.Module, adapted: Collection[str]) -> None:
-        """After a copy or a pickle: weights of its own, which the method's `model` and the network share again."""
+    def share_again(self, model: nn.Module) -> None:
+        """Where weights of the method's `model` have been moved, copied or unpickled, the network follows."""
         parameters = dict(model.named_parameters())
         for name, theirs in self.network.named_parameters():
-            parameter = parameters[name]
-            if name in adapted:
-                parameter.data = parameter.data.clone()
-            if (theirs.dtype, theirs.device) == (parameter.dtype, parameter.device):
-                theirs.data = parameter.data
+            ours = parameters[name]
+            moved = theirs.data_ptr() != ours.data_ptr()
+            if moved and (theirs.dtype, theirs.device) == (ours.dtype, ours.device):
+                theirs.data = ours.data
 
 
 def share(model: nn.Module, adapted: Collection[str] = ()) -> nn.Module:

@@ -85,7 +85,7 @@ class Averaging(Learner):
         logits = self.adapting_forward(images, order)
         labels = self.pseudo_labels(images, order, logits)
         finite = self.update.descend(self.loss(logits, labels))
-        return Step(self.weights.after_step(), entropy(logits.detach()).mean(), finite)
+        return Step(self.weights.read(), entropy(logits.detach()).mean(), finite)
 
     def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         """Of the labels `chosen`, or, where the option `loss` says so, minimum class confusion without labels."""

@@ -5,18 +5,20 @@ A few hundred small tensors cost a few hundred kernels per update, a vector cost
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from trust_tta.errors import ConfigError
 from trust_tta.methods.state import Array, Spec, clone
 
 MOST_STEPS = 2.0**24  # the optimizer counts its steps in float32
+ALIGNED = 64  # bytes: kernels may compute otherwise, or not at all, where an address is no multiple of it
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,18 @@ class Descent:
 class Weights:
     """Named tensors with a vector (n,), at least float32, in which each element has its place.
 
-    The tensors stay where they are: the vector is filled from them, worked on, and written back. `moments` is what
-    the optimizer remembers; it is all zero before the first step.
+    The tensors move into the vector, so that a change of one is a change of the other. Those that cannot, of another
+    dtype or layout, and those that the caller has put elsewhere since, are copied before and after the vector is worked
+    on. `moments` is what the optimizer remembers; it is all zero before the first step.
     """
 
     def __init__(self, tensors: Mapping[str, nn.Parameter], rule: Descent) -> None:
         self.named, self.rule = dict(tensors), rule
         self.source = {name: tensor.detach().clone() for name, tensor in self.named.items()}
-        self._build()
+        self._build(users=2)  # the caller's network has the same memory, and will follow
 
-    def _build(self) -> None:
+    def _build(self, *, users: int = 1) -> None:
+        """Make the vector, and move in the tensors whose memory has no more than so many `users`."""
         self.tensors = list(self.named.values())
         dtype = reduce(torch.promote_types, (t.dtype for t in self.tensors), torch.float32)
         device = self.tensors[0].device if self.tensors else None
@@ -49,6 +53,12 @@ class Weights:
         self.gradient = torch.zeros_like(self.vector)
         self.extra_gradient: Tensor | None = None
         self._places, self._gradient_places = self._views(self.vector), self._views(self.gradient)
+        self._addresses = [place.data_ptr() for place in self._places]
+        self._gather()
+        for tensor, place in zip(self.tensors, self._places, strict=True):
+            if _can_move(tensor, place, users):
+                tensor.data = _own_storage(place)
+        self._built_at = self._locate()
         self.optimizer = _make_optimizer(self.vector, self.rule) if self.tensors else None
 
     @property
@@ -62,7 +72,7 @@ class Weights:
         return {} if self.optimizer is None else dict(self.optimizer.state[self.vector])
 
     def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        _copy(list(self.moments.values()), [moments[name] for name in self.moments])
+        _copy((moment, moments[name]) for name, moment in self.moments.items())
 
     def forget(self) -> None:
         """As before the first step."""
@@ -79,19 +89,13 @@ class Weights:
         self._gather()
         return self.vector.clone()
 
-    def after_step(self) -> Tensor:
-        """As `read`, when the last change was a step: the vector, in the same dtype, still has them."""
-        if any(t.dtype != self.vector.dtype for t in self.tensors):
-            return self.read()
-        return self.vector.clone()
-
     def write(self, vector: Tensor) -> None:
         """Give the tensors the values of a vector (n,)."""
         self.vector.copy_(vector)
         self._scatter()
 
     def set_named(self, values: Mapping[str, Tensor]) -> None:
-        _copy(self.tensors, [values[name] for name in self.named])
+        _copy((tensor, values[name]) for name, tensor in self.named.items())
 
     def flatten(self, values: Iterable[Tensor]) -> Tensor:
         """A new vector (n,) of values with the tensors' shapes."""
@@ -114,9 +118,7 @@ class Weights:
         pairs = [(place, g) for place, g in zip(self._gradient_places, gradients, strict=True) if g is not None]
         if len(pairs) < len(gradients):
             self.gradient.zero_()
-        if pairs:
-            places, given = zip(*pairs, strict=True)
-            torch._foreach_copy_(list(places), list(given))
+        _copy(pairs)
         largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
         finite = (largest + loss.detach()).isfinite()
         return finite if self.extra_gradient is None else finite & self.extra_gradient.isfinite().all()
@@ -142,6 +144,8 @@ class Weights:
 
     def moved(self) -> None:
         """Follow tensors that were moved to another device or dtype; the moments come along."""
+        if self._locate() == self._built_at:
+            return
         moments = self.moments
         self.source = {name: value.to(self.named[name].device) for name, value in self.source.items()}
         self._build()
@@ -169,6 +173,8 @@ class Weights:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.named, self.rule, self.source = state["named"], state["rule"], state["source"]
+        for tensor in self.named.values():
+            tensor.data = tensor.data.clone()  # they may have come as shared memory
         self._build()
         self.load_moments(state["moments"])
 
@@ -181,17 +187,45 @@ class Weights:
         pieces = vector.split([t.numel() for t in self.tensors])
         return [piece.view(t.shape) for piece, t in zip(pieces, self.tensors, strict=True)]
 
+    def _loose(self) -> list[tuple[Tensor, Tensor]]:
+        """The tensors that do not lie in the vector, each with its place there."""
+        if self._locate() == self._addresses and all(map(Tensor.is_contiguous, self.tensors)):
+            return []
+        found = zip(self.tensors, self._places, self._addresses, strict=True)
+        return [(t, place) for t, place, address in found if t.data_ptr() != address or not t.is_contiguous()]
+
+    def _locate(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self.tensors))
+
     def _gather(self) -> None:
-        _copy(self._places, [t.detach() for t in self.tensors])
+        _copy((place, tensor) for tensor, place in self._loose())
 
     def _scatter(self) -> None:
-        _copy(self.tensors, self._places)
+        _copy(self._loose())
+        torch.autograd.graph.increment_version(self.tensors)  # a backward that still needs the old ones will say so
 
 
-def _copy(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    if targets:
+def _can_move(tensor: Tensor, place: Tensor, users: int) -> bool:
+    """Whether a tensor can leave its memory for a place: kernels find the same, and nobody is left behind there."""
+    if (tensor.dtype, tensor.device, tensor.stride()) != (place.dtype, place.device, place.stride()):
+        return False
+    storage = tensor.untyped_storage()
+    alone = storage.nbytes() == tensor.nbytes and torch._C._storage_Use_Count(storage._cdata) <= users + 1  # with ours
+    if tensor.device.type == "cpu":  # PyTorch says of all CUDA memory that processes share it
+        alone = alone and not storage.is_shared()
+    return alone and tensor.device.type in ("cpu", "cuda") and place.data_ptr() % ALIGNED == 0
+
+
+def _own_storage(place: Tensor) -> Tensor:
+    """The same memory as a storage for itself: to save a view is to save all that it is a view of."""
+    return from_dlpack(place.view(-1)).view(place.shape)
+
+
+def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Give the first of each pair the values of the second."""
+    if both := list(zip(*pairs, strict=True)):
         with torch.no_grad():
-            torch._foreach_copy_(list(targets), list(values))
+            torch._foreach_copy_(list(both[0]), list(both[1]))
 
 
 def _make_optimizer(vector: Tensor, rule: Descent) -> torch.optim.Optimizer:
