@@ -91,9 +91,9 @@ def test_it_goes_on_where_its_state_was_saved() -> None:
     stream = list(images[:128].split(N))
     watch, _ = watch_of(stream[:4])
     other = DomainWatch(stream[0])
-    other.load(watch.state())
+    other.load(watch.values())
     assert [float(watch.observe(describe(x))) for x in stream[4:]] == [
         float(other.observe(describe(x))) for x in stream[4:]
     ]
     watch.restore_source()
-    assert all(torch.equal(v, DomainWatch(stream[0]).state()[k]) for k, v in watch.state().items())
+    assert all(torch.equal(v, DomainWatch(stream[0]).values()[k]) for k, v in watch.values().items())

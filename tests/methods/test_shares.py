@@ -104,9 +104,9 @@ def test_the_evidence_does_not_depend_on_the_size_of_batches(images: int) -> Non
 def test_what_is_not_finite_moves_nothing() -> None:
     shares = Shares(2, torch.empty(0))
     shares.learn(torch.tensor([1.0, -1.0]), 32, finite=torch.tensor(True))
-    before = copy.deepcopy(shares.state())
+    before = copy.deepcopy(shares.values())
     shares.learn(torch.tensor([float("nan"), float("inf")]), 32, finite=torch.tensor(False))
-    assert same(shares.state(), before)
+    assert same(shares.values(), before)
 
 
 def test_a_slope_that_is_not_finite_skips_the_step() -> None:

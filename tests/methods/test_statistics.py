@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.methods.networks import batches, convnet, make, run, same, vmamba
 from trust_tta.errors import TrustWarning
+from trust_tta.methods.base import Method
 from trust_tta.methods.domains import HALF_LIFE
 from trust_tta.methods.registry import list_methods
 from trust_tta.methods.statistics import KEPT, SOURCE_WORTH, UNSURE, Statistics, StreamNorm
@@ -138,7 +143,7 @@ def test_several_passes_over_a_batch_change_the_memory_once() -> None:
     watch, theirs = one.statistics.watch, other.statistics.watch
     assert watch is not None
     assert theirs is not None
-    assert all(torch.equal(value, theirs.state()[name]) for name, value in watch.state().items())
+    assert all(torch.equal(value, theirs.values()[name]) for name, value in watch.values().items())
 
 
 class Norm(nn.Module):
@@ -165,9 +170,8 @@ def pixels(counts: list[int]) -> list[Tensor]:
 def test_the_gradient_flows_through_the_statistics_of_the_batch() -> None:
     """As if the normalized batch were scaled and shifted by constants: test-time batch renormalization."""
     (images,) = pixels([6])
-    norm = StreamNorm(Norm().norm, like=images)
-    statistics = Statistics(nn.Sequential(nn.BatchNorm2d(2)), "stream")
-    statistics.norms = {"norm": norm}
+    statistics = Statistics(Norm(), "stream")
+    norm = statistics.norms["norm"]
     statistics.begin(images)
     x = images.clone().requires_grad_()
     target = torch.randn(images.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -271,3 +275,55 @@ def test_the_small_rest_of_a_stream_is_not_warned_of() -> None:
         run(method, [*batches(1), rest[0]])
     with pytest.warns(TrustWarning):
         method(rest[1])
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operators that compute or copy."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or "empty" in str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_the_work_beside_the_passes_does_not_grow_with_the_norms(parts: bool) -> None:
+    """A few dozen norms would cost the host more than their passes do."""
+    counts = []
+    for norms in (2, 20):
+        model = nn.Sequential(*(nn.BatchNorm2d(3) for _ in range(norms)))
+        statistics = Statistics(model, "stream", learn_shares=parts, split_mixtures=parts)
+        images = torch.randn(8, 3, 8, 8)
+        statistics.begin(images)
+        with Kernels() as kernels:  # type: ignore[no-untyped-call]
+            before = statistics.state()
+            statistics.begin(images)
+            statistics.load(before)
+        counts.append(kernels.count)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("again", [lambda m: m.fork(), lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.double()])
+def test_norms_share_vectors_wherever_a_method_goes(again: Callable[[Method], Method]) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    method = make("tide", model)
+    method(torch.randn(8, 3, 8, 8))
+    method = again(method)
+    (vectors,) = method.statistics.vectors
+    first, second = method.statistics.norms.values()
+    vectors.now.fill_(2.0)
+    assert bool((torch.stack([first.mean, second.mean, second.group_variance[1]]) == 2).all())
+    assert len(pickle.dumps(method.state_dict())) < 100_000
+
+
+def test_norms_of_several_dtypes_follow_the_stream() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3).double(), nn.BatchNorm2d(3))
+    statistics = Statistics(model, "stream", learn_shares=True)
+    statistics.begin(torch.randn(8, 3, 8, 8))
+    state = statistics.state()
+    assert [value.dtype for value in state["mean"].values()] == [torch.float32, torch.float64, torch.float32]
+    for vectors in statistics.vectors:
+        vectors.now.zero_()
+    statistics.load(state)
+    assert all(torch.equal(norm.variance, torch.ones_like(norm.variance)) for norm in statistics.norms.values())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tests.golden import load_golden
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
 from trust_tta.bands import whole
+from trust_tta.methods import tide
 from trust_tta.methods.losses import class_confusion
 from trust_tta.methods.tide import Tide
 
@@ -198,6 +199,22 @@ def test_a_loss_that_is_not_finite_moves_no_weight_and_is_not_remembered(monkeyp
     assert same(after["optimizer"], before["optimizer"])
     assert torch.equal(after["extra"]["confusion"], torch.ones(CLASSES, CLASSES))
     assert (after["counters"]["updates"], after["counters"]["skipped"]) == (1, 1)
+
+
+def test_the_confusion_of_a_step_that_is_skipped_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = batches(3)
+    skipping, plain = make("tide", vmamba()), make("tide", vmamba())
+    with monkeypatch.context() as patch:
+        patch.setattr(tide, "confusion_loss", lambda confusion: confusion.sum() * float("nan"))
+        skipping(first)
+    assert not bool(skipping.confusion.any())
+    for method in (skipping, plain):
+        method.reset()
+        method(second)
+    with monkeypatch.context() as patch:
+        patch.setattr(tide, "confusion_loss", lambda confusion: confusion.sum() * float("nan"))
+        skipping(third)
+    assert torch.equal(skipping.confusion, plain.confusion)
 
 
 class Dense(nn.Module):

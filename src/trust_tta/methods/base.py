@@ -23,7 +23,7 @@ from trust_tta.methods.parameters import Caller, ParameterSet, select, share
 from trust_tta.methods.passes import Passes, Updates
 from trust_tta.methods.safety import Admission, Turns, adapting, are_finite, check_outputs, finite, uncompiled
 from trust_tta.methods.saving import Counters
-from trust_tta.methods.state import Spec
+from trust_tta.methods.state import Spec, clone
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.weights import Descent, Weights
 from trust_tta.schema import Count, Fraction, Rate, Schema, show
@@ -209,7 +209,8 @@ class Method(nn.Module):
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """The whole adapted state, made of tensors and plain values: safe to save and to load weights-only."""
         with self._turns:
-            return saving.save(self)
+            state: dict[str, Any] = clone(saving.save(self))  # a pickle of views has all that they are views of
+            return state
 
     @torch.inference_mode(False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
@@ -231,6 +232,7 @@ class Method(nn.Module):
         """When it is moved to another device or dtype, the vector and the optimizer come along."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.weights.moved()
+        self.statistics.moved()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -151,13 +151,12 @@ class Memory(nn.Module):
     MEMORY: ClassVar[tuple[str, ...]]
     LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {}
 
-    def state(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = clone({name: getattr(self, name).detach() for name in self.MEMORY})
-        return state
+    def values(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name).detach() for name in self.MEMORY}
 
     def spec(self) -> dict[str, Spec]:
-        values = {name: getattr(self, name).detach() for name in self.MEMORY}
-        return {name: Array.like(value, **self.LIMITS.get(name, {"least": 0})) for name, value in values.items()}
+        limits = {name: self.LIMITS.get(name, {"least": 0}) for name in self.MEMORY}
+        return {name: Array.like(value, **limits[name]) for name, value in self.values().items()}
 
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:

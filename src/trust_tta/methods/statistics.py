@@ -65,6 +65,11 @@ class OwnNorm(nn.Module):
             self.register_buffer(name, value, persistent=False)
         self.train(False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy or a pickle: without the rest of the vectors that the buffers are views of."""
+        buffers = {name: None if buffer is None else buffer.clone() for name, buffer in self._buffers.items()}
+        return {**vars(self), "_buffers": buffers}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or a pickle: a memory of its own, also where tensors came as shared memory."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -133,43 +138,54 @@ class Statistics:
             self.norms[name].restore_source()
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, self.norms[name])
-        if following := self._following:  # what they have in common travels with the first
-            following[0].watch = DomainWatch(like)
-            mixing = [norm for norm in following if all(value is not None for value in norm.source)]
+        self.following = [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
+        self.watch: DomainWatch | None = None  # what looks for new domains, where the statistics follow the stream
+        self.shares: Shares | None = None  # how much the stream counts beside the source, where a method learns it
+        self.mixture: Mixture | None = None  # what tells the domains of a mixed stream apart, where a method asks
+        if self.following:  # what they have in common travels with the first
+            self.watch = self.following[0].watch = DomainWatch(like)
+            mixing = [norm for norm in self.following if all(value is not None for value in norm.source)]
             if learn_shares and mixing:
-                following[0].shares = Shares(len(mixing), like)
+                self.shares = self.following[0].shares = Shares(len(mixing), like)
                 for place, norm in enumerate(mixing):
-                    norm.share = [following[0].shares, place]
+                    norm.share = [self.shares, place]
             if split_mixtures:
-                following[0].mixture = Mixture(VARIANCES, following[0].watch.reference)
+                self.mixture = self.following[0].mixture = Mixture(VARIANCES, self.watch.reference)
                 self.memory += StreamNorm.GROUP_MEMORY
+        self._gather()
 
-    @property
-    def _following(self) -> list[StreamNorm]:
-        return [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
+    @torch.inference_mode(False)
+    def _gather(self) -> None:
+        kinds: dict[tuple[torch.device, torch.dtype], dict[str, Any]] = {}
+        for path, norm in self.norms.items() if self.memory else ():
+            kinds.setdefault((norm.mean.device, norm.mean.dtype), {})[path] = norm
+        self.vectors = [Vectors(norms, self.memory) for norms in kinds.values()]
 
-    @property
-    def watch(self) -> DomainWatch | None:
-        """What looks for new domains, where the statistics follow the stream."""
-        return next((norm.watch for norm in self._following), None)
+    def moved(self) -> None:
+        """Follow norms that were moved to another device or dtype."""
+        if not all(vectors.hold() for vectors in self.vectors):
+            self._gather()
 
-    @property
-    def shares(self) -> Shares | None:
-        """How much the stream counts beside the source, where a method learns it."""
-        return next((norm.shares for norm in self._following), None)
+    def __getstate__(self) -> dict[str, Any]:
+        """Views do not survive a copy or a pickle: they are made anew."""
+        return {name: value for name, value in vars(self).items() if name != "vectors"}
 
-    @property
-    def mixture(self) -> Mixture | None:
-        """What tells the domains of a mixed stream apart, where a method asks for it."""
-        return next((norm.mixture for norm in self._following), None)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._gather()
 
     @property
     def mixed(self) -> bool:
         """Whether the images at hand have statistics by group."""
         return self.mixture is not None and self.mixture.active
 
+    @property
+    def groups(self) -> Tensor | None:
+        """The group (n,) of each image at hand, where they have statistics by group."""
+        return self.following[0].groups if self.following else None
+
     def _split(self, groups: Tensor | None) -> None:
-        for norm in self._following:
+        for norm in self.following if groups is not self.groups else ():
             norm.groups = groups
 
     def begin(self, images: Tensor, *, worth: int = 1) -> None:
@@ -177,27 +193,21 @@ class Statistics:
 
         `worth`: how many images each of them stands for.
         """
-        if norms := self._following:
-            for name in self.memory:
-                torch._foreach_copy_([getattr(n, f"memory_{name}") for n in norms], [getattr(n, name) for n in norms])
-            counts, remembered = [n.count for n in norms], [n.memory_images for n in norms]
-            torch._foreach_zero_(counts)
-            torch._foreach_add_(counts, float(len(images) * worth * self.worth))
-            if self.watch is not None:
-                descriptions = self.watch.describe(images)
-                left = 1 - self.watch.observe(descriptions)
-                if self.mixture is not None:
-                    was_mixed = self.mixed
-                    self._split(self.mixture.observe(descriptions, self.watch.variance))
-                    for norm in norms if was_mixed and not self.mixed else ():
-                        norm.forget_groups()
-                if self.shares is not None:
-                    self.shares.reopen(left * (not self.mixed))
-                kept = torch._foreach_mul(remembered, left)
-                odds = left / (1 - left).clamp_min(1e-6)
-                torch._foreach_minimum_(kept, [UNSURE * odds.square()] * len(kept))
-                torch._foreach_maximum_(kept, torch._foreach_clamp_max(remembered, KEPT))
-                torch._foreach_copy_(remembered, kept)
+        if self.watch is None:
+            return
+        for vectors in self.vectors:
+            vectors.begin(float(len(images) * worth * self.worth))
+        descriptions = self.watch.describe(images)
+        left = 1 - self.watch.observe(descriptions)
+        if self.mixture is not None:
+            was_mixed = self.mixed
+            self._split(self.mixture.observe(descriptions, self.watch.variance))
+            for norm in self.following if was_mixed and not self.mixed else ():
+                norm.forget_groups()
+        if self.shares is not None:
+            self.shares.reopen(left * (not self.mixed))
+        for vectors in self.vectors:
+            vectors.fade(left)
 
     @contextmanager
     def frozen(self, images: Tensor | None = None) -> Iterator[None]:
@@ -205,7 +215,7 @@ class Statistics:
 
         `images` (n, ...): those that are predicted, so that each finds the statistics of its group.
         """
-        groups = next((norm.groups for norm in self._following), None)
+        groups = self.groups
         if images is None or self.mixture is None or self.watch is None or not self.mixed:
             self._split(None)
         else:
@@ -234,9 +244,9 @@ class Statistics:
     @contextmanager
     def going_on(self, images: Tensor, run: Callable[[Tensor], Any], *, worth: int = 1) -> Iterator[None]:
         """Inside, the statistics are those with the images (n, ...), which `run` passes through the network."""
-        before, groups = self.state(), next((norm.groups for norm in self._following), None)
+        before, groups = self.state(), self.groups
         try:
-            if self._following:
+            if self.following:
                 self.begin(images, worth=worth)
                 with self.observing():
                     run(images)
@@ -258,8 +268,13 @@ class Statistics:
         return {name: part for name, part in parts.items() if part is not None}
 
     def state(self) -> dict[str, Any]:
-        parts = {name: part.state() for name, part in self._parts.items()}
-        return parts | {name: clone({path: getattr(n, name) for path, n in self.norms.items()}) for name in self.memory}
+        """Copies; those of the norms are views of a few vectors."""
+        state: dict[str, Any] = clone({name: part.values() for name, part in self._parts.items()})
+        state |= {name: dict.fromkeys(self.norms) for name in self.memory}
+        for vectors in self.vectors:
+            for (name, path), value in vectors.copies().items():
+                state[name][path] = value
+        return state
 
     def spec(self) -> dict[str, Spec]:
         parts: dict[str, Spec] = {name: part.spec() for name, part in self._parts.items()}
@@ -270,9 +285,64 @@ class Statistics:
     def load(self, state: Mapping[str, Any]) -> None:
         for name, part in self._parts.items():
             part.load(state[name])
-        for name in self.memory:
-            for path, module in self.norms.items():
-                getattr(module, name).copy_(state[name][path])
+        for vectors in self.vectors:
+            vectors.load(state)
+
+
+class Vectors:
+    """What norms of one device and dtype remember, as vectors that their tensors are views of.
+
+    To copy or change them all takes one kernel in place of one for each norm. `now`: what `names` name, as the last
+    pass left it; `before`: the same before the present batch, with `remembered` (norms,), the images that it stands
+    for; `count` (norms,): what those of the present batch count for.
+    """
+
+    def __init__(self, norms: Mapping[str, Any], names: tuple[str, ...]) -> None:
+        self.norms, self.names = norms, names
+        self.now, self.views = _join([(norm, name) for name in names for norm in norms.values()])
+        self.keys = [(name, path) for name in names for path in norms]
+        if all(isinstance(norm, StreamNorm) for norm in norms.values()):
+            self.before, _ = _join([(norm, f"memory_{name}") for name in names for norm in norms.values()])
+            self.count, _ = _join([(norm, "count") for norm in norms.values()])
+            start = sum(view.numel() for view in self.views[: names.index("images") * len(norms)])
+            self.remembered = self.before[start : start + len(norms)]
+
+    def hold(self) -> bool:
+        """Whether the norms still have these views."""
+        views = iter(self.views)
+        return all(getattr(norm, name) is next(views) for name in self.names for norm in self.norms.values())
+
+    def begin(self, count: float) -> None:
+        """A batch comes that counts for so many images."""
+        self.before.copy_(self.now)
+        self.count.fill_(count)
+
+    def fade(self, left: Tensor) -> None:
+        """Shorten the memory to what is `left` () of it, from 0 to 1: the images may be of another domain."""
+        odds = left / (1 - left).clamp_min(1e-6)
+        kept = (self.remembered.to(left.dtype) * left).minimum(UNSURE * odds.square())
+        self.remembered.copy_(kept.maximum(self.remembered.clamp_max(KEPT)))
+
+    def copies(self) -> dict[tuple[str, str], Tensor]:
+        """What the norms remember, by name and path: views of one copy."""
+        pieces = self.now.clone().split([view.numel() for view in self.views])
+        shaped = (p if v.dim() == 1 else p.view(v.shape) for p, v in zip(pieces, self.views, strict=True))
+        return dict(zip(self.keys, shaped, strict=True))
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        torch._foreach_copy_(self.views, [state[name][path] for name, path in self.keys])
+
+
+def _join(places: list[tuple[OwnNorm, str]]) -> tuple[Tensor, list[Tensor]]:
+    """One vector of the named buffers, and views of it, which take their place."""
+    buffers = [getattr(norm, name) for norm, name in places]
+    vector = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+    pieces = vector.split([buffer.numel() for buffer in buffers])
+    # `data` counts its changes alone: what one norm's backward keeps is not changed by the next norm's forward.
+    views = [piece.view(buffer.shape).data for piece, buffer in zip(pieces, buffers, strict=True)]
+    for (norm, name), view in zip(places, views, strict=True):
+        setattr(norm, name, view)
+    return vector, views
 
 
 class StreamNorm(OwnNorm):

@@ -136,8 +136,9 @@ class Tide(Learner):
         pull = self.options.pull * (1 + EXTRA_PULL * (1 - need))
         pulled = moved.lerp(self.weights.origin, 1 - (1 - pull).clamp_min(0) ** share)
         self.weights.write(torch.where(finite, pulled, start))
-        if not self.update.settle([finite])[0]:
-            self.confusion = confusion
+        self.update.unsettled.append(finite)
+        if self.confusion is not None:  # as it was, unless the step was made
+            self.confusion = torch.where(finite, self.confusion, 0.0 if confusion is None else confusion)
 
     @property
     def eagerness(self) -> Tensor | float:

@@ -33,7 +33,7 @@ def mirrored(predict: Callable[[Tensor], Logits], images: Tensor) -> Logits:
     if isinstance(logits, Pixels):
         plain, other = logits.coarse.chunk(2)
         return Pixels(torch.stack([plain, other.flip(-1)], 1), logits.size)
-    plain, other = logits.log_softmax(1).chunk(2)
+    plain, other = _log_probability(logits).chunk(2)
     return torch.stack([plain, other.flip(-1) if other.dim() == 4 else other])
 
 
@@ -41,7 +41,12 @@ def single(logits: Logits) -> Logits:
     """The log-probabilities of images alone, in the shape that those of `mirrored` have."""
     if isinstance(logits, Pixels):
         return replace(logits, coarse=logits.coarse[:, None])
-    return logits.log_softmax(1)[None]
+    return _log_probability(logits)[None]
+
+
+def _log_probability(logits: Tensor) -> Tensor:
+    """In at least float32, also under autocast, which on a CPU would leave half precision as it is."""
+    return logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def log_mean_probability(logits: Logits, *, least: float = -math.inf) -> Logits:
