@@ -55,7 +55,7 @@ WITHOUT_TORCH = (
     "download", "errors", "optional", "orders", "plugins", "progress", "roles", "schema", "results",
     "report",
 )  # fmt: skip
-KERNELS = ("scan/cpu/kernels.py", "scan/triton/forward.py", "scan/triton/backward.py")
+KERNELS = ("scan/cpu/kernels.py", "scan/cpu/map_kernels.py", "scan/triton/forward.py", "scan/triton/backward.py")
 
 
 def room(path: Path) -> str:

@@ -1,20 +1,16 @@
-"""Rows and columns of a map, and back: every backend against the definition, values and gradients."""
+"""Rows and columns of a map, and back, on a GPU: against the definition, values and gradients."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from trust_tta.scan import functional, operators, reference
-from trust_tta.scan.operators import Backend, get_backend
+from trust_tta.scan import triton as backend
 from trust_tta.scan.triton import layout, merge_norm_backward
 
 SHAPES = [(2, 5, 7, 9), (1, 40, 1, 3), (3, 33, 16, 16), (2, 64, 17, 4), (1, 1, 1, 1)]
-CPU = get_backend(triton=False)
-BACKENDS = [pytest.param(CPU, id="cpu"), pytest.param(get_backend(triton=True), id="triton")]
 
 
 def make_map(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, channel_last: bool = True) -> Tensor:
@@ -22,10 +18,9 @@ def make_map(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, chan
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if channel_last else x
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.usefixtures("nan_empty")
-def test_cross_scan_is_the_rows_and_the_columns(shape: tuple[int, ...], backend: Backend) -> None:
+def test_cross_scan_is_the_rows_and_the_columns(shape: tuple[int, ...]) -> None:
     for channel_last in (True, False):
         x = make_map(shape, channel_last=channel_last)
         u = backend.cross_scan(x, silu=False)
@@ -37,10 +32,9 @@ def test_cross_scan_is_the_rows_and_the_columns(shape: tuple[int, ...], backend:
         assert torch.equal(u, reference.cross_scan(x))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.usefixtures("nan_empty")
-def test_cross_merge_sums_both_sequences_in_place(shape: tuple[int, ...], backend: Backend) -> None:
+def test_cross_merge_sums_both_sequences_in_place(shape: tuple[int, ...]) -> None:
     b, c, h, w = shape
     y = torch.randn(b, 2, c, h * w, generator=torch.Generator().manual_seed(1))
     merged = backend.cross_merge(y, h, w)
@@ -48,18 +42,16 @@ def test_cross_merge_sums_both_sequences_in_place(shape: tuple[int, ...], backen
     assert merged.permute(0, 2, 3, 1).is_contiguous()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_each_is_the_adjoint_of_the_other(backend: Backend) -> None:
+def test_each_is_the_adjoint_of_the_other() -> None:
     x, y = make_map((2, 6, 5, 3)), torch.randn(2, 2, 6, 15, generator=torch.Generator().manual_seed(5))
     forwards = (backend.cross_scan(x, silu=False).double() * y.double()).sum()
     backwards = (x.double() * backend.cross_merge(y, 5, 3).double()).sum()
     torch.testing.assert_close(forwards, backwards, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.usefixtures("nan_empty")
-def test_silu_and_its_derivative_on_the_way(shape: tuple[int, ...], backend: Backend) -> None:
+def test_silu_and_its_derivative_on_the_way(shape: tuple[int, ...]) -> None:
     for channel_last in (True, False):
         x = make_map(shape, channel_last=channel_last).requires_grad_()
         u = reference.cross_scan(torch.nn.functional.silu(x))
@@ -70,14 +62,11 @@ def test_silu_and_its_derivative_on_the_way(shape: tuple[int, ...], backend: Bac
         torch.testing.assert_close(merged, dx, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("offset", [0.0, 1000.0], ids=["centred", "far-from-zero"])
 @pytest.mark.parametrize("few", [0, 64], ids=["one-kernel", "two-kernels"])
 @pytest.mark.usefixtures("nan_empty")
-def test_merge_norm(
-    shape: tuple[int, ...], offset: float, few: int, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merge_norm(shape: tuple[int, ...], offset: float, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "FEW", few)
     b, c, h, w = shape
     draw = torch.Generator().manual_seed(3)
@@ -93,24 +82,7 @@ def test_merge_norm(
     torch.testing.assert_close(scale.double(), 1 / deviation, rtol=tolerance, atol=tolerance)
     expected = (wanted - wanted.mean(3, keepdim=True)) / deviation * weight.double() + bias.double()
     torch.testing.assert_close(norm.double(), expected, rtol=tolerance, atol=tolerance)
-    arguments = (y, h, w, weight, bias, 1e-5, backend is not CPU)
-    assert torch.equal(operators.run_merge_norm_alone(*arguments)[0], norm)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_other_dtypes_keep_their_values(dtype: torch.dtype) -> None:
-    x = make_map((2, 6, 4, 5), dtype)
-    assert torch.equal(CPU.cross_scan(x, silu=False), reference.cross_scan(x))
-    y = reference.cross_scan(x)
-    torch.testing.assert_close(CPU.cross_merge(y, 4, 5), reference.cross_merge(y, 4, 5))
-
-
-def test_large_maps_on_several_threads(threads: Callable[[int], None]) -> None:
-    x = make_map((4, 48, 20, 24))
-    threads(2)
-    assert torch.equal(CPU.cross_scan(x, silu=False), reference.cross_scan(x))
-    y = reference.cross_scan(x)
-    assert torch.equal(CPU.cross_merge(y, 20, 24), reference.cross_merge(y, 20, 24))
+    assert torch.equal(operators.run_merge_norm_alone(y, h, w, weight, bias, 1e-5)[0], norm)
 
 
 STAGES = [
@@ -124,17 +96,16 @@ STAGES = [
 @pytest.mark.usefixtures("nan_empty")
 def test_two_numbers_at_a_time_or_one(shape: tuple[int, ...], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit the same, infinities and what is no number included."""
-    triton = get_backend(triton=True)
     x = 3 * make_map(shape, torch.bfloat16).to(device)
     x[0, 0, 0, 0], x[0, 1, 0, 1] = float("nan"), float("inf")
     found = []
     for used in ({"pairs"}, set[str]()):
         monkeypatch.setattr(functional, "USED", frozenset(used))
-        found.append([triton.cross_scan(x, silu=silu) for silu in (False, True)])
+        found.append([backend.cross_scan(x, silu=silu) for silu in (False, True)])
     for pairs, plain in zip(*found, strict=True):
         assert torch.equal(pairs.view(torch.int16), plain.view(torch.int16))
     x = x.nan_to_num(0, 0, 0)
-    assert torch.equal(triton.cross_scan(x, silu=False), reference.cross_scan(x))
+    assert torch.equal(backend.cross_scan(x, silu=False), reference.cross_scan(x))
 
 
 @pytest.mark.parametrize("few", [0, 1 << 30], ids=["one-kernel", "two-kernels"])

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trust_tta.scan import Parameters, merge_norm, operators, scan_map
+from tests.conftest import SetThreads
+from trust_tta.scan import Parameters, merge_norm, operators, reference, scan_map
+from trust_tta.scan.cpu.threads import SMALL
 
 BACKENDS = ["cpu", "triton"]
 SHAPES = [(2, 5, 7, 9), (3, 8, 4, 3)]
@@ -39,11 +41,17 @@ def make_case(shape: Sequence[int], *, slots: str = "permuted", rank: int = 2, s
     return [x, torch.tensor(order), *make_parameters(shape[1], rank=rank, state=state)]
 
 
+def scan_and_merge(x: Tensor, slots: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
+    """The scanned map (b, h, w, c)."""
+    y = scan_map(x, slots, Parameters(*parameters), backend=backend)
+    return y if backend == "cpu" else reference.cross_merge(y, *x.shape[2:]).permute(0, 2, 3, 1)
+
+
 def results(backend: str, case: list[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """y and the gradients of the map in `dtype` and the parameters, under a fixed direction."""
     x, slots, *parameters = case
     leaves = [t.detach().clone().requires_grad_() for t in (x.to(dtype), *parameters)]
-    y = scan_map(leaves[0], slots, Parameters(*leaves[1:]), backend=backend)
+    y = scan_and_merge(leaves[0], slots, leaves[1:], backend)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
@@ -96,7 +104,7 @@ def test_parameters_of_half_precision_get_such_gradients(backend: str) -> None:
 def test_frozen_parameters_change_nothing_else(learned: tuple[int, ...], backend: str) -> None:
     case = make_case((2, 5, 3, 5))
     x, *parameters = (t.clone().requires_grad_(i in (0, *learned)) for i, t in enumerate((case[0], *case[2:])))
-    y = scan_map(x, case[1], Parameters(*parameters), backend=backend)
+    y = scan_and_merge(x, case[1], parameters, backend)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
     got = torch.autograd.grad(y, [x, *(parameters[i - 1] for i in learned)], dy)
     wanted = results("reference", case)[1:]
@@ -125,12 +133,13 @@ def test_two_runs_agree_bit_for_bit(dtype: torch.dtype) -> None:
 def test_merge_norm_equals_plain_code(train: bool, backend: str) -> None:
     draw = torch.Generator().manual_seed(4)
     y = torch.randn(2, 2, 40, 35, generator=draw, requires_grad=True)
+    merged = reference.cross_merge(y, 5, 7).permute(0, 2, 3, 1)
     weight, bias = (torch.randn(40, generator=draw, requires_grad=train) for _ in range(2))
     dnorm = torch.randn(2, 40, 5, 7, generator=draw)
     leaves = [y, weight, bias] if train else [y]
     found = []
     for name in (backend, "reference"):
-        normal = merge_norm(y, 5, 7, weight, bias, 1e-5, backend=name)
+        normal = merge_norm(merged if name == "cpu" else y, 5, 7, weight, bias, 1e-5, backend=name)
         found.append([normal.detach(), *torch.autograd.grad(normal, leaves, dnorm)])
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
@@ -147,12 +156,45 @@ def test_opcheck(dtype: torch.dtype) -> None:
     y, *kept = operators.scan_map(x, slots, *parameters, False)
     for flags in ((True, True), (False, True), (False, False)):
         torch.library.opcheck(operators.scan_map_backward, (torch.ones_like(y), x, slots, *kept, *flags, False))
-    weight, bias = (torch.randn(4).to(dtype).requires_grad_() for _ in range(2))
-    torch.library.opcheck(operators.merge_norm, (y.requires_grad_(), 3, 5, weight, bias, 1e-5, False))
-    normal, *kept = operators.merge_norm(y.detach(), 3, 5, weight.detach(), bias.detach(), 1e-5, False)
-    for train in (True, False):
-        inputs = [torch.ones_like(normal), *kept, weight.detach(), bias.detach()]
-        torch.library.opcheck(operators.merge_norm_backward, (*inputs, train, False))
+
+
+WIDE = [(2, 96, 5, 4), (1, 200, 3, 3), (9, 20, 1, 7), (3, 17, 6, 1)]
+
+
+@pytest.mark.parametrize("slots", ["permuted", "per-image"])
+@pytest.mark.parametrize(("rank", "state"), [(1, 1), (4, 1), (7, 3), (12, 1)])
+@pytest.mark.parametrize("shape", WIDE, ids=str)
+@pytest.mark.usefixtures("nan_empty")
+def test_blocks_of_channels_and_ranks_on_a_cpu(shape: tuple[int, ...], rank: int, state: int, slots: str) -> None:
+    case = make_case(shape, slots=slots, rank=rank, state=state)
+    assert max(errors(results("cpu", case), results("reference", case))) < 2e-6
+    exact = [t if t is case[1] else t.double() for t in case]
+    assert max(errors(*(results(name, exact, torch.float64) for name in ("cpu", "reference")))) < 1e-12
+
+
+def test_threads_change_no_bit(threads: SetThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of our loops; PyTorch's products may add up in another order."""
+    threads(1)
+    case = make_case((2, 96, 14, 14))
+    assert 4 * case[0].numel() >= SMALL
+    found = []
+    for count in (1, 2, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        found.append(results("cpu", case))
+    assert all(torch.equal(got, wanted) for other in found[1:] for got, wanted in zip(other, found[0], strict=True))
+
+
+@pytest.mark.parametrize("index", [0, 2, 3, 4, 5, 6], ids=["x", *Parameters._fields])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_what_is_not_finite_stays_visible(index: int, value: float) -> None:
+    """A method refuses an update by looking at the loss and the gradients."""
+    case = make_case((2, 5, 3, 4))
+    case[index] = case[index].clone()
+    case[index][(0,) * case[index].dim()] = value
+    y, *gradients = results("cpu", case)
+    wanted, *their = results("reference", case)
+    assert not wanted.isfinite().all() or not all(t.isfinite().all() for t in their)
+    assert not y.isfinite().all() or not all(t.isfinite().all() for t in gradients)
 
 
 class Names(TorchDispatchMode):
@@ -171,8 +213,8 @@ def test_the_backward_is_the_two_operators_alone() -> None:
     """No gradients of zeros for what is kept, nothing around the operators: each would be a launch a block."""
     x, slots, *parameters = make_case((2, 5, 3, 4))
     leaves = [t.requires_grad_() for t in (x, *parameters)]
-    y = scan_map(leaves[0], slots, Parameters(*leaves[1:]))
-    normal = merge_norm(y, 3, 4, torch.ones(5), torch.zeros(5), 1e-5)
+    y = scan_map(leaves[0], slots, Parameters(*leaves[1:]), backend="triton")
+    normal = merge_norm(y, 3, 4, torch.ones(5), torch.zeros(5), 1e-5, backend="triton")
     with Names() as names:
         torch.autograd.grad(normal, leaves, torch.ones_like(normal))
     views = {"aten::permute", "aten::detach", "aten::ones_like"}
@@ -183,16 +225,15 @@ def test_shapes_can_be_worked_out_without_values() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         x, slots, *parameters = (mode.from_tensor(t) for t in make_case((2, 5, 7, 9)))
         y = scan_map(x, slots, Parameters(*parameters))
-        assert y.shape == (2, 2, 5, 63)
+        assert y.shape == (2, 7, 9, 5)
         assert merge_norm(y, 7, 9, torch.ones(5), torch.ones(5), 1e-5).shape == (2, 5, 7, 9)
 
 
-def test_a_gpu_keeps_neither_sequences_nor_steps() -> None:
+def test_a_gpu_keeps_no_sequences() -> None:
     case = make_case((2, 5, 7, 9))
-    for triton, kept in ((True, 0), (False, 2 * 2 * 5 * 63)):
-        _, _, _, u, delta, *_ = operators.scan_map(*case, triton)
+    for triton, kept in ((True, 0), (False, 2 * 5 * 63)):
+        _, _, _, u, *_ = operators.scan_map(*case, triton)
         assert u.numel() == kept
-        assert delta.numel() == 2 * kept
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta import optional
@@ -77,7 +78,9 @@ def grouped_scan(
 
 
 def scan_map(x: Tensor, slots: Tensor, parameters: Parameters, *, backend: str = "auto") -> Tensor:
-    """SiLU of the map x (b, c, h, w) scanned along rows and columns, both ways: (b, 2, c, h*w).
+    """SiLU of the map x (b, c, h, w) scanned along rows and columns, both ways: y for `merge_norm`.
+
+    y is (b, 2, c, h*w), or by the backend "cpu", which merges the sequences as it goes, (b, h, w, c).
 
     `slots` (4,) or (b, 4) names the parameter group that reads the rows forward, the rows backward, the columns forward
     and the columns backward: an order permutes parameters, never pixels.
@@ -94,13 +97,15 @@ def scan_map(x: Tensor, slots: Tensor, parameters: Parameters, *, backend: str =
 def merge_norm(
     y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, *, backend: str = "auto"
 ) -> Tensor:
-    """Merge the sequences y (b, 2, c, h*w) into a map and normalize it over the channels: (b, c, height, width)."""
+    """Merge the y of `scan_map` into a map and normalize it over the channels: (b, c, height, width)."""
     chosen = choose_backend(y, backend)
+    if chosen == "cpu":
+        return F.layer_norm(y, y.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2)
     if chosen in PLAIN:
         plain: Tensor = PLAIN[chosen].merge_norm(y, height, width, weight, bias, eps)
         return plain
     call = operators.run_merge_norm_alone if _is_bare(y) else operators.merge_norm
-    norm: Tensor = call(y, height, width, weight, bias, eps, chosen == "triton")[0]
+    norm: Tensor = call(y, height, width, weight, bias, eps)[0]
     return norm.permute(0, 3, 1, 2)
 
 

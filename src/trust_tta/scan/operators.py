@@ -1,6 +1,6 @@
 """The scans as operators of torch.library: schemas, fake kernels and autograd around the functions of a backend.
 
-The last argument of each operator, `triton`, chooses the backend. Operators take and return flat rows of tensors, which
+The last argument of the scans, `triton`, chooses the backend. Operators take and return flat rows of tensors, which
 are named again on arrival. The `run_*` functions are the operators without torch.library, for calls in which nothing is
 differentiated or compiled: its overhead is most of a small batch's time.
 """
@@ -18,7 +18,7 @@ from trust_tta.scan.tensors import Gathered, Parameters, Saved, ScanGradients, S
 
 _FIVE = "Tensor x_proj_weight, Tensor dt_projs_weight, Tensor dt_projs_bias, Tensor A_logs, Tensor Ds"
 _INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? delta_bias, bool delta_softplus"
-_SAVED = "Tensor projected, Tensor states, Tensor u, Tensor delta"
+_SAVED = "Tensor projected, Tensor states, Tensor u"
 _GATHERED = "Tensor x_proj, Tensor dt_proj, Tensor A, Tensor D, Tensor dt_bias"
 
 
@@ -35,7 +35,7 @@ class Backend(Protocol):
         """Return the shape of the saved states for a `delta` of the given shape (b, g, m, c, l)."""
 
     def scan_map_forward(self, x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
-        """Return y (b, 2, c, h*w) as `reference.scan_map` does, and what the backward needs."""
+        """Return y as `reference.scan_map` does, or `merged` into (b, h, w, c), and what the backward needs."""
 
     def scan_map_backward(
         self, dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
@@ -44,17 +44,6 @@ class Backend(Protocol):
 
         The first two parameters' gradients are empty unless `train_projections`, the others unless `train_scan`.
         """
-
-    def cross_scan(self, x: Tensor, *, silu: bool) -> Tensor:
-        """Return `reference.cross_scan` of x, or of SiLU of x."""
-
-    def cross_merge(self, y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
-        """Return `reference.cross_merge` of y, channel-last in memory; times the derivative of SiLU at `silu_of`."""
-
-    def merge_norm(
-        self, y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the normalized map, the merged map, both (b, h, w, c), and mean and 1 / deviation (b, h, w, 1)."""
 
 
 def get_backend(triton: bool) -> Backend:
@@ -132,7 +121,7 @@ scan.register_autograd(_differentiate_scan, setup_context=_save_scan)
 
 
 def run_scan_map(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """y (b, 2, c, h*w) and the nine tensors of `Saved`."""
+    """y (b, 2, c, h*w), on a CPU merged into (b, h, w, c), and the eight tensors of `Saved`."""
     *parameters, triton = arguments
     y, saved = get_backend(triton).scan_map_forward(x, slots, Parameters(*parameters))
     return y, *saved.flatten()
@@ -151,7 +140,7 @@ scan_map = torch.library.custom_op(
     "trust_tta::scan_map",
     run_scan_map,
     mutates_args=(),
-    schema=f"(Tensor x, Tensor slots, {_FIVE}, bool triton) -> ({', '.join(['Tensor'] * 10)})",
+    schema=f"(Tensor x, Tensor slots, {_FIVE}, bool triton) -> ({', '.join(['Tensor'] * 9)})",
 )
 scan_map_backward = torch.library.custom_op(
     "trust_tta::scan_map_backward",
@@ -165,20 +154,22 @@ scan_map_backward = torch.library.custom_op(
 @scan_map.register_fake
 def _(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *parameters, triton = arguments
-    b, c, h, w = x.shape
-    y = x.new_empty((b, 2, c, h * w))
+    (b, c, h, w), rows = x.shape, parameters[0].shape[1]
     gathered = reference.gather(Parameters(*parameters), slots, x.dtype)
-    projected = x.new_empty((b, 2, 2, parameters[0].shape[1], h * w))
     batch, groups = (b, 2) if slots.dim() == 1 else (1, 2 * b)
     states = get_backend(triton).states_shape((batch, groups, 2, c, h * w), gathered.A.shape[-1])
-    u, delta = (x.new_empty(0 if triton else shape) for shape in (y.shape, (b, 2, 2, c, h * w)))
-    return y, *Saved(projected, x.new_empty(states, dtype=torch.float32), u, delta, gathered).flatten()
+    if triton:
+        shapes = [(b, 2, c, h * w), (b, 2, 2, rows, h * w), (0,)]
+    else:
+        shapes = [(b, h, w, c), (b, h * w, 4, rows), (b, h * w, c)]
+    y, projected, u = (x.new_empty(shape) for shape in shapes)
+    return y, *Saved(projected, x.new_empty(states, dtype=torch.float32), u, gathered).flatten()
 
 
 @scan_map_backward.register_fake
 def _(dy: Tensor, x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *saved, train_projections, train_scan, _ = arguments
-    gathered = Gathered(*saved[4:])
+    gathered = Gathered(*saved[3:])
     dx = x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).permute(0, 3, 1, 2)
     wanted = (train_projections,) * 2 + (train_scan,) * 3
     shapes = zip(gathered.parameter_shapes(), wanted, strict=True)
@@ -200,43 +191,40 @@ def _differentiate_scan_map(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | 
 scan_map.register_autograd(_differentiate_scan_map, setup_context=_save_scan_map)
 
 
-# The merge of SS2D's sequences and the norm that follows it.
+# The merge of SS2D's sequences and the norm that follows it, on a GPU; on a CPU they are merged already.
 
 
 def run_merge_norm(
-    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, triton: bool
+    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The normalized map (b, h, w, c), and for the backward the merged map, its mean and 1 / deviation."""
-    return get_backend(triton).merge_norm(y, height, width, weight, bias, eps)
+    """The normalized map (b, h, w, c), and for the backward the merged map, its mean and 1 / deviation (b, h, w, 1)."""
+    from trust_tta.scan.triton import merge_norm as by_kernel
+
+    return by_kernel(y, height, width, weight, bias, eps)
 
 
 def run_merge_norm_alone(*arguments: Any) -> tuple[Tensor, ...]:
     """As `run_merge_norm`, with nothing kept for a backward."""
-    *given, triton = arguments
-    if triton:
-        from trust_tta.scan.triton import merge_norm as by_kernel
+    from trust_tta.scan.triton import merge_norm as by_kernel
 
-        return by_kernel(*given, keep=False)
-    return run_merge_norm(*arguments)
+    return by_kernel(*arguments, keep=False)
 
 
 def run_merge_norm_backward(
-    dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, train: bool, triton: bool
+    dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, train: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of y (b, 2, c, h*w), weight and bias (c,); the last two are empty unless `train`."""
-    if triton and not train:
-        from trust_tta.scan.triton import merge_norm_backward as by_kernel
+    from trust_tta.scan import triton
 
-        return by_kernel(dnorm, x, mean, scale, weight), weight.new_empty(0), bias.new_empty(0)
-    # On a GPU PyTorch has this for weights of the map's dtype only; it asks for the bias but does not read it.
-    factor = weight.to(x.dtype) if triton else weight
-    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        dnorm.contiguous(), x, x.shape[-1:], mean, scale, factor, factor, [True, train, train]
-    )
-    dy = get_backend(triton).cross_scan(dx.permute(0, 3, 1, 2), silu=False)
     if not train:
-        return dy, weight.new_empty(0), bias.new_empty(0)
-    return dy, dweight.to(weight.dtype), dbias.to(bias.dtype)
+        none = weight.new_empty(0), bias.new_empty(0)
+        return triton.merge_norm_backward(dnorm, x, mean, scale, weight), *none
+    # PyTorch has this for weights of the map's dtype only; it asks for the bias but does not read it.
+    factor = weight.to(x.dtype)
+    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        dnorm.contiguous(), x, x.shape[-1:], mean, scale, factor, factor, [True, True, True]
+    )
+    return triton.cross_scan(dx.permute(0, 3, 1, 2), silu=False), dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
 merge_norm = torch.library.custom_op("trust_tta::merge_norm", run_merge_norm, mutates_args=())
@@ -246,32 +234,30 @@ merge_norm_backward = torch.library.custom_op(
 
 
 @merge_norm.register_fake
-def _(y: Tensor, height: int, width: int, weight: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _(y: Tensor, height: int, width: int, *arguments: Any) -> tuple[Tensor, ...]:
     b, _, c, _ = y.shape
     norm, x = (y.new_empty((b, height, width, c)) for _ in range(2))
-    # PyTorch's layer norm on a CPU keeps its statistics in the dtype of its weights.
-    dtype = torch.float32 if arguments[-1] else weight.dtype
-    mean, scale = (y.new_empty((b, height, width, 1), dtype=dtype) for _ in range(2))
+    mean, scale = (y.new_empty((b, height, width, 1), dtype=torch.float32) for _ in range(2))
     return norm, x, mean, scale
 
 
 @merge_norm_backward.register_fake
 def _(dnorm: Tensor, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    _, _, weight, bias, train, _ = arguments
+    _, _, weight, bias, train = arguments
     b, h, w, c = x.shape
     return x.new_empty((b, 2, c, h * w)), *(t.new_empty(t.shape if train else 0) for t in (weight, bias))
 
 
 def _save_merge_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, _, weight, bias, _, ctx.triton = inputs
+    _, _, _, weight, bias, _ = inputs
     ctx.save_for_backward(*output[1:], weight, bias)
     _keep_unused_gradients_none(ctx, output[1:])
 
 
 def _differentiate_merge_norm(ctx: Any, dnorm: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     train = any(ctx.needs_input_grad[3:5])
-    dy, dweight, dbias = merge_norm_backward(dnorm, *ctx.saved_tensors, train, ctx.triton)
-    return (dy, None, None, dweight if train else None, dbias if train else None, None, None)
+    dy, dweight, dbias = merge_norm_backward(dnorm, *ctx.saved_tensors, train)
+    return (dy, None, None, dweight if train else None, dbias if train else None, None)
 
 
 merge_norm.register_autograd(_differentiate_merge_norm, setup_context=_save_merge_norm)

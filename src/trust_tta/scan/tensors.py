@@ -78,17 +78,16 @@ class Gathered(NamedTuple):
 class Saved(NamedTuple):
     """What the backward of `scan_map` reads besides the map; each backend leaves empty what it does not keep."""
 
-    projected: Tensor  # (b, 2, 2, r+2n, l): low-rank step sizes, B and C
+    projected: Tensor  # (b, 2, 2, r+2n, l), on a CPU (b, l, 4, r+2n): low-rank step sizes, B and C
     states: Tensor  # Triton: the states between chunks
-    u: Tensor  # CPU: the sequences (b, 2, c, l); on a GPU memory is scarce, so they are computed again
-    delta: Tensor  # CPU: the step sizes (b, 2, 2, c, l); likewise
+    u: Tensor  # CPU: SiLU of the map, (b, l, c); on a GPU memory is scarce, so sequences are computed again
     gathered: Gathered
 
     def flatten(self) -> tuple[Tensor, ...]:
-        """The nine tensors in a row, as an operator returns them."""
-        return (*self[:4], *self.gathered)
+        """The eight tensors in a row, as an operator returns them."""
+        return (*self[:3], *self.gathered)
 
     @classmethod
     def unflatten(cls, tensors: tuple[Tensor, ...]) -> Saved:
-        projected, states, u, delta, *gathered = tensors
-        return cls(projected, states, u, delta, Gathered(*gathered))
+        projected, states, u, *gathered = tensors
+        return cls(projected, states, u, Gathered(*gathered))

@@ -3,8 +3,5 @@
 from trust_tta.scan.cpu.scan import scan_backward as scan_backward
 from trust_tta.scan.cpu.scan import scan_forward as scan_forward
 from trust_tta.scan.cpu.scan import states_shape as states_shape
-from trust_tta.scan.cpu.scan_map import cross_merge as cross_merge
-from trust_tta.scan.cpu.scan_map import cross_scan as cross_scan
-from trust_tta.scan.cpu.scan_map import merge_norm as merge_norm
 from trust_tta.scan.cpu.scan_map import scan_map_backward as scan_map_backward
 from trust_tta.scan.cpu.scan_map import scan_map_forward as scan_map_forward

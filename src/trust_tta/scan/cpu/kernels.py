@@ -13,7 +13,6 @@ import numpy as np
 from trust_tta.compiled import compiled
 
 LANES = 4  # channels whose recurrences run side by side
-TILE = 16  # pixels and channels that are transposed together: both sides stay in the nearest cache
 # Without numba's runtime (_nrt) a slice costs no reference count, which short rows feel; scratch comes from the caller.
 _OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
 _jit = compiled(**_OPTIONS, fastmath={"contract", "nsz", "arcp"})
@@ -276,60 +275,3 @@ def _row_gradients(dy, u, B, A, d, a, h, g_h, reverse, du, ddelta, dB, dC):
     for t in range(length):
         total += a[t] * d[t]
     return total
-
-
-@_jit
-def cross_scan(x, u, chunks, first, last):
-    """u (b, 2, c, h*w) = the rows and the columns of x (b, h, w, c), for tasks first..last-1."""
-    _, height, width, channels = x.shape
-    for task in range(first, last):
-        b, _, _, low, high = _span(task, 1, chunks, channels)
-        pixels = x[b].reshape((height * width, channels))
-        for p0 in range(0, height * width, TILE):
-            for c0 in range(low, high, TILE):
-                _transpose_tile(pixels, u[b, 0], p0, c0, min(p0 + TILE, height * width), min(c0 + TILE, high))
-        for c in range(low, high):
-            _transpose_map(u[b, 0, c], u[b, 1, c], height, width)
-
-
-@_jit
-def _transpose_tile(x, out, i0, j0, i1, j1):
-    """out[j, i] = x[i, j] on one tile; a whole tile has a size that the compiler knows."""
-    if i1 - i0 == TILE and j1 - j0 == TILE:
-        for j in range(TILE):
-            for i in range(TILE):
-                out[j0 + j, i0 + i] = x[i0 + i, j0 + j]
-    else:
-        for j in range(j0, j1):
-            for i in range(i0, i1):
-                out[j, i] = x[i, j]
-
-
-@_jit
-def _transpose_map(rows, columns, height, width):
-    """One channel along its columns, from the same along its rows."""
-    for j in range(width):
-        for i in range(height):
-            columns[j * height + i] = rows[i * width + j]
-
-
-@_jit
-def _merge(columns, rows, out, height, width):
-    for i in range(height):
-        for j in range(width):
-            out[i * width + j] = rows[i * width + j] + columns[j * height + i]
-
-
-@_jit
-def cross_merge(y, x, scratch, chunks, first, last):
-    """x (b, h, w, c) = the sum of the rows and the columns of y (b, 2, c, h*w), for tasks first..last-1."""
-    _, height, width, channels = x.shape
-    for task in range(first, last):
-        b, _, _, low, high = _span(task, 1, chunks, channels)
-        pixels = x[b].reshape((height * width, channels))
-        for c0 in range(low, high, TILE):
-            c1 = min(c0 + TILE, high)
-            for c in range(c0, c1):
-                _merge(y[b, 1, c], y[b, 0, c], scratch[c - c0], height, width)
-            for p0 in range(0, height * width, TILE):
-                _transpose_tile(scratch, pixels[:, c0:c1], 0, p0, c1 - c0, min(p0 + TILE, height * width))

@@ -1,6 +1,8 @@
-"""SS2D's scan of a map on a CPU, where time counts and memory does not: sequences and step sizes are kept."""
+"""SS2D's scan of a map on a CPU: channel-last from end to end, its four directions merged as they are computed."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -8,92 +10,105 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta.scan import reference
-from trust_tta.scan.cpu import kernels
-from trust_tta.scan.cpu.scan import scan_backward, scan_forward
-from trust_tta.scan.cpu.threads import CHUNKS, run_tasks
+from trust_tta.scan.cpu import map_kernels
+from trust_tta.scan.cpu.threads import run_tasks
 from trust_tta.scan.reference import scatter_add
-from trust_tta.scan.tensors import Parameters, Saved
+from trust_tta.scan.tensors import Gathered, Parameters, Saved
 
-COMPILED = (torch.float32, torch.float64)
+TASKS = 8  # at least so many, where images are few, by blocks of channels
+BLOCK = 48  # channels of a block at least: shorter rows leave vectors idle
+VECTOR = 16  # channels of a block are a multiple of this
+
+
+class _Weights(NamedTuple):
+    """The parameters of the four directions as the kernels read them; p = b where each image has its own, else 1."""
+
+    weight: Tensor  # (p, 4, r, c)
+    A: Tensor  # (p, 4, n, c)
+    D: Tensor  # (p, c)
+    bias: Tensor  # (p, 4, c)
+
+    @classmethod
+    def arrange(cls, gathered: Gathered, dtype: torch.dtype) -> _Weights:
+        _, dt_proj, A, D, bias = (t.to(dtype) for t in gathered)
+        c = D.shape[-1]
+        weight, A = (t.reshape(-1, 4, c, t.shape[-1]).mT.contiguous() for t in (dt_proj, A))
+        return cls(weight, A, D.reshape(-1, 4, c).sum(1), bias.reshape(-1, 4, c).contiguous())
 
 
 def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
-    """See `operators.Backend`."""
+    """See `operators.Backend`; the sequences are merged, y (b, h, w, c)."""
+    b, c, height, width = x.shape
     gathered = reference.gather(parameters, slots, x.dtype)
-    u = cross_scan(x, silu=True)
-    projected = (gathered.x_proj @ u).unflatten(2, (2, -1))
-    delta = gathered.dt_proj @ gathered.low_rank(projected)
-    y, states = scan_forward(gathered.scan_inputs(u, delta, projected))
-    return y.view_as(u), Saved(projected, states, u, delta, gathered)
+    u = F.silu(x.detach().permute(0, 2, 3, 1).contiguous()).view(b, height * width, c)
+    projected = _rows(u, gathered) @ _x_proj(gathered).mT
+    projected = projected.view(b, height * width, 4, -1)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    y = u.new_empty(u.shape, dtype=dtype)
+    given = [t.to(dtype).numpy() for t in (u, projected, *_Weights.arrange(gathered, dtype), y)]
+    block = _block(b, c)
+
+    def work(first: int, last: int) -> None:
+        scratch = np.empty(block * (height * width + 1), given[0].dtype)
+        map_kernels.scan_forward(scratch, *given, height, width, block, first, last)
+
+    run_tasks(work, b * -(-c // block), 4 * u.numel())
+    states = x.new_empty(0, dtype=torch.float32)
+    return y.to(x.dtype).view(b, height, width, c), Saved(projected, states, u, gathered)
 
 
 def scan_map_backward(
     dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
 ) -> tuple[Tensor, Parameters]:
     """See `operators.Backend`."""
-    projected, states, u, delta, gathered = saved
-    x_proj, dt_proj, A, _, _ = gathered
-    inputs = gathered.scan_inputs(u, delta, projected)
-    gradients = scan_backward(dy.reshape(inputs.u.shape), inputs, states)
-    du, ddelta = gradients.u.view_as(u), gradients.delta.view_as(delta)
-    dB, dC = (t.view(*projected.shape[:3], -1, u.shape[-1]) for t in (gradients.B, gradients.C))
-    dprojected = torch.cat((dt_proj.mT @ ddelta, dB, dC), 3).flatten(2, 3)
-    du += x_proj.mT @ dprojected
-    dx = cross_merge(du, *x.shape[2:], silu_of=x)
-
-    sources: list[Tensor | None] = [None] * 5
-    if train_projections:
-        sources[0] = _sum_to(dprojected @ u.mT, x_proj)
-        sources[1] = _sum_to(ddelta @ gathered.low_rank(projected).mT, dt_proj)
-    if train_scan:
-        sources[2:] = [gradients.delta_bias, gradients.A.view_as(A) * A, gradients.D]
-    shapes = zip(sources, gathered.parameter_shapes(), strict=True)
-    return dx, Parameters(*(A.new_empty(0) if t is None else scatter_add(t, slots, s, A.dtype) for t, s in shapes))
-
-
-def _sum_to(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The sum over the images (b, ..) where they share the weight."""
-    return gradient if gradient.shape == weight.shape else gradient.sum(0)
-
-
-def cross_scan(x: Tensor, *, silu: bool) -> Tensor:
-    """See `operators.Backend`."""
-    x = F.silu(x) if silu else x
-    if x.dtype not in COMPILED:
-        return reference.cross_scan(x)
-    b, c, h, w = x.shape
-    u = x.new_empty((b, 2, c, h * w))
-    source, target = x.detach().permute(0, 2, 3, 1).contiguous().numpy(), u.numpy()
-    run_tasks(lambda first, last: kernels.cross_scan(source, target, CHUNKS, first, last), b * CHUNKS, u.numel())
-    return u
-
-
-def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
-    """See `operators.Backend`."""
-    x = _merge(y, height, width).permute(0, 3, 1, 2)
-    return x if silu_of is None else torch.ops.aten.silu_backward(x, silu_of)
-
-
-def _merge(y: Tensor, height: int, width: int) -> Tensor:
-    """y (b, 2, c, h*w) merged into (b, height, width, c)."""
-    if y.dtype not in COMPILED:
-        return reference.cross_merge(y, height, width).permute(0, 2, 3, 1).contiguous()
-    b, _, c, length = y.shape
-    x = y.new_empty((b, height, width, c))
-    source, target = y.detach().contiguous().numpy(), x.numpy()
+    (b, c, height, width), u, projected, gathered = x.shape, saved.u, saved.projected, saved.gathered
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    arranged = _Weights.arrange(gathered, dtype)
+    block = _block(b, c)
+    du = u.new_empty(u.shape, dtype=dtype)
+    # One partial sum for each image or block of channels, added up in a fixed order.
+    dprojected = du.new_empty(-(-c // block), *projected.shape)
+    sums = [du.new_empty(b, *t.shape[1:]) for t in arranged]
+    tensors = (dy.reshape(u.shape), u, projected, *arranged, du, dprojected, *sums)
+    given = [t.to(dtype).contiguous().numpy() for t in tensors]
 
     def work(first: int, last: int) -> None:
-        scratch = np.empty((kernels.TILE, length), target.dtype)
-        kernels.cross_merge(source, target, scratch, CHUNKS, first, last)
+        scratch = np.empty((6, block * max(3, height * width)), given[0].dtype)
+        wanted = (train_projections, train_scan)
+        map_kernels.scan_backward(scratch, *given, height, width, block, *wanted, first, last)
 
-    run_tasks(work, b * CHUNKS, y.numel())
-    return x
+    run_tasks(work, b * -(-c // block), 4 * u.numel())
+    x_proj = _x_proj(gathered)
+    down = (dprojected[0] if len(dprojected) == 1 else dprojected.sum(0)).to(u.dtype)
+    rows = down.view(*_rows(u, gathered).shape[:-1], -1)
+    du = du.to(u.dtype).view(*rows.shape[:-1], c)
+    (du.addmm_ if rows.dim() == 2 else du.baddbmm_)(rows, x_proj)
+    dx = torch.ops.aten.silu_backward(du.view(b, height, width, c).permute(0, 3, 1, 2), x)
+
+    dweight, dA, dD, dbias = (t if len(arranged.A) > 1 else t.sum(0, keepdim=True) for t in sums)
+    sources: list[Tensor | None] = [None] * 5
+    if train_projections:
+        sources[:2] = [rows.mT @ _rows(u, gathered), dweight.mT]
+    if train_scan:
+        sources[2:] = [dbias, (dA * arranged.A).mT, dD.unsqueeze(1).expand(-1, 4, -1)]
+    shapes = zip(sources, gathered.parameter_shapes(), strict=True)
+    like = gathered.A
+    return dx, Parameters(
+        *(like.new_empty(0) if t is None else scatter_add(t, slots, s, like.dtype) for t, s in shapes)
+    )
 
 
-def merge_norm(
-    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `operators.Backend`."""
-    x = _merge(y, height, width)
-    norm, mean, scale = torch.ops.aten.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
-    return norm, x, mean, scale
+def _block(images: int, channels: int) -> int:
+    """The channels of a task: the same for every number of threads, so that sums are."""
+    blocks = max(1, min(-(-TASKS // images), channels // BLOCK))
+    return -(-channels // (blocks * VECTOR)) * VECTOR
+
+
+def _x_proj(gathered: Gathered) -> Tensor:
+    """(4(r+2n), c), or (b, 4(r+2n), c) where every image has its own."""
+    return gathered.x_proj.flatten(-3, -2)
+
+
+def _rows(u: Tensor, gathered: Gathered) -> Tensor:
+    """u (b, l, c) as `_x_proj` takes it: the pixels of all images in one matrix, unless each has its own."""
+    return u.flatten(0, 1) if gathered.x_proj.dim() == 3 else u

@@ -25,14 +25,14 @@ def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[
     matmul(gathered.x_proj, u, projected.flatten(2, 3))
     delta = _step_sizes(gathered, projected)
     y, states = scan_forward(gathered.scan_inputs(u, delta, projected))
-    return y.view_as(u), Saved(projected, states, u.new_empty(0), u.new_empty(0), gathered)
+    return y.view_as(u), Saved(projected, states, u.new_empty(0), gathered)
 
 
 def scan_map_backward(
     dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
 ) -> tuple[Tensor, Parameters]:
     """See `operators.Backend`."""
-    projected, states, _, _, gathered = saved
+    projected, states, _, gathered = saved
     u = cross_scan(x, silu=True)
     delta = _step_sizes(gathered, projected)
     inputs = gathered.scan_inputs(u, delta, projected)
