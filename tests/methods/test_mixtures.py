@@ -55,14 +55,18 @@ def variance_of(images: Tensor) -> float:
     return float(watch.variance)
 
 
+def observe(mixture: Mixture, descriptions: Tensor, variance: Tensor) -> Tensor | None:
+    return mixture.sort(descriptions, mixed=bool(mixture.take(descriptions, variance)))
+
+
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_corruptions_that_come_mixed_are_told_apart(size: int) -> None:
     images, kinds = mixed_images()
     mixture = Mixture(VARIANCES, images.new_zeros(()))
     batches = describe(images).split(size)
-    waiting = [mixture.observe(batch, LITTLE) for batch in batches[: 64 // size]]
+    waiting = [observe(mixture, batch, LITTLE) for batch in batches[: 64 // size]]
     assert all(groups is None for groups in waiting)
-    found = torch.cat([g for batch in batches[64 // size :] if (g := mixture.observe(batch, MUCH)) is not None])
+    found = torch.cat([g for batch in batches[64 // size :] if (g := observe(mixture, batch, MUCH)) is not None])
     table = torch.zeros(GROUPS, len(KINDS))
     table.index_put_((found, kinds[64 : 64 + len(found)]), torch.ones(len(found)), accumulate=True)
     assert table.amax(1).sum() / table.sum() > 0.85  # most images of a group have one corruption
@@ -73,14 +77,14 @@ def test_centers_are_the_means_of_their_images() -> None:
     images, _ = mixed_images()
     found = describe(images)[:QUEUE]
     mixture = Mixture(VARIANCES, images.new_zeros(()))
-    mixture.observe(found, MUCH)
+    observe(mixture, found, MUCH)
     before = mixture.centers.clone(), mixture.weight.clone()
     assert float(mixture.weight.sum()) == len(found)
     near = mixture.nearest(found)
     for group in range(GROUPS):
         if (near == group).any():
             torch.testing.assert_close(mixture.centers[group], found[near == group].mean(0), rtol=0.05, atol=0.05)
-    mixture.observe(found, LITTLE)
+    observe(mixture, found, LITTLE)
     assert not mixture.active
     assert not torch.equal(before[1], mixture.weight)
 

@@ -71,14 +71,18 @@ class DomainWatch(Memory):
 
     @torch.no_grad()
     def observe(self, features: Tensor) -> Tensor:
-        """Take descriptions (n, features); how sure it is, (), from 0 to 1, that they belong to a new domain."""
+        """Take descriptions (n, features); how sure it is, (), from 0 to 1, that they belong to a new domain.
+
+        Nothing here asks the device for a value or feeds it one: it is recorded.
+        """
         count = len(features)
-        newer = torch.where(self.images > 0, 1 - 2 ** (-count / RECENT), 1.0)
+        first = self.images <= 0
+        newer = torch.full_like(self.images, 1 - 2 ** (-count / RECENT)).masked_fill_(first, 1.0)
         self.recent.lerp_(features.mean(0), newer)
         self.noise.copy_((1 - newer).square() * self.noise + newer.square() / count)
         away = ((self.recent - self.reference).square() / self.spread.clamp_min(LEAST_SPREAD)).mean()
         chance = 2 * (self.noise + 1 / self.images.clamp_min(1))
-        excess = torch.where(self.images > 0, (away - chance - CLASSES).clamp_min(0), 0)
+        excess = (away - chance - CLASSES).clamp_min(0).masked_fill(first, 0.0)
         change = excess / (excess + CHANGE)
         share = (count / (self.images + count)).clamp_min(1 - 2 ** (-count / HALF_LIFE)).maximum(change)
         self.reference.lerp_(self.recent, share)

@@ -55,13 +55,19 @@ class Mixture(Memory):
         self.active = False
 
     @torch.no_grad()
-    def observe(self, descriptions: Tensor, variance: Tensor) -> Tensor | None:
-        """The group (n,) of each description (n, features); None while their `variance` () is that of one domain."""
+    def take(self, descriptions: Tensor, variance: Tensor) -> Tensor:
+        """Keep descriptions (n, features); whether they are of several domains (), as their `variance` () says."""
         self.queue.copy_(torch.cat([self.queue, descriptions])[-QUEUE:])
         self.seen.add_(len(descriptions))
-        began, self.active = self.active, bool(variance > MIXED)
-        if not self.active:
-            self.weight.zero_()
+        mixed = variance > MIXED
+        self.weight.mul_(mixed)
+        return mixed
+
+    @torch.no_grad()
+    def sort(self, descriptions: Tensor, *, mixed: bool) -> Tensor | None:
+        """The group (n,) of each description (n, features) that was taken last; None where they are not `mixed`."""
+        began, self.active = self.active, mixed
+        if not mixed:
             return None
         if not began:
             self._begin(self.queue[-min(QUEUE, int(self.seen)) :])

@@ -62,11 +62,11 @@ class Shares(Memory):
     @torch.no_grad()
     def learn(self, gradient: Tensor, images: int, *, finite: Tensor, pace: Tensor | float = 1.0) -> None:
         """Move along the gradient (norms,) of a batch, as far as `pace` allows; `finite` (): whether it can be used."""
-        new = torch.where(finite, 1 - 2 ** (-images / HALF_LIFE), 0.0)
-        gradient = torch.where(finite, gradient, 0.0).to(self.slope)
+        new = finite * self.images.new_full((), 1 - 2 ** (-images / HALF_LIFE))
+        gradient = gradient.masked_fill(~finite, 0.0).to(self.slope)
         self.slope.lerp_(gradient, new)
         self.square.lerp_(gradient.square(), new)
-        self.images.add_(torch.where(finite, float(images), 0.0))
+        self.images.add_(finite, alpha=images)
         steady, agreement = self.evidence(images)
         moved = (self.value - RATE * images / BATCH * pace * agreement * steady).clamp(0, 1)
         self.value.copy_(torch.where(finite, moved, self.value))

@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trust_tta.kernels.norm import batch_norm, can_use_kernels, fixed_norm, follow_stream, moments, triton_norm
 from trust_tta.methods.domains import HALF_LIFE, VARIANCES, DomainWatch
 from trust_tta.methods.mixtures import GROUPS, Mixture
+from trust_tta.methods.preludes import Prelude
 from trust_tta.methods.shares import Shares
 from trust_tta.methods.state import Array, Spec, clone
 
@@ -160,15 +161,17 @@ class Statistics:
         for path, norm in self.norms.items() if self.memory else ():
             kinds.setdefault((norm.mean.device, norm.mean.dtype), {})[path] = norm
         self.vectors = [Vectors(norms, self.memory) for norms in kinds.values()]
+        self._prelude = Prelude(self._prepare)  # recordings hold addresses
 
     def moved(self) -> None:
         """Follow norms that were moved to another device or dtype."""
+        self._prelude = Prelude(self._prepare)
         if not all(vectors.hold() for vectors in self.vectors):
             self._gather()
 
     def __getstate__(self) -> dict[str, Any]:
         """Views do not survive a copy or a pickle: they are made anew."""
-        return {name: value for name, value in vars(self).items() if name != "vectors"}
+        return {name: value for name, value in vars(self).items() if name not in ("vectors", "_prelude")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -195,19 +198,32 @@ class Statistics:
         """
         if self.watch is None:
             return
-        for vectors in self.vectors:
-            vectors.begin(float(len(images) * worth * self.worth))
-        descriptions = self.watch.describe(images)
-        left = 1 - self.watch.observe(descriptions)
+        descriptions, mixed = self._prelude(images, float(len(images) * worth * self.worth))
         if self.mixture is not None:
             was_mixed = self.mixed
-            self._split(self.mixture.observe(descriptions, self.watch.variance))
+            self._split(self.mixture.sort(descriptions, mixed=bool(mixed)))
             for norm in self.following if was_mixed and not self.mixed else ():
                 norm.forget_groups()
+
+    @torch.no_grad()
+    def _prepare(self, images: Tensor, count: float) -> tuple[Tensor, Tensor]:
+        """What `begin` does where nobody waits: descriptions (n, features), and whether they are of several domains ().
+
+        `count`: what the images count for.
+        """
+        watch = cast(DomainWatch, self.watch)
+        for vectors in self.vectors:
+            vectors.begin(count)
+        descriptions = watch.describe(images)
+        left = 1 - watch.observe(descriptions)
+        mixed = torch.zeros_like(left, dtype=torch.bool)
+        if self.mixture is not None:
+            mixed = self.mixture.take(descriptions, watch.variance)
         if self.shares is not None:
-            self.shares.reopen(left * (not self.mixed))
+            self.shares.reopen(left * ~mixed)
         for vectors in self.vectors:
             vectors.fade(left)
+        return descriptions, mixed
 
     @contextmanager
     def frozen(self, images: Tensor | None = None) -> Iterator[None]:

@@ -138,7 +138,8 @@ class Tide(Learner):
         self.weights.write(torch.where(finite, pulled, start))
         self.update.unsettled.append(finite)
         if self.confusion is not None:  # as it was, unless the step was made
-            self.confusion = torch.where(finite, self.confusion, 0.0 if confusion is None else confusion)
+            old = torch.zeros_like(self.confusion) if confusion is None else confusion
+            self.confusion = torch.where(finite, self.confusion, old)
 
     @property
     def eagerness(self) -> Tensor | float:

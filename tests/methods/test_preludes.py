@@ -1,0 +1,66 @@
+"""What is done before the first pass can be recorded, and gives the same when it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.methods.networks import batches, make, same, vmamba
+from trust_tta.methods.preludes import Prelude
+from trust_tta.methods.statistics import Statistics
+
+aten = torch.ops.aten
+FORBIDDEN = (aten._local_scalar_dense.default, aten.lift_fresh.default, aten.scalar_tensor.default, aten.equal.default)
+
+
+class HostValues(TorchDispatchMode):
+    """Counts values that go from the host to the device or back."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in FORBIDDEN
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_it_neither_asks_the_device_nor_feeds_it(parts: bool) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3))
+    statistics = Statistics(model, "stream", learn_shares=parts, split_mixtures=parts)
+    with HostValues() as values:  # type: ignore[no-untyped-call]
+        statistics._prepare(torch.randn(4, 3, 9, 9), 4.0)
+        assert values.count == 0
+        statistics.begin(torch.randn(4, 3, 9, 9))
+        assert values.count == parts  # whether domains are mixed is asked once
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("low", [False, True])
+def test_a_replay_does_the_same(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for recorded in (True, False):
+        if not recorded:
+            monkeypatch.setattr(Prelude, "_recording", lambda self, images, number: None)
+        method = make("tide", vmamba().cuda())
+        with torch.autocast("cuda", torch.bfloat16, enabled=low):
+            for i, images in enumerate(batches(8)):
+                method((1 + 2 * (i > 4)) * images.cuda())
+        assert len(method.statistics._prelude.recordings) == recorded
+        found.append([method.statistics.state()["domain"], *(v.remembered for v in method.statistics.vectors)])
+    assert same(found[0], found[1])
+
+
+@pytest.mark.gpu
+def test_a_method_that_was_moved_records_anew() -> None:
+    method, other = make("tide", vmamba().cuda()), make("tide", vmamba().cuda())
+    stream = [images.cuda() for images in batches(6)]
+    for images in stream[:3]:
+        method(images)
+        other(images)
+    method = method.cpu().cuda()
+    assert not method.statistics._prelude.recordings
+    assert all(torch.allclose(method(images), other(images), atol=1e-4) for images in stream[3:])
