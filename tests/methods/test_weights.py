@@ -107,15 +107,19 @@ WAYS: dict[str, Callable[[Method], Method]] = {
     "copied": copy.deepcopy,
     "pickled": lambda method: pickle.loads(pickle.dumps(method)),
     "moved": lambda method: method.double().float(),
-    "moved to where it is": lambda method: method.to("cpu", torch.float32),
+    "moved to where it is": lambda method: method.to(method.weights.vector.device, torch.float32),
     "loaded": lambda method: method.load_state_dict(method.state_dict()) or method,
 }
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_lie_in_the_vector(way: str) -> None:
-    method = make("tent", wide(), lr=1e-2)
-    run(method, batches(1))
+def test_weights_lie_in_the_vector(way: str, device: str) -> None:
+    method = make("tent", wide().to(device), lr=1e-2)
+    run(method, [images.to(device) for images in batches(1)])
     method = WAYS[way](method)
     before = method.state_dict()["adapted"]
     method.weights.vector.add_(1)
@@ -125,8 +129,9 @@ def test_weights_lie_in_the_vector(way: str) -> None:
         assert all(torch.equal(theirs[name], p) for name, p in method.adapted.items())
 
 
-def test_the_memory_of_a_method_that_is_gone_is_taken_over() -> None:
-    network = wide()
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_memory_of_a_method_that_is_gone_is_taken_over(device: str) -> None:
+    network = wide().to(device)
     for name in ("tent", "shot", "tent"):
         method = make(name, network)
         start = method.weights.vector.data_ptr()
@@ -143,11 +148,12 @@ def test_a_move_to_where_a_method_is_moves_nothing() -> None:
     assert [p.data_ptr() for p in method.model.parameters()] == before
 
 
-def test_memory_that_others_look_at_is_not_left() -> None:
-    network = wide()
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_that_others_look_at_is_not_left(device: str) -> None:
+    network, given = wide().to(device), [images.to(device) for images in batches(2)]
     outside = {name: p.detach() for name, p in network.named_parameters()}
-    alone, method = make("tent", wide(), lr=1e-2), make("tent", network, lr=1e-2)
-    assert same(run(method, batches(2)), run(alone, batches(2)))
+    alone, method = make("tent", wide().to(device), lr=1e-2), make("tent", network, lr=1e-2)
+    assert same(run(method, given), run(alone, given))
     assert same(outside, {name: p.detach() for name, p in alone.detach().named_parameters()})
 
 
