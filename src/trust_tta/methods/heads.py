@@ -92,15 +92,17 @@ class Neo(HeadMethod):
         return {"mean_features": Array((None,)), "images": Number(int, least=0, most=2.0**53)}
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.head(features - self._mean(features))
+        return self.head((features - self._mean(features)).to(features.dtype))
 
     def follow(self, features: Tensor) -> None:
         self.images += len(features)
         share = len(features) / self.images if self.options.alpha is None else self.options.alpha
-        self.mean_features = (1 - share) * self._mean(features) + share * features.mean(0)
+        self.mean_features = (1 - share) * self._mean(features) + share * features.to(_wide(features)).mean(0)
 
     def _mean(self, features: Tensor) -> Tensor:
-        mean = torch.zeros_like(features[0]) if self.mean_features is None else self.mean_features.to(features)
+        """(d,), in at least float32: in half precision a small share would be lost."""
+        kept = torch.zeros_like(features[0]) if self.mean_features is None else self.mean_features
+        mean = kept.to(features.device, _wide(features))
         if len(mean) != features.shape[1]:
             raise StateError(f"the state is of {len(mean)} features and there are {features.shape[1]}")
         return mean
@@ -140,9 +142,8 @@ class T3a(HeadMethod):
 
     def classify(self, features: Tensor) -> Tensor:
         kept, labels, _ = self._supports(features)
-        classes = len(self._rows())
-        prototypes = features.new_zeros(classes, features.shape[1])
-        prototypes.index_add_(0, labels, F.normalize(kept, dim=1))
+        normal = F.normalize(kept, dim=1)  # under autocast on a GPU in float32
+        prototypes = normal.new_zeros(len(self._rows()), features.shape[1]).index_add_(0, labels, normal)
         return features @ F.normalize(prototypes, dim=1).T
 
     def follow(self, features: Tensor) -> None:
@@ -153,13 +154,14 @@ class T3a(HeadMethod):
     def _judged(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features (n, d), the classes that the trained classifier takes them for, and how sure it is."""
         logits = self.head(features)
-        return features, logits.argmax(1), entropy(logits)
+        return features, logits.argmax(1), entropy(logits.to(_wide(logits)))
 
     def _supports(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What is kept, or, at the beginning, the rows of the classifier."""
         if self.kept is None or self.labels is None or self.entropies is None:
             return self._surest(*self._judged(self._rows().to(features)))
-        return self.kept.to(features), self.labels.to(features.device), self.entropies.to(features)
+        entropies = self.entropies.to(features.device, _wide(features))
+        return self.kept.to(features), self.labels.to(features.device), entropies
 
     def _surest(self, kept: Tensor, labels: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The first `supports` of each class by entropy, in the order in which they came."""
@@ -183,3 +185,8 @@ class T3a(HeadMethod):
                 f"the state does not fit: its supports are of another network; {classes} classes of {width} features "
                 "are wanted"
             )
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    """At least float32."""
+    return torch.promote_types(values.dtype, torch.float32)
