@@ -123,8 +123,8 @@ class Judge:
     @staticmethod
     def split(images: Tensor, inspection: Tensor) -> tuple[Facts, Values]:
         """What `inspection` gave, on the host."""
-        flat, size = inspection.numpy(), len(images) * (2 * images.shape[1] + 1)
-        return flat[:size].reshape(len(images), -1), flat[size:].reshape(2, -1).astype(np.float64)
+        flat, size = inspection.numpy(), 3 * images.shape[0] * images.shape[1]
+        return flat[:size].reshape(3, *images.shape[:2]), flat[size:].reshape(2, -1).astype(np.float64)
 
     @torch.no_grad()
     def input_statistics(self, images: Tensor) -> Tensor:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -219,17 +218,14 @@ class Monitors:
         self._inputs.replace(self._latest)
         self._distance = None
 
-    def see_predictions(self, values: Predictions, sizes: Sequence[int] = ()) -> None:
-        """Take what was served, (rows, classes), in one batch or in several of these sizes."""
-        surprise = np.log(np.maximum(values, TINY))
-        self._entropy = -float(np.vdot(values, surprise)) / len(values)
-        self._confidence = float(values.max(1).sum()) / len(values)
-        sizes = sizes or (len(values),)
-        starts = [0, *accumulate(sizes[:-1])]
-        for rows, total in zip(sizes, np.add.reduceat(values, starts, axis=0, dtype=np.float64), strict=True):
-            if self._served.full:
-                self._before.add(rows, self._served.mean * rows)
-            self._served.add(rows, total)
+    def see_predictions(self, values: Predictions) -> None:
+        """Take what was served, (rows, classes), in one batch or in several that are looked at together."""
+        surprise, rows = np.log(np.maximum(values, TINY)), len(values)
+        self._entropy = -float(np.vdot(values.T, surprise.T)) / rows  # as they lie in memory
+        self._confidence = float(values.max(1).sum()) / rows
+        if self._served.full:
+            self._before.add(rows, self._served.mean * rows)
+        self._served.add(rows, values.sum(0, dtype=np.float64))
         self._effective = effective_classes(self._served.mean)
         before = effective_classes(self._before.mean) if self._before.full else self._effective
         self._changes = self._effective / before, _shift(self._served, self.class_reference)
@@ -378,10 +374,10 @@ def host_rows(output: Tensor, *, probabilities: bool = False) -> Predictions:
     values: Predictions = output.detach().cpu().float().numpy()
     if probabilities:
         return values
-    shares: Predictions = values - values.max(1, keepdims=True)
-    np.exp(shares, out=shares)
-    shares /= shares.sum(1, keepdims=True)
-    return shares
+    shares: Predictions = np.ascontiguousarray(values.T)  # over rows NumPy reduces several times faster
+    shares = np.exp(shares - shares.max(0))
+    shares /= shares.sum(0)
+    return shares.T
 
 
 def _some_pixels(output: Logits) -> Tensor:

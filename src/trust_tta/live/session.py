@@ -16,7 +16,7 @@ from torch import Tensor
 from trust_tta.errors import DataError, StateError
 from trust_tta.live.alarms import Kind, Reference
 from trust_tta.live.guard import Action, Event, EventKind, Guard, Pace
-from trust_tta.live.inputs import Facts, Fetched, examine, facts_of, looks_broken, sound, usable
+from trust_tta.live.inputs import Facts, Fetched, Glances, examine, looks_broken, sound, usable
 from trust_tta.live.monitors import CLASS_WINDOW, Reading, Values, rows_of
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.live.watch import Check, Watch
@@ -110,6 +110,7 @@ class Session:
         self._turn = True  # whether a quiet stream is looked at in this batch
         self._wary = 0  # batches still to be looked at before the method sees them
         self._meanwhile: Callable[[], None] | None = None  # the caller's
+        self._glances = Glances()
         self._nothing = next(method.model.parameters()).new_zeros(0)  # for checks on the canary alone
 
     # One batch
@@ -120,11 +121,11 @@ class Session:
         `meanwhile` is called while the device works, when the method is as it will be, unless an event changes it.
         """
         self._events, self._meanwhile = [], meanwhile
-        self.books.batches += 1
-        self.books.images += len(images)
-        self.books.since_snapshot += len(images)  # before anything is saved: a restart from there has seen them
-        seen = self.books.images // CLASS_WINDOW > (self.books.images - len(images)) // CLASS_WINDOW
-        self._turn = seen or self.books.batches % TOGETHER == 0
+        books, n = self.books, images.shape[0]
+        books.batches += 1
+        books.images += n
+        books.since_snapshot += n  # before anything is saved: a restart from there has seen them
+        self._turn = books.batches % TOGETHER == 0 or books.images % CLASS_WINDOW < n
         try:
             done = self._step_unseen(images) if self._trusts_images() else None
             logits, adapted, images = done or self._step_seen(images)
@@ -190,7 +191,7 @@ class Session:
         self._begin_broken(action, f"{part_of_it} not finite", broken)
         if len(images):
             statistics = self.watch.judge.inspect(images)[1] if self.watch else None
-            part, adapted = self._step(images, facts[fine], statistics, partly=True)
+            part, adapted = self._step(images, facts[:, fine], statistics, partly=True)
         else:
             part = self.predict(images.new_zeros(1, *images.shape[1:]))[:0]
         logits = part.new_full((len(fine), *part.shape[1:]), float("nan"))
@@ -232,7 +233,7 @@ class Session:
         due = early or probation or books.since_check >= self.policy.check_every
         before = self.method.state_dict() if probation else None
         drifting, spent = "drift" in self._lasting, self._spent()
-        look.wait = self._can_wait(watch) and not due
+        look.wait = self._can_wait(watch) and before is None
         if look.wait and self._turn and watch.behind:
             look.fetched = True
             watch.fetch()
@@ -243,7 +244,7 @@ class Session:
             watch.credit -= check.images
         books.since_check = 0 if due else books.since_check + len(images)
         changed = look.done and self._act_on(watch, look.found)
-        wait = look.wait and adapted and logits.dim() == 2 and not watch.doubt
+        wait = look.wait and adapted and logits.dim() == 2 and not watch.doubt and (check is None or check.passed)
         if changed:
             return self.predict(images), False
         watch.keep(logits, work=work)
@@ -273,7 +274,7 @@ class Session:
     def _send_for(self, images: Tensor) -> Fetched:
         """Queue a look at the images behind the work of the device; what it finds is on its way to the host."""
         if self.watch is None or not self._turn:
-            return Fetched.of(facts_of(images))
+            return self._glances.send(images)
         return Fetched.of(self.watch.judge.inspection(images))
 
     def _see_images(self, images: Tensor, seen: Tensor) -> None:

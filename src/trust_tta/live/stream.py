@@ -22,7 +22,7 @@ from trust_tta.live.snapshots import Folder, Memory, read_state, write_state
 from trust_tta.live.watch import Watch
 from trust_tta.methods.base import Method
 
-MOST_FINGERPRINTED = 8  # tensors
+MOST_FINGERPRINTED = 8  # tensors of the adapted weights
 CHECKED_EVERY = 16  # calls: comparing fingerprints means waiting for the device
 REFERENCE_FILE = "reference.safetensors"
 
@@ -61,7 +61,9 @@ class Stream:
         self._lock = threading.RLock()
         self._gatherer = Gatherer(self._call, _cut, size=batch_size) if batch_size else None
         self._closed = False
+        self._like = next(method.model.parameters())  # looked up once: walking through modules is slow
         self._callers: Sequence[Tensor] = _some([method.caller.network.get_parameter(name) for name in method.adapted])
+        self._weights: Sequence[Tensor] = _some([*method.adapted.values()])
         self._claim()
         self._folder = None if snapshots is None else Folder(snapshots)
         try:
@@ -84,7 +86,7 @@ class Stream:
         images: float (n, c, h, w) or (c, h, w) as the network wants them; or, for a network that has a `preprocessing`,
         uint8 arrays (n, h, w, 3) or (h, w, 3), PIL images, or a list of them.
         """
-        batch = prepare(images, self.method.model)
+        batch = prepare(images, self.method.model, like=self._like)
         if not adapt:
             with self._lock:
                 self._check()
@@ -269,10 +271,12 @@ class Stream:
         return [p._version for p in self._callers]
 
     def _take_fingerprint(self) -> Tensor | None:
-        """Norms of some of the adapted weights: learning changes all of them."""
+        """Some of the adapted weights, (m,), in one kernel: learning changes all of them."""
         self._versions = self._read_versions()
-        weights = [p.detach() for p in _some([*self.method.adapted.values()])]
-        return torch.stack(torch._foreach_norm(weights)) if weights else None
+        if not self._weights:
+            return None
+        with torch.no_grad():
+            return torch.cat([p if p.dim() == 1 else p.reshape(-1) for p in self._weights])
 
     def _claim(self) -> None:
         with _streams_lock:

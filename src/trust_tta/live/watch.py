@@ -48,7 +48,7 @@ class Check:
         return {"canary": self.on, "canary_images": self.images, "score": self.score, "least": self.least}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Served:
     """Predictions (n, classes, ...) that a caller holds too, and how often they had been written to."""
 
@@ -94,6 +94,7 @@ class Watch:
         self._pending: list[tuple[Tensor, Tensor]] = []  # images still to be judged, with what was served for them
         self._served: list[_Served] = []  # predictions that the monitors have not seen yet
         self._fetched: Fetched | None = None
+        self._last: Fetched | None = None  # whose memory the next one takes
         self._work = self._images = 0  # done for these
 
     def look(self, images: Tensor, statistics: Values, *, drifting: bool) -> bool:
@@ -135,7 +136,8 @@ class Watch:
         """Begin to bring what was kept to the host, so that a later `see` need not wait for the device."""
         self._served = [served for served in self._served if served.unchanged]
         if self._served:
-            self._fetched = Fetched.of(torch.cat([served.rows for served in self._served]))
+            rows = torch.cat([served.rows for served in self._served])
+            self._fetched = self._last = Fetched.of(rows, over=self._last)
 
     def see(self, images: Tensor | None) -> bool:
         """Let the monitors see what was kept; False if it is not finite. The work pays for asking the source.
@@ -147,8 +149,7 @@ class Watch:
         served = [one for one in served if fetched is not None or one.unchanged]
         if not served:
             return True
-        sizes, rows = [len(one.rows) for one in served], served[-1].rows
-        output = rows
+        output = rows = served[-1].rows
         if fetched is not None:
             rows = fetched.wait()
         elif len(served) > 1:
@@ -156,7 +157,7 @@ class Watch:
         predictions = host_rows(rows, probabilities=self._probabilities)
         if not math.isfinite(predictions.sum()):
             return False
-        self.monitors.see_predictions(predictions, sizes if len(sizes) > 1 else ())
+        self.monitors.see_predictions(predictions)
         if self._asks:
             self.credit = min(self.credit + self.guard.budget * work, 2 * MOST_PROBED * self.judge.passes)
             self.doubt = max(0, self.doubt - seen)
