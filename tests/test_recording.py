@@ -158,6 +158,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("tent", {"predict": "before", "optimizer": "sgd", "nesterov": True}),
     ("ensemble", {"k": 3}),
     ("augmentation", {}),
+    ("tide", {"statistics": "stream"}),
+    ("bn_ema", {"statistics": "stream"}),
+    ("rotta", {"statistics": "stream", "memory_size": 8, "update_frequency": 8}),
 ]
 
 

@@ -56,7 +56,8 @@ class Deyo(Learner):
             return
         with torch.no_grad():
             p = logits[sure].softmax(1)
-            without = self.predict(self.destroyed(images[sure], sure)).softmax(1)
+            destroyed = self.destroyed(images[sure], sure)
+            without = self.predict(destroyed, recorded=False).softmax(1)  # their number changes
             label = p.argmax(1, keepdim=True)
             difference = (p.gather(1, label) - without.gather(1, label))[:, 0]
             weights = torch.exp(self.options.weight_margin * classes - entropies[sure]) + torch.exp(difference)

@@ -129,8 +129,7 @@ class BnEma(Source):
         before = super().adapt(images) if self.options.predict == "before" else None
         self.coarse_before = before
         if self.options.statistics == "stream":
-            with torch.no_grad(), self.statistics.observing():
-                self.predict.coarse(images, recorded=False)  # a recording could not tell it from a prediction
+            self.predict.moving(images)
             check_moved(self.statistics, images)
         return super().adapt(images) if before is None else before
 

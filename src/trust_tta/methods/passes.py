@@ -26,10 +26,10 @@ class Passes:
         self.model, self.statistics, self.counters = model, statistics, counters
         shares = [] if statistics.shares is None else [statistics.shares.value]
         self.counted = Forward(model, [*weights.tensors, *shares])
-        self.uncounted = Forward(model)  # of its own: norms that observe do otherwise
+        self.uncounted, self.observing = Forward(model), Forward(model)  # of their own: norms that observe do otherwise
 
-    def __call__(self, images: Tensor, *, order: OrderLike | None = None) -> Tensor:
-        return whole(self.coarse(images, order=order))
+    def __call__(self, images: Tensor, *, order: OrderLike | None = None, recorded: bool = True) -> Tensor:
+        return whole(self.coarse(images, order=order, recorded=recorded))
 
     def coarse(
         self,
@@ -45,6 +45,12 @@ class Passes:
             with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
                 return self.counted(images, order, recorded=False)  # chance cannot be recorded
         return self.counted(images, order, recorded=recorded and not self.statistics.mixed)
+
+    def moving(self, images: Tensor) -> Logits:
+        """As `coarse`, without gradients, but the statistics move."""
+        self.counters.forwards += 1
+        with torch.no_grad(), self.statistics.observing():
+            return self.observing(images)
 
     def frozen(self, images: Tensor, *, order: OrderLike | None = None) -> Logits:
         """A pass for `infer`, which is not counted and moves nothing."""

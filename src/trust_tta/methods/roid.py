@@ -64,7 +64,8 @@ class Weighted(Learner):
     def learn(self, images: Tensor, logits: Tensor) -> None:
         check_one_label(logits, self.name)
         weights, kept = self.weigh(logits.detach())
-        views = whole(self.predict.coarse(self.augment(images[kept]), stochastic_depth=self.options.stochastic_depth))
+        views = self.augment(images[kept])  # of another number in each batch: a recording would not serve again
+        views = whole(self.predict.coarse(views, stochastic_depth=self.options.stochastic_depth, recorded=False))
         chosen, weights = logits[kept], weights[kept]
         losses = soft_likelihood_ratio(chosen) + symmetric_cross_entropy(chosen, views)
         if self.update((weights * losses).sum() / (self.options.batch_size or len(images))):

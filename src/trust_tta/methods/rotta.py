@@ -179,8 +179,7 @@ class Rotta(Learner):
     def learn_from(self, images: Tensor, ages: list[int]) -> None:
         """One update of the student on views of the remembered images, and of the teacher; all or nothing of it."""
         teacher, before = self.weights.read(), self.statistics.state()
-        with torch.no_grad(), self.statistics.observing():
-            target = whole(self.predict.coarse(images, recorded=False))  # a recording would take it for a prediction
+        target = whole(self.predict.moving(images))
         followed = self.statistics.state()
         self.weights.write(self.student)
         self.statistics.load(self.student_statistics)

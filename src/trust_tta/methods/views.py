@@ -98,7 +98,7 @@ class MeanProbability:
 
 def random_view(images: Tensor, model: nn.Module, *, seed: int, soft: bool) -> Tensor:
     """A view of images (n, c, h, w); `soft` adds the blur, the noise and the repeated border of CoTTA's."""
-    generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device sees the same
+    generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device sees the same but for the noise
     lowest, span = pixel_range(images, model)
     x = ((images - lowest) / span).clamp(0, 1)
     x = move(jitter(x, generator), generator, padding="border" if soft else "reflection")
@@ -107,7 +107,9 @@ def random_view(images: Tensor, model: nn.Module, *, seed: int, soft: bool) -> T
     if _between(0, 1, generator) < 0.5:
         x = x.flip(-1)
     if soft:
-        x = x + NOISE * torch.randn(x.shape, generator=generator).to(x)
+        # On the images' own device: millions of numbers take a CPU longer than a GPU's pass over the images.
+        own = generator if x.device.type == "cpu" else torch.Generator(x.device).manual_seed(seed)
+        x = x + NOISE * torch.randn(x.shape, generator=own, device=x.device).to(x)
     return x.clamp(0, 1) * span + lowest
 
 
