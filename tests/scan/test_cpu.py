@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import subprocess
@@ -215,3 +216,28 @@ def test_threads_of_pytorch_sleep_between_operations(chosen: dict[str, str]) -> 
     command = [sys.executable, "-c", SPINNING]
     spent = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     assert (spent > 0.015) == bool(chosen)
+
+
+FREEING = """
+import resource, torch, trust_tta as tt
+u, rows = torch.rand(4, 16, 1024), torch.rand(4, 1, 1, 1024)
+tt.selective_scan(u, u, -torch.ones(16, 1), rows, rows)
+def faults():
+    for _ in range(4):
+        maps = [torch.ones(5 << 20) for _ in range(4)]
+        del maps
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+before = faults()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs GNU's C library")
+@pytest.mark.parametrize("chosen", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}], ids=["by-itself", "as-the-user-says"])
+def test_freed_memory_is_kept_for_the_next_pass(chosen: dict[str, str]) -> None:
+    """What was given back to the system comes page by page, each a fault."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")} | chosen
+    command = [sys.executable, "-c", FREEING]
+    faults = int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert (faults > 4 * 4 * 5000) == bool(chosen)
+    assert faults > 4 * 4 * 5000 or faults < 2000

@@ -1,3 +1,3 @@
-"""Layers on channel-last maps, by kernels of our own on a GPU and by PyTorch elsewhere; for networks and methods."""
+"""Layers on channel-last maps, by kernels of our own where they are faster than PyTorch's; for networks and methods."""
 
-BACKENDS = ("auto", "triton")  # a layer with another one is PyTorch's
+BACKENDS = ("auto", "triton", "cpu")  # a layer with another one is PyTorch's

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.kernels import BACKENDS, products
+from trust_tta.kernels import BACKENDS, onednn, products
 from trust_tta.kernels.norm import BatchNorm2d, fork_norm
 from trust_tta.models.convolution import FirstConv2d, StridedConv2d, bias_can_wait
 
@@ -34,9 +34,12 @@ class Linear2d(nn.Linear):
         """The layer, and plus `residual` (b, out, h, w)."""
         x, residual = x.permute(0, 2, 3, 1), None if residual is None else residual.permute(0, 2, 3, 1)
         usable = self.backend in BACKENDS and products.can_use_kernels(x, self.out_features, residual)
+        call = products.linear
+        if self.backend in BACKENDS and onednn.takes(x, self.weight):
+            call = onednn.linear
         # In half precision the library is as fast, unless something follows.
-        fused = usable and (residual is not None or products.is_full_precision(x))
-        call = products.fused_linear if fused else products.linear
+        elif usable and (residual is not None or products.is_full_precision(x)):
+            call = products.fused_linear
         return call(x, self.weight, self.bias, residual).permute(0, 3, 1, 2)
 
 
@@ -84,12 +87,14 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layers, and plus `residual` (b, dim, h, w)."""
-        if not self.uses_kernels(x, residual):
+        by_onednn = self._is_plain() and onednn.takes(x.permute(0, 2, 3, 1), self.fc1.weight)
+        if not by_onednn and not self.uses_kernels(x, residual):
             y: Tensor = self.fc2(F.gelu(self.fc1(x)), residual)
             return y
         given = None if residual is None else residual.permute(0, 2, 3, 1)
         weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
-        return products.fused_mlp(x.permute(0, 2, 3, 1), *weights, given).permute(0, 3, 1, 2)
+        call = onednn.mlp if by_onednn else products.fused_mlp
+        return call(x.permute(0, 2, 3, 1), *weights, given).permute(0, 3, 1, 2)
 
     def add_to(self, x: Tensor, norm: nn.Module) -> Tensor:
         """x plus the layers of norm(x)."""
@@ -108,9 +113,13 @@ class Mlp(nn.Module):
             return False
         return self.uses_kernels(x, x) and products.takes_norm(x, weights)
 
+    def _is_plain(self) -> bool:
+        """Whether both layers may be computed at once."""
+        watched = any(type(layer) is not Linear2d or layer._forward_hooks for layer in (self.fc1, self.fc2))
+        return self.backend in BACKENDS and not watched
+
     def uses_kernels(self, x: Tensor, residual: Tensor | None) -> bool:
-        layers = (self.fc1, self.fc2)
-        if self.backend not in BACKENDS or any(type(layer) is not Linear2d or layer._forward_hooks for layer in layers):
+        if not self._is_plain():
             return False
         given = None if residual is None else residual.permute(0, 2, 3, 1)
         return products.can_use_kernels(x.permute(0, 2, 3, 1), self.fc2.out_features, given)
