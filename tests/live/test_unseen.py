@@ -144,3 +144,24 @@ def test_a_method_beside_a_quiet_stream_is_noticed_when_it_next_compares() -> No
         next(iter(stream.method.adapted.values())).add_(1.0)
     with pytest.raises(StateError, match="the adapted weights changed between two calls"):
         stream(clean(1, seed=5)[0])
+
+
+def test_a_training_of_the_callers_network_is_noticed_at_once() -> None:
+    stream = quiet(guarded=True)
+    stream(clean(1, seed=3)[0])
+    assert stream.batches % CHECKED_EVERY  # the weights themselves are not due
+    with torch.no_grad():
+        stream.method.caller.network.get_parameter(next(iter(stream.method.adapted))).add_(1.0)
+    with pytest.raises(StateError, match="the adapted weights changed between two calls"):
+        stream(clean(1, seed=5)[0])
+
+
+def test_batches_of_changing_shape_and_mode_are_predicted_as_by_the_method_alone() -> None:
+    """The memory for what is found in one is that of the next."""
+    stream, alone = quiet(guarded=False), quiet(guarded=False).method
+    for i, size in enumerate((8, 8, 20, 8, 20)):
+        images = clean(1, size=size, seed=90 + i)[0].requires_grad_(i % 2 == 0)
+        with torch.inference_mode(i > 1):
+            assert torch.equal(stream(images).logits, alone(images))
+    result = stream(broken("one not finite"))
+    assert result.logits.isnan().any(1).nonzero().tolist() == [[3]]

@@ -226,7 +226,7 @@ class Session:
         return logits, False
 
     def _update(self, watch: Watch, images: Tensor, look: _Look) -> tuple[Tensor, bool]:
-        books, probation = self.books, self.books.slow > 1
+        books, probation, n = self.books, self.books.slow > 1, images.shape[0]
         books.updates, books.at_source = books.updates + 1, False
         # The first updates show whether the learning rate is ruinous; after a collapse every update is checked.
         early = books.updates & (books.updates - 1) == 0
@@ -238,11 +238,11 @@ class Session:
             look.fetched = True
             watch.fetch()
         logits, adapted = self._adapt(images, lambda: self._glance(look, images, drifting=drifting))
-        work = max(1, self._spent() - spent) * len(images)
+        work = max(1, self._spent() - spent) * n
         check = watch.check(self.method, images, strict=probation, drifting=drifting) if due else None
         if check and books.updates > FREE_UPDATES:
             watch.credit -= check.images
-        books.since_check = 0 if due else books.since_check + len(images)
+        books.since_check = 0 if due else books.since_check + n
         changed = look.done and self._act_on(watch, look.found)
         wait = look.wait and adapted and logits.dim() == 2 and not watch.doubt and (check is None or check.passed)
         if changed:
@@ -254,10 +254,10 @@ class Session:
 
     def _can_wait(self, watch: Watch) -> bool:
         """Whether the predictions of this batch may be looked at later, as nothing has happened for some time."""
-        self.books.attentive = max(0, self.books.attentive - 1)
-        if self.books.attentive or self.books.since_snapshot >= self.policy.snapshot_every:
-            return False
-        return not watch.doubt and not watch.monitors.returned
+        books = self.books
+        books.attentive = max(0, books.attentive - 1)
+        snapshot = books.since_snapshot >= self.policy.snapshot_every
+        return not (books.attentive or snapshot or watch.doubt or watch.monitors.returned)
 
     def _glance(self, look: _Look, images: Tensor, *, drifting: bool) -> None:
         """While the device works on this batch: at predictions that were kept, and at its images."""
@@ -333,7 +333,8 @@ class Session:
 
     def _spent(self) -> int:
         """Passes of the method so far; a backward pass counts as two."""
-        return self.method.counters.forwards + 2 * self.method.counters.backwards
+        counters = self.method.counters
+        return counters.forwards + 2 * counters.backwards
 
     # From observations to actions
 

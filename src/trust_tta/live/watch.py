@@ -125,7 +125,7 @@ class Watch:
         """
         self._served.append(_Served.of(output))
         self._fetched = None
-        self._work, self._images = self._work + work, self._images + len(output)
+        self._work, self._images = self._work + work, self._images + output.shape[0]
 
     @property
     def behind(self) -> int:
