@@ -51,11 +51,11 @@ class Recorder:
         if slots is None or recording is None or (self.unfinished is not None and self.unfinished() is not None):
             return self.plain(images, slots)
         self._wait_for_last(torch.cuda.current_stream(images.device))
-        if recording.backward is None:
-            return recording.replay(images, slots)
-        token = Token()
-        self.unfinished = weakref.ref(token)
-        logits: Tensor = _Replay.apply(recording, token, images, slots, *self.parameters)  # type: ignore[no-untyped-call]
+        logits = recording.replay(images, slots)
+        if recording.backward is not None:
+            token = Token()
+            self.unfinished = weakref.ref(token)
+            logits = _Differentiable.apply(logits, recording, token, *self.parameters)  # type: ignore[no-untyped-call]
         return logits
 
     def plain(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
@@ -166,6 +166,7 @@ class Recording:
     def _differentiate(self, logits: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
         return list(torch.autograd.grad(logits, leaves, self.dlogits, allow_unused=True))
 
+    @torch.no_grad()
     def replay(self, images: Tensor, slots: Tensor) -> Tensor:
         self.images.copy_(images)
         self.slots.copy_(slots)
@@ -259,16 +260,16 @@ class _Cast(torch.autograd.Function):
         return None, *wanted
 
 
-class _Replay(torch.autograd.Function):
+class _Differentiable(torch.autograd.Function):
+    """Logits of a replayed pass, with its recorded gradients; the device works while autograd notes the parameters."""
+
     @staticmethod
-    def forward(
-        ctx: Any, recording: Recording, token: Token, images: Tensor, slots: Tensor, *parameters: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, recording: Recording, token: Token, *parameters: Tensor) -> Tensor:
         ctx.recording, ctx.token = recording, token
-        return recording.replay(images, slots)
+        return logits.detach()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
         del ctx.token  # what the pass has saved may be overwritten from here on
-        return (None, None, None, None, *ctx.recording.replay_backward(dlogits))
+        return (None, None, None, *ctx.recording.replay_backward(dlogits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import warnings
@@ -35,7 +36,7 @@ FEW_IMAGES = 8  # below so many, the statistics of a batch say little
 def check_images(images: Tensor, model: nn.Module) -> None:
     """Refuse a batch that `check_shape` refuses, or that is not finite."""
     check_shape(images, model)
-    _check_finite(images, images.sum().isfinite())
+    _check_finite(images, images.sum())
 
 
 def check_shape(images: Tensor, model: nn.Module) -> None:
@@ -56,18 +57,18 @@ def check_shape(images: Tensor, model: nn.Module) -> None:
 @contextmanager
 def finite(images: Tensor) -> Iterator[None]:
     """Refuse images that are not finite when the work inside is done, or broke off: it does not wait for the device."""
-    finite_sum = images.sum().isfinite()
+    total = images.sum()
     try:
         yield
     except Exception:
-        _check_finite(images, finite_sum)
+        _check_finite(images, total)
         raise
-    _check_finite(images, finite_sum)
+    _check_finite(images, total)
 
 
-def _check_finite(images: Tensor, finite_sum: Tensor) -> None:
+def _check_finite(images: Tensor, total: Tensor) -> None:
     # A finite sum has finite terms, and takes one pass; large ones may sum to infinity.
-    if not bool(finite_sum) and not bool(images.isfinite().all()):
+    if not math.isfinite(total.item()) and not bool(images.isfinite().all()):
         raise ShapeError("the images hold values that are not finite; drop or repair them before adapting")
 
 
@@ -83,7 +84,7 @@ def check_outputs(fine: Tensor, images: Tensor) -> None:
 
 def are_finite(outputs: Tensor) -> Tensor:
     """Whether every value is finite, as a tensor () on their device; nothing of their size is made."""
-    extremes = torch.stack([outputs.amin(), outputs.amax()]) if outputs.numel() else outputs  # of NaN: NaN
+    extremes = torch.stack(torch.aminmax(outputs)) if outputs.numel() else outputs  # of NaN: NaN
     return extremes.isfinite().all()
 
 
