@@ -104,8 +104,8 @@ def describe(images: Tensor) -> Tensor:
         smaller, *details = haar(smaller)
         energies += [_energy(detail) for detail in details]
         finest = details[-1] if scale == 0 else finest
-    energies.append(_energy(haar(color)[-1]))
-    energies.append(_energy(haar(F.pad(gray, (1, 0, 1, 0), mode="replicate"))[-1]))  # blocks of pixels show borders
+    energies.append(_energy(diagonals(color)))
+    energies.append(_energy(diagonals(F.pad(gray, (1, 0, 1, 0), mode="replicate"))))  # blocks of pixels show borders
     contrasts = (torch.stack(energies, 1) + _FAINT**2).log() / 2
     few = (finest.abs().mean((1, 2, 3)) + _FAINT).log()  # a few strong ones, or many weak ones
     diagonal = contrasts[:, _FINEST]
@@ -115,14 +115,26 @@ def describe(images: Tensor) -> Tensor:
 
 def haar(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Averages and horizontal, vertical and diagonal differences of blocks of 2 x 2 pixels, each (..., h/2, w/2)."""
-    if x.shape[-1] % 2 or x.shape[-2] % 2:
-        x = F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2), mode="replicate")
-    x = x / 4
+    x = _even(x) / 4
     left, right = x[..., 0::2] + x[..., 1::2], x[..., 0::2] - x[..., 1::2]
     top, bottom = slice(0, None, 2), slice(1, None, 2)
     sums = left[..., top, :] + left[..., bottom, :], left[..., top, :] - left[..., bottom, :]
     differences = right[..., top, :] + right[..., bottom, :], right[..., top, :] - right[..., bottom, :]
     return sums[0], differences[0], sums[1], differences[1]
+
+
+def diagonals(x: Tensor) -> Tensor:
+    """The last of `haar` alone."""
+    x = _even(x)
+    right = x[..., 0::2] - x[..., 1::2]
+    return (right[..., 0::2, :] - right[..., 1::2, :]) / 4
+
+
+def _even(x: Tensor) -> Tensor:
+    """(..., h, w) with its last row and column repeated where their number is odd."""
+    if x.shape[-1] % 2 or x.shape[-2] % 2:
+        return F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2), mode="replicate")
+    return x
 
 
 def _energy(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard, cast
 
 import torch
@@ -284,13 +285,10 @@ class Statistics:
         return {name: part for name, part in parts.items() if part is not None}
 
     def state(self) -> dict[str, Any]:
-        """Copies; those of the norms are views of a few vectors."""
+        """Copies; those of the norms, by name and path, are views of a few vectors."""
         state: dict[str, Any] = clone({name: part.values() for name, part in self._parts.items()})
-        state |= {name: dict.fromkeys(self.norms) for name in self.memory}
-        for vectors in self.vectors:
-            for (name, path), value in vectors.copies().items():
-                state[name][path] = value
-        return state
+        copies = [(vectors.places, vectors.now.clone()) for vectors in self.vectors]
+        return state | {name: Copies(name, tuple(self.norms), copies) for name in self.memory}
 
     def spec(self) -> dict[str, Spec]:
         parts: dict[str, Spec] = {name: part.spec() for name, part in self._parts.items()}
@@ -316,11 +314,13 @@ class Vectors:
     def __init__(self, norms: Mapping[str, Any], names: tuple[str, ...]) -> None:
         self.norms, self.names = norms, names
         self.now, self.views = _join([(norm, name) for name in names for norm in norms.values()])
-        self.keys = [(name, path) for name in names for path in norms]
+        starts = accumulate((view.numel() for view in self.views), initial=0)
+        keys = [(name, path) for name in names for path in norms]
+        self.places = {key: (start, view.shape) for key, start, view in zip(keys, starts, self.views, strict=False)}
         if all(isinstance(norm, StreamNorm) for norm in norms.values()):
             self.before, _ = _join([(norm, f"memory_{name}") for name in names for norm in norms.values()])
             self.count, _ = _join([(norm, "count") for norm in norms.values()])
-            start = sum(view.numel() for view in self.views[: names.index("images") * len(norms)])
+            start, _ = self.places["images", next(iter(norms))]
             self.remembered = self.before[start : start + len(norms)]
 
     def hold(self) -> bool:
@@ -339,14 +339,33 @@ class Vectors:
         kept = (self.remembered.to(left.dtype) * left).minimum(UNSURE * odds.square())
         self.remembered.copy_(kept.maximum(self.remembered.clamp_max(KEPT)))
 
-    def copies(self) -> dict[tuple[str, str], Tensor]:
-        """What the norms remember, by name and path: views of one copy."""
-        pieces = self.now.clone().split([view.numel() for view in self.views])
-        shaped = (p if v.dim() == 1 else p.view(v.shape) for p, v in zip(pieces, self.views, strict=True))
-        return dict(zip(self.keys, shaped, strict=True))
-
     def load(self, state: Mapping[str, Any]) -> None:
-        torch._foreach_copy_(self.views, [state[name][path] for name, path in self.keys])
+        torch._foreach_copy_(self.views, [state[name][path] for name, path in self.places])
+
+
+class Copies(Mapping[str, Tensor]):
+    """What norms remember under one name, by path: views of copied vectors, made when they are read.
+
+    Nearly all copies are made for the case of an error, and never read.
+    """
+
+    def __init__(
+        self, name: str, paths: tuple[str, ...], copies: list[tuple[dict[tuple[str, str], tuple[int, Any]], Tensor]]
+    ) -> None:
+        self.name, self.paths, self.copies = name, paths, copies
+
+    def __getitem__(self, path: str) -> Tensor:
+        for places, copy in self.copies:
+            if (self.name, path) in places:
+                start, shape = places[self.name, path]
+                return copy[start : start + shape.numel()].view(shape)
+        raise KeyError(path)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
 
 
 def _join(places: list[tuple[OwnNorm, str]]) -> tuple[Tensor, list[Tensor]]:
