@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard, cast
 
 import torch
@@ -34,6 +33,7 @@ StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 SOURCE_WORTH = 16.0  # images that the statistics of training count for at the beginning
 UNSURE = 8192.0  # images that the memory counts for at most when it is as likely as not that a new domain begins
 KEPT = 8.0  # images that the memory counts for at least when a new domain begins
+ALIGNED = 8  # elements: kernels read whole blocks of 16 bytes
 PICTURE = 16  # images that a picture with labeled pixels counts for: it shows many objects
 
 
@@ -314,14 +314,14 @@ class Vectors:
     def __init__(self, norms: Mapping[str, Any], names: tuple[str, ...]) -> None:
         self.norms, self.names = norms, names
         self.now, self.views = _join([(norm, name) for name in names for norm in norms.values()])
-        starts = accumulate((view.numel() for view in self.views), initial=0)
         keys = [(name, path) for name in names for path in norms]
-        self.places = {key: (start, view.shape) for key, start, view in zip(keys, starts, self.views, strict=False)}
+        places = ((int(view.storage_offset()), view.shape) for view in self.views)
+        self.places = dict(zip(keys, places, strict=True))
         if all(isinstance(norm, StreamNorm) for norm in norms.values()):
             self.before, _ = _join([(norm, f"memory_{name}") for name in names for norm in norms.values()])
             self.count, _ = _join([(norm, "count") for norm in norms.values()])
             start, _ = self.places["images", next(iter(norms))]
-            self.remembered = self.before[start : start + len(norms)]
+            self.remembered = self.before[start : start + len(norms) * ALIGNED : ALIGNED]
 
     def hold(self) -> bool:
         """Whether the norms still have these views."""
@@ -371,12 +371,13 @@ class Copies(Mapping[str, Tensor]):
 def _join(places: list[tuple[OwnNorm, str]]) -> tuple[Tensor, list[Tensor]]:
     """One vector of the named buffers, and views of it, which take their place."""
     buffers = [getattr(norm, name) for norm, name in places]
-    vector = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-    pieces = vector.split([buffer.numel() for buffer in buffers])
+    sizes = [-(-buffer.numel() // ALIGNED) * ALIGNED for buffer in buffers]
+    vector = torch.zeros(sum(sizes), dtype=buffers[0].dtype, device=buffers[0].device)
     # `data` counts its changes alone: what one norm's backward keeps is not changed by the next norm's forward.
-    views = [piece.view(buffer.shape).data for piece, buffer in zip(pieces, buffers, strict=True)]
+    pieces = zip(vector.split(sizes), buffers, strict=True)
+    views = [piece[: buffer.numel()].view(buffer.shape).data for piece, buffer in pieces]
     for (norm, name), view in zip(places, views, strict=True):
-        setattr(norm, name, view)
+        setattr(norm, name, view.copy_(getattr(norm, name)))
     return vector, views
 
 
