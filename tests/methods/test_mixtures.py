@@ -99,33 +99,34 @@ def split_norm() -> tuple[Statistics, StreamNorm]:
     return statistics, statistics.norms["0"]
 
 
+def come(statistics: Statistics, images: int) -> None:
+    """As `begin` does where the memory stays whole."""
+    (vectors,) = statistics.vectors
+    vectors.begin(images)
+    vectors.weigh()
+
+
 def test_groups_are_normalized_as_streams_of_their_own() -> None:
     """Values, gradients and memory, against one norm for each group and one for all of them."""
-    _, norm = split_norm()
-    alone, together = [split_norm()[1] for _ in range(GROUPS)], split_norm()[1]
+    statistics, norm = split_norm()
+    alone, (of_all, together) = [split_norm() for _ in range(GROUPS)], split_norm()
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         groups = torch.randint(0, 3, (16,), generator=generator)
         x = torch.randn(16, 3, 4, 5, dtype=torch.float64, generator=generator) * (1 + groups)[:, None, None, None]
         x.requires_grad_()
-        for name in (*norm.MEMORY, *norm.GROUP_MEMORY):
-            getattr(norm, f"memory_{name}").copy_(getattr(norm, name))
         norm.groups = groups
-        norm.count.fill_(16)
+        come(statistics, 16)
         outputs, slope = norm(x), torch.randn(16, 3, 4, 5, dtype=torch.float64, generator=generator)
         (gradient,) = torch.autograd.grad(outputs, x, slope)
-        for name in together.MEMORY:
-            getattr(together, f"memory_{name}").copy_(getattr(together, name))
-        together.count.fill_(16)
+        come(of_all, 16)
         together(x)
         for name in together.MEMORY:
             torch.testing.assert_close(getattr(norm, name), getattr(together, name), rtol=1e-9, atol=1e-9)
         for group in groups.unique().tolist():
-            own = alone[group]
-            for name in own.MEMORY:
-                getattr(own, f"memory_{name}").copy_(getattr(own, name))
+            of_group, own = alone[group]
             part = x[groups == group].detach().requires_grad_()
-            own.count.fill_(len(part))
+            come(of_group, len(part))
             expected = own(part)
             (slopes,) = torch.autograd.grad(expected, part, slope[groups == group])
             torch.testing.assert_close(outputs[groups == group], expected, rtol=1e-9, atol=1e-9)
@@ -135,7 +136,7 @@ def test_groups_are_normalized_as_streams_of_their_own() -> None:
             torch.testing.assert_close(norm.group_images[group], own.images)
     with torch.no_grad(), torch.inference_mode(False):
         norm.observing = False
-        expected = torch.stack([alone[g](image[None])[0] for g, image in zip(groups.tolist(), x, strict=True)])
+        expected = torch.stack([alone[g][1](image[None])[0] for g, image in zip(groups.tolist(), x, strict=True)])
         assert not torch.allclose(norm(x), expected + 1)
 
 

@@ -308,7 +308,7 @@ class Vectors:
 
     To copy or change them all takes one kernel in place of one for each norm. `now`: what `names` name, as the last
     pass left it; `before`: the same before the present batch, with `remembered` (norms,), the images that it stands
-    for; `count` (norms,): what those of the present batch count for.
+    for; `weighed`: what the norms name `BATCH`, each (norms,).
     """
 
     def __init__(self, norms: Mapping[str, Any], names: tuple[str, ...]) -> None:
@@ -319,9 +319,11 @@ class Vectors:
         self.places = dict(zip(keys, places, strict=True))
         if all(isinstance(norm, StreamNorm) for norm in norms.values()):
             self.before, _ = _join([(norm, f"memory_{name}") for name in names for norm in norms.values()])
-            self.count, _ = _join([(norm, "count") for norm in norms.values()])
+            batch, _ = _join([(norm, name) for name in StreamNorm.BATCH for norm in norms.values()])
+            self.weighed = batch.view(len(StreamNorm.BATCH), len(norms), ALIGNED)[..., 0].unbind()
             start, _ = self.places["images", next(iter(norms))]
             self.remembered = self.before[start : start + len(norms) * ALIGNED : ALIGNED]
+            self.weigh()
 
     def hold(self) -> bool:
         """Whether the norms still have these views."""
@@ -331,13 +333,21 @@ class Vectors:
     def begin(self, count: float) -> None:
         """A batch comes that counts for so many images."""
         self.before.copy_(self.now)
-        self.count.fill_(count)
+        self.weighed[0].fill_(count)
 
     def fade(self, left: Tensor) -> None:
         """Shorten the memory to what is `left` () of it, from 0 to 1: the images may be of another domain."""
         odds = left / (1 - left).clamp_min(1e-6)
         kept = (self.remembered.to(left.dtype) * left).minimum(UNSURE * odds.square())
         self.remembered.copy_(kept.maximum(self.remembered.clamp_max(KEPT)))
+        self.weigh()
+
+    def weigh(self) -> None:
+        """Set what the present batch counts for beside the memory, once for all passes over it."""
+        count, fresh, apart, total = self.weighed
+        fresh.copy_(_share(self.remembered, count))
+        apart.copy_(fresh * (1 - fresh))
+        total.copy_(count / fresh)
 
     def load(self, state: Mapping[str, Any]) -> None:
         torch._foreach_copy_(self.views, [state[name][path] for name, path in self.places])
@@ -385,18 +395,24 @@ class StreamNorm(OwnNorm):
     """A BatchNorm that normalizes with moving statistics.
 
     `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for.
-    `memory_*`: the same before the present batch; `count`: what its images count for. `share`: where its share is, and
-    at which place, in a list so that the network has them once; empty where the stream counts alone. `groups` (n,): the
-    domain of each image of a mixed batch, with statistics `group_*` (groups, channels) and (groups,); else None.
+    `memory_*`: the same before the present batch. `BATCH` names numbers (): `count`, what its images count for;
+    `fresh`, their share beside the memory; `apart`, by how much their two means are a variance; `total`, all images.
+    `share`: where its share of the stream is, and at which place, in a list so that the network has them once; empty
+    where the stream counts alone. `groups` (n,): the domain of each image of a mixed batch, with statistics `group_*`
+    (groups, channels) and (groups,); else None.
     """
 
     MEMORY = ("mean", "variance", "images")
     GROUP_MEMORY = ("group_mean", "group_variance", "group_images")
+    BATCH = ("count", "fresh", "apart", "total")
     images: Tensor
     memory_mean: Tensor
     memory_variance: Tensor
     memory_images: Tensor
     count: Tensor
+    fresh: Tensor
+    apart: Tensor
+    total: Tensor
     group_mean: Tensor
     group_variance: Tensor
     group_images: Tensor
@@ -417,7 +433,8 @@ class StreamNorm(OwnNorm):
             self.register_buffer(name, value.expand(GROUPS, *value.shape).clone(), persistent=False)
         for name in (*self.MEMORY, *self.GROUP_MEMORY):
             self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
-        self.register_buffer("count", torch.ones_like(self.images), persistent=False)
+        for name in self.BATCH:
+            self.register_buffer(name, torch.ones_like(self.images), persistent=False)
 
     @torch.no_grad()
     def restore_source(self) -> None:
@@ -510,7 +527,8 @@ class StreamNorm(OwnNorm):
             worth = count * self.count / len(x)
             share = _share(self.memory_group_images, worth)
             memory = self.memory_group_mean, self.memory_group_variance
-            _pool((self.group_mean, self.group_variance), memory, (mean, variance), share[:, None])
+            apart = (share * (1 - share))[:, None]
+            _pool((self.group_mean, self.group_variance), memory, (mean, variance), (share[:, None], apart))
             self.group_images.copy_(torch.where(worth > 0, worth / share, self.memory_group_images))
             of_batch = count / len(x)
             middle = of_batch @ mean
@@ -536,9 +554,9 @@ class StreamNorm(OwnNorm):
         return mean, variance
 
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
-        share = _share(self.memory_images, self.count)
-        _pool((self.mean, self.variance), (self.memory_mean, self.memory_variance), (mean, variance), share)
-        self.images.copy_(self.count / share)
+        memory = self.memory_mean, self.memory_variance
+        _pool((self.mean, self.variance), memory, (mean, variance), (self.fresh, self.apart))
+        self.images.copy_(self.total)
 
 
 def _share(remembered: Tensor, new: Tensor) -> Tensor:
@@ -547,12 +565,16 @@ def _share(remembered: Tensor, new: Tensor) -> Tensor:
 
 
 def _pool(
-    into: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], batch: tuple[Tensor, Tensor], share: Tensor
-) -> None:
-    """Write mean and variance of a memory with a batch, which counts for `share`."""
-    apart = share * (1 - share) * (batch[0] - memory[0]).square()  # two means are a variance, too
-    torch.lerp(memory[0], batch[0], share, out=into[0])
-    into[1].copy_(torch.lerp(memory[1], batch[1], share) + apart)
+    into: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], batch: tuple[Tensor, Tensor],
+    share: tuple[Tensor, Tensor],
+) -> None:  # fmt: skip
+    """Write mean and variance of a memory with a batch, which counts for the first of `share`, s; the other, s (1 - s).
+
+    Two means are a variance, too.
+    """
+    apart = share[1] * (batch[0] - memory[0]).square()
+    torch.lerp(memory[0], batch[0], share[0], out=into[0])
+    into[1].copy_(torch.lerp(memory[1], batch[1], share[0]) + apart)
 
 
 def _spec(name: str, value: Tensor) -> Array:
