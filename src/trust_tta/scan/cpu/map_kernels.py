@@ -153,14 +153,15 @@ def scan_forward(scratch, u, projected, weight, A, D, bias, y, height, width, bl
 
 @_jit
 def scan_backward(
-    scratch, dy, u, projected, weight, A, D, bias, du, dprojected, dweight, dA, dD, dbias, height, width, block,
-    train_weight, train_scan, first, last,
+    scratch, dy, u, projected, weight, A, D, bias, du, dprojected, sums, height, width, block, train_weight, train_scan,
+    first, last,
 ):  # fmt: skip
     """Fill du without what comes through `projected`, and partial sums of the other gradients, as `scan_forward`.
 
-    dprojected (blocks, b, l, 4, r+2n), dweight (b, 4, r, c), dA (b, 4, n, c), dD (b, c), dbias (b, 4, c).
+    dprojected (blocks, b, l, 4, r+2n), sums (b, 1 + 4 + 4n + 4r, c): of D, bias, A and weight.
     """
     _, length, channels = u.shape
+    rank, states = weight.shape[2], A.shape[2]
     blocks = -(-channels // block)
     for task in range(first, last):
         b, part = task // blocks, task % blocks
@@ -169,35 +170,37 @@ def scan_backward(
         wide = high - low
         size = length * wide
         d, ds = scratch[0, :size].reshape((length, wide)), scratch[1, :size].reshape((length, wide))
-        dD[b, low:high] = 0
+        sums[b, 0, low:high] = 0
         for p in range(length):
             _multiply(D[o, low:high], dy[b, p, low:high], du[b, p, low:high])
-            _add_product(dy[b, p, low:high], u[b, p, low:high], dD[b, low:high])
+            _add_product(dy[b, p, low:high], u[b, p, low:high], sums[b, 0, low:high])
         for k in range(4):
             _expand(projected[b], weight, bias, o, k, low, high, d)
             _softplus_and_slope(scratch[0, :size], scratch[2, :size])
-            scratch[1, :size] = 0
-            for n in range(A.shape[2]):
-                at_B = weight.shape[2] + n
+            for n in range(states):
                 _differentiate_states(
                     scratch, dy[b], u[b], projected[b], A[o, k, n, low:high], du[b], dprojected[part, b],
-                    dA[b, k, n, low:high], height, width, k, at_B, at_B + A.shape[2], low, high, train_scan,
+                    sums[b, 5 + k * states + n, low:high], height, width, k, rank + n, rank + states + n, low, high,
+                    n == 0, train_scan,
                 )  # fmt: skip
-            _multiply_in_place(scratch[2, :size], scratch[1, :size])
             _reduce(ds, weight, dprojected[part, b], o, k, low, high)
             if train_weight or train_scan:
-                _collect(ds, projected[b], dweight, dbias[b, k, low:high], b, k, low, high, train_weight)
+                rows = rank if train_weight else 0
+                _collect(
+                    ds, projected[b], sums[b], sums[b, 1 + k, low:high], 5 + 4 * states + k * rank, rows, k, low, high
+                )
 
 
 @_jit
 def _differentiate_states(
-    scratch, dy, u, projected, A, du, dprojected, dA, height, width, k, at_B, at_C, low, high, train_scan
+    scratch, dy, u, projected, A, du, dprojected, dA, height, width, k, at_B, at_C, low, high, alone, train_scan
 ):  # fmt: skip
-    """Add one state's share to du and to the gradient of the steps; fill those of A, B and C."""
+    """Add one state's share to du and to the gradient of the steps, which is begun where it is `alone`, so far; fill
+    those of A, B and C."""
     length, wide = u.shape[0], high - low
     size = length * wide
     shape = (length, wide)
-    d, ds = scratch[0, :size].reshape(shape), scratch[1, :size].reshape(shape)
+    d, ds, slope = scratch[0, :size].reshape(shape), scratch[1, :size].reshape(shape), scratch[2, :size].reshape(shape)
     a, h = scratch[3, :size].reshape(shape), scratch[4, :size].reshape(shape)
     zero, g, carry = scratch[5, :wide], scratch[5, wide : 2 * wide], scratch[5, 2 * wide : 3 * wide]
     zero[:] = 0
@@ -215,7 +218,10 @@ def _differentiate_states(
         B = projected[q, k, at_B]
         dprojected[q, k, at_C] = _return(a[q], dy[q, low:high], h[q], projected[q, k, at_C], carry, g)
         dprojected[q, k, at_B] = _add_inputs(g, d[q], u[q, low:high], B, du[q, low:high])
-        _add_steps(g, u[q, low:high], B, carry, before, A, ds[q])
+        if alone:
+            _set_steps(g, u[q, low:high], B, carry, before, A, slope[q], ds[q])
+        else:
+            _add_steps(g, u[q, low:high], B, carry, before, A, slope[q], ds[q])
         if train_scan:
             _add_decays(carry, before, d[q], dA)
 
@@ -260,21 +266,21 @@ def _add_inputs(g, d, u, B, du):
 
 
 @_jit
-def _add_steps(g, u, B, carry, before, A, ds):
+def _set_steps(g, u, B, carry, before, A, slope, ds):
     for c in range(ds.size):
-        ds[c] += g[c] * (B * u[c]) + carry[c] * before[c] * A[c]
+        ds[c] = slope[c] * (g[c] * (B * u[c]) + carry[c] * before[c] * A[c])
+
+
+@_jit
+def _add_steps(g, u, B, carry, before, A, slope, ds):
+    for c in range(ds.size):
+        ds[c] += slope[c] * (g[c] * (B * u[c]) + carry[c] * before[c] * A[c])
 
 
 @_jit
 def _add_decays(carry, before, d, dA):
     for c in range(dA.size):
         dA[c] += carry[c] * before[c] * d[c]
-
-
-@_jit
-def _multiply_in_place(x, out):
-    for i in range(out.size):
-        out[i] *= x[i]
 
 
 @_jit
@@ -313,22 +319,20 @@ def _sum_of_products(x, z):
 
 
 @_jit
-def _collect(ds, projected, dweight, dbias, b, k, low, high, train_weight):
-    """The gradients of one image's `weight` and `bias` in direction k."""
-    length, rank = ds.shape[0], dweight.shape[2]
+def _collect(ds, projected, sums, dbias, start, rows, k, low, high):
+    """One image's gradients in direction k: of `bias` and, from row `start` of its sums, of `rows` of `weight`."""
+    length = ds.shape[0]
     fours, one = length // 4 * 4, ds[0, 0] * 0 + 1
     dbias[:] = 0
+    sums[start : start + rows, low:high] = 0
     for p in range(0, fours, 4):
         _add_four(one, one, one, one, ds[p], ds[p + 1], ds[p + 2], ds[p + 3], dbias)
-    for p in range(fours, length):
-        _add_one(one, ds[p], dbias)
-    for r in range(rank if train_weight else 0):
-        row = dweight[b, k, r, low:high]
-        row[:] = 0
-        for p in range(0, fours, 4):
+        for r in range(rows):
             _add_four(
                 projected[p, k, r], projected[p + 1, k, r], projected[p + 2, k, r], projected[p + 3, k, r],
-                ds[p], ds[p + 1], ds[p + 2], ds[p + 3], row,
+                ds[p], ds[p + 1], ds[p + 2], ds[p + 3], sums[start + r, low:high],
             )  # fmt: skip
-        for p in range(fours, length):
-            _add_one(projected[p, k, r], ds[p], row)
+    for p in range(fours, length):
+        _add_one(one, ds[p], dbias)
+        for r in range(rows):
+            _add_one(projected[p, k, r], ds[p], sums[start + r, low:high])

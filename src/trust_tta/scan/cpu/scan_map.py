@@ -68,8 +68,9 @@ def scan_map_backward(
     du = u.new_empty(u.shape, dtype=dtype)
     # One partial sum for each image or block of channels, added up in a fixed order.
     dprojected = du.new_empty(-(-c // block), *projected.shape)
-    sums = [du.new_empty(b, *t.shape[1:]) for t in arranged]
-    tensors = (dy.reshape(u.shape), u, projected, *arranged, du, dprojected, *sums)
+    rank, n = arranged.weight.shape[2], arranged.A.shape[2]
+    sums = du.new_empty(b, 5 + 4 * n + 4 * rank, c)
+    tensors = (dy.reshape(u.shape), u, projected, *arranged, du, dprojected, sums)
     given = [t.to(dtype).contiguous().numpy() for t in tensors]
 
     def work(first: int, last: int) -> None:
@@ -85,12 +86,14 @@ def scan_map_backward(
     (du.addmm_ if rows.dim() == 2 else du.baddbmm_)(rows, x_proj)
     dx = torch.ops.aten.silu_backward(du.view(b, height, width, c).permute(0, 3, 1, 2), x)
 
-    dweight, dA, dD, dbias = (t if len(arranged.A) > 1 else t.sum(0, keepdim=True) for t in sums)
+    if train_projections or train_scan:
+        sums = sums if len(arranged.A) > 1 else sums.sum(0, keepdim=True)
+    dD, dbias, dA, dweight = sums.split((1, 4, 4 * n, 4 * rank), dim=1)
     sources: list[Tensor | None] = [None] * 5
     if train_projections:
-        sources[:2] = [rows.mT @ _rows(u, gathered), dweight.mT]
+        sources[:2] = [rows.mT @ _rows(u, gathered), dweight.unflatten(1, (4, rank)).mT]
     if train_scan:
-        sources[2:] = [dbias, (dA * arranged.A).mT, dD.unsqueeze(1).expand(-1, 4, -1)]
+        sources[2:] = [dbias, (dA.unflatten(1, (4, n)) * arranged.A).mT, dD.expand(-1, 4, -1)]
     shapes = zip(sources, gathered.parameter_shapes(), strict=True)
     like = gathered.A
     return dx, Parameters(
