@@ -150,7 +150,7 @@ def profile_section(final: Speeds) -> list[str]:
         "kernels."
     )
     if any(record and record["facts"]["commit"] != final.record["facts"]["commit"] for _, record in records):
-        about += " They are newer than the table above."
+        about += " They are of another commit than the table above."
     return ["### Where the time goes", about, *lines] if lines else []
 
 

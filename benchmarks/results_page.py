@@ -64,7 +64,8 @@ def six_table(runs: dict[str, Any], authors: dict[str, float]) -> str:
 def short() -> str:
     """The table of all streams, all images and other settings, six orders, and the time of a step."""
     authors = read("authors_h200.json")["ms"]["128"]["TRUST K=6 sequential"]
-    ms = {r["dtype"]: r["median_ms"] for r in read("profile_h200.json")["rows"] if r["work"] == "trust K=6"}
+    steps = [r for r in read("speed_h200.json")["rows"] if (r["work"], r["batch"]) == ("TRUST K=6 sequential", 128)]
+    ms = {r["dtype"]: r["median_ms"] for r in steps if r["backend"] == "triton"}
     return "\n".join(
         [
             paragraph(
@@ -223,7 +224,7 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `six_corruptions_kernels.json` | `python benchmarks/six_corruptions.py --kernels FOLDER RECORD DTYPE BACKEND \
 source tent trust`; those by `reference` are older | one H200 |
-| `speed_h200.json` | `trust-tta speed`, 0.25 s per row, stopped after the first rows of batch 1 in bf16 | one H200 |
+| `speed_h200.json` | `trust-tta speed --seconds 0.1`, stopped at the scans alone | one H200 |
 | `scan_h200.json` | the scan alone at today's tiles, timed as `python benchmarks/triton_scan.py` does | one H200 |
 | `speed_cpu.json` | `trust-tta speed --out speed_cpu.json` | two cores of a server CPU |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \
