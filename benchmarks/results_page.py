@@ -237,6 +237,8 @@ the plan is in the record, of which the end was cut | one H200 |
 | `guard_host.json` | the same with `--host --methods tent,tide` | one core of a server CPU, busy |
 | `guard_streams_h200.json` | the same with another plan, six processes beside other programs, cut after three minutes \
 | one H200 |
+| `guard_long_h200.json` | the same with 2,000 batches of noise, ten processes beside other programs, cut after three \
+minutes | one H200 |
 | `benign_streams.json`, `ruinous_streams_cpu.json` | the same on corrupted images, and with methods that learn no \
 weights | two cores of a server CPU, busy |
 | `ruinous_streams.json` | the same on few batches, at the learning rate that [the page on the guard](../guard.md) \
