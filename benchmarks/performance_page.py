@@ -208,7 +208,8 @@ def cpu_lines(cpu: Speeds) -> str:
         f"`vmamba_nano` at 32 pixels, {record['facts']['threads']} threads. How many times as fast as the same code "
         f"with the reference scan:\n\n{ratios}\n\nThe time of a step grows as {grown} (fitted; 1 is linear).\n\n"
         "Left alone, PyTorch's threads spin for a while after each operation and keep a core from the scan's own; the "
-        "first scan puts them to sleep, unless `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is set ([why](decisions.md))."
+        "first scan puts them to sleep, unless `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is set ([why](decisions.md)). It "
+        "also lets the process keep up to 1 GiB of freed memory, unless `MALLOC_TRIM_THRESHOLD_` or the like is set."
     )
 
 
