@@ -22,7 +22,7 @@ from trust_tta.errors import reason_of
 MOST_RECORDINGS = 8  # each holds the memory of a pass
 MOST_SEEN = 64  # kinds of batches that are remembered to have come once
 
-_one_at_a_time = threading.Lock()  # CUDA forbids waiting for a device while a pass on it is being recorded
+one_at_a_time = threading.Lock()  # CUDA forbids waiting for a device while a pass on it is being recorded
 
 
 class Recorder:
@@ -106,7 +106,7 @@ class Recorder:
         untouched = kept_state(self.network, images.device)
         # Tensors made in inference mode could not be written to outside it; leaving it turns gradients on.
         ordinary = torch.inference_mode(False)
-        with _one_at_a_time, back, cast, ordinary, torch.set_grad_enabled(learning), untouched:
+        with one_at_a_time, back, cast, ordinary, torch.set_grad_enabled(learning), untouched:
             return Recording(self.network, images, slots, self.parameters if learning else (), self.pool, low)
 
     def _forget_if_moved(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trust_tta.errors import reason_of
-from trust_tta.recording import MOST_RECORDINGS, MOST_SEEN, _one_at_a_time
+from trust_tta.recording import MOST_RECORDINGS, MOST_SEEN, one_at_a_time
 
 Work = Callable[[Tensor, float], tuple[Tensor, ...]]
 
@@ -64,7 +64,7 @@ class Recording:
         self.graph = torch.cuda.CUDAGraph()
         # A recording that breaks off can leave its stream in place; tensors of inference mode cannot be written to.
         back = torch.cuda.stream(torch.cuda.current_stream(images.device))
-        with _one_at_a_time, back, torch.inference_mode(False), torch.no_grad():
+        with one_at_a_time, back, torch.inference_mode(False), torch.no_grad():
             self.images = images.detach().clone()
             stream = torch.cuda.Stream(images.device)
             stream.wait_stream(torch.cuda.current_stream(images.device))

@@ -17,6 +17,7 @@ import torch
 CHUNKS = 4  # channel chunks of an image: fixed, so that sums do not depend on the number of threads
 SMALL = 1 << 15  # below this many elements, threads cost more than they bring
 KEPT = 1 << 30  # bytes of freed memory that the process keeps for the next pass
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt: what stays at the end; blocks with a life of their own
 
 
 def run_tasks(work: Callable[[int, int], None], tasks: int, elements: int) -> None:
@@ -56,10 +57,7 @@ def _keep_freed_memory() -> None:
         return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # not every C library has it
     if set_option is not None:
-        for option in (
-            -1,
-            -3,
-        ):  # M_TRIM_THRESHOLD: what stays at the end; M_MMAP_THRESHOLD: blocks with a life of their own
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             set_option(ctypes.c_int(option), ctypes.c_int(KEPT))
 
 
