@@ -20,15 +20,20 @@ from trust_tta.scan.tensors import ScanGradients, ScanInputs
 from trust_tta.scan.triton.forward import (
     LOG2_E,
     boundary_offsets,
+    carried,
+    carry_on,
     column,
     linear_scan,
     load_block,
     load_row,
+    no_carry,
     softplus,
     store_block,
     with_column,
 )
 from trust_tta.scan.triton.launch import Tiling, ceil_div, choose_tiling, constants, pointers, power_of_two, prepare
+
+WEIGHTS = 64  # numbers of a gradient that a program sums over the batch
 
 
 class PartialSums(NamedTuple):
@@ -43,17 +48,8 @@ class PartialSums(NamedTuple):
 
 def scan_backward(dy: Tensor, inputs: ScanInputs, states: Tensor, *, tiling: Tiling | None = None) -> ScanGradients:
     """See `operators.Backend`."""
-    _, _, A, B, C, D, bias, _ = inputs
     du, ddelta, partial = differentiate(dy, inputs, states, tiling=tiling)
-    return ScanGradients(
-        du,
-        ddelta,
-        partial.A.sum(0).to(A.dtype),
-        partial.B.sum(3).to(B.dtype),
-        partial.C.sum(3).to(C.dtype),
-        A.new_empty(0) if D is None else partial.D.sum(0)[:, None].repeat(1, A.shape[1], 1).to(D.dtype),
-        A.new_empty(0) if bias is None else partial.delta_bias.sum(0).to(bias.dtype),
-    )
+    return ScanGradients(du, ddelta, *sum_all(partial, inputs))
 
 
 def differentiate(
@@ -81,11 +77,33 @@ def differentiate(
     return du, ddelta, PartialSums(dA, dB, dC, dD, dbias)
 
 
+def sum_all(partial: PartialSums, inputs: ScanInputs) -> list[Tensor]:
+    """The gradients of A, B, C, D and the bias, each in the dtype of its input; empty where there is none."""
+    _, _, A, B, C, D, bias, _ = inputs
+    batch, groups, directions, channels, state = partial.A.shape
+    blocks, length = partial.B.shape[3], partial.B.shape[-1]
+    made = [A.new_empty(0) if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in inputs[2:7]]
+    tile, block = _row_tile(length, partial.B.element_size())
+    sizes = [groups * directions * channels * n for n in (state, D is not None, bias is not None)]
+    rows = batch * groups * directions * 2 * state * ceil_div(length, block)
+    with torch.cuda.device_of(A):
+        sum_all_kernel[(rows + sum(ceil_div(size, WEIGHTS) for size in sizes),)](
+            *partial, *made, rows, batch, BLOCKS=blocks, STATE=state, LENGTH=length, DIRECTIONS=directions,
+            CHANNELS=channels, SIZE_A=sizes[0], SIZE_D=sizes[1], SIZE_BIAS=sizes[2], BLOCK_P=tile, BLOCK_L=block,
+            BLOCK=WEIGHTS, enable_fp_fusion=True,
+        )  # fmt: skip
+    return made
+
+
+def _row_tile(length: int, itemsize: int) -> tuple[int, int]:
+    """Partial sums and positions of a tile; the fastest on an H200."""
+    return (32, power_of_two(length)) if length <= 256 else (4 * itemsize, 2048 // itemsize)
+
+
 def sum_rows(partial: PartialSums, dprojected: Tensor) -> None:
     """Write the sums of B's and C's gradients to the last 2n rows of dprojected (.., r+2n, l)."""
     *_, blocks, state, length = partial.B.shape
-    rows, most = (16, 512) if length > 1024 else (32, 128)  # of a tile; the fastest on an H200
-    block = min(most, power_of_two(length))
+    rows, block = _row_tile(length, partial.B.element_size())
     directions = dprojected.numel() // (dprojected.shape[-2] * length)
     with torch.cuda.device_of(dprojected):
         sum_rows_kernel[(directions * 2 * state * ceil_div(length, block),)](
@@ -127,18 +145,18 @@ def differentiate_chunk(
         b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0)
         b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
         b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-        b_h0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        b_h0 = tl.zeros((BLOCK_C, 1), dtype=tl.float32)
         if CHUNKS > 1:
             i_saved = (i_k + 1) * PER_CHUNK - 1 if REVERSE else i_k * PER_CHUNK - 1
             o_h, m_h = boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
-            b_h0 = tl.load(p_states + o_h, mask=m_h, other=0.0)
+            b_h0 = tl.load(p_states + o_h, mask=m_h, other=0.0)[:, None]
         b_a = tl.exp2(b_d * (b_A * LOG2_E)[:, None])
         b_in = b_v * b_B[None, :]
         b_c = b_dy * b_C[None, :]
         b_before, _ = linear_scan(b_a, b_in, b_h0, CHUNKS > 1, REVERSE)
-        b_after, b_end = linear_scan(b_a, b_a * b_c, column(b_carry, o_n, n), CHUNKS > 1, not REVERSE)
+        b_after, b_end = linear_scan(b_a, b_a * b_c, carried(b_carry, o_n, n, STATE), CHUNKS > 1, not REVERSE)
         if CHUNKS > 1:
-            b_carry = with_column(b_carry, o_n, n, b_end)
+            b_carry = carry_on(b_carry, b_end, o_n, n, STATE)
         b_kept = b_a * b_before
         b_h = b_kept + b_in
         b_g = b_after + b_c
@@ -168,7 +186,7 @@ def differentiate_direction(
     b_dA = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
     b_dbias = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
     b_dD = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
-    b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+    b_carry = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
     for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
         i_k = i_step if REVERSE else CHUNKS - 1 - i_step
         b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
@@ -245,7 +263,7 @@ def scan_backward_kernel(
         b_u = load_block(p_u, o_c, m_c, 0, LENGTH, BLOCK_L)
         b_dy = load_block(p_dy, o_c, m_c, 0, LENGTH, BLOCK_L)
         b_du = b_D[:, None] * b_dy
-        b_none = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+        b_none = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
         b_zero = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
         b_start = b_zero if STATE == 1 else b_none
         tl.store(p_dD + o_c, tl.sum(b_u * b_dy, 1), mask=m_c)
@@ -311,14 +329,68 @@ def sum_rows_kernel(
     i_direction = (i // (CHUNKS * 2 * STATE)).to(tl.int64)
     o_l = i % CHUNKS * BLOCK_L + tl.arange(0, BLOCK_L)
     m_l = o_l < LENGTH
+    p_out += i_direction * (ROWS * LENGTH) + (ROWS - 2 * STATE + i_row) * LENGTH
     p_partial = p_dB
     if i_row >= STATE:
         p_partial = p_dC
     p_partial += i_direction * (BLOCKS * STATE * LENGTH) + i_row % STATE * LENGTH
-    b_sum = tl.zeros((BLOCK_P, BLOCK_L), dtype=tl.float32)
-    for i_first in range(0, BLOCKS, BLOCK_P):
+    b_sum = sum_parts(p_partial, BLOCKS, STATE * LENGTH, o_l, m_l, BLOCK_P)
+    tl.store(p_out + o_l, b_sum.to(p_out.dtype.element_ty), mask=m_l)
+
+
+@triton.jit
+def sum_parts(p_partial, parts, STRIDE: tl.constexpr, o_x, m_x, BLOCK_P: tl.constexpr):
+    """The sum of so many parts of x, which lie STRIDE apart."""
+    b_sum = tl.zeros((BLOCK_P, o_x.shape[0]), dtype=tl.float32)
+    # Several stages would read through shared memory, four bytes at a time where rows are not aligned.
+    for i_first in tl.range(0, parts, BLOCK_P, num_stages=1):
         o_p = i_first + tl.arange(0, BLOCK_P)
-        m_pl = (o_p < BLOCKS)[:, None] & m_l[None, :]
-        b_sum += tl.load(p_partial + o_p[:, None] * (STATE * LENGTH) + o_l[None, :], mask=m_pl, other=0.0)
-    p_out += i_direction * (ROWS * LENGTH) + (ROWS - 2 * STATE + i_row) * LENGTH
-    tl.store(p_out + o_l, tl.sum(b_sum, 0).to(p_out.dtype.element_ty), mask=m_l)
+        mask = (o_p < parts)[:, None] & m_x[None, :]
+        b_sum += tl.load(p_partial + o_p[:, None] * STRIDE + o_x[None, :], mask=mask, other=0.0)
+    return tl.sum(b_sum, 0)
+
+
+@triton.jit
+def sum_batch(
+    p_partial, p_out, i_block, batch, SIZE: tl.constexpr, FROM: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK: tl.constexpr, REPEATS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """A block of a gradient of SIZE numbers, from as many of each entry of the batch, or FROM, whose rows of CHANNELS
+    stand in the gradient REPEATS times."""
+    o_x = i_block * BLOCK + tl.arange(0, BLOCK)
+    o_from = o_x // (REPEATS * CHANNELS) * CHANNELS + o_x % CHANNELS if REPEATS > 1 else o_x
+    b_sum = sum_parts(p_partial, batch, FROM, o_from, o_x < SIZE, BLOCK_P)
+    tl.store(p_out + o_x, b_sum.to(p_out.dtype.element_ty), mask=o_x < SIZE)
+
+
+@triton.jit(do_not_specialize=["rows", "batch"])
+def sum_all_kernel(
+    p_dA, p_dB, p_dC, p_dD, p_dbias, p_A, p_B, p_C, p_D, p_bias, rows, batch,
+    BLOCKS: tl.constexpr, STATE: tl.constexpr, LENGTH: tl.constexpr, DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr,
+    SIZE_A: tl.constexpr, SIZE_D: tl.constexpr, SIZE_BIAS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_L: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row (positions,) of B's or C's gradient, or a block of that of A, D or the bias."""
+    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    D_AT: tl.constexpr = (SIZE_A + BLOCK - 1) // BLOCK
+    BIAS_AT: tl.constexpr = D_AT + (SIZE_D + BLOCK - 1) // BLOCK
+    i = tl.program_id(0)
+    if i < rows:
+        i_row = i // CHUNKS % (2 * STATE)
+        # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+        i_direction = (i // (CHUNKS * 2 * STATE)).to(tl.int64)
+        o_l = i % CHUNKS * BLOCK_L + tl.arange(0, BLOCK_L)
+        o_from = i_direction * (BLOCKS * STATE * LENGTH) + i_row % STATE * LENGTH
+        o_to = (i_direction * STATE + i_row % STATE) * LENGTH + o_l
+        if i_row < STATE:
+            b_sum = sum_parts(p_dB + o_from, BLOCKS, STATE * LENGTH, o_l, o_l < LENGTH, BLOCK_P)
+            tl.store(p_B + o_to, b_sum.to(p_B.dtype.element_ty), mask=o_l < LENGTH)
+        else:
+            b_sum = sum_parts(p_dC + o_from, BLOCKS, STATE * LENGTH, o_l, o_l < LENGTH, BLOCK_P)
+            tl.store(p_C + o_to, b_sum.to(p_C.dtype.element_ty), mask=o_l < LENGTH)
+    elif i < rows + D_AT:
+        sum_batch(p_dA, p_A, i - rows, batch, SIZE_A, SIZE_A, BLOCK_P, BLOCK, 1, CHANNELS)
+    elif i < rows + BIAS_AT:
+        sum_batch(p_dD, p_D, i - rows - D_AT, batch, SIZE_D, SIZE_D // DIRECTIONS, BLOCK_P, BLOCK, DIRECTIONS, CHANNELS)
+    else:
+        sum_batch(p_dbias, p_bias, i - rows - BIAS_AT, batch, SIZE_BIAS, SIZE_BIAS, BLOCK_P, BLOCK, 1, CHANNELS)

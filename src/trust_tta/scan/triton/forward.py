@@ -56,6 +56,34 @@ def with_column(b_block, o_columns, i_column, b_column):
 
 
 @triton.jit
+def no_carry(BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STATE: tl.constexpr):
+    """What a scan carries from chunk to chunk, at its start: the states (channels, states).
+
+    Of a single state every lane has a copy (channels, lanes), which saves summing it up from one of them.
+    """
+    LANES: tl.constexpr = BLOCK_L // 8 if BLOCK_L >= 256 else BLOCK_L // 4
+    return tl.zeros((BLOCK_C, LANES if STATE == 1 else BLOCK_N), dtype=tl.float32)
+
+
+@triton.jit
+def carried(b_carry, o_n, n, STATE: tl.constexpr):
+    """State n that is carried, (channels, 1 or lanes)."""
+    b_state = b_carry
+    if STATE > 1:
+        b_state = column(b_carry, o_n, n)[:, None]
+    return b_state
+
+
+@triton.jit
+def carry_on(b_carry, b_end, o_n, n, STATE: tl.constexpr):
+    """What is carried with state n at the end of a chunk, (channels, lanes)."""
+    b_next = b_end
+    if STATE > 1:
+        b_next = with_column(b_carry, o_n, n, column(b_end, tl.arange(0, b_end.shape[1]), 0))
+    return b_next
+
+
+@triton.jit
 def quarters(b_x):
     """The elements 4t, 4t + 1, 4t + 2, 4t + 3 of each row, as four blocks (channels, positions / 4)."""
     b_even, b_odd = tl.split(tl.reshape(b_x, (b_x.shape[0], b_x.shape[1] // 4, 2, 2)))
@@ -91,14 +119,14 @@ def scan_quads(b_a, b_b, b_start, CARRIES: tl.constexpr, REVERSE: tl.constexpr):
     o_before = tl.maximum(o_rank - 1, 0)
     b_h0 = tl.gather(b_sum, o_before, 1)
     if CARRIES:
-        b_h0 += tl.gather(b_decay, o_before, 1) * b_start[:, None]
-        b_h0 = tl.where(o_rank == 0, b_start[:, None], b_h0)
+        b_h0 += tl.gather(b_decay, o_before, 1) * b_start
+        b_h0 = tl.where(o_rank == 0, b_start, b_h0)
     else:
         b_h0 = tl.where(o_rank == 0, 0.0, b_h0)
     b_h1 = b_a0 * b_h0 + b_b0
     b_h2 = b_a1 * b_h1 + b_b1
     b_h3 = b_a2 * b_h2 + b_b2
-    b_end = tl.sum(tl.where(o_rank == QUADS - 1, b_a3 * b_h3 + b_b3, 0.0), 1)
+    b_end = tl.gather(b_a3 * b_h3 + b_b3, o_rank * 0 + (0 if REVERSE else QUADS - 1), 1)
     if REVERSE:
         b_h0, b_h1, b_h2, b_h3 = b_h3, b_h2, b_h1, b_h0
     return join_quarters(b_h0, b_h1, b_h2, b_h3), b_end
@@ -106,23 +134,27 @@ def scan_quads(b_a, b_b, b_start, CARRIES: tl.constexpr, REVERSE: tl.constexpr):
 
 @triton.jit
 def linear_scan(b_a, b_b, b_start, CARRIES: tl.constexpr, REVERSE: tl.constexpr):
-    """h_t = a_t h_{t-1} + b_t up the positions, or down; each h_{t-1} (channels, positions) and the end (channels,).
+    """h_t = a_t h_{t-1} + b_t up the positions, or down; each h_{t-1} (channels, positions), and the end.
+
+    The start (channels, 1 or lanes) is what is `carried`; the end (channels, lanes) is the same in all lanes.
 
     Neighbors are composed in a thread and only their composition is scanned across threads: a reversed
     tl.associative_scan would move every element between lanes several times. A thread holds four of 128 positions and
     eight of 256; of these, pairs are composed first.
     """
     if b_a.shape[1] < 256:
-        return scan_quads(b_a, b_b, b_start, CARRIES, REVERSE)
-    b_a0, b_a1 = tl.split(tl.reshape(b_a, (b_a.shape[0], b_a.shape[1] // 2, 2)))
-    b_b0, b_b1 = tl.split(tl.reshape(b_b, (b_a.shape[0], b_a.shape[1] // 2, 2)))
-    if REVERSE:
-        b_a0, b_a1, b_b0, b_b1 = b_a1, b_a0, b_b1, b_b0
-    b_h0, b_end = scan_quads(b_a0 * b_a1, b_a1 * b_b0 + b_b1, b_start, CARRIES, REVERSE)
-    b_h1 = b_a0 * b_h0 + b_b0
-    if REVERSE:
-        b_h0, b_h1 = b_h1, b_h0
-    return tl.reshape(tl.join(b_h0, b_h1), b_a.shape), b_end
+        b_before, b_end = scan_quads(b_a, b_b, b_start, CARRIES, REVERSE)
+    else:
+        b_a0, b_a1 = tl.split(tl.reshape(b_a, (b_a.shape[0], b_a.shape[1] // 2, 2)))
+        b_b0, b_b1 = tl.split(tl.reshape(b_b, (b_a.shape[0], b_a.shape[1] // 2, 2)))
+        if REVERSE:
+            b_a0, b_a1, b_b0, b_b1 = b_a1, b_a0, b_b1, b_b0
+        b_h0, b_end = scan_quads(b_a0 * b_a1, b_a1 * b_b0 + b_b1, b_start, CARRIES, REVERSE)
+        b_h1 = b_a0 * b_h0 + b_b0
+        if REVERSE:
+            b_h0, b_h1 = b_h1, b_h0
+        b_before = tl.reshape(tl.join(b_h0, b_h1), b_a.shape)
+    return b_before, b_end
 
 
 @triton.jit
@@ -206,13 +238,14 @@ def scan_chunk(
         # Past the end u and B are zero: there direction 1 carries a zero state, whatever the decay.
         b_a = tl.exp2(b_d * b_A[:, None])
         b_in = b_v * b_B[None, :]
-        b_before, b_end = linear_scan(b_a, b_in, column(b_carry, o_n, n), CHUNKS > 1, REVERSE)
+        b_before, b_end = linear_scan(b_a, b_in, carried(b_carry, o_n, n, STATE), CHUNKS > 1, REVERSE)
         b_h = b_a * b_before + b_in
         if CHUNKS > 1:
-            b_carry = with_column(b_carry, o_n, n, b_end)
+            b_carry = carry_on(b_carry, b_end, o_n, n, STATE)
             i_end = (i_k if REVERSE else i_k + 1) * PER_CHUNK - 1
             o_end, m_end = boundary_offsets(i_end, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
-            tl.store(p_states + o_end, b_end, mask=m_end)
+            o_lane = tl.arange(0, b_end.shape[1])[None, :]
+            tl.store(p_states + o_end[:, None] + 0 * o_lane, b_end, mask=m_end[:, None] & (o_lane == 0))
         if PER_CHUNK > 1:
             o_saves = (o_save * STATE + n)[None, :] * CHANNELS + o_c[:, None]
             tl.store(p_states + o_saves, b_h, mask=m_c[:, None] & m_save[None, :])
@@ -229,7 +262,7 @@ def scan_direction(
 ):  # fmt: skip
     """Write the outputs of a direction to p_y, or with ADD add them, and its states to p_states; D u in direction 0."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+    b_carry = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
     for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
         i_k = CHUNKS - 1 - i_step if REVERSE else i_step
         b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
@@ -289,7 +322,7 @@ def scan_forward_kernel(
     if (DIRECTIONS == 2) and (LENGTH <= BLOCK_L):
         b_u = load_block(p_u, o_c, m_c, 0, LENGTH, BLOCK_L)
         b_y = b_D[:, None] * b_u
-        b_carry = tl.zeros((BLOCK_C, BLOCK_N), dtype=tl.float32)
+        b_carry = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
         for m in tl.static_range(2):
             b_d = load_block(p_delta + m * ROWS, o_c, m_c, 0, LENGTH, BLOCK_L) + (b_bias1 if m else b_bias0)[:, None]
             b_y, _ = scan_chunk(

@@ -102,7 +102,7 @@ def choose_fused(rows: int) -> tuple[int, int, int, int]:
     """Positions of a tile, warps, stages, and the programs that a large GPU holds at once."""
     if rows <= 128:
         return 128, 4, 2, 4 * PROGRAMS
-    return (64, 4, 2, 4 * PROGRAMS) if rows <= 256 else (32, 8, 2, 2 * PROGRAMS)
+    return 64, 4, 2, (4 if rows <= 256 else 2) * PROGRAMS
 
 
 def choose_tile(rows: int, inner: int, length: int, maps: int) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from trust_tta.scan.triton.launch import ceil_div
 
 COPIED = 1024  # numbers of a parameter that a program moves
 SUMMED = 64  # numbers of a gradient that a program sums,
-PARTS = 16  # over so many images at a time
+PARTS = 32  # over so many images at a time
 
 
 def gather(parameters: Parameters, slots: Tensor, dtype: torch.dtype) -> Gathered:
@@ -124,17 +124,21 @@ def sum_directions(
     o = i_block * BLOCK + tl.arange(0, BLOCK)
     m = o < SIZE
     b_sum = tl.zeros((BLOCK_P, BLOCK), dtype=tl.float32)
-    for i_first in range(0, images, BLOCK_P):
-        o_p = (i_first + tl.arange(0, BLOCK_P)).to(tl.int64)
-        o_image = o_p * 4 if PER_IMAGE else o_p * 0
-        for s in tl.static_range(4):
-            b_slot = tl.load(p_slots + o_image + s, mask=o_p < images, other=-1)
-            m_read = (b_slot == i_group)[:, None] & m[None, :]
-            o_x = o_p * IMAGE + (s // 2 * PAIR + s % 2 * HALF)
-            b_x = tl.load(p_x + o_x[:, None] + o[None, :], mask=m_read, other=0.0).to(tl.float32)
-            if FACTOR:
-                b_x *= tl.load(p_factor + ((o_image + s) * SIZE)[:, None] + o[None, :], mask=m_read, other=0.0)
-            b_sum += b_x
+    for s in tl.static_range(4):
+        if PER_IMAGE or tl.load(p_slots + s) == i_group:  # most directions are another group's
+            for i_first in range(0, images, BLOCK_P):
+                o_p = (i_first + tl.arange(0, BLOCK_P)).to(tl.int64)
+                m_p = o_p < images
+                o_factor = s * SIZE + o[None, :]
+                if PER_IMAGE:
+                    m_p &= tl.load(p_slots + o_p * 4 + s, mask=m_p, other=-1) == i_group
+                    o_factor += o_p[:, None] * (4 * SIZE)
+                m_read = m_p[:, None] & m[None, :]
+                o_x = o_p * IMAGE + (s // 2 * PAIR + s % 2 * HALF)
+                b_x = tl.load(p_x + o_x[:, None] + o[None, :], mask=m_read, other=0.0).to(tl.float32)
+                if FACTOR:
+                    b_x *= tl.load(p_factor + o_factor, mask=m_read, other=0.0)
+                b_sum += b_x
     return o, m, tl.sum(b_sum, 0)
 
 
