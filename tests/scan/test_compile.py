@@ -17,7 +17,7 @@ from triton.compiler import ASTSource, compile
 from trust_tta.kernels import triton_mlp, triton_norm, triton_products
 from trust_tta.models import triton_patches
 from trust_tta.scan import Parameters
-from trust_tta.scan.triton import backward, forward, layout, matmul, parameters, scan_map
+from trust_tta.scan.triton import backward, forward, layout, map_gradient, matmul, parameters, scan_map
 
 KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
 KINDS[torch.int32] = "*i32"
@@ -49,7 +49,8 @@ class Compiled:
     def kind(self, value):
         return KINDS[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
 
-for module in (backward, forward, layout, matmul, parameters, triton_mlp, triton_norm, triton_patches, triton_products):
+modules = (backward, forward, layout, map_gradient, matmul, parameters, triton_mlp, triton_norm, triton_patches)
+for module in (*modules, triton_products):
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         setattr(module, name, Compiled(getattr(module, name)))
 
@@ -115,9 +116,14 @@ def expected(stage: str, dtype: str, batch: int) -> list[Counter[str]]:
     if batch == 1 or (dtype == "bfloat16" and stage != "last") or (dtype == "float32" and stage in ("second", "third")):
         backward["norm_backward_kernel"] = backward.pop("merge_norm_backward_kernel")
         backward["cross_scan_kernel"] += 1
-    if dtype != "float32" and stage != "last":
-        backward += Counter(["fused_gradients_kernel"])
-        backward -= Counter(["matmul_kernel", "weight_gradient_kernel"])
+    if dtype != "float32":
+        backward["map_gradient_kernel"] = backward.pop("cross_merge_kernel")
+        backward -= Counter(["matmul_kernel"])
+        if stage != "last":
+            backward += Counter(["fused_gradients_kernel"])
+            backward -= Counter(["matmul_kernel", "weight_gradient_kernel"])
+        if stage == "second":  # whose sequences are kept
+            backward -= Counter(["cross_scan_kernel"])
     if batch == 1:
         forward += Counter(["cross_merge_kernel", "layer_norm_kernel"])
         del forward["merge_norm_kernel"]

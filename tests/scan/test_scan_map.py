@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import SetThreads
 from trust_tta.scan import Parameters, merge_norm, operators, reference, scan_map
 from trust_tta.scan.cpu.threads import SMALL
+from trust_tta.scan.triton import scan_map as triton_scan_map
+from trust_tta.scan.triton.map_gradient import map_gradient
 
 BACKENDS = ["cpu", "triton"]
 SHAPES = [(2, 5, 7, 9), (3, 8, 4, 3)]
@@ -268,3 +270,51 @@ def test_two_runs_on_the_gpu_agree_bit_for_bit(dtype: torch.dtype) -> None:
         y = scan_map(x, case[1], Parameters(*parameters), backend="triton")
         runs.append([y, *torch.autograd.grad(y, [x, *parameters], torch.ones_like(y))])
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("slots", ["permuted", "per-image"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.usefixtures("nan_empty")
+def test_sequences_that_are_kept_are_those_made_again(
+    dtype: torch.dtype, slots: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, found = make_case((2, 6, 4, 6), slots=slots), []
+    for kept in (range(24, 25), range(25, 99)):
+        monkeypatch.setattr(triton_scan_map, "KEPT", kept)
+        with torch.no_grad():
+            saved = operators.scan_map(case[0].to(dtype), *case[1:], True)
+        assert saved[3].numel() == (2 * 2 * 6 * 24 if 24 in kept else 0)
+        found.append(results("triton", case, dtype))
+    for kept_gradient, made_again in zip(*found, strict=True):
+        assert torch.equal(kept_gradient, made_again)
+
+
+STAGES = [
+    pytest.param((8, c, side, side), rows, "cuda", marks=pytest.mark.gpu)
+    for c, side, rows in ((96, 56, 16), (192, 28, 28), (384, 14, 52), (768, 7, 100))
+]
+
+
+@pytest.mark.parametrize("per_image", [False, True], ids=["shared", "per-image"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("shape", "rows", "device"), [((2, 20, 5, 9), 6, "cpu"), ((1, 40, 18, 3), 17, "cpu"), *STAGES])
+@pytest.mark.usefixtures("nan_empty")
+def test_the_gradient_of_the_map(
+    shape: tuple[int, ...], rows: int, device: str, dtype: torch.dtype, per_image: bool
+) -> None:
+    """Through SiLU, the layout of both sequences, and their projection, against autograd in float64."""
+    (b, c, h, w), draw = shape, torch.Generator().manual_seed(7)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=draw).to(device, dtype)
+
+    x, du, drows = normal(b, h, w, c).permute(0, 3, 1, 2), normal(b, 2, c, h * w), normal(b, 2, rows, h * w)
+    weight = normal(b, 2, rows, c) if per_image else normal(2, rows, c)
+    exact = x.double().requires_grad_()
+    sequences = reference.cross_scan(torch.nn.functional.silu(exact))
+    outputs = (sequences, weight.double() @ sequences)
+    (wanted,) = torch.autograd.grad(outputs, exact, (du.double(), drows.double()))
+    got = map_gradient(du, drows, weight, x)
+    assert got.permute(0, 2, 3, 1).is_contiguous()
+    tolerance = 6e-3 if dtype == torch.bfloat16 else 8e-4  # the interpreter cuts bfloat16 off
+    assert (got.double() - wanted).norm() <= tolerance * wanted.norm()

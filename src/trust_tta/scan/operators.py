@@ -34,6 +34,9 @@ class Backend(Protocol):
     def states_shape(self, delta: Sequence[int], state: int) -> tuple[int, ...]:
         """Return the shape of the saved states for a `delta` of the given shape (b, g, m, c, l)."""
 
+    def kept_shape(self, x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+        """Return the shape of `Saved.u` for a map x of the given shape (b, c, h, w)."""
+
     def scan_map_forward(self, x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
         """Return y as `reference.scan_map` does, or `merged` into (b, h, w, c), and what the backward needs."""
 
@@ -157,12 +160,10 @@ def _(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     (b, c, h, w), rows = x.shape, parameters[0].shape[1]
     gathered = reference.gather(Parameters(*parameters), slots, x.dtype)
     batch, groups = (b, 2) if slots.dim() == 1 else (1, 2 * b)
-    states = get_backend(triton).states_shape((batch, groups, 2, c, h * w), gathered.A.shape[-1])
-    if triton:
-        shapes = [(b, 2, c, h * w), (b, 2, 2, rows, h * w), (0,)]
-    else:
-        shapes = [(b, h, w, c), (b, h * w, 4, rows), (b, h * w, c)]
-    y, projected, u = (x.new_empty(shape) for shape in shapes)
+    backend = get_backend(triton)
+    states = backend.states_shape((batch, groups, 2, c, h * w), gathered.A.shape[-1])
+    shapes = [(b, 2, c, h * w), (b, 2, 2, rows, h * w)] if triton else [(b, h, w, c), (b, h * w, 4, rows)]
+    y, projected, u = (x.new_empty(shape) for shape in (*shapes, backend.kept_shape(x.shape, x.dtype)))
     return y, *Saved(projected, x.new_empty(states, dtype=torch.float32), u, gathered).flatten()
 
 

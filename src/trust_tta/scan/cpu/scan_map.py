@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,12 @@ class _Weights(NamedTuple):
         c = D.shape[-1]
         weight, A = (t.reshape(-1, 4, c, t.shape[-1]).mT.contiguous() for t in (dt_proj, A))
         return cls(weight, A, D.reshape(-1, 4, c).sum(1), bias.reshape(-1, 4, c).contiguous())
+
+
+def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+    """See `operators.Backend`."""
+    b, c, h, w = x
+    return b, h * w, c
 
 
 def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:

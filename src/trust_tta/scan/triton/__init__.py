@@ -7,5 +7,6 @@ from trust_tta.scan.triton.layout import cross_merge as cross_merge
 from trust_tta.scan.triton.layout import cross_scan as cross_scan
 from trust_tta.scan.triton.layout import merge_norm as merge_norm
 from trust_tta.scan.triton.layout import merge_norm_backward as merge_norm_backward
+from trust_tta.scan.triton.scan_map import kept_shape as kept_shape
 from trust_tta.scan.triton.scan_map import scan_map_backward as scan_map_backward
 from trust_tta.scan.triton.scan_map import scan_map_forward as scan_map_forward

@@ -182,7 +182,7 @@ def _launch(
 
 
 @triton.jit
-def _tile(
+def tile(
     i_tile, i_c,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
@@ -198,7 +198,7 @@ def _tile(
 
 
 @triton.jit
-def _sigmoid(b_x, ROUGH: tl.constexpr):
+def sigmoid(b_x, ROUGH: tl.constexpr):
     """ROUGH: by the device's own reciprocal, within 2^-22, which is more than half precision shows."""
     if not ROUGH:
         return tl.sigmoid(b_x)
@@ -214,14 +214,14 @@ def cross_scan_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     SILU: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
-    o_h, o_w, o_c, o_rows, o_columns, mask = _tile(
+    o_h, o_w, o_c, o_rows, o_columns, mask = tile(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
     )
     i_b = tl.program_id(2).to(tl.int64)
     b_x = tl.load(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, mask=mask)
     if SILU:
         b_wide = b_x.to(tl.float32)
-        b_x = (b_wide * _sigmoid(b_wide, ROUGH)).to(p_u.dtype.element_ty)
+        b_x = (b_wide * sigmoid(b_wide, ROUGH)).to(p_u.dtype.element_ty)
     p_u += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
     tl.store(p_u + o_rows, b_x, mask=mask)
     tl.store(p_u + o_columns, b_x, mask=mask)
@@ -253,7 +253,7 @@ def _pack(b_first, b_second, ROUGH: tl.constexpr):
 def _silu_pair(b_pair, ROUGH: tl.constexpr):
     b_first = _low(b_pair)
     b_second = _high(b_pair)
-    return _pack(b_first * _sigmoid(b_first, ROUGH), b_second * _sigmoid(b_second, ROUGH), ROUGH)
+    return _pack(b_first * sigmoid(b_first, ROUGH), b_second * sigmoid(b_second, ROUGH), ROUGH)
 
 
 @triton.jit
@@ -297,7 +297,7 @@ def cross_scan_pairs_kernel(
 
 
 @triton.jit
-def _merged(p_y, o_rows, o_columns, mask):
+def merged(p_y, o_rows, o_columns, mask):
     return tl.load(p_y + o_rows, mask=mask).to(tl.float32) + tl.load(p_y + o_columns, mask=mask).to(tl.float32)
 
 
@@ -307,14 +307,14 @@ def cross_merge_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     SILU: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
-    o_h, o_w, o_c, o_rows, o_columns, mask = _tile(
+    o_h, o_w, o_c, o_rows, o_columns, mask = tile(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
     )
     i_b = tl.program_id(2).to(tl.int64)
-    b_x = _merged(p_y + i_b * (2 * CHANNELS * HEIGHT * WIDTH), o_rows, o_columns, mask)
+    b_x = merged(p_y + i_b * (2 * CHANNELS * HEIGHT * WIDTH), o_rows, o_columns, mask)
     if SILU:
         b_p = tl.load(p_point + i_b * t_b + o_h * t_h + o_w * t_w + o_c * t_c, mask=mask).to(tl.float32)
-        b_s = _sigmoid(b_p, ROUGH)
+        b_s = sigmoid(b_p, ROUGH)
         b_x *= b_s * (1 + b_p * (1 - b_s))
     tl.store(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, b_x.to(p_x.dtype.element_ty), mask=mask)
 
@@ -334,8 +334,8 @@ def merge_norm_kernel(
     p_x += i_b * (CHANNELS * HEIGHT * WIDTH)
     p_norm += i_b * (CHANNELS * HEIGHT * WIDTH)
     for i_c in range((CHANNELS + BLOCK_C - 1) // BLOCK_C):
-        o_h, o_w, o_c, o_rows, o_columns, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
-        b_x = _merged(p_y, o_rows, o_columns, mask).to(p_x.dtype.element_ty)
+        o_h, o_w, o_c, o_rows, o_columns, mask = tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        b_x = merged(p_y, o_rows, o_columns, mask).to(p_x.dtype.element_ty)
         tl.store(p_x + (o_h * WIDTH + o_w) * CHANNELS + o_c, b_x, mask=mask)
     # What one thread stored above, another loads below.
     tl.debug_barrier()
@@ -392,7 +392,7 @@ def merge_norm_backward_kernel(
     b_sum = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
     b_along = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
     for i_c in range(BLOCKS):
-        o_h, o_w, o_c, _, _, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        o_h, o_w, o_c, _, _, mask = tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
         o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
         b_n, b_g = _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS)
         b_sum += tl.sum(b_g, 2)
@@ -400,7 +400,7 @@ def merge_norm_backward_kernel(
     b_sum /= CHANNELS
     b_along /= CHANNELS
     for i_c in range(BLOCKS):
-        o_h, o_w, o_c, o_rows, o_columns, mask = _tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        o_h, o_w, o_c, o_rows, o_columns, mask = tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
         o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
         b_n, b_g = _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS)
         b_dx = b_scale[:, :, None] * (b_g - b_sum[:, :, None] - b_n * b_along[:, :, None])

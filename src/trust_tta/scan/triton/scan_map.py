@@ -1,20 +1,33 @@
 """SS2D's scan of a map on a CUDA device, forward and backward, in few kernels.
 
-Nothing large is kept for the backward if it can be computed again: the two sequences and the four step sizes would
-take six maps per block, and the map they come from is there anyway.
+Little is kept for the backward that can be computed again: the two sequences and the four step sizes would take six
+maps per block, and the map they come from is there anyway.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from trust_tta.scan import functional
 from trust_tta.scan.tensors import Gathered, Parameters, Saved
 from trust_tta.scan.triton.backward import differentiate, sum_rows
 from trust_tta.scan.triton.forward import scan_forward
 from trust_tta.scan.triton.layout import cross_merge, cross_scan
+from trust_tta.scan.triton.map_gradient import map_gradient
 from trust_tta.scan.triton.matmul import can_fuse, fused_gradients, matmul, weight_gradient
 from trust_tta.scan.triton.parameters import gather, scatter_add
+
+KEPT = range(512, 2048)  # pixels of maps whose sequences are kept in half precision
+
+
+def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+    """See `operators.Backend`. Sequences of larger maps take too much memory, those of smaller ones little time."""
+    b, c, h, w = x
+    kept = "kept" in functional.USED and dtype != torch.float32 and h * w in KEPT
+    return (b, 2, c, h * w) if kept else (0,)
 
 
 def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
@@ -25,15 +38,16 @@ def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[
     matmul(gathered.x_proj, u, projected.flatten(2, 3))
     delta = _step_sizes(gathered, projected)
     y, states = scan_forward(gathered.scan_inputs(u, delta, projected))
-    return y.view_as(u), Saved(projected, states, u.new_empty(0), gathered)
+    kept = u if kept_shape(x.shape, x.dtype) == u.shape else u.new_empty(0)
+    return y.view_as(u), Saved(projected, states, kept, gathered)
 
 
 def scan_map_backward(
     dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
 ) -> tuple[Tensor, Parameters]:
     """See `operators.Backend`."""
-    projected, states, _, gathered = saved
-    u = cross_scan(x, silu=True)
+    projected, states, kept, gathered = saved
+    u = kept if len(kept) else cross_scan(x, silu=True)
     delta = _step_sizes(gathered, projected)
     inputs = gathered.scan_inputs(u, delta, projected)
     du, ddelta, partial = differentiate(dy.reshape(inputs.u.shape), inputs, states)
@@ -49,8 +63,11 @@ def scan_map_backward(
         ddt_proj = weight_gradient(ddelta, steps, per_image=per_image) if train_projections else None
     sum_rows(partial, dprojected)
     dprojected = dprojected.flatten(2, 3)
-    matmul(gathered.x_proj.mT, dprojected, du, add=True)
-    dx = cross_merge(du, *x.shape[2:], silu_of=x)
+    if x.dtype == torch.float32:  # in which thin products are the library's
+        matmul(gathered.x_proj.mT, dprojected, du, add=True)
+        dx = cross_merge(du, *x.shape[2:], silu_of=x)
+    else:
+        dx = map_gradient(du, dprojected, gathered.x_proj, x)
     if train_projections:
         dx_proj = weight_gradient(dprojected, u, per_image=per_image)
     return dx, scatter_add(slots, gathered, dx_proj, ddt_proj, partial if train_scan else None)
