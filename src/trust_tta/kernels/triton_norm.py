@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.kernels.triton_products import choose_normal, gelu_slope
+from trust_tta.kernels.triton_products import gelu, gelu_slope
 from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132 * 8  # fill a large GPU
@@ -290,7 +290,7 @@ def normalize_kernel(
     b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
     b_y = (b_x - _load_channel(p_mean, o_c, CHANNELS)) * b_factor + _load_channel(p_bias, o_c, CHANNELS)
     if GELU:
-        b_y *= choose_normal(b_y, False, FULL, WIDE)[0]
+        b_y = gelu(b_y, FULL, WIDE)
     tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=mask)
 
 

@@ -62,8 +62,6 @@ def product(
     split, parts = x.dtype == torch.float32, 1
     curved = gelu or slope_at is not None
     block_m, block_n, block_k, warps, stages = choose_tile(columns, x.shape[1], x.dtype, gelu=curved)
-    if slope_at is not None and not split:
-        warps = 4
     if split and is_small(rows, columns):
         block_m, block_n, block_k, warps, stages = SMALL_TILE
         parts = choose_parts(ceil_div(rows, block_m) * ceil_div(columns, block_n), ceil_div(x.shape[1], block_k))
@@ -193,18 +191,6 @@ def normal(b_h):
 
 
 @triton.jit
-def fast_normal(b_h, BELL: tl.constexpr, WIDE: tl.constexpr):
-    """As `normal`, within 3e-4, by the GPU's own tanh; for results in half precision. Without BELL, no bell."""
-    b_square = b_h * b_h
-    b_bell = b_square
-    if BELL:
-        b_bell = tl.exp2(b_square * -0.72134752)
-    b_clipped = tl.minimum(b_square, 64.0)
-    b_x = b_h * (0.797507884 + b_clipped * (0.0370056463 - 3.51516846e-4 * b_clipped))
-    return 0.5 + 0.5 * tanh(b_x, WIDE), b_bell
-
-
-@triton.jit
 def tanh(b_x, WIDE: tl.constexpr):
     if WIDE:  # interpreted, without instructions of a GPU
         return 2 * tl.sigmoid(2 * tl.maximum(b_x, -20.0)) - 1
@@ -212,18 +198,33 @@ def tanh(b_x, WIDE: tl.constexpr):
 
 
 @triton.jit
-def choose_normal(b_h, BELL: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr):
-    """`normal` as exact as the products are."""
+def fast_normal(b_h, WIDE: tl.constexpr):
+    """The integral of `normal` within 3e-4, by the GPU's own tanh; for results in half precision."""
+    b_square = tl.minimum(b_h * b_h, 64.0)
+    b_x = b_h * (0.797507884 + b_square * (0.0370056463 - 3.51516846e-4 * b_square))
+    return 0.5 + 0.5 * tanh(b_x, WIDE)
+
+
+@triton.jit
+def gelu(b_h, SPLIT: tl.constexpr, WIDE: tl.constexpr):
+    """h times the normal distribution's integral up to h, as exact as the products are."""
     if SPLIT:
-        return normal(b_h)
-    return fast_normal(b_h, BELL, WIDE)
+        return b_h * normal(b_h)[0]
+    return b_h * fast_normal(b_h, WIDE)
 
 
 @triton.jit
 def gelu_slope(b_h, SPLIT: tl.constexpr, WIDE: tl.constexpr):
     """The derivative of GELU at h."""
-    b_integral, b_bell = choose_normal(b_h, True, SPLIT, WIDE)
-    return b_integral + b_h * b_bell * 0.39894228
+    if SPLIT:
+        b_integral, b_bell = normal(b_h)
+        return b_integral + b_h * b_bell * 0.39894228
+    # That of `fast_normal`, so that there is one tanh and no exponential.
+    b_square = tl.minimum(b_h * b_h, 64.0)
+    b_x = b_h * (0.797507884 + b_square * (0.0370056463 - 3.51516846e-4 * b_square))
+    b_half_slope = 0.398753942 + b_square * (0.0555084694 - 8.78792115e-4 * b_square)
+    b_tanh = tanh(b_x, WIDE)
+    return 0.5 + 0.5 * b_tanh + b_h * b_half_slope * (1.0 - b_tanh * b_tanh)
 
 
 @triton.jit
@@ -276,11 +277,29 @@ def product_kernel(
         if SPLIT and not WHOLE:
             b_low = load_weight(p_low, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
         b_y = multiply(b_x, b_high, b_low, b_y, SPLIT and not WHOLE, WIDE)
-    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
     if PARTS > 1:
-        p_y += tl.program_id(1) * rows * COLUMNS
+        o_y, m_y = result(o_m, o_n, rows, COLUMNS)
+        tl.store(p_y + tl.program_id(1) * rows * COLUMNS + o_y, b_y, mask=m_y)
+    elif SLOPE and not SPLIT:
+        # In halves, so that a thread holds less of what is read now.
+        b_left, b_right = tl.split(tl.permute(tl.reshape(b_y, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+        o_left = tl.program_id(0) % ((COLUMNS + BLOCK_N - 1) // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N // 2)
+        o_right = o_left + BLOCK_N // 2
+        store_result(b_left, p_bias, p_add, p_y, o_m, o_left, rows, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
+        store_result(b_right, p_bias, p_add, p_y, o_m, o_right, rows, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
     else:
-        b_y = follow(b_y, p_bias, p_add, o_n, o_y, m_y, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
+        store_result(b_y, p_bias, p_add, p_y, o_m, o_n, rows, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
+
+
+@triton.jit
+def store_result(
+    b_y, p_bias, p_add, p_y, o_m, o_n, rows,
+    COLUMNS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of y after what follows the product."""
+    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
+    b_y = follow(b_y, p_bias, p_add, o_n, o_y, m_y, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 
@@ -294,7 +313,7 @@ def follow(
     if BIAS:
         b_y += tl.load(p_bias + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
     if GELU:
-        b_y *= choose_normal(b_y, False, SPLIT, WIDE)[0]
+        b_y = gelu(b_y, SPLIT, WIDE)
     if ADD:
         b_y += tl.load(p_add + o_y, mask=m_y, other=0.0).to(tl.float32)
     if SLOPE:
