@@ -290,6 +290,61 @@ def test_gradients_of_a_recording_that_is_gone_do_not_stop_the_next() -> None:
     assert len(kept) == len(parameters)
 
 
+class Counting:
+    """A graph whose replays are counted."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph, self.replays = graph, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.graph.replay()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
+def test_what_passes_over_a_batch_have_in_common_is_done_once(low: bool) -> None:
+    """Of the same tensor alone: what changes in place, in the images or in the weights of a later batch, is seen."""
+    model = make_model().requires_grad_(False)
+    parameters = [p for name, p in model.named_parameters() if "norm" in name]
+    for parameter in parameters:
+        parameter.requires_grad_()
+    call = Recorder(model, parameters, lasting=True)
+    first, second = batches(2)
+    (small_batch,) = batches(1, size=5)
+
+    def check(images: Tensor, row: int) -> None:
+        with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
+            slots = model.slot_table[row]
+            logits, wanted = call(images, slots), model(images, slots=slots)
+        got = torch.autograd.grad(logits.float().square().sum(), parameters)
+        for a, b in zip(
+            (logits, *got), (wanted, *torch.autograd.grad(wanted.float().square().sum(), parameters)), strict=True
+        ):
+            assert (a - b).abs().max() <= (3e-2 if low else 1e-3) * b.abs().max()
+
+    for images in (first, second, small_batch, small_batch):
+        check(images, 0)
+    assert (len(call.recordings), len(call.beginnings), call.failed) == (2, 2, False)
+    beginning = next(iter(call.beginnings.values()))
+    assert isinstance(beginning.network, recording.Begun) == low  # in float32 the first convolution is not by itself
+    beginning.graph = counted = Counting(beginning.graph)  # type: ignore[assignment]
+    for row in range(4):
+        check(second, row)
+    assert counted.replays == 1
+    second.mul_(2)
+    check(second, 1)
+    assert counted.replays == 2
+    check(small_batch, 2)
+    check(second, 1)  # whose beginning may lie where the small batch was worked on
+    assert counted.replays == 3
+    with torch.no_grad():
+        model.get_parameter("patch_embed.0.weight").mul_(-1)
+        model.get_parameter("layers.0.blocks.0.mlp.fc1.weight").mul_(2)
+    check(first, 1)
+    assert counted.replays == 4
+
+
 @pytest.mark.gpu
 def test_what_is_recorded_and_what_is_not() -> None:
     method = create_method("trust", make_model(), k=3)

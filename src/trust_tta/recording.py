@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from trust_tta.errors import reason_of
 MOST_RECORDINGS = 8  # each holds the memory of a pass
 MOST_SEEN = 64  # kinds of batches that are remembered to have come once
 
+# Work that other threads start while a pass is recorded does not break it, unless it waits for the device.
+SETTINGS: dict[str, Any] = {"capture_error_mode": "thread_local"}
+
 one_at_a_time = threading.Lock()  # CUDA forbids waiting for a device while a pass on it is being recorded
 
 
@@ -32,10 +36,15 @@ class Recorder:
     pass stay valid until the next pass. Later changes to the values of parameters and buffers take effect; new modules,
     hooks or settings do not. A replayed pass draws the random numbers and updates the running statistics that a plain
     one would.
+
+    With `lasting`, images that are the same tensor as in the last pass are taken for unchanged, and so are the weights
+    that are not among the `parameters`: what passes over a batch have in common is then done once.
     """
 
-    def __init__(self, network: nn.Module, parameters: Sequence[Tensor]) -> None:
-        self.network, self.parameters = network, list(parameters)
+    def __init__(self, network: nn.Module, parameters: Sequence[Tensor], *, lasting: bool = False) -> None:
+        self.network, self.parameters, self.lasting = network, list(parameters), lasting
+        self.beginnings: dict[Hashable, Beginning] = {}
+        self.present: Beginning | None = None  # that of the last replay
         self.recordings: dict[Hashable, Recording] = {}
         self.seen: set[Hashable] = set()
         self.failed = False  # a recording that broke off may leave the device unusable for another: no second try
@@ -51,7 +60,10 @@ class Recorder:
         if slots is None or recording is None or (self.unfinished is not None and self.unfinished() is not None):
             return self.plain(images, slots)
         self._wait_for_last(torch.cuda.current_stream(images.device))
-        logits = recording.replay(images, slots)
+        # What another kind of batch has begun with may lie where this one's passes work.
+        recording.beginning.take(images, lasting=self.lasting and self.present is recording.beginning)
+        self.present = recording.beginning
+        logits = recording.replay(slots)
         if recording.backward is not None:
             token = Token()
             self.unfinished = weakref.ref(token)
@@ -63,9 +75,9 @@ class Recorder:
         logits: Tensor = self.network(images) if slots is None else self.network(images, slots=slots)
         return logits
 
-    def __reduce__(self) -> tuple[type[Recorder], tuple[nn.Module, list[Tensor]]]:
+    def __reduce__(self) -> tuple[Callable[..., Recorder], tuple[nn.Module, list[Tensor]]]:
         """Recordings hold addresses: a copy or a pickle starts without any."""
-        return Recorder, (self.network, self.parameters)
+        return partial(Recorder, lasting=self.lasting), (self.network, self.parameters)
 
     def _recording(self, images: Tensor, slots: Tensor) -> Recording | None:
         if not images.is_cuda or self.failed or torch.cuda.is_current_stream_capturing():
@@ -83,7 +95,7 @@ class Recorder:
             try:
                 self.recordings[key] = self._record(images, slots, learning, low)
             except Exception as error:  # whatever it was, a plain pass will raise it again or not need it
-                self.failed, self.recordings = True, {}
+                self.failed, self.recordings, self.beginnings = True, {}, {}
                 problem = reason_of(error)
                 warnings.warn(f"passes are not recorded as CUDA graphs and stay slow ({problem})", stacklevel=2)
         return self.recordings.get(key)
@@ -106,60 +118,118 @@ class Recorder:
         untouched = kept_state(self.network, images.device)
         # Tensors made in inference mode could not be written to outside it; leaving it turns gradients on.
         ordinary = torch.inference_mode(False)
-        with one_at_a_time, back, cast, ordinary, torch.set_grad_enabled(learning), untouched:
-            return Recording(self.network, images, slots, self.parameters if learning else (), self.pool, low)
+        with one_at_a_time, back, cast, ordinary, untouched:
+            kind = (images.shape, images.dtype, low)
+            if kind not in self.beginnings:
+                beginning = Beginning(self.network, images)
+                if self.lasting:
+                    beginning.record({} if low is None else self._frozen(), self.pool, low)
+                self.beginnings[kind] = beginning
+            with torch.set_grad_enabled(learning):
+                return Recording(self.beginnings[kind], slots, self.parameters if learning else (), self.pool, low)
+
+    def _frozen(self) -> dict[str, Tensor]:
+        """The parameters that autocast casts and nothing adapts, by name."""
+        learned = {id(parameter) for parameter in self.parameters}
+        return {name: p.detach() for name, p in cast_parameters(self.network).items() if id(p) not in learned}
 
     def _forget_if_moved(self) -> None:
         self.tensors = self.tensors or list(self.network.parameters())
         addresses = list(map(Tensor.data_ptr, self.tensors))
         if addresses != self.addresses:
-            self.recordings, self.seen, self.addresses = {}, set(), addresses
+            self.recordings, self.beginnings, self.seen, self.addresses = {}, {}, set(), addresses
 
 
 class Token:
     """Lives as long as a pass waits to be differentiated."""
 
 
+class Beginning:
+    """What the passes over a batch have in common, over tensors at fixed addresses.
+
+    `images`: a copy of the batch. `weights`: those that are cast and not adapted, by name. `network`: what is yet to be
+    done with `given`, the images or what a network that can `begin` with them made of them.
+    """
+
+    def __init__(self, network: nn.Module, images: Tensor) -> None:
+        self.network, self.images = network, images.detach().clone()
+        self.given, self.weights = self.images, dict[str, Tensor]()
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.last: weakref.ref[Tensor] | None = None
+        self.version = 0
+
+    @torch.no_grad()
+    def record(self, frozen: Mapping[str, Tensor], pool: Any, low: torch.dtype | None) -> None:
+        """Cast the weights, and begin with the images, in a graph of their own."""
+        begin: Callable[[Tensor], Tensor | None] = getattr(self.network, "begin", lambda images: None)
+
+        def work() -> tuple[dict[str, Tensor], Tensor | None]:
+            return {} if low is None else cast_together(frozen, low), begin(self.images)
+
+        with side_stream(self.images.device) as stream:
+            work()
+        self.graph = torch.cuda.CUDAGraph()
+        with own_workspaces(), torch.cuda.graph(self.graph, pool=pool, stream=stream, **SETTINGS):
+            self.weights, begun = work()
+        if begun is not None:
+            self.network, self.given = Begun(self.network), begun
+            self.weights = {f"network.{name}": weight for name, weight in self.weights.items()}
+
+    def take(self, images: Tensor, *, lasting: bool) -> None:
+        """Begin with images (n, ...); nothing is done if they are those of the last call and that is `lasting`."""
+        if lasting and self.last is not None and self.last() is images and self.version == images._version:
+            return
+        with torch.no_grad():
+            self.images.copy_(images)
+        if self.graph is not None:
+            self.graph.replay()
+            self.last, self.version = weakref.ref(images), images._version
+
+
+class Begun(nn.Module):
+    """A network that goes on from what it has begun with."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, begun: Tensor, *, slots: Tensor) -> Tensor:
+        logits: Tensor = self.network.forward_begun(begun, slots)
+        return logits
+
+
 class Recording:
     """One forward pass, and one backward pass where there are parameters, over tensors at fixed addresses."""
 
     def __init__(
-        self,
-        network: nn.Module,
-        images: Tensor,
-        slots: Tensor,
-        parameters: Sequence[Tensor],
-        pool: Any,
-        low: torch.dtype | None,
+        self, beginning: Beginning, slots: Tensor, parameters: Sequence[Tensor], pool: Any, low: torch.dtype | None
     ) -> None:
-        self.images, self.slots = images.detach().clone(), slots.clone()
+        self.beginning, self.slots, network = beginning, slots.clone(), beginning.network
         # Leaves of our own over the same memory: those of an earlier pass belong to another stream.
         leaves = [p.detach().requires_grad_() for p in parameters]
         names = {id(p): name for name, p in network.named_parameters()}
         weights = {names[id(p)]: leaf for p, leaf in zip(parameters, leaves, strict=True)}
-
-        cast = {} if low is None else {n: weights.get(n, p.detach()) for n, p in cast_parameters(network).items()}
+        rest = {} if low is None else {n: p for n, p in cast_parameters(network).items() if n not in beginning.weights}
+        cast = {name: weights.get(name, p.detach()) for name, p in rest.items()}
 
         def call() -> Tensor:
-            given = weights if low is None else {**weights, **cast_together(cast, low)}
-            logits: Tensor = functional_call(network, given, (self.images,), {"slots": self.slots})
+            given = weights if low is None else {**weights, **beginning.weights, **cast_together(cast, low)}
+            logits: Tensor = functional_call(network, given, (beginning.given,), {"slots": self.slots})
             return logits
 
-        with side_stream(images.device) as stream:  # libraries set up their workspace for a stream on first use
+        with side_stream(slots.device) as stream:  # libraries set up their workspace for a stream on first use
             logits = call()
             self.dlogits = torch.zeros_like(logits)
             if leaves:
                 self._differentiate(logits, leaves)
-        # Work that other threads start meanwhile does not break the recording, unless it waits for the device.
-        settings: dict[str, Any] = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
         self.forward = torch.cuda.CUDAGraph()
-        with own_workspaces(), torch.cuda.graph(self.forward, **settings):
+        with own_workspaces(), torch.cuda.graph(self.forward, pool=pool, stream=stream, **SETTINGS):
             logits = call()
         self.backward: torch.cuda.CUDAGraph | None = None
         self.gradients: list[Tensor | None] = []
         if leaves:
             self.backward = torch.cuda.CUDAGraph()
-            with own_workspaces(), torch.cuda.graph(self.backward, **settings):
+            with own_workspaces(), torch.cuda.graph(self.backward, pool=pool, stream=stream, **SETTINGS):
                 self.gradients = self._differentiate(logits, leaves)
         self.logits: Tensor = logits.detach()
 
@@ -167,8 +237,8 @@ class Recording:
         return list(torch.autograd.grad(logits, leaves, self.dlogits, allow_unused=True))
 
     @torch.no_grad()
-    def replay(self, images: Tensor, slots: Tensor) -> Tensor:
-        self.images.copy_(images)
+    def replay(self, slots: Tensor) -> Tensor:
+        """Logits of the images that the beginning has taken."""
         self.slots.copy_(slots)
         self.forward.replay()
         return self.logits.clone()

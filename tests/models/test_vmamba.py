@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.models.networks import TINY, TINY_CONFIGS, tiny_images, tiny_network
 from trust_tta.errors import ShapeError
@@ -34,6 +35,18 @@ def test_the_backends_agree() -> None:
 def test_an_image_alone_equals_the_image_in_a_batch(config: str) -> None:
     model, images = tiny_network(TINY_CONFIGS[config]), tiny_images(3)
     torch.testing.assert_close(model(images)[1:2], model(images[1:2]), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("config", ["layer", "batch"])
+def test_a_pass_goes_on_from_the_first_convolution(config: str) -> None:
+    """What `begin` does where it is a pass of its own: the convolution without its bias."""
+    model, images = tiny_network(TINY_CONFIGS[config]), tiny_images()
+    first: Any = model.patch_embed[0]
+    begun = F.conv2d(images, first.weight, None, first.stride, first.padding)
+    for order in ("abcd", "badc"):
+        slots = model.slots(order, len(images))
+        torch.testing.assert_close(model.forward_begun(begun, slots), model(images, order=order), rtol=1e-9, atol=1e-9)
+    assert model.begin(images) is None  # on a CPU it is not
 
 
 def test_memory_layout_of_the_images_does_not_matter() -> None:

@@ -25,7 +25,8 @@ class Passes:
     def __init__(self, model: nn.Module, weights: Weights, statistics: Statistics, counters: Counters) -> None:
         self.model, self.statistics, self.counters = model, statistics, counters
         shares = [] if statistics.shares is None else [statistics.shares.value]
-        self.counted = Forward(model, [*weights.tensors, *shares])
+        # A method calls it with a tensor of its own, which no one else changes.
+        self.counted = Forward(model, [*weights.tensors, *shares], lasting=True)
         self.uncounted, self.observing = Forward(model), Forward(model)  # of their own: norms that observe do otherwise
 
     def __call__(self, images: Tensor, *, order: OrderLike | None = None, recorded: bool = True) -> Tensor:
@@ -69,10 +70,10 @@ class Forward:
     In the given order or the network's own. Logits of pixels are `Pixels`.
     """
 
-    def __init__(self, network: nn.Module, parameters: Sequence[Tensor] = ()) -> None:
+    def __init__(self, network: nn.Module, parameters: Sequence[Tensor] = (), *, lasting: bool = False) -> None:
         self.coarse = hasattr(network, "forward_coarse")
         self.network = network
-        self.recorder = Recorder(CoarseNetwork(network) if self.coarse else network, parameters)
+        self.recorder = Recorder(CoarseNetwork(network) if self.coarse else network, parameters, lasting=lasting)
 
     def __call__(self, images: Tensor, order: OrderLike | None = None, *, recorded: bool = True) -> Logits:
         run = self.recorder if recorded else self.recorder.plain

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import ClassVar, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -147,8 +147,18 @@ class Convolutions(nn.Sequential):
         if torch.compiler.is_compiling():
             plain: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
             return plain
-        bias: Tensor | None = None
-        layers = deque(layer for layer in self if type(layer) is not nn.Identity or layer._forward_hooks)
+        return self._apply_in_turn(self._layers(), x, None)
+
+    def after_first(self, x: Tensor) -> Tensor:
+        """The layers after the first, whose bias x is yet without."""
+        layers = self._layers()
+        return self._apply_in_turn(layers, x, layers.popleft().bias)
+
+    def _layers(self) -> deque[Any]:
+        return deque(layer for layer in self if type(layer) is not nn.Identity or layer._forward_hooks)
+
+    def _apply_in_turn(self, layers: deque[Any], x: Tensor, bias: Tensor | None) -> Tensor:
+        """The layers one after the other; `bias` is that of the convolution that made x, if x is yet without it."""
         while layers:
             layer = layers.popleft()
             if isinstance(layer, (FirstConv2d, StridedConv2d)) and bias_can_wait(layer, x):

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from trust_tta.kernels.norm import fork_norm
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VMambaConfig
-from trust_tta.models.convolution import FirstConv2d
+from trust_tta.models.convolution import FirstConv2d, bias_can_wait
 from trust_tta.models.layers import (
     SCAN_PARAMETERS,
+    Convolutions,
     Mlp,
     StochasticDepth,
     initialize_linear,
@@ -138,6 +139,23 @@ class VMamba(ScanNetwork):
             images = images.contiguous(memory_format=torch.channels_last)
         x: Tensor = self.patch_embed(images)
         return x
+
+    def begin(self, images: Tensor) -> Tensor | None:
+        """What `forward_begun` goes on from: the first convolution of images, which no order and few methods change.
+
+        None where it is not a pass of its own.
+        """
+        stem, first = self.patch_embed, self.patch_embed[0]
+        if not isinstance(stem, Convolutions) or stem._forward_hooks or stem._forward_pre_hooks:
+            return None
+        if not isinstance(first, FirstConv2d) or first.weight.requires_grad or not bias_can_wait(first, images):
+            return None
+        return first.before_bias(images)
+
+    def forward_begun(self, first: Tensor, slots: Tensor) -> Tensor:
+        """Logits (n, classes) from what `begin` gave."""
+        x = cast(Convolutions, self.patch_embed).after_first(first)
+        return self.forward_head(self.pool(self.forward_maps(x, slots=slots)[-1]))
 
     def forward_maps(self, x: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> list[Tensor]:
         """The map at the end of each stage, from the first map on."""
