@@ -160,14 +160,15 @@ class Beginning:
 
     @torch.no_grad()
     def record(self, frozen: Mapping[str, Tensor], pool: Any, low: torch.dtype | None) -> None:
-        """Cast the weights, and begin with the images, in a graph of their own."""
+        """Cast the weights, and begin with the images, in a graph of their own, unless there is nothing to do."""
         begin: Callable[[Tensor], Tensor | None] = getattr(self.network, "begin", lambda images: None)
 
         def work() -> tuple[dict[str, Tensor], Tensor | None]:
             return {} if low is None else cast_together(frozen, low), begin(self.images)
 
         with side_stream(self.images.device) as stream:
-            work()
+            if work() == ({}, None):
+                return
         self.graph = torch.cuda.CUDAGraph()
         with own_workspaces(), torch.cuda.graph(self.graph, pool=pool, stream=stream, **SETTINGS):
             self.weights, begun = work()
