@@ -224,8 +224,8 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `six_corruptions_kernels.json` | `python benchmarks/six_corruptions.py --kernels FOLDER RECORD DTYPE BACKEND \
 source tent trust`; those by `reference` are older | one H200 |
-| `speed_h200.json` | `trust-tta speed --seconds 0.1`, stopped at the scans alone | one H200 |
-| `scan_h200.json` | the scan alone at today's tiles, timed as `python benchmarks/triton_scan.py` does | one H200 |
+| `speed_h200.json` | `trust-tta speed --seconds 0.15`, stopped at the scans alone | one H200 |
+| `scan_h200.json` | the scan alone, all gradients in its backward, timed as `trust-tta speed` does | one H200 |
 | `speed_cpu.json` | `trust-tta speed --out speed_cpu.json` | two cores of a server CPU |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \
 at batch 1 | one H200 |
