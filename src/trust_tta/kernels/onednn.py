@@ -39,16 +39,9 @@ def mlp(
     return y
 
 
-def _times(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, gelu: bool = False
-) -> Tensor:
-    """x (.., k) @ weight (n, k).T + bias, and on its way out plus `residual` (.., n), or through GELU."""
-    multiply = torch.ops.mkldnn._linear_pointwise
-    y: Tensor
-    if residual is not None:
-        y = multiply.binary(x, residual.contiguous(), weight, bias, "add")
-    else:
-        y = multiply(x, weight, bias, "gelu" if gelu else "none", [], "none" if gelu else "")
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (.., k) @ weight (n, k).T + bias."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
 
 
@@ -64,7 +57,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        return _times(x, weight, bias, residual)
+        y = _times(x, weight, bias)
+        return y if residual is None else y.add_(residual)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -83,14 +77,15 @@ class _Mlp(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None
     ) -> Tensor:
+        hidden = _times(x, weight1, bias1)
         if any(ctx.needs_input_grad):
-            hidden = _times(x, weight1, bias1)
             active = F.gelu(hidden)
             kept = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
             ctx.save_for_backward(x if kept[0] else None, active if kept[1] else None, hidden, weight1, weight2)
         else:
-            active = _times(x, weight1, bias1, gelu=True)
-        return _times(active, weight2, bias2, residual)
+            active = torch.ops.aten.gelu_(hidden)
+        y = _times(active, weight2, bias2)
+        return y if residual is None else y.add_(residual)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
