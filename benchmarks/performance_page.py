@@ -50,8 +50,9 @@ def main() -> None:
     final, cpu = Speeds("speed_h200.json"), Speeds("speed_cpu.json")
     authors = json.loads((RESULTS / "authors_h200.json").read_text(encoding="utf-8"))
     tables = (network_table(final, authors), record_line(final), memory_line(final), scan_table())
-    measured = [*accuracy_section(), *profile_section(final), *scaling_section()]
-    sections = (HEAD, "## On one H200", *tables, *measured, "## On a CPU", cpu_lines(cpu))
+    measured = [*accuracy_section(), *profile_section(final), *scaling_section("scaling_h200.json")]
+    on_cpu = (cpu_lines(cpu), *scaling_section("scaling_cpu.json"))
+    sections = (HEAD, "## On one H200", *tables, *measured, "## On a CPU", *on_cpu)
     write_whole(DOCS / "performance.md", "\n\n".join(sections) + "\n")
 
 
@@ -164,9 +165,9 @@ def profile_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def scaling_section() -> list[str]:
+def scaling_section(name: str) -> list[str]:
     """The cost per image against batch, pixels and orders, with the fitted exponents and the end of the memory."""
-    record = optional_record("scaling_h200.json")
+    record = optional_record(name)
     if record is None:
         return []
     lines = ["| axis | work | milliseconds per image | exponent | steepest step | memory ends at |"]
@@ -177,9 +178,10 @@ def scaling_section() -> list[str]:
     plan = record["plan"]
     return [
         "### How it grows",
-        f"VMamba-T in bf16. The batch grows at {plan['size']} pixels, the pixels at batch {plan['batch']}, the orders "
-        f"at batch {plan['few']}. Exponents are fitted over the upper half of an axis, where the device is full: 1 is "
-        "linear in the step, a constant cost per image; the steepest step is that between two neighbors anywhere.",
+        f"`{plan['model']}` in {plan['dtype']}. The batch grows at {plan['size']} pixels, the pixels at batch "
+        f"{plan['batch']}, the orders at batch {plan['few']}. Exponents are fitted over the upper half of an axis, "
+        "where the device is full: 1 is linear in the step, a constant cost per image; the steepest step is that "
+        "between two neighbors anywhere.",
         "\n".join(lines),
     ]
 

@@ -1,8 +1,10 @@
 """How the cost of an image grows with the batch, the pixels and the number of orders, on one device.
 
     PYTHONPATH=src python benchmarks/scaling.py --out docs/results/scaling_h200.json
+    PYTHONPATH=src python benchmarks/scaling.py --device cpu --out docs/results/scaling_cpu.json
 
-VMamba-T with random weights in bf16. `--quick --device cpu` tries the script on a tiny network.
+On a GPU VMamba-T in bf16, on a CPU `vmamba_nano` in float32, both with random weights. On a CPU every point has a
+process of its own, whose largest resident memory is its peak. `--quick --device cpu` tries the script.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import json
 import math
 import multiprocessing
 import os
+import resource
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,13 @@ class Plan:
     few: int = 32  # images of the orders
 
 
+ON_CPU = Plan(
+    model="vmamba_nano",
+    dtype="float32",
+    sizes=(32, 64, 128, 224, 384, 512, 768, 1024),
+    size=32,
+    batch=1,
+)
 QUICK = Plan(model="vmamba_nano", batches=(1, 2), sizes=(16, 32), orders=(1, 2), size=16, batch=2, few=2)
 
 
@@ -70,6 +80,34 @@ def point(timing: Timing, model: Any, device: torch.device, limits: Limits) -> T
             method.reset()
 
     return measure(Case(timing=timing, prepare=prepare, limits=limits), device)
+
+
+def physical_memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def point_alone(timing: Timing, plan: Plan, limits: Limits) -> Timing:
+    """The same on a CPU, for a process of its own, which leaves others some of the memory."""
+    most = int(0.8 * physical_memory())
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    torch.manual_seed(0)
+    found = point(timing, create_model(plan.model).eval(), torch.device("cpu"), limits)
+    return replace(found, peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def points(plan: Plan, device: torch.device, limits: Limits) -> Iterator[Timing]:
+    """All timings with their numbers, as they come."""
+    if device.type == "cpu":
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+            for timing in timings(plan, "cpu"):
+                yield pool.submit(point_alone, timing, plan, limits).result()
+        return
+    torch.manual_seed(0)
+    model = create_model(plan.model).to(device).eval()
+    for timing in timings(plan, "triton"):
+        yield point(timing, model, device, limits)
 
 
 def compile_size(plan: Plan, size: int, device: str) -> None:
@@ -119,7 +157,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.25, help="how long each point is timed")
     parser.add_argument("--compile", choices=("first", "only", "no"), default="first", help="the kernels, in parallel")
     arguments = parser.parse_args()
-    device, plan = torch.device(arguments.device), QUICK if arguments.quick else Plan()
+    device = torch.device(arguments.device)
+    plan = QUICK if arguments.quick else Plan() if device.type == "cuda" else ON_CPU
     if device.type == "cuda" and arguments.compile != "no":
         context = multiprocessing.get_context("spawn")
         sizes = [plan.size, *sorted(set(plan.sizes) - {plan.size}, reverse=True)]
@@ -127,14 +166,14 @@ def main() -> None:
             list(pool.map(compile_size, [plan] * len(sizes), sizes, [arguments.device] * len(sizes)))
     if arguments.compile == "only":
         return
-    torch.manual_seed(0)
-    model = create_model(plan.model).to(device).eval()
     facts = collect_facts(device=device, dtype=plan.dtype, config=json.dumps(asdict(plan)))
-    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    total = physical_memory()
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
     rows: list[Timing] = []
     limits = Limits(seconds=arguments.seconds, least=2, warmups=2, long=5.0)
-    for timing in timings(plan, "triton" if device.type == "cuda" else "cpu"):
-        rows.append(point(timing, model, device, limits))
+    for timing in points(plan, device, limits):
+        rows.append(timing)
         record = {
             "facts": asdict(facts),
             "plan": asdict(plan),
