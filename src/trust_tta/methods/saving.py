@@ -58,8 +58,10 @@ def shared_by_forks(method: Method) -> dict[int, Any]:
     """What a fork takes as it is, by identity: the source's weights, frozen ones, and the caller's buffers."""
     network = method.caller.network
     shared: list[Tensor] = [*method.weights.source.values(), *network.buffers()]
+    # Parameters that the network has only within the method are the method's own.
+    frozen = dict(network.named_parameters()).keys() - method.adapted.keys()
     for each in (method.model, network):
-        shared += [p for name, p in each.named_parameters() if name not in method.adapted]
+        shared += [p for name, p in each.named_parameters() if name in frozen]
     return {id(tensor): tensor for tensor in shared}
 
 
