@@ -6,6 +6,7 @@ import copy
 import multiprocessing
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -89,6 +90,64 @@ def test_calls_from_several_threads_take_turns(name: str) -> None:
     assert method.counters == alone.counters
     assert same(method.state_dict(), alone.state_dict())
     assert {tuple(o.flatten().tolist()) for o in outputs} == {tuple(o.flatten().tolist()) for o in expected}
+
+
+SIDE_BY_SIDE = KINDS | {"tent-depth": ("tent", {"stochastic_depth": True}), "tide-alone": ("tide", {"lr": 1e-3})}
+
+
+@pytest.mark.parametrize("kind", SIDE_BY_SIDE)
+def test_forks_in_several_threads_adapt_as_each_would_alone(kind: str) -> None:
+    """Bit for bit: they share the frozen weights and nothing else, not even random numbers."""
+    name, options = SIDE_BY_SIDE[kind]
+    method, streams = make(name, vmamba(drop_path=0.5), **options), [batches(4, seed=seed) for seed in (1, 2, 3)]
+    expected = [run(method.fork(), stream) for stream in streams]
+    start, forks = threading.Barrier(3), [method.fork() for _ in streams]
+
+    def work(fork: Method, stream: list[Tensor]) -> list[Tensor]:
+        start.wait(30)
+        return run(fork, stream)
+
+    with ThreadPoolExecutor(3) as pool:
+        outputs = list(pool.map(work, forks, streams))
+    assert same(outputs, expected)
+    assert not same(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("name", ["source", "bn_alpha", "bn_ema"])
+def test_predictions_of_a_fixed_method_run_side_by_side(name: str) -> None:
+    method, both = make(name, convnet(), statistics="source"), threading.Barrier(2)
+
+    def meet(*_: object) -> None:
+        both.wait(30)
+
+    method.model.register_forward_pre_hook(meet)
+    assert method.fixed
+    stream = batches(2)
+    with ThreadPoolExecutor(2) as pool:  # in turns, each would wait for the other in vain
+        outputs = list(pool.map(method.evaluate, stream))
+    network = convnet().eval()
+    assert same(outputs, [network(images).detach() for images in stream])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_other_method_is_fixed(kind: str) -> None:
+    name, options = KINDS[kind]
+    assert make(name, vmamba(), **options).fixed == (name == "source")
+    assert not make("source", vmamba(), statistics="stream").fixed
+    assert not make("source", vmamba(), statistics="batch").fixed
+
+
+def test_what_was_predicted_ahead_is_taken_and_counted_as_a_pass() -> None:
+    method, alone, (images,) = make("source", vmamba()), make("source", vmamba()), batches(1)
+    ahead = method.evaluate(images) + 1
+    method.ahead = ahead
+    assert torch.equal(method(images), ahead)
+    method.ahead = None
+    alone(images)
+    assert method.counters == alone.counters
+    adapting = make("tent", vmamba())
+    adapting.ahead = ahead
+    assert torch.equal(adapting(images), make("tent", vmamba())(images))  # where something changes, it is not
 
 
 def test_a_compiled_network_is_taken_as_it_was() -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,13 @@ class Result:
     adapted: bool
     events: tuple[Event, ...]
     reading: Reading | None = None
+
+
+class Ahead(NamedTuple):
+    """What `evaluate` of a method that is `fixed` gave for images (n, c, h, w), which needs no session."""
+
+    images: Tensor
+    logits: Tensor
 
 
 @dataclass
@@ -110,17 +117,21 @@ class Session:
         self._turn = True  # whether a quiet stream is looked at in this batch
         self._wary = 0  # batches still to be looked at before the method sees them
         self._meanwhile: Callable[[], None] | None = None  # the caller's
+        self._ahead: Ahead | None = None  # the caller's, too
         self._glances = Glances()
         self._nothing = next(method.model.parameters()).new_zeros(0)  # for checks on the canary alone
 
     # One batch
 
-    def step(self, images: Tensor, meanwhile: Callable[[], None] | None = None) -> Result:
+    def step(
+        self, images: Tensor, meanwhile: Callable[[], None] | None = None, *, ahead: Ahead | None = None
+    ) -> Result:
         """Predict images (n, c, h, w), and adapt on them unless something speaks against it.
 
         `meanwhile` is called while the device works, when the method is as it will be, unless an event changes it.
+        `ahead`: what was computed of these images before.
         """
-        self._events, self._meanwhile = [], meanwhile
+        self._events, self._meanwhile, self._ahead = [], meanwhile, ahead
         books, n = self.books, images.shape[0]
         books.batches += 1
         books.images += n
@@ -130,7 +141,7 @@ class Session:
             done = self._step_unseen(images) if self._trusts_images() else None
             logits, adapted, images = done or self._step_seen(images)
         finally:
-            self._meanwhile = None  # it holds the caller
+            self._meanwhile = self._ahead = None  # they hold the caller and the batch
         if self.books.since_snapshot >= self.policy.snapshot_every and not self.catch_up():
             self._save_if_healthy(images)
         return Result(logits, adapted, tuple(self._events), self.reading)
@@ -291,13 +302,13 @@ class Session:
     def _adapt(self, images: Tensor, meanwhile: Callable[[], None] | None = None) -> tuple[Tensor, bool]:
         """The method's prediction; where it refuses because that is not finite, one without adapting."""
         own = vars(self.method)  # a module takes microseconds to set an attribute
-        own["meanwhile"] = partial(self._do_meanwhile, meanwhile)
+        own["meanwhile"], own["ahead"] = partial(self._do_meanwhile, meanwhile), self._known(images)
         try:
             return self.method(images), True
         except DataError:
             return self.evaluate(images), False
         finally:
-            own["meanwhile"] = None
+            own["meanwhile"] = own["ahead"] = None
 
     def _do_meanwhile(self, more: Callable[[], None] | None) -> None:
         if self._meanwhile is not None:
@@ -319,8 +330,13 @@ class Session:
 
     def evaluate(self, images: Tensor) -> Tensor:
         """Predict by the state as it is: logits or probabilities, as the method does."""
-        logits = self.method.evaluate(images)
+        known = self._known(images)
+        logits = self.method.evaluate(images) if known is None else known
         return logits.softmax(1) if self.method.probabilities else logits
+
+    def _known(self, images: Tensor) -> Tensor | None:
+        """What was computed of these images ahead, if they are the whole batch."""
+        return self._ahead.logits if self._ahead is not None and self._ahead.images is images else None
 
     def predict(self, images: Tensor) -> Tensor:
         """As `evaluate`; while images are of few classes, by the source with the statistics of its training."""

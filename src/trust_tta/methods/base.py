@@ -73,7 +73,8 @@ class Method(nn.Module):
     `probabilities`: the output is a distribution, not logits. `pooled`: what of `moving` tells of the domain, not of
     the stream, as sums over images that total one each: fleets pool it. `worth`: images for which each one stands in
     statistics and sums, where others see the rest of the stream. `coarse_before`: the prediction made before the last
-    batch's update, where it came for free. One method may serve several threads: calls take turns.
+    batch's update, where it came for free. One method may serve several threads: calls take turns, but for predictions
+    of one that is `fixed`.
     """
 
     name: ClassVar[str]
@@ -107,6 +108,7 @@ class Method(nn.Module):
         self.update = Updates(self.weights, self.statistics, self.counters)
         self.worth = 1
         self.meanwhile: Callable[[], None] | None = None  # called while the device still works on the prediction
+        self.ahead: Tensor | None = None  # what `evaluate` gave for the batch of the next call; taken where `fixed`
         self.coarse_before: Logits | None = None
         self.training, self._admit, self._turns = False, Admission(), Turns()
         self.start()
@@ -139,6 +141,11 @@ class Method(nn.Module):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state for what its parts do not show one by one; called when each is what `moving` says."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether no batch changes what is predicted, so that on a CPU predictions may run side by side."""
+        return False
 
     # What a caller uses
 
@@ -173,7 +180,8 @@ class Method(nn.Module):
         `as_next`: statistics of the stream count the images, as if they came next, and are then put back.
         """
         going_on = self.statistics.going_on(images, self.predict.plain, worth=self.worth) if as_next else nullcontext()
-        with self._turns, going_on, self.statistics.frozen(images):
+        alone = nullcontext() if self.fixed and images.device.type == "cpu" else self._turns  # recordings share memory
+        with alone, going_on, self.statistics.frozen(images):
             return whole(self.infer(images))
 
     @property

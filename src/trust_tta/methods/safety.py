@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 FEW_IMAGES = 8  # below so many, the statistics of a batch say little
 
+_drawing = threading.Lock()  # from PyTorch's random numbers, which all threads share
+
 
 def check_images(images: Tensor, model: nn.Module) -> None:
     """Refuse a batch that `check_shape` refuses, or that is not finite."""
@@ -173,7 +175,7 @@ def stochastic_depth_on(model: nn.Module, *, seed: int) -> Iterator[None]:
         raise ConfigError(f"{type(model).__name__} has no stochastic depth; set stochastic_depth=False")
     switch(True)
     try:
-        with torch.random.fork_rng():
+        with _drawing, torch.random.fork_rng():
             torch.manual_seed(seed)
             yield
     finally:
