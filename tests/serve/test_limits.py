@@ -144,7 +144,7 @@ def test_too_many_images_that_wait_are_refused_with_a_time(tmp_path: Path) -> No
     with serving(tmp_path, most_queued=6, most_queued_in_all=8, batch_size=4, max_wait=0.01) as (client, service):
         client.post("/predict", content=picture())
         held, let_go = threading.Event(), threading.Event()
-        service.engine.ask(lambda: held.set() or let_go.wait(30))  # type: ignore[func-returns-value]  # it is busy
+        service.engine.ask(lambda: held.set() or let_go.wait(30), "default", "b")  # type: ignore[func-returns-value]
         held.wait(30)
         try:
             raw = pixels(4)

@@ -54,7 +54,8 @@ def test_stopped_it_answers_what_was_taken_and_ends_well(tmp_path: Path) -> None
     images = answers.count(200) + 1
     again = Service(make_network(tmp_path), tmp_path / "state")
     assert isinstance(again.pool, Pool)
-    assert again.pool.get("default").images >= images
+    with again.pool.using("default") as stream:
+        assert stream.images >= images
     again.pool.close()
     again.start()
     again.stop()

@@ -85,7 +85,7 @@ class View:
 
 
 class Board:
-    """Written by the engine's thread, read by the event loop's."""
+    """Written by the engine's threads, read by the event loop's."""
 
     def __init__(self, preprocessing: Preprocessing, *, classes: tuple[str, ...] | None) -> None:
         self.preprocessing, self.classes = preprocessing, classes

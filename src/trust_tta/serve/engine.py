@@ -1,15 +1,14 @@
-"""One thread runs the network; requests wait in bounded queues, one per stream, and share batches."""
+"""A few threads run the network, each a batch at a time, in the order that the schedule gives."""
 
 from __future__ import annotations
 
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from trust_tta.live.session import Result
 from trust_tta.live.stream import Stream
 from trust_tta.serve.pool import Pool
+from trust_tta.serve.schedule import Key, Request, Schedule, Task, Work
 from trust_tta.serve.settings import RequestError, Settings
 
 T = TypeVar("T")
@@ -61,167 +61,144 @@ class Batch(NamedTuple):
     seconds: float
 
 
-@dataclass(eq=False)
-class _Waiting:
-    images: Tensor
-    since: float
-    future: Future[Answer] = field(default_factory=Future)
-
-
-class Key(NamedTuple):
-    """Requests that may share a batch."""
-
-    stream: str
-    adapt: bool
-
-
 class Engine:
     """Runs the batch that has waited longest among those that are full or due; tasks of `ask` come first.
 
-    `on_batch` is called with every batch, in the engine's thread, before its requests are answered.
+    Several `workers` are for a CPU, whose cores they share: a batch that is alone gets all of them. Batches of a stream
+    run one after the other, unless its method is fixed. `on_batch` is called with every batch, by the worker that ran
+    it, before its requests are answered.
     """
 
-    def __init__(self, pool: Pool, settings: Settings, on_batch: Callable[[Batch], None]) -> None:
-        self.pool, self.settings, self._on_batch = pool, settings, on_batch
-        self._queues: dict[Key, deque[_Waiting]] = {}
-        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._changed = threading.Condition()
-        self._images = 0  # queued
-        self._seconds_per_image = 0.01
+    def __init__(self, pool: Pool, settings: Settings, on_batch: Callable[[Batch], None], *, workers: int = 1) -> None:
+        self.pool, self._on_batch = pool, on_batch
+        self._schedule = Schedule(settings, side_by_side=pool.method.fixed)
+        self._changed = threading.Condition()  # of the schedule and all below
+        self._seconds_per_image = 0.01  # with all cores
         self._draining = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._cores = torch.get_num_threads()
+        self._workers = [
+            threading.Thread(target=self._run, name=f"engine-{number}", daemon=True) for number in range(workers)
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for worker in self._workers:
+            worker.start()
 
     @property
     def queued(self) -> int:
         """The number of queued images."""
-        return self._images
+        return self._schedule.images
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive() and not self._draining
+        return all(worker.is_alive() for worker in self._workers) and not self._draining
 
     def submit(self, stream: str, images: Tensor, *, adapt: bool) -> Future[Answer]:
         """Put images (n, c, h, w) into the queue of a stream; refused where it is full."""
-        key, waiting = Key(stream, adapt), _Waiting(images, time.monotonic())
+        request = Request(images)
         with self._changed:
-            if self._draining:
-                raise RequestError(503, "the service is stopping", retry_after=5)
-            own = sum(len(w.images) for adapts in (True, False) for w in self._queues.get(Key(stream, adapts), ()))
-            again = 1 + int(self._images * self._seconds_per_image)
-            if self._images + len(images) > self.settings.most_queued_in_all:
-                raise RequestError(
-                    503, f"{self._images} images are queued, and no more are accepted for now", retry_after=again
-                )
-            if own + len(images) > self.settings.most_queued:
-                raise RequestError(
-                    429,
-                    f"{own} images of the stream '{stream}' are queued, and no more are accepted for now",
-                    retry_after=again,
-                )
-            self._queues.setdefault(key, deque()).append(waiting)
-            self._images += len(images)
-            self._changed.notify()
-        return waiting.future
+            self._check_open()
+            if self._schedule.add(Key(stream, adapt), request, seconds_per_image=self._seconds_per_image):
+                self._changed.notify()
+        return request.future
 
-    def ask(self, do: Callable[[], T]) -> Future[T]:
-        """Run a task in the engine's thread, before the next batch."""
-        future: Future[T] = Future()
+    def ask(self, do: Callable[[], T], *streams: str) -> Future[T]:
+        """Run a task before the next batch of the streams; nothing else happens to these meanwhile."""
+        task = Task(do, frozenset(streams))
         with self._changed:
-            if self._draining:
-                raise RequestError(503, "the service is stopping", retry_after=5)
-            self._tasks.append((do, future))
+            self._check_open()
+            self._schedule.add_task(task)
             self._changed.notify()
-        return future
+        return task.future
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise RequestError(503, "the service is stopping", retry_after=5)
 
     def drain(self) -> None:
         """Serve all that waits, take no more, and close the streams."""
         with self._changed:
-            self._draining = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+            self._draining = self._schedule.everything = True
+            self._changed.notify_all()
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.join()
+        self.pool.close()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                work = self._choose()
-                while work is None:
-                    if self._draining and not self._queues and not self._tasks:
-                        self.pool.close()
-                        return
-                    self._changed.wait(self._until_due())
-                    work = self._choose()
-            work()
+        """What a worker does, until the engine is drained."""
+        while (chosen := self._next()) is not None:
+            work, threads = chosen
+            use_threads(threads)
+            try:
+                if isinstance(work, Task):
+                    _settle(work)
+                else:
+                    requests = [r for r in work.requests if r.future.set_running_or_notify_cancel()]
+                    self._serve(work.key, requests, threads)
+            finally:
+                with self._changed:
+                    self._schedule.end(work)
+        use_threads(self._cores)  # PyTorch gives threads that begin later what was set last
 
-    def _choose(self) -> Callable[[], None] | None:
-        if self._tasks:
-            do, future = self._tasks.popleft()
-            return lambda: _settle(future, do)
-        now, size = time.monotonic(), self.settings.batch_size
-        due = [
-            (queue[0].since, key)
-            for key, queue in self._queues.items()
-            if self._draining
-            or now - queue[0].since >= self.settings.max_wait
-            or sum(len(w.images) for w in queue) >= size
-        ]
-        if not due:
-            return None
-        key = min(due)[1]
-        queue, chosen, images = self._queues[key], list[_Waiting](), 0
-        while queue and (not chosen or images + len(queue[0].images) <= size):
-            images += len(queue[0].images)
-            chosen.append(queue.popleft())
-        self._images -= images
-        if not queue:
-            del self._queues[key]
-        return lambda: self._serve(key, [w for w in chosen if w.future.set_running_or_notify_cancel()])
+    def _next(self) -> tuple[Work, int] | None:
+        """What to do, and on how many threads; None at the end."""
+        schedule, workers = self._schedule, len(self._workers)
+        with self._changed:
+            while (work := schedule.begin()) is None:
+                if self._draining and not schedule.waiting:
+                    self._changed.notify_all()  # the others wait for this, too
+                    return None
+                self._changed.wait(schedule.until_due())
+            if schedule.waiting:
+                self._changed.notify()  # another worker keeps watch from here
+            beside = min(workers, schedule.running + schedule.due()) if workers > 1 else 1
+            return work, max(1, self._cores // beside)
 
-    def _until_due(self) -> float | None:
-        if not self._queues:
-            return None
-        oldest = min(queue[0].since for queue in self._queues.values())
-        return max(0.0, oldest + self.settings.max_wait - time.monotonic())
-
-    def _serve(self, key: Key, requests: list[_Waiting]) -> None:
+    def _serve(self, key: Key, requests: list[Request], threads: int) -> None:
         if not requests:
             return
         try:
-            batch = self._predict(key, requests)
+            batch = self._predict(key, requests, threads)
         except Exception as error:
             if len(requests) == 1:
                 requests[0].future.set_exception(error)
             else:  # so that only the request whose images are at fault fails
                 for request in requests:
-                    self._serve(key, [request])
+                    self._serve(key, [request], threads)
             return
         for request, answer in zip(requests, batch.answers, strict=True):
             request.future.set_result(answer)
 
-    def _predict(self, key: Key, requests: list[_Waiting]) -> Batch:
+    def _predict(self, key: Key, requests: list[Request], threads: int) -> Batch:
         start = time.perf_counter()
-        stream = self.pool.get(key.stream)
-        images = torch.cat([r.images for r in requests])
-        result = stream(images, adapt=key.adapt)
-        output, given = result.logits.detach().float().cpu().numpy(), stream.method.probabilities
-        answers, row = [], 0
-        for request in requests:
-            rows = slice(row, row + len(request.images))
-            answers.append(Answer(secrets.token_hex(8), output[rows], result.adapted, given))
-            row = rows.stop
-        seconds = time.perf_counter() - start
-        self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * seconds / len(images)
-        batch = Batch(stream, key.stream, images, answers, result, seconds)
-        self._on_batch(batch)
+        images = torch.cat([request.images for request in requests])
+        with self.pool.using(key.stream) as stream:
+            result = stream(images, adapt=key.adapt)
+            output, given = result.logits.detach().float().cpu().numpy(), stream.method.probabilities
+            answers, row = [], 0
+            for request in requests:
+                rows = slice(row, row + len(request.images))
+                answers.append(Answer(secrets.token_hex(8), output[rows], result.adapted, given))
+                row = rows.stop
+            seconds = time.perf_counter() - start
+            batch = Batch(stream, key.stream, images, answers, result, seconds)
+            self._on_batch(batch)
+        with self._changed:
+            each = seconds / len(images) * threads / self._cores
+            self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * each
         return batch
 
 
-def _settle(future: Future[Any], do: Callable[[], Any]) -> None:
-    if future.set_running_or_notify_cancel():
+def use_threads(count: int) -> None:
+    """Let PyTorch use so many threads for what the calling thread does."""
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+def _settle(task: Task) -> None:
+    if task.future.set_running_or_notify_cancel():
         try:
-            future.set_result(do())
+            task.future.set_result(task.do())
         except Exception as error:
-            future.set_exception(error)
+            task.future.set_exception(error)

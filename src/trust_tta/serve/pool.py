@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trust_tta.errors import StateError
@@ -23,7 +23,10 @@ PATIENCE = 30  # seconds after which to try again what the disk did not take
 
 
 class Pool:
-    """Opens, closes, forks and removes streams, in the engine's thread alone; any thread may ask for names."""
+    """Opens, closes, forks and removes streams, from any thread. A stream in use is not dropped from memory.
+
+    Whoever uses a stream asks for no other: at most `most_loaded` threads may do so at the same time.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,9 @@ class Pool:
         self.most_loaded, self.most_streams = most_loaded, most_streams
         self._on_event = on_event
         self._loaded: OrderedDict[str, Stream] = OrderedDict()
-        self._lock = threading.Lock()  # of `_loaded`
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()  # of these two, held for moments
+        self._disk = threading.RLock()  # held while streams come from disk, or go there
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -62,48 +67,76 @@ class Pool:
         if name not in self and (there := len(self.names)) >= self.most_streams:
             raise RequestError(429, f"there are {there} streams, and no more are accepted; use one of them")
 
-    def get(self, name: str) -> Stream:
+    @contextmanager
+    def using(self, name: str) -> Iterator[Stream]:
         """The stream, created or read from its folder where it is not in memory; another may have to go to disk."""
-        if name in self._loaded:
+        stream = self._begin_use(name) or self._load(name)
+        try:
+            yield stream
+        finally:
+            with self._lock:
+                self._users[name] -= 1
+
+    def _begin_use(self, name: str) -> Stream | None:
+        with self._lock:
+            if name not in self._loaded:
+                return None
+            self._users[name] += 1
             self._loaded.move_to_end(name)
             return self._loaded[name]
-        self.check_room(name)
-        while len(self._loaded) >= self.most_loaded:
-            self.store(next(iter(self._loaded)))
-        stream = self._open(name)
-        with self._lock:
-            self._loaded[name] = stream
-        return stream
 
-    def fork(self, name: str, new: str) -> Stream:
-        """A new stream that continues from this one."""
-        if new in self:
-            raise RequestError(409, f"a stream '{new}' already exists; choose another name, or remove it first")
-        self.check_room(new)
-        stream = self.get(name)
-        try:
-            # Closed and opened again, so that its events carry its own name.
-            written = stream.fork(snapshots=self.folder / new).close()
-        except (StateError, OSError):
-            written = False
-        if not written:
-            shutil.rmtree(self.folder / new, ignore_errors=True)
-            raise RequestError(
-                503, f"the stream '{new}' cannot be written; free or repair the disk", retry_after=PATIENCE
-            )
-        return self.get(new)
+    def _load(self, name: str) -> Stream:
+        with self._disk:
+            if (stream := self._begin_use(name)) is not None:  # another thread was faster
+                return stream
+            self.check_room(name)
+            self._make_room()
+            stream = self._open(name)
+            with self._lock:
+                self._loaded[name], self._users[name] = stream, 1
+            return stream
+
+    def _make_room(self) -> None:
+        """Let the least recently used of those that nobody uses go to disk."""
+        while True:
+            with self._lock:
+                if len(self._loaded) < self.most_loaded:
+                    return
+                name = next(name for name in self._loaded if not self._users[name])
+                del self._users[name]
+                stream = self._loaded.pop(name)  # first: who asks for it from now on waits for the disk
+            self._put_away(name, stream)
+
+    def fork(self, name: str, new: str) -> None:
+        """Make a new stream that continues from this one."""
+        with self._disk:
+            if new in self:
+                raise RequestError(409, f"a stream '{new}' already exists; choose another name, or remove it first")
+            self.check_room(new)
+            with self.using(name) as stream:
+                try:
+                    # Closed, to be opened again, so that its events carry its own name.
+                    written = stream.fork(snapshots=self.folder / new).close()
+                except (StateError, OSError):
+                    written = False
+            if not written:
+                shutil.rmtree(self.folder / new, ignore_errors=True)
+                reason = f"the stream '{new}' cannot be written; free or repair the disk"
+                raise RequestError(503, reason, retry_after=PATIENCE)
 
     def remove(self, name: str) -> None:
         """Remove a stream and all its snapshots."""
-        self._drop(name)
-        shutil.rmtree(self.folder / name, ignore_errors=True)
-        if (self.folder / name).exists():
-            raise RequestError(503, f"the folder of the stream '{name}' cannot be removed", retry_after=PATIENCE)
+        with self._disk:
+            self._drop(name)
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            if (self.folder / name).exists():
+                raise RequestError(503, f"the folder of the stream '{name}' cannot be removed", retry_after=PATIENCE)
 
     def close(self) -> None:
         """Write a last snapshot of each."""
-        for name in self.loaded:
-            self._drop(name)
+        with self._disk:
+            for name in self.loaded:
+                self._drop(name)
 
     def _open(self, name: str) -> Stream:
         folder, method = self.folder / name, self.method.fork()
@@ -119,17 +152,28 @@ class Pool:
 
     def store(self, name: str) -> None:
         """Write a snapshot of a stream and drop it from memory; it stays there if the snapshot cannot be written."""
-        stream = self._loaded.get(name)
-        if stream is not None and not stream.close(even_unsaved=False):
+        with self._disk:
+            stream = self._forget(name)
+            if stream is not None:
+                self._put_away(name, stream)
+
+    def _put_away(self, name: str, stream: Stream) -> None:
+        if not stream.close(even_unsaved=False):
+            with self._lock:
+                self._loaded[name] = stream
+                self._loaded.move_to_end(name, last=False)
             reason = f"the stream '{name}' cannot be written, so it stays in memory and no other can be loaded"
             raise RequestError(503, f"{reason}; free or repair the disk", retry_after=PATIENCE)
-        self._drop(name)
 
     def _drop(self, name: str) -> None:
-        with self._lock:
-            stream = self._loaded.pop(name, None)
+        stream = self._forget(name)
         if stream is not None:
             stream.close()
+
+    def _forget(self, name: str) -> Stream | None:
+        with self._lock:
+            del self._users[name]
+            return self._loaded.pop(name, None)
 
 
 def stream_names(folder: Path) -> list[str]:

@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 ACTIONS = ("pause", "resume", "rollback", "reset")
 WARM_UP = 8  # images; enough for batch statistics
+MOST_WORKERS = 4  # that run batches: the interpreter's lock, which each holds for a part of its batch, allows no more
 
 log = logging.getLogger("trust_tta.serve")
 
@@ -141,13 +142,18 @@ class Service:
             most_streams=self.settings.most_streams,
             on_event=self._on_event,
         )
-        self.engine = Engine(self.pool, self.settings, self._on_batch)
+        self.engine = Engine(self.pool, self.settings, self._on_batch, workers=self._count_workers())
         self.board.start_from(self.journal.events(most=60), self.journal.accuracy())
         self.metrics.watch(
             queued=lambda: self.engine.queued,
             streams=lambda: (len(self.pool.loaded), len(self.pool.names)),
             readings=self._readings,
         )
+
+    def _count_workers(self) -> int:
+        """One on a GPU, which works on one batch at a time; on a CPU, as many as pay."""
+        on_cpu = next(self.network.method.model.parameters()).device.type == "cpu"
+        return min(torch.get_num_threads(), MOST_WORKERS, self.settings.most_loaded) if on_cpu else 1
 
     @property
     def calibrated(self) -> bool:
@@ -193,25 +199,31 @@ class Service:
                 self.board.add_label(label)
         return found
 
-    # Changes to streams, all in the engine's thread
+    # Changes to streams, by the engine between two batches of theirs
 
     def act(self, name: str, action: str) -> Future[dict[str, Any]]:
         """Pause, resume, roll back or reset a stream."""
-        return self._do(name, lambda: {"stream": name, "action": getattr(self.pool.get(name), action)().action})
+
+        def do() -> dict[str, Any]:
+            with self.pool.using(name) as stream:
+                return {"stream": name, "action": getattr(stream, action)().action}
+
+        return self._do(name, do)
 
     def fork(self, name: str, new: str) -> Future[dict[str, Any]]:
         def do() -> dict[str, Any]:
-            stream = self.pool.fork(name, new)
-            return {"stream": new, "batches": stream.batches, "images": stream.images}
+            self.pool.fork(name, new)
+            with self.pool.using(new) as stream:
+                return {"stream": new, "batches": stream.batches, "images": stream.images}
 
-        return self._do(name, do)
+        return self._do(name, do, new)
 
     def remove(self, name: str) -> Future[None]:
         return self._do(name, lambda: self._part_with(name, self.pool.remove))
 
     def release(self, name: str) -> Future[None]:
         """Write a snapshot of a stream, and let another service have it."""
-        return self.engine.ask(lambda: self._part_with(name, self.pool.store))
+        return self.engine.ask(lambda: self._part_with(name, self.pool.store), name)
 
     def _part_with(self, name: str, how: Callable[[str], None]) -> None:
         how(name)
@@ -221,7 +233,8 @@ class Service:
         """The stream as a snapshot: a safetensors file."""
 
         def do() -> bytes:
-            self.pool.get(name)
+            with self.pool.using(name):
+                pass
             self.pool.store(name)  # writes a snapshot
             folder = Folder(self.pool.folder / name)
             try:
@@ -237,30 +250,34 @@ class Service:
         def do() -> dict[str, Any]:
             new = name not in self.pool
             try:
-                with NamedTemporaryFile(suffix=".safetensors") as file:
+                with NamedTemporaryFile(suffix=".safetensors") as file, self.pool.using(name) as stream:
                     file.write(content)
                     file.flush()
-                    event = self.pool.get(name).load(file.name)
+                    return {"stream": name, "action": stream.load(file.name).action, "batches": stream.batches}
             except StateError as error:
                 if new:
                     self.pool.remove(name)
                 raise RequestError(400, str(error).replace(file.name, "that was sent")) from None
             except OSError as error:
                 raise RequestError(503, f"the state cannot be kept ({error.strerror}); free the disk") from None
-            return {"stream": name, "action": event.action, "batches": self.pool.get(name).batches}
 
         self.pool.check_room(name)
-        return self.engine.ask(do)
+        return self.engine.ask(do, name)
 
     def read_checkpoint(self, name: str) -> Future[bytes]:
         """The whole network with what the stream has learned: a safetensors file that `create_model` takes."""
-        return self._do(name, lambda: adapted_checkpoint(self.network, self.pool.get(name).method))
 
-    def _do(self, name: str, do: Callable[[], T]) -> Future[T]:
-        """Do something with a stream that exists, in the engine's thread."""
+        def do() -> bytes:
+            with self.pool.using(name) as stream:
+                return adapted_checkpoint(self.network, stream.method)
+
+        return self._do(name, do)
+
+    def _do(self, name: str, do: Callable[[], T], *others: str) -> Future[T]:
+        """Do something with a stream that exists, and others that may not, while no batch of theirs runs."""
         if name not in self.pool:
             raise RequestError(404, f"there is no stream '{name}'; GET /streams lists them")
-        return self.engine.ask(do)
+        return self.engine.ask(do, name, *others)
 
     def streams(self) -> list[dict[str, Any]]:
         """Every stream and its summary."""
