@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -138,6 +138,92 @@ def test_slow_headers_are_cut_off(served: tuple[httpx.Client, Service]) -> None:
         for connection in (silent, slow, second):
             assert b"200" not in read_all(connection)
     assert client.get("/v2").status_code == 200
+
+
+def test_a_large_header_is_not_read_to_its_end(served: tuple[httpx.Client, Service]) -> None:
+    client, _ = served
+    with closing(connect(client)) as connection:
+        connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n")
+        with suppress(OSError):  # it is closed while this is sent
+            for number in range(1000):
+                connection.sendall(f"X-{number}: ".encode() + b"x" * 4000 + b"\r\n")
+        assert read_all(connection)[:12] in (b"HTTP/1.1 400", b"")
+    longest = client.get("/v2", headers={f"X-{number}": "x" * 4000 for number in range(12)})
+    assert longest.status_code == 200
+
+
+def test_a_body_in_the_same_packet_as_the_end_of_the_header_is_no_header(served: tuple[httpx.Client, Service]) -> None:
+    body = picture(size=256)
+    assert len(body) > 1 << 16
+    with closing(connect(served[0])) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nConn")
+        time.sleep(0.05)  # so that the first part comes by itself
+        connection.sendall(f"ection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_what_is_no_request_keeps_no_connection_open(served: tuple[httpx.Client, Service]) -> None:
+    """Empty lines may precede a request, but not for ever."""
+    client, _ = served
+    with closing(connect(client)) as connection:
+        connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        connection.settimeout(0.2)
+        deadline, closed = time.monotonic() + 20, False
+        while not closed and time.monotonic() < deadline:
+            try:
+                connection.sendall(b"\r\n")
+                closed = connection.recv(1) == b""
+            except TimeoutError:
+                pass
+            except OSError:
+                closed = True
+        assert closed
+
+
+def test_requests_in_one_packet_are_answered_in_order(served: tuple[httpx.Client, Service]) -> None:
+    with closing(connect(served[0])) as connection:
+        paths = (b"/v2", b"/nothing", b"/v2/health/live")
+        connection.sendall(b"".join(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in paths))
+        received = b""
+        while received.count(b"HTTP/1.1") < 3 or not received.endswith(b"}"):
+            received += connection.recv(1 << 16)
+        assert [int(part[:3]) for part in received.split(b"HTTP/1.1 ")[1:]] == [200, 404, 200]
+
+
+def test_an_offer_of_another_protocol_is_not_taken(served: tuple[httpx.Client, Service]) -> None:
+    """Some clients offer HTTP/2 with every request; it is answered with what they have, body and all."""
+    client, _ = served
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
+
+    def chunks() -> Iterator[bytes]:
+        yield from (body[:100], body[100:])
+
+    for seed in range(3):
+        body = picture(seed=seed)
+        plain = client.post("/predict?adapt=false", content=body).json()
+        for content in (body, chunks()):
+            answer = client.post("/predict?adapt=false", content=content, headers=offer)
+            assert answer.status_code == 200, answer.text
+            assert answer.json() | {"id": ""} == plain | {"id": ""}
+    assert client.get("/v2", headers={"Connection": "Upgrade", "Upgrade": "websocket"}).status_code == 200
+    with closing(connect(client)) as connection:
+        connection.sendall(b"CONNECT elsewhere:80 HTTP/1.1\r\nHost: elsewhere\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 4")
+
+
+def test_connections_are_limited(tmp_path: Path) -> None:
+    with serving(tmp_path, most_connections=3) as (client, _), ExitStack() as stack:
+        assert client.get("/v2").status_code == 200  # stays open
+        for _ in range(2):
+            connection = stack.enter_context(closing(connect(client)))
+            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        more = stack.enter_context(closing(connect(client)))
+        with suppress(OSError):
+            more.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert read_all(more) == b""
+        assert client.get("/v2").status_code == 200
 
 
 def test_too_many_images_that_wait_are_refused_with_a_time(tmp_path: Path) -> None:

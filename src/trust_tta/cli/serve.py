@@ -65,7 +65,7 @@ def run(arguments: Namespace) -> None:
     wait_politely()
     from trust_tta.optional import require
 
-    for package in ("starlette", "uvicorn", "prometheus_client", "python_multipart"):
+    for package in ("starlette", "uvicorn", "httptools", "prometheus_client", "python_multipart"):
         require(package, extra="serve")
     _check(arguments)
     folder = try_folder("--state", arguments.state) if arguments.state else None

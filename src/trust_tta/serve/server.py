@@ -1,4 +1,4 @@
-"""The port: uvicorn with limits on slow clients, JSON logs, and a shutdown that loses nothing."""
+"""The port: uvicorn, JSON logs, and a shutdown that loses nothing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trust_tta.errors import TrustError
 from trust_tta.serve.app import make_app
+from trust_tta.serve.connections import bounded
 from trust_tta.serve.service import Service
-from trust_tta.serve.settings import Settings
 
 DRAIN_SECONDS = 30
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "color_message", "taskName"}
@@ -88,7 +87,7 @@ def make_server(service: Service, *, token: str, note: str = "", on_ready: Calla
     """The server of a service; `run(sockets=[...])` serves until `stop`. `note`: shown at the top of the page."""
     config = uvicorn.Config(
         make_app(service, token=token, note=note),
-        http=_bounded(service.settings),
+        http=bounded(service.settings),
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -97,7 +96,6 @@ def make_server(service: Service, *, token: str, note: str = "", on_ready: Calla
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=DRAIN_SECONDS,
-        h11_max_incomplete_event_size=1 << 16,
     )
     return Server(config, service, on_ready)
 
@@ -138,38 +136,3 @@ class Server(uvicorn.Server):
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Ignore the signal, which uvicorn raises once more when it is done."""
-
-
-def _bounded(settings: Settings) -> type[H11Protocol]:
-    """uvicorn's protocol with a deadline for each request and a limit on connections."""
-
-    class Bounded(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > settings.most_connections:
-                transport.close()
-            else:
-                self._timer = self.loop.call_later(settings.read_seconds, transport.close)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            theirs, ours = str(self.conn.their_state), str(self.conn.our_state)
-            unread = theirs == "SEND_BODY" and ours == "DONE"  # the rest of a body that was answered already
-            waiting = not self.transport.is_closing() and (theirs == "IDLE" or unread)
-            if waiting and self._timer is None:  # another request begins on the same connection
-                self._timer = self.loop.call_later(settings.read_seconds, self.transport.close)
-            elif not waiting:
-                self._stop_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return Bounded
