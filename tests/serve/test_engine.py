@@ -293,6 +293,24 @@ def test_an_error_in_one_of_two_batches_is_its_own(tmp_path: Path) -> None:
         assert run.alive
 
 
+def test_pixels_and_network_input_share_a_batch(tmp_path: Path) -> None:
+    network, batches = make_network(tmp_path, "bn"), list[Batch]()
+    pool = Pool(
+        network.method, tmp_path / "streams", guard=Guard(), most_loaded=2, most_streams=2, on_event=lambda *_: None
+    )
+    run = Engine(pool, Settings(batch_size=10, max_wait=0.0), batches.append, workers=1)
+    raw = torch.from_numpy(pixels(10))
+    parts = [network.preprocessing.normalize(raw[:3]), raw[3:4], raw[4:8], network.preprocessing.normalize(raw[8:])]
+    answers = [run.submit("a", part, adapt=True) for part in parts]
+    only_pixels = [run.submit("b", raw[start : start + 5], adapt=True) for start in (0, 5)]
+    run.start()
+    expected = make_network(tmp_path, "bn").method(network.preprocessing(raw))
+    assert torch.equal(torch.cat([logits(answer) for answer in answers]), expected)
+    assert torch.equal(torch.cat([logits(answer) for answer in only_pixels]), expected)
+    assert [(len(batch.images), batch.images.dtype) for batch in batches] == [(10, torch.float32), (10, torch.uint8)]
+    run.drain()
+
+
 def test_a_batch_gets_all_cores_or_its_share_and_the_process_gets_them_back(
     tmp_path: Path, threads: SetThreads
 ) -> None:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from trust_tta._version import __version__
 from trust_tta.errors import DataError, ShapeError, TrustError
 from trust_tta.serve import protocol
-from trust_tta.serve.images import decode, from_floats, from_pixels
+from trust_tta.serve.images import decode, decode_if_quick, from_floats, from_pixels
 from trust_tta.serve.metrics import CONTENT_TYPE
 from trust_tta.serve.protocol import BadRequestError
 from trust_tta.serve.service import ACTIONS, Service
@@ -141,7 +141,7 @@ class Api:
     # Images and labels
 
     async def predict(self, request: Request) -> Response:
-        network, settings = self.service.network, self.settings
+        network, most_pixels = self.service.network, self.settings.most_pixels
         if len(network.outputs) > 1:
             raise RequestError(400, f"'{network.name}' predicts maps; use /v2/models/{network.name}/infer")
         body = await self._body(request)
@@ -151,7 +151,9 @@ class Api:
             if "stream" in fields:
                 stream = check_stream_name(fields["stream"])
             adapt = _flag(fields["adapt"], "adapt") if "adapt" in fields else adapt
-        images = await self._in_thread(lambda: decode(body, network.preprocessing, most_pixels=settings.most_pixels))
+        images = decode_if_quick(body, network.preprocessing, most_pixels=most_pixels)
+        if images is None:
+            images = await self._in_thread(lambda: decode(body, network.preprocessing, most_pixels=most_pixels))
         answer = await self._wait(self.service.predict(images, stream=stream, adapt=adapt))
         best = int(answer.probabilities[0].argmax())
         return respond(

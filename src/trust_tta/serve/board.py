@@ -41,7 +41,7 @@ class Shown:
     """A predicted image."""
 
     id: str
-    image: Tensor | None  # (3, h, w), until its thumbnail is made
+    image: Tensor | None  # (h, w, 3) or (3, h, w), until its thumbnail is made
     label: str
     confidence: float
     right: bool | None = None

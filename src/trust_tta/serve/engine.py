@@ -13,8 +13,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from trust_tta.live.inputs import prepare
 from trust_tta.live.session import Result
 from trust_tta.live.stream import Stream
 from trust_tta.serve.pool import Pool
@@ -51,7 +52,7 @@ class Answer:
 
 
 class Batch(NamedTuple):
-    """One pass of the network: the images (n, c, h, w) of all its requests, in order."""
+    """One pass of the network: the images of all its requests, in order, as `join` gives them."""
 
     stream: Stream
     name: str
@@ -94,7 +95,10 @@ class Engine:
         return all(worker.is_alive() for worker in self._workers) and not self._draining
 
     def submit(self, stream: str, images: Tensor, *, adapt: bool) -> Future[Answer]:
-        """Put images (n, c, h, w) into the queue of a stream; refused where it is full."""
+        """Put images into the queue of a stream, pixels (n, h, w, 3) or network input (n, c, h, w).
+
+        Refused where it is full.
+        """
         request = Request(images)
         with self._changed:
             self._check_open()
@@ -172,8 +176,8 @@ class Engine:
 
     def _predict(self, key: Key, requests: list[Request], threads: int) -> Batch:
         start = time.perf_counter()
-        images = torch.cat([request.images for request in requests])
         with self.pool.using(key.stream) as stream:
+            images = join([request.images for request in requests], stream.method.model)
             result = stream(images, adapt=key.adapt)
             output, given = result.logits.detach().float().cpu().numpy(), stream.method.probabilities
             answers, row = [], 0
@@ -188,6 +192,13 @@ class Engine:
             each = seconds / len(images) * threads / self._cores
             self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * each
         return batch
+
+
+def join(parts: list[Tensor], network: nn.Module) -> Tensor:
+    """One batch of several requests: pixels (n, h, w, 3) if all are, else network input (n, c, h, w)."""
+    if len({part.is_floating_point() for part in parts}) > 1:
+        parts = [prepare(part, network) for part in parts]
+    return torch.cat(parts)
 
 
 def use_threads(count: int) -> None:

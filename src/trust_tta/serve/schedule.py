@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """Images (n, c, h, w) that wait for their answer."""
+    """Images (n, ...) that wait for their answer."""
 
     images: Tensor
     future: Future[Answer] = field(default_factory=Future)

@@ -181,7 +181,7 @@ class Service:
     # Requests of clients
 
     def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[Answer]:
-        """The future answer for network input (n, 3, h, w)."""
+        """The future answer for pixels (n, size, size, 3) or network input (n, 3, size, size)."""
         self.pool.check_room(stream)
         return self.engine.submit(stream, images, adapt=adapt)
 
