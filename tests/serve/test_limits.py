@@ -121,6 +121,21 @@ def test_a_body_that_nobody_reads_is_not_waited_for(served: tuple[httpx.Client, 
         assert closed
 
 
+def test_an_error_of_our_own_is_one_line(served: tuple[httpx.Client, Service], monkeypatch: pytest.MonkeyPatch) -> None:
+    client, service = served
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("of our own")
+
+    monkeypatch.setattr(service, "predict", fail)
+    monkeypatch.setattr(service, "streams", fail)
+    for response in (client.post("/predict", content=picture()), client.get("/streams")):
+        assert response.status_code == 500
+        assert response.json() == {"error": "an internal error; see the log of the service"}
+    for method in ("GET", "PUT", "DELETE"):
+        assert client.request(method, "/predict").status_code == 405
+
+
 def test_feedback_for_what_is_no_id_is_refused(served: tuple[httpx.Client, Service]) -> None:
     for name in (r"\ud800", "é", r"\u0000"):
         response = served[0].post("/feedback", content=f'{{"id": "{name}", "label": 1}}'.encode())

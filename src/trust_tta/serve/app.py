@@ -22,10 +22,12 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trust_tta._version import __version__
 from trust_tta.errors import DataError, ShapeError, TrustError
 from trust_tta.serve import protocol
+from trust_tta.serve.answers import Answers
 from trust_tta.serve.images import decode, decode_if_quick, from_floats, from_pixels
 from trust_tta.serve.metrics import CONTENT_TYPE
 from trust_tta.serve.protocol import BadRequestError
@@ -53,6 +55,7 @@ class Api:
     def __init__(self, service: Service, *, token: str, note: str = "") -> None:
         self.service, self.settings, self._token, self._note = service, service.settings, token, note
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
+        self._answers = Answers()
         self._requests = self._bytes = 0  # in progress
 
     def routes(self) -> list[Route]:
@@ -357,7 +360,8 @@ class Api:
 
     async def _wait(self, future: Future[T]) -> T:
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self.settings.answer_seconds)
+            async with asyncio.timeout(self.settings.answer_seconds):
+                return await self._answers.wait_for(future)
         except TimeoutError:
             raise RequestError(503, "the answer took too long; try again", retry_after=5) from None
 
@@ -392,6 +396,17 @@ def make_app(service: Service, *, token: str, note: str = "", api: type[Api] = A
         return respond({"error": words.get(status, "this cannot be served")}, status=status, headers=headers)
 
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unknown})
+
+
+def with_shortcut(app: Starlette, path: str) -> ASGIApp:
+    """The application; requests to one path go straight to its route, past layers that take a tenth of their time."""
+    (route,) = [route for route in app.routes if isinstance(route, Route) and route.path == path]
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        direct = scope["type"] == "http" and scope["path"] == path and scope["method"] in (route.methods or ())
+        await (route.app if direct else app)(scope, receive, send)
+
+    return answer
 
 
 def refusal(refused: RequestError) -> Response:

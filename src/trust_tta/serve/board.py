@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -101,8 +102,9 @@ class Board:
     # Updates
 
     def add_batch(self, batch: Batch) -> None:
-        labeled = [answer for answer in batch.answers if answer.output.ndim == 2]  # not maps
-        rows = [pair for answer in labeled for pair in zip(answer.ids, answer.probabilities, strict=True)]
+        labeled = (answer for answer in batch.answers if answer.output.ndim == 2)  # not maps
+        pairs = (pair for answer in labeled for pair in zip(answer.ids, answer.probabilities, strict=True))
+        rows = list(islice(pairs, PER_BATCH))
         with self._lock:
             view = self._view(batch.name)
             view.batches, view.images = batch.stream.batches, batch.stream.images
@@ -111,7 +113,7 @@ class Board:
             if batch.result.reading is not None:
                 view.reading = batch.result.reading.as_dict()
                 view.readings.append(view.reading)
-            for i, (name, row) in enumerate(rows[:PER_BATCH]):
+            for i, (name, row) in enumerate(rows):
                 best = int(np.argmax(row))
                 image = batch.images[i].detach().cpu()
                 view.shown.append(Shown(name, image, self.label_of(best), float(row[best])))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -42,7 +43,7 @@ class Answer:
     def logits(self) -> NDArray[np.float32]:
         return np.log(np.maximum(self.output, 1e-12)) if self.gives_probabilities else self.output
 
-    @property
+    @cached_property
     def probabilities(self) -> NDArray[np.float32]:
         return self.output if self.gives_probabilities else torch.from_numpy(self.output).softmax(1).numpy()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -17,11 +18,12 @@ from typing import Any
 import uvicorn
 
 from trust_tta.errors import TrustError
-from trust_tta.serve.app import make_app
+from trust_tta.serve.app import make_app, with_shortcut
 from trust_tta.serve.connections import bounded
 from trust_tta.serve.service import Service
 
 DRAIN_SECONDS = 30
+_encode = json.JSONEncoder(default=str).encode
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "color_message", "taskName"}
 
 
@@ -41,7 +43,7 @@ class JsonLines(logging.Formatter):
             line["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             frames = traceback.extract_tb(error.__traceback__)[-3:]
             line["where"] = [f"{frame.filename}:{frame.lineno}" for frame in frames]
-        return json.dumps(line, default=str)
+        return _encode(line)
 
 
 def log_as_json() -> None:
@@ -86,13 +88,14 @@ def address_of(listener: socket.socket) -> str:
 def make_server(service: Service, *, token: str, note: str = "", on_ready: Callable[[], None] = lambda: None) -> Server:
     """The server of a service; `run(sockets=[...])` serves until `stop`. `note`: shown at the top of the page."""
     config = uvicorn.Config(
-        make_app(service, token=token, note=note),
+        with_shortcut(make_app(service, token=token, note=note), "/predict"),
         http=bounded(service.settings),
         ws="none",
         loop="asyncio",
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=DRAIN_SECONDS,
@@ -103,9 +106,12 @@ def make_server(service: Service, *, token: str, note: str = "", on_ready: Calla
 def run_server(server: Server, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; then answer what was accepted, write snapshots, and return."""
     before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    gc.collect()
+    gc.freeze()  # what was loaded stays: to look through it for garbage would stop all threads for 0.2 s each time
     try:
         server.run(sockets=[listener])
     finally:
+        gc.unfreeze()
         for number, handler in before.items():
             signal.signal(number, handler)
 
