@@ -11,6 +11,7 @@ from torch import Tensor
 from trust_tta.scan.tensors import ScanInputs
 
 SPACING = 128  # positions between saved states in long rows
+PROGRAMS = 132 * 11  # of one warp each, fill a large GPU
 
 
 def ceil_div(size: int, block: int) -> int:
@@ -33,7 +34,9 @@ class Tile:
     """What one program works on at a time: channels x positions, and its warps and registers per thread.
 
     A warp holds 128 positions of a channel; more positions than that in a tile of several warps make the scans slow.
-    With several `stages` the next chunks are read while one is worked on.
+    With several `stages` the next chunks, or tiles, are read while one is worked on. `together`: both directions of a
+    chunk at once, after a pass for what one of them carries, which moves less and computes more. `tiles`: at most so
+    many in turn where a tile has all positions; gradients of B and C are summed over them.
     """
 
     channels: int
@@ -41,6 +44,8 @@ class Tile:
     warps: int
     registers: int | None = None
     stages: int = 1
+    together: bool = False
+    tiles: int = 1
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class Tiling:
     spacing: int
 
 
+def count_tiles(tile: Tile, programs: int) -> int:
+    """Tiles for each program, where one tile each would make so many: a power of two, as each is compiled for."""
+    return min(tile.tiles, 1 << max(0, (programs // PROGRAMS).bit_length() - 1))
+
+
 def choose_tiling(channels: int, length: int, dtype: torch.dtype) -> Tiling:
     """The launch sizes for rows of this shape, a function of nothing else so that runs repeat.
 
@@ -60,17 +70,17 @@ def choose_tiling(channels: int, length: int, dtype: torch.dtype) -> Tiling:
     """
     half = dtype != torch.float32
     if length <= 64:
-        return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=Tile(4 if half else 8, 64, 1))
+        backward = Tile(4, 64, 1) if half else Tile(4, 64, 1, stages=3, tiles=32)
+        return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=backward)
     wide = 256 if half else 128
     if length <= 256:
         return make_tiling(channels, length, forward=Tile(4 if half else 2, wide, 1), backward=Tile(2, 128, 1))
+    if not half:
+        forward, backward = (Tile(c, wide, 1, stages=3, together=True) for c in (2, 4))
+        return make_tiling(channels, length, forward=forward, backward=backward)
     long = length > 1024
-    forward = Tile(1, wide, 1, stages=(3 if half else 4) if long else 1)
-    if half:
-        backward = Tile(2, wide, 1, stages=4 if long else 3)
-    else:
-        backward = Tile(4, wide, 1, stages=2) if long else Tile(2, wide, 1, stages=3)
-    return make_tiling(channels, length, forward=forward, backward=backward)
+    forward = Tile(1, wide, 1, stages=3 if long else 1)
+    return make_tiling(channels, length, forward=forward, backward=Tile(2, wide, 1, stages=4 if long else 3))
 
 
 def make_tiling(channels: int, length: int, *, forward: Tile, backward: Tile) -> Tiling:
