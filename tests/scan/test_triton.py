@@ -163,6 +163,14 @@ def test_tiles_in_turn(monkeypatch: pytest.MonkeyPatch, state: int, directions: 
     check(draw(2, 1, directions, channels, 20, state), tiling=tiling)
 
 
+@pytest.mark.parametrize("length", [300, 3136])
+def test_small_batches_have_narrow_tiles_and_the_same_states(length: int) -> None:
+    few, many = (launch.choose_tiling((batch, 2, 2, 96, length), torch.float32) for batch in (1, 128))
+    assert few.forward.channels < many.forward.channels
+    assert (few.forward.together, many.forward.together) == (False, True)
+    assert few.spacing == many.spacing
+
+
 def test_tiles_in_turn_leave_enough_programs() -> None:
     tile = Tile(4, 64, 1, tiles=32)
     assert [launch.count_tiles(tile, launch.PROGRAMS * n) for n in (0, 1, 3, 4, 31, 32, 100)] == [

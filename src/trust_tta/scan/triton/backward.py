@@ -69,7 +69,7 @@ def differentiate(
 ) -> tuple[Tensor, Tensor, PartialSums]:
     """Gradients of u and delta, and partial sums of the others."""
     batch, groups, directions, channels, length = inputs.delta.shape
-    tiling = tiling or choose_tiling(channels, length, inputs.u.dtype)
+    tiling = tiling or choose_tiling(inputs.delta.shape, inputs.u.dtype)
     tile = tiling.backward
     inputs = prepare(inputs)
     A, state = inputs.A, inputs.A.shape[-1]

@@ -25,7 +25,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 def scan_forward(inputs: ScanInputs, *, tiling: Tiling | None = None) -> tuple[Tensor, Tensor]:
     """See `operators.Backend`; the saved states are (b, g, m, boundaries, n, c)."""
     batch, groups, directions, channels, length = inputs.delta.shape
-    tiling = tiling or choose_tiling(channels, length, inputs.u.dtype)
+    tiling = tiling or choose_tiling(inputs.delta.shape, inputs.u.dtype)
     inputs = prepare(inputs)
     y = torch.empty_like(inputs.u)
     boundaries = ceil_div(length, tiling.spacing) - 1

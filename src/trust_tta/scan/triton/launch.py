@@ -62,12 +62,13 @@ def count_tiles(tile: Tile, programs: int) -> int:
     return min(tile.tiles, 1 << max(0, (programs // PROGRAMS).bit_length() - 1))
 
 
-def choose_tiling(channels: int, length: int, dtype: torch.dtype) -> Tiling:
-    """The launch sizes for rows of this shape, a function of nothing else so that runs repeat.
+def choose_tiling(shape: Sequence[int], dtype: torch.dtype) -> Tiling:
+    """The launch sizes for delta (b, g, m, c, l), a function of nothing else so that runs repeat.
 
     The fastest on an H200 at the stages of VMamba-T; a warp holds twice the positions in half precision. What is
     saved for the backward does not depend on the dtype.
     """
+    batch, groups, _, channels, length = shape
     half = dtype != torch.float32
     if length <= 64:
         backward = Tile(4, 64, 1) if half else Tile(4, 64, 1, stages=3, tiles=32)
@@ -75,12 +76,15 @@ def choose_tiling(channels: int, length: int, dtype: torch.dtype) -> Tiling:
     wide = 256 if half else 128
     if length <= 256:
         return make_tiling(channels, length, forward=Tile(4 if half else 2, wide, 1), backward=Tile(2, 128, 1))
-    if not half:
-        forward, backward = (Tile(c, wide, 1, stages=3, together=True) for c in (2, 4))
-        return make_tiling(channels, length, forward=forward, backward=backward)
     long = length > 1024
-    forward = Tile(1, wide, 1, stages=3 if long else 1)
-    return make_tiling(channels, length, forward=forward, backward=Tile(2, wide, 1, stages=4 if long else 3))
+    if half:
+        forward, backward = Tile(1, wide, 1, stages=3 if long else 1), Tile(2, wide, 1, stages=4 if long else 3)
+    elif batch * groups * channels >= 4 * PROGRAMS:
+        forward, backward = Tile(2, wide, 1, stages=3, together=True), Tile(4, wide, 1, stages=3, together=True)
+    else:  # more, shorter programs
+        forward = Tile(1, wide, 1, stages=4 if long else 1)
+        backward = Tile(4, wide, 1, stages=2) if long else Tile(2, wide, 1, stages=3)
+    return make_tiling(channels, length, forward=forward, backward=backward)
 
 
 def make_tiling(channels: int, length: int, *, forward: Tile, backward: Tile) -> Tiling:
@@ -100,7 +104,7 @@ def _fit(tile: Tile, channels: int, length: int) -> Tile:
 def states_shape(delta: Sequence[int], state: int) -> tuple[int, ...]:
     """Shape (b, g, m, boundaries, n, c) of the states that the forward kernel saves."""
     batch, groups, directions, channels, length = delta
-    spacing = choose_tiling(channels, length, torch.float32).spacing
+    spacing = choose_tiling(delta, torch.float32).spacing
     return (batch, groups, directions, ceil_div(length, spacing) - 1, state, channels)
 
 
