@@ -39,7 +39,7 @@ class Speeds:
 
     def ms(self, work: str, dtype: str = "float32", batch: int = 128) -> str:
         row = self.row(work, dtype, batch)
-        return f"{row['median_ms']:.3g}" if row else "–"
+        return brief(row["median_ms"]) if row else "–"
 
     def gib(self, work: str, dtype: str = "float32", batch: int = 128) -> str:
         row = self.row(work, dtype, batch)
@@ -51,7 +51,7 @@ def main() -> None:
     authors = json.loads((RESULTS / "authors_h200.json").read_text(encoding="utf-8"))
     tables = (network_table(final, authors), record_line(final), memory_line(final), scan_table())
     measured = [*accuracy_section(), *profile_section(final), *scaling_section("scaling_h200.json")]
-    on_cpu = (cpu_lines(cpu), *scaling_section("scaling_cpu.json"))
+    on_cpu = (cpu_lines(cpu), *half_precision_section(cpu), *scaling_section("scaling_cpu.json"))
     sections = (HEAD, "## On one H200", *tables, *measured, "## On a CPU", *on_cpu)
     write_whole(DOCS / "performance.md", "\n\n".join(sections) + "\n")
 
@@ -189,7 +189,7 @@ def scaling_section(name: str) -> list[str]:
 def scaling_cells(grown: dict[str, Any], rows: list[dict[str, Any]], device_bytes: int | None) -> list[str]:
     names = {"batch": "batch", "pixels": "size", "k": "k"}
     costs = [
-        f"{row[names[grown['part']]]}: {row['median_ms'] / row['batch']:.3g}" if row["median_ms"] else row["failed"]
+        f"{row[names[grown['part']]]}: {brief(row['median_ms'] / row['batch'])}" if row["median_ms"] else row["failed"]
         for row in rows
     ]
     end = "–"
@@ -198,6 +198,11 @@ def scaling_cells(grown: dict[str, Any], rows: list[dict[str, Any]], device_byte
         end = f"{most:,.0f} images" if grown["part"] == "batch" else f"{most**0.5:,.0f} x {most**0.5:,.0f} pixels"
     numbers = [f"{grown[name]:.2f}" if grown[name] is not None else "–" for name in ("exponent", "steepest")]
     return [grown["part"], grown["work"], ", ".join(costs), *numbers, end]
+
+
+def brief(number: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 def cpu_lines(cpu: Speeds) -> str:
@@ -213,6 +218,25 @@ def cpu_lines(cpu: Speeds) -> str:
         "first scan puts them to sleep, unless `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is set ([why](decisions.md)). It "
         "also lets the process keep up to 1 GiB of freed memory, unless `MALLOC_TRIM_THRESHOLD_` or the like is set."
     )
+
+
+def half_precision_section(cpu: Speeds) -> list[str]:
+    """What `--dtype bf16` brings on a CPU, and what it does to the accuracy."""
+    batch = cpu.record["settings"]["batches"][0]
+    works = [w for w in ("forward by the method 'source'", "Tent", "TRUST K=6 sequential") if cpu.row(w, "bf16", batch)]
+    runs = optional_record("six_corruptions_cpu.json")
+    if not works or runs is None:
+        return []
+    lines = ["| work | float32 | bf16 |", "| --- | --- | --- |"]
+    lines += [f"| {work}, ms | {cpu.ms(work, batch=batch)} | {cpu.ms(work, 'bf16', batch)} |" for work in works]
+    for method in ("source", "tent"):
+        found = (percent(runs.get(f"{method}, {dtype}, auto")) for dtype in ("float32", "bf16"))
+        lines.append(f"| {method}, accuracy in percent | {' | '.join(found)} |")
+    about = (
+        f'bf16, which is `dtype = "bf16"` or `torch.autocast` around the calls, on a CPU whose products take it '
+        f"(AVX-512 BF16): times at batch {batch}, and the accuracy of the shipped network on the six corruptions above:"
+    )
+    return ["### bf16", about, "\n".join(lines)]
 
 
 if __name__ == "__main__":

@@ -223,10 +223,14 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 | `*.csv` | the cells of these tables | the same |
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `six_corruptions_kernels.json` | `python benchmarks/six_corruptions.py --kernels FOLDER RECORD DTYPE BACKEND \
-source tent trust`; those by `reference` are older | one H200 |
-| `speed_h200.json` | `trust-tta speed --seconds 0.15`, stopped at the scans alone | one H200 |
+source tent trust`, beside other programs, so that its times are not to be used; those by `reference` are older \
+| one H200 |
+| `six_corruptions_cpu.json` | the same with `auto source tent` | two cores of a server CPU |
+| `speed_h200.json` | `trust-tta speed --seconds 0.08`, stopped at the last scans | one H200 |
 | `scan_h200.json` | the scan alone, all gradients in its backward, timed as `trust-tta speed` does | one H200 |
-| `speed_cpu.json` | `trust-tta speed --out speed_cpu.json` | two cores of a server CPU |
+| `speed_cpu.json` | `trust-tta speed --dtype float32,bf16 --seconds 3 --out speed_cpu.json` \
+| two cores of a server CPU |
+| `scaling_cpu.json` | `python benchmarks/scaling.py --device cpu --out scaling_cpu.json` | the same |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \
 at batch 1 | one H200 |
 | `cpu_scan.json` | `python benchmarks/cpu_scan.py --repeats 3 --out cpu_scan.json` | two cores of a server CPU |
