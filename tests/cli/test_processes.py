@@ -18,6 +18,7 @@ from trust_tta.cli.main import main
 from trust_tta.results import ResultStore
 
 PATIENCE = 60.0  # seconds within which processes must have ended
+MANY = 99  # seeds, which no machine has run before it is told to stop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers under /proc")
 
@@ -117,7 +118,7 @@ def test_cells_are_left_when_every_worker_is_killed(tmp_path: Path) -> None:
     ],
 )
 def test_no_worker_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
-    config, store = write_config(tmp_path, stream={"seeds": list(range(9))}), tmp_path / "ended.sqlite"
+    config, store = write_config(tmp_path, stream={"seeds": list(range(MANY))}), tmp_path / "ended.sqlite"
     process = start(config, store)
     wait_for_a_cell(process)
     workers = workers_of(process)
@@ -127,7 +128,7 @@ def test_no_worker_outlives_the_command(number: signal.Signals, tmp_path: Path) 
         process.send_signal(number)
         os.killpg(process.pid, number)  # `timeout` does both
     _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert errors.splitlines()[-1].startswith("trust-tta: interrupted; finished cells are kept")
     assert "Traceback" not in errors
     assert len(workers) == 2
@@ -139,7 +140,7 @@ def test_no_worker_outlives_the_command(number: signal.Signals, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_workers_leave_when_the_command_is_killed(tmp_path: Path) -> None:
-    config, store = write_config(tmp_path, stream={"seeds": list(range(9))}), tmp_path / "orphans.sqlite"
+    config, store = write_config(tmp_path, stream={"seeds": list(range(MANY))}), tmp_path / "orphans.sqlite"
     process = start(config, store)
     wait_for_a_cell(process)
     workers = workers_of(process)
