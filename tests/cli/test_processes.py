@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -32,6 +33,8 @@ def start(config: Path, store: Path, processes: int = 2) -> subprocess.Popen[str
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
+        # As in a terminal: who is started in the background ignores interrupts, and so would the command.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
