@@ -26,6 +26,9 @@ MOST_SEEN = 64  # kinds of batches that are remembered to have come once
 # Work that other threads start while a pass is recorded does not break it, unless it waits for the device.
 SETTINGS: dict[str, Any] = {"capture_error_mode": "thread_local"}
 
+# What a network makes of images before it looks at the order: a map and, if they serve, its moments.
+Begun = tuple[Tensor, tuple[Tensor, Tensor] | None]
+
 one_at_a_time = threading.Lock()  # CUDA forbids waiting for a device while a pass on it is being recorded
 
 
@@ -153,7 +156,8 @@ class Beginning:
 
     def __init__(self, network: nn.Module, images: Tensor) -> None:
         self.network, self.images = network, images.detach().clone()
-        self.given, self.weights = self.images, dict[str, Tensor]()
+        self.given: Tensor | Begun = self.images
+        self.weights: dict[str, Tensor] = {}
         self.graph: torch.cuda.CUDAGraph | None = None
         self.last: weakref.ref[Tensor] | None = None
         self.version = 0
@@ -161,10 +165,15 @@ class Beginning:
     @torch.no_grad()
     def record(self, frozen: Mapping[str, Tensor], pool: Any, low: torch.dtype | None) -> None:
         """Cast the weights, and begin with the images, in a graph of their own, unless there is nothing to do."""
-        begin: Callable[[Tensor], Tensor | None] = getattr(self.network, "begin", lambda images: None)
+        begin: Callable[[Tensor], Begun | None] = getattr(self.network, "begin", lambda images: None)
 
-        def work() -> tuple[dict[str, Tensor], Tensor | None]:
-            return {} if low is None else cast_together(frozen, low), begin(self.images)
+        def work() -> tuple[dict[str, Tensor], Begun | None]:
+            weights = {} if low is None else cast_together(frozen, low)
+            # As convolutions read them: the library would move them in every pass.
+            moved = {
+                name: w.contiguous(memory_format=torch.channels_last) for name, w in weights.items() if w.dim() == 4
+            }
+            return {**weights, **moved}, begin(self.images)
 
         with side_stream(self.images.device) as stream:
             if work() == ({}, None):
@@ -173,7 +182,7 @@ class Beginning:
         with own_workspaces(), torch.cuda.graph(self.graph, pool=pool, stream=stream, **SETTINGS):
             self.weights, begun = work()
         if begun is not None:
-            self.network, self.given = Begun(self.network), begun
+            self.network, self.given = GoesOn(self.network), begun
             self.weights = {f"network.{name}": weight for name, weight in self.weights.items()}
 
     def take(self, images: Tensor, *, lasting: bool) -> None:
@@ -187,14 +196,14 @@ class Beginning:
             self.last, self.version = weakref.ref(images), images._version
 
 
-class Begun(nn.Module):
+class GoesOn(nn.Module):
     """A network that goes on from what it has begun with."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, begun: Tensor, *, slots: Tensor) -> Tensor:
+    def forward(self, begun: Begun, *, slots: Tensor) -> Tensor:
         logits: Tensor = self.network.forward_begun(begun, slots)
         return logits
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from trust_tta.bench.timing import float32_only
 from trust_tta.kernels import norm
+from trust_tta.kernels.norm import moments
 from trust_tta.methods.statistics import use_batch_statistics
 from trust_tta.models import convolution, layers
 from trust_tta.models.convolution import (
@@ -19,6 +20,7 @@ from trust_tta.models.convolution import (
     FirstConv2d,
     StridedConv2d,
     _Depthwise,
+    _Frozen,
     _PatchMatmul,
     bias_can_wait,
     convolve,
@@ -187,6 +189,31 @@ def test_a_norm_takes_the_bias_before_it_along(device: str, batch: bool, monkeyp
             assert (one.double() - other).norm() <= 3 * error * other.norm()
 
 
+@pytest.mark.parametrize("batch", [True, False], ids=["statistics-of-the-batch", "fixed"])
+def test_layers_go_on_from_the_first_convolution(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the moments of its map where the norm after it needs them, which are then not taken again."""
+    pytest.importorskip("triton")
+    for module, name in ((layers, "bias_can_wait"), (norm, "can_use_kernels")):
+        monkeypatch.setattr(module, name, lambda *given: True)
+    torch.manual_seed(0)
+    stem: Any = make_stem(3, 32, 4, overlapping=True, norm="batch").eval().requires_grad_(False)
+    stem[0].bias.normal_(std=3)
+    stem[2].running_mean.normal_()
+    if batch:
+        use_batch_statistics(stem)
+    images = torch.randn(2, 3, 16, 16)
+    wanted = stem(images)
+    monkeypatch.setattr(stem[0], "before_bias", lambda x: F.conv2d(x, stem[0].weight, None, 2, 1))
+    first, known = stem.begin(images)
+    if batch:
+        variance, mean = torch.var_mean(first.double(), (0, 2, 3), correction=0)
+        torch.testing.assert_close(known, (mean.float(), variance.float()), rtol=1e-5, atol=1e-6)
+        monkeypatch.setattr(norm, "moments", lambda x: pytest.fail("taken again") if x is first else moments(x))
+    else:
+        assert known is None
+    torch.testing.assert_close(stem.go_on(first, known), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_a_bias_whose_gradient_is_wanted_is_added() -> None:
     conv = StridedConv2d(16, 8, 3, stride=2, padding=1)
     assert not bias_can_wait(conv, torch.randn(1, 16, 4, 4))  # on a CPU
@@ -234,6 +261,52 @@ def test_images_convolved_as_they_lie(
         assert found.dtype == dtype
         assert found.is_contiguous(memory_format=torch.channels_last)
         assert (found.double() - exact).norm() <= 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "out", "size", "stride", "padding", "device"),
+    [
+        ((2, 48, 9, 13), 96, 3, 2, 1, "cpu"),
+        ((3, 16, 6, 6), 48, 2, 2, 0, "cpu"),
+        ((1, 64, 5, 4), 32, 5, 3, 2, "cpu"),
+        pytest.param((16, 48, 112, 112), 96, 3, 2, 1, "cuda", marks=pytest.mark.gpu),
+        pytest.param((3, 32, 61, 58), 64, 3, 2, 1, "cuda", marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.parametrize("narrow", [True, False], ids=["kernel", "library"])
+@pytest.mark.usefixtures("nan_empty")
+def test_a_map_convolved_by_a_frozen_weight(
+    shape: tuple[int, ...],
+    out: int,
+    size: int,
+    stride: int,
+    padding: int,
+    device: str,
+    dtype: torch.dtype,
+    narrow: bool,
+) -> None:
+    patches = pytest.importorskip("trust_tta.models.triton_patches")
+    assert patches.takes_narrow(shape[1], out)
+    draw, last = torch.Generator().manual_seed(0), torch.channels_last
+    x = torch.randn(shape, generator=draw).to(device, dtype).to(memory_format=last).requires_grad_()
+    weight = torch.randn(out, shape[1], size, size, generator=draw).to(device, dtype).to(memory_format=last)
+    found = _Frozen.apply(x, weight, stride, padding, narrow)  # type: ignore[no-untyped-call]
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=last)
+    leaf = x.detach().double().requires_grad_()
+    exact = F.conv2d(leaf, weight.double(), None, stride, padding)
+    assert (found.double() - exact).norm() <= 1e-2 * exact.norm()
+    dy = torch.randn_like(found)
+    (mine,), (wanted,) = torch.autograd.grad(found, x, dy), torch.autograd.grad(exact, leaf, dy.double())
+    assert mine.is_contiguous(memory_format=last)
+    assert (mine.double() - wanted).norm() <= 1e-2 * wanted.norm()
+
+
+@pytest.mark.parametrize(("channels", "out"), [(40, 96), (96, 192), (48, 80), (3, 48), (48, 16), (48, 200)])
+def test_other_maps_are_the_library_s(channels: int, out: int) -> None:
+    patches = pytest.importorskip("trust_tta.models.triton_patches")
+    assert patches.takes_narrow(channels, out) == ((channels, out) == (48, 80))
 
 
 @pytest.mark.parametrize("with_bias", [True, False])

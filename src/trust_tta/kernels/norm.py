@@ -32,11 +32,17 @@ class BatchNorm2d(nn.BatchNorm2d):
             return batch_norm(x, self.weight, self.bias, self.eps)
         return x, fixed_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
-    def after_bias(self, x: Tensor, bias: Tensor, *, gelu: bool = False) -> Tensor:
-        """The normalized x + bias (c,): the statistics of a batch take the bias away with the mean. Then GELU."""
+    def after_bias(
+        self, x: Tensor, bias: Tensor, known: tuple[Tensor, Tensor] | None = None, *, gelu: bool = False
+    ) -> Tensor:
+        """The normalized x + bias (c,): the statistics of a batch take the bias away with the mean. Then GELU.
+
+        `known` are the moments of x, which serve where it is normalized by them.
+        """
+        known = known if self.running_mean is None else None
         if torch.is_grad_enabled() or not can_use_kernels(x):
-            return batch_norm(x, self.weight, self.bias, self.eps, gelu=gelu)[1]
-        mean, variance = self.statistics(x)
+            return batch_norm(x, self.weight, self.bias, self.eps, known, gelu=gelu)[1]
+        mean, variance = known or self.statistics(x)
         mean = mean if self.running_mean is None else mean - bias
         return _map(triton_norm().normalize(_rows(x), mean, variance, self.weight, self.bias, self.eps, gelu=gelu), x)
 

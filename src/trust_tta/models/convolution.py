@@ -33,8 +33,16 @@ class StridedConv2d(nn.Conv2d):
         return y
 
     def before_bias(self, x: Tensor) -> Tensor:
-        """The convolution without its bias."""
-        y: Tensor = self._conv_forward(x, self.weight, None)
+        """The convolution without its bias, in half precision."""
+        y: Tensor
+        last, low = torch.channels_last, _low(x)
+        plain = self.padding_mode != "zeros" or self.dilation != (1, 1) or self.groups != 1
+        learned = torch.is_grad_enabled() and self.weight.requires_grad
+        if plain or learned or type(x) is not Tensor or not x.is_contiguous(memory_format=last):
+            y = self._conv_forward(x, self.weight, None)
+            return y
+        given = (x.to(low), self.weight.to(low).contiguous(memory_format=last), self.stride[0], int(self.padding[0]))
+        y = _Frozen.apply(*given, _is_narrow(x, self.out_channels))  # type: ignore[no-untyped-call]
         return y
 
     def uses_matmul(self, x: Tensor) -> bool:
@@ -97,6 +105,15 @@ class FirstConv2d(nn.Conv2d):
         if not square or self.dilation != (1, 1) or self.groups != 1 or self.weight[0].numel() > 32:
             return False
         return not (torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad))
+
+
+def _is_narrow(x: Tensor, out: int) -> bool:
+    """Whether a kernel of our own convolves x in half precision: for few channels the library is slow."""
+    if "narrow" not in functional.USED or not HAS_TRITON or x.numel() < LEAST:
+        return False
+    from trust_tta.models import triton_patches
+
+    return triton_patches.takes_narrow(x.shape[1], out)
 
 
 def _pad_channels(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -181,6 +198,30 @@ class _PatchMatmul(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             dbias = dy.sum((0, 2, 3))
         return dx, dweight, dbias, None, None
+
+
+class _Frozen(torch.autograd.Function):
+    """Of x and a frozen weight, both channel-last in memory; x is not kept. `narrow`: by a kernel of our own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int, narrow: bool) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.shape, ctx.stride, ctx.padding = x.shape, stride, padding
+        if not narrow:
+            return F.conv2d(x, weight, None, stride, padding)
+        from trust_tta.models import triton_patches
+
+        return triton_patches.convolve_narrow(x, weight, stride, padding)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        # Only its shape and its layout are read.
+        x = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+        place = ([ctx.stride] * 2, [ctx.padding] * 2, [1, 1], False, [0, 0], 1)
+        dx = torch.ops.aten.convolution_backward(dy, x, weight, None, *place, [True, False, False])[0]
+        return dx, *[None] * 4
 
 
 class _Depthwise(torch.autograd.Function):

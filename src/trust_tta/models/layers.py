@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.kernels import BACKENDS, onednn, products
-from trust_tta.kernels.norm import BatchNorm2d, fork_norm
+from trust_tta.kernels.norm import BatchNorm2d, fork_norm, moments
 from trust_tta.models.convolution import FirstConv2d, StridedConv2d, bias_can_wait
+from trust_tta.recording import Begun
 
 SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
 
@@ -149,23 +150,34 @@ class Convolutions(nn.Sequential):
             return plain
         return self._apply_in_turn(self._layers(), x, None)
 
-    def after_first(self, x: Tensor) -> Tensor:
-        """The layers after the first, whose bias x is yet without."""
+    def begin(self, images: Tensor) -> Begun:
+        """The first convolution of images, yet without its bias, and its moments if the norm after it needs them."""
+        first, norm, *_ = self._layers()
+        x: Tensor = first.before_bias(images)
+        return x, moments(x) if _takes_bias(norm, x) and norm.running_mean is None else None
+
+    def go_on(self, x: Tensor, known: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The layers after the first, from what `begin` gave."""
         layers = self._layers()
-        return self._apply_in_turn(layers, x, layers.popleft().bias)
+        return self._apply_in_turn(layers, x, layers.popleft().bias, known)
 
     def _layers(self) -> deque[Any]:
         return deque(layer for layer in self if type(layer) is not nn.Identity or layer._forward_hooks)
 
-    def _apply_in_turn(self, layers: deque[Any], x: Tensor, bias: Tensor | None) -> Tensor:
-        """The layers one after the other; `bias` is that of the convolution that made x, if x is yet without it."""
+    def _apply_in_turn(
+        self, layers: deque[Any], x: Tensor, bias: Tensor | None, known: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """The layers one after the other; `bias` is that of the convolution that made x, if x is yet without it.
+
+        `known` are the moments of x, for a norm that comes first.
+        """
         while layers:
             layer = layers.popleft()
             if isinstance(layer, (FirstConv2d, StridedConv2d)) and bias_can_wait(layer, x):
                 x, bias = layer.before_bias(x), layer.bias
             elif bias is not None and _takes_bias(layer, x):
                 gelu = bool(layers) and type(layers[0]) is nn.GELU and not layers[0]._forward_hooks
-                x, bias = layer.after_bias(x, bias, gelu=gelu), None
+                x, bias, known = layer.after_bias(x, bias, known, gelu=gelu), None, None
                 if gelu:
                     layers.popleft()
             elif bias is not None:

@@ -1,5 +1,5 @@
-"""Convolutions of images, images cast and padded for them, `convolution.extract_patches` and its adjoint on a CUDA
-device, each in one pass over the map."""
+"""Convolutions of images and of narrow maps, images cast and padded for them, `convolution.extract_patches` and its
+adjoint on a CUDA device, each in one pass over the map."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -40,6 +40,28 @@ def convolve(x: Tensor, weight: Tensor, dtype: torch.dtype, stride: int, padding
             OUT_WIDTH=width, SIZE=size, STRIDE=stride, PADDING=padding, OUT=out, BLOCK_P=128,
             BLOCK_K=max(16, power_of_two(c * size * size)), BLOCK_N=max(16, power_of_two(out)),
             WIDE=x.device.type == "cpu", num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return y.permute(0, 3, 1, 2)
+
+
+def takes_narrow(channels: int, out: int) -> bool:
+    """Whether `convolve_narrow` takes maps of so many channels: libraries have tiles for wider ones only."""
+    rest = out - power_of_two(out) // 2
+    return channels % 16 == 0 and channels <= 64 and 32 <= out <= 128 and rest >= 16 and rest & (rest - 1) == 0
+
+
+def convolve_narrow(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Convolve x (b, c, h, w) with weight (out, c, k, k), both channel-last in memory and of one half precision."""
+    b, c, h, w = x.shape
+    out, size = weight.shape[0], weight.shape[2]
+    height, width = ((n + 2 * padding - size) // stride + 1 for n in (h, w))
+    y = x.new_empty((b, height, width, out))
+    pixels, first = b * height * width, power_of_two(out) // 2
+    with torch.cuda.device_of(x):
+        convolve_narrow_kernel[(ceil_div(pixels, 128),)](
+            x, weight, y, pixels, CHANNELS=c, HEIGHT=h, WIDTH=w, OUT_HEIGHT=height, OUT_WIDTH=width, SIZE=size,
+            STRIDE=stride, PADDING=padding, FIRST=first, SECOND=out - first, BLOCK_P=128, BLOCK_C=power_of_two(c),
+            WIDE=x.device.type == "cpu", num_warps=4, num_stages=3, enable_fp_fusion=True,
         )  # fmt: skip
     return y.permute(0, 3, 1, 2)
 
@@ -111,6 +133,47 @@ def convolve_kernel(
     b_y = dot(tl.trans(b_x), b_w, tl.zeros((BLOCK_P, BLOCK_N), dtype=tl.float32), False, WIDE)
     m_y = (o_p < pixels)[:, None] & (o_n < OUT)[None, :]
     tl.store(p_y + o_p[:, None] * OUT + o_n[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
+
+
+@triton.jit
+def load_outputs(p_w, o_n, o_c, m_c, PATCH: tl.constexpr):
+    """The weight (channels, outputs) of one place in the patch."""
+    return tl.load(p_w + o_n[None, :] * PATCH + o_c[:, None], mask=m_c[:, None], other=0.0)
+
+
+@triton.jit
+def convolve_narrow_kernel(
+    p_x, p_w, p_y, pixels,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """All output channels, as two powers of two, of a run of output pixels; one place in the patch at a time."""
+    PATCH: tl.constexpr = SIZE * SIZE * CHANNELS
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    o_p = tl.program_id(0).to(tl.int64) * BLOCK_P + tl.arange(0, BLOCK_P)
+    o_h = (o_p // OUT_WIDTH % OUT_HEIGHT).to(tl.int32) * STRIDE - PADDING
+    o_w = (o_p % OUT_WIDTH).to(tl.int32) * STRIDE - PADDING
+    o_x = ((o_p // (OUT_HEIGHT * OUT_WIDTH) * HEIGHT + o_h) * WIDTH + o_w) * CHANNELS
+    o_c = tl.arange(0, BLOCK_C)
+    o_first = tl.arange(0, FIRST)
+    o_second = FIRST + tl.arange(0, SECOND)
+    m_c = o_c < CHANNELS
+    m_p = o_p < pixels
+    b_first = tl.zeros((BLOCK_P, FIRST), dtype=tl.float32)
+    b_second = tl.zeros((BLOCK_P, SECOND), dtype=tl.float32)
+    for i_place in range(SIZE * SIZE):
+        i_h = i_place // SIZE
+        i_w = i_place % SIZE
+        inside = (o_h + i_h >= 0) & (o_h + i_h < HEIGHT) & (o_w + i_w >= 0) & (o_w + i_w < WIDTH)
+        o_at = (o_x + (i_h * WIDTH + i_w) * CHANNELS)[:, None] + o_c[None, :]
+        b_x = tl.load(p_x + o_at, mask=(inside & m_p)[:, None] & m_c[None, :], other=0.0)
+        o_weight = i_place * CHANNELS + o_c
+        b_first = dot(b_x, load_outputs(p_w, o_first, o_weight, m_c, PATCH), b_first, False, WIDE)
+        b_second = dot(b_x, load_outputs(p_w, o_second, o_weight, m_c, PATCH), b_second, False, WIDE)
+    p_y += o_p[:, None] * (FIRST + SECOND)
+    tl.store(p_y + o_first[None, :], b_first.to(p_y.dtype.element_ty), mask=m_p[:, None])
+    tl.store(p_y + o_second[None, :], b_second.to(p_y.dtype.element_ty), mask=m_p[:, None])
 
 
 @triton.jit

@@ -25,6 +25,7 @@ from trust_tta.models.layers import (
 )
 from trust_tta.models.ss2d import SS2D
 from trust_tta.orders import ScanOrder
+from trust_tta.recording import Begun
 from trust_tta.roles import Role
 
 
@@ -140,7 +141,7 @@ class VMamba(ScanNetwork):
         x: Tensor = self.patch_embed(images)
         return x
 
-    def begin(self, images: Tensor) -> Tensor | None:
+    def begin(self, images: Tensor) -> Begun | None:
         """What `forward_begun` goes on from: the first convolution of images, which no order and few methods change.
 
         None where it is not a pass of its own.
@@ -150,11 +151,11 @@ class VMamba(ScanNetwork):
             return None
         if not isinstance(first, FirstConv2d) or first.weight.requires_grad or not bias_can_wait(first, images):
             return None
-        return first.before_bias(images)
+        return stem.begin(images)
 
-    def forward_begun(self, first: Tensor, slots: Tensor) -> Tensor:
+    def forward_begun(self, begun: Begun, slots: Tensor) -> Tensor:
         """Logits (n, classes) from what `begin` gave."""
-        x = cast(Convolutions, self.patch_embed).after_first(first)
+        x = cast(Convolutions, self.patch_embed).go_on(*begun)
         return self.forward_head(self.pool(self.forward_maps(x, slots=slots)[-1]))
 
     def forward_maps(self, x: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> list[Tensor]:
@@ -171,7 +172,7 @@ class VMamba(ScanNetwork):
     def pool(self, x: Tensor) -> Tensor:
         """The last map, normalized and averaged, (n, dims[-1])."""
         normal: Tensor = self.classifier.norm(x)
-        return normal.mean(dim=(2, 3))
+        return normal.permute(0, 2, 3, 1).flatten(1, 2).mean(1)  # so that its gradient lies as the map does
 
     def heads(self) -> list[nn.Linear]:
         return [self.classifier.head]

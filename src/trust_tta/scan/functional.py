@@ -20,7 +20,7 @@ HAS_TRITON = optional.available("triton")  # looked up once: torch.compile canno
 # time; replay: recorded plain passes; bias: that of a convolution in the norm after it; images: their convolution; pad:
 # images cast and padded in one pass; turned: gradients of depthwise convolutions as convolutions; kept: sequences of
 # some maps, so that they are not computed twice
-USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "images", "pad", "turned", "kept"})
+USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "images", "pad", "turned", "kept", "narrow"})
 
 
 def selective_scan(
