@@ -71,7 +71,9 @@ def test_weight_gradients_over_all_positions(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("per_image", [False, True], ids=["shared", "per-image"])
-@pytest.mark.parametrize(("channels", "rank", "length"), [(5, 3, 1), (96, 6, 300), (140, 20, 63), (300, 24, 49)])
+@pytest.mark.parametrize(
+    ("channels", "rank", "length"), [(5, 3, 1), (96, 6, 300), (140, 20, 63), (300, 24, 49), (257, 9, 20)]
+)
 @pytest.mark.usefixtures("nan_empty")
 def test_both_gradients_in_one_pass(channels: int, rank: int, length: int, per_image: bool, dtype: torch.dtype) -> None:
     weight = normal(*((3,) if per_image else ()), 4, channels, rank, seed=0).to(dtype) / 8

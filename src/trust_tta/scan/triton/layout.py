@@ -58,9 +58,7 @@ def choose_cells(silu: bool, pixels: int) -> tuple[int, int, int]:
 
     `pixels`: of the longer side of the map.
     """
-    if not silu:
-        return 16, 16, 8
-    return (32, 4, 8) if pixels > 32 else (16, 4, 4)
+    return (32, 4, 4) if pixels > 32 else (16, 4, 4 if silu else 8)
 
 
 def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:

@@ -39,7 +39,7 @@ def map_gradient(du: Tensor, dprojected: Tensor, weight: Tensor, x: Tensor) -> T
 
 def choose_tile(pixels: int) -> tuple[int, int, int]:
     """The side of a tile, its channels, and its warps, for a map with so many pixels to its longer side."""
-    return (8, 64, 4) if pixels <= 16 else (8, 32, 4)
+    return (8, 64, 4) if pixels <= 32 else (8, 32, 4)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from trust_tta.scan.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
 FEW_MAPS = 8  # maps of a batch for which the library is slow
+MOST_ROWS = 256  # that a program holds as one block
 
 
 def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
@@ -52,7 +53,7 @@ def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
     """
     b, g, m, length = dy.shape
     k = x.shape[2]
-    block_m, block_k, block_l = _within(m, 128), _within(k, 64), _positions(length)
+    block_m, block_k, block_l = _within(m, 128), _within(k, 64), 64 if length <= 256 else 128
     if dy.dtype == torch.float32:
         if length <= 64:
             return dy @ x.mT
@@ -72,7 +73,7 @@ def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
 
 def can_fuse(dy: Tensor, x: Tensor) -> bool:
     """Whether `fused_gradients` takes dy (b, g, m, l) and x (b, g, k, l): a program holds all of their rows."""
-    return dy.dtype != torch.float32 and dy.shape[2] <= 512 and x.shape[2] <= 64
+    return dy.dtype != torch.float32 and dy.shape[2] <= 2 * MOST_ROWS and x.shape[2] <= 64
 
 
 def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_image: bool) -> Tensor:
@@ -92,8 +93,9 @@ def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_im
             STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
             STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
-            STRIDE_DB=dx.stride(0), STRIDE_DG=dx.stride(1), BLOCK_M=power_of_two(max(m, 16)), BLOCK_K=_within(k, 64),
-            BLOCK_L=block_l, WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
+            STRIDE_DB=dx.stride(0), STRIDE_DG=dx.stride(1), FIRST=_within(m, MOST_ROWS),
+            REST=0 if m <= MOST_ROWS else _within(m - MOST_ROWS, MOST_ROWS), BLOCK_K=_within(k, 64), BLOCK_L=block_l,
+            WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
     return partial
 
@@ -255,34 +257,57 @@ def weight_gradient_kernel(
     tl.store(p_out + o_out + o_m[:, None] * COLUMNS + o_k[None, :], b_sum, mask=m_out)
 
 
+@triton.jit
+def load_columns(
+    p_w, o_k, o_m, INNER: tl.constexpr, ROWS: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr
+):
+    """A tile (inner, rows) of a weight, zero past its ends."""
+    mask = (o_k < INNER)[:, None] & (o_m < ROWS)[None, :]
+    return tl.load(p_w + o_m[None, :] * STRIDE_WM + o_k[:, None] * STRIDE_WK, mask=mask, other=0.0)
+
+
 @triton.jit(do_not_specialize=["chunks", "share"])
 def fused_gradients_kernel(
     p_w, p_dy, p_x, p_dx, p_out, chunks, share,
     GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr, STRIDE_WB: tl.constexpr,
     STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr, STRIDE_YB: tl.constexpr,
     STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_DB: tl.constexpr,
-    STRIDE_DG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
+    STRIDE_DG: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """dx of a share of all images' chunks of positions, of one group, and the partial sum of the weight's gradient."""
+    """dx of a share of all images' chunks of positions, of one group, and the partial sum of the weight's gradient.
+
+    The rows are held as FIRST and REST, where there are more, so that fewer than twice as many fit.
+    """
     L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i_g = tl.program_id(0) % GROUPS
     i_part = tl.program_id(0) // GROUPS
     i_first = i_part * share
-    o_m = tl.arange(0, BLOCK_M)
+    o_m = tl.arange(0, FIRST)
+    o_r = FIRST + tl.arange(0, REST if REST else 1)
     o_k = tl.arange(0, BLOCK_K)
-    m_w = (o_k < INNER)[:, None] & (o_m < ROWS)[None, :]
-    o_w = i_g * STRIDE_WG + o_m[None, :] * STRIDE_WM + o_k[:, None] * STRIDE_WK
     i_image = (i_first // L_BLOCKS).to(tl.int64)  # where images have weights of their own, a share is of one image
-    b_w = tl.load(p_w + i_image * STRIDE_WB + o_w, mask=m_w, other=0.0)
-    b_sum = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
+    p_w += i_image * STRIDE_WB + i_g * STRIDE_WG
+    p_dy += i_g * STRIDE_YG
+    b_w = load_columns(p_w, o_k, o_m, INNER, ROWS, STRIDE_WM, STRIDE_WK)
+    b_sum = tl.zeros((FIRST, BLOCK_K), dtype=tl.float32)
+    if REST:
+        b_w_rest = load_columns(p_w, o_k, o_r, INNER, ROWS, STRIDE_WM, STRIDE_WK)
+        b_sum_rest = tl.zeros((REST, BLOCK_K), dtype=tl.float32)
     for i_step in range(tl.minimum(share, chunks - i_first)):
         i_b, o_l, b_dy, b_x = load_chunk(
-            p_dy + i_g * STRIDE_YG, p_x + i_g * STRIDE_XG, i_first + i_step, o_m, o_k, ROWS, INNER, LENGTH, STRIDE_YB,
-            STRIDE_XB, BLOCK_L,
-        )  # fmt: skip
+            p_dy, p_x + i_g * STRIDE_XG, i_first + i_step, o_m, o_k, ROWS, INNER, LENGTH, STRIDE_YB, STRIDE_XB, BLOCK_L
+        )
         b_dx = dot(b_w, b_dy, tl.zeros((BLOCK_K, BLOCK_L), dtype=tl.float32), False, WIDE)
         b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, WIDE)
+        if REST:
+            b_dy = load_rows(p_dy + i_b * STRIDE_YB, o_r, o_l, ROWS, LENGTH)
+            b_dx = dot(b_w_rest, b_dy, b_dx, False, WIDE)
+            b_sum_rest = dot(b_dy, tl.trans(b_x), b_sum_rest, False, WIDE)
         o_d = i_b * STRIDE_DB + i_g * STRIDE_DG + o_k[:, None] * LENGTH + o_l[None, :]
         tl.store(p_dx + o_d, b_dx.to(p_dx.dtype.element_ty), mask=(o_k < INNER)[:, None] & (o_l < LENGTH)[None, :])
-    o_out = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * INNER) + o_m[:, None] * INNER + o_k[None, :]
-    tl.store(p_out + o_out, b_sum, mask=(o_m < ROWS)[:, None] & (o_k < INNER)[None, :])
+    p_out += (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * INNER)
+    m_k = (o_k < INNER)[None, :]
+    tl.store(p_out + o_m[:, None] * INNER + o_k[None, :], b_sum, mask=(o_m < ROWS)[:, None] & m_k)
+    if REST:
+        tl.store(p_out + o_r[:, None] * INNER + o_k[None, :], b_sum_rest, mask=(o_r < ROWS)[:, None] & m_k)

@@ -1,7 +1,7 @@
 """SS2D's scan of a map on a CUDA device, forward and backward, in few kernels.
 
 Little is kept for the backward that can be computed again: the two sequences and the four step sizes would take six
-maps per block, and the map they come from is there anyway.
+maps per block, and the map they come from is there anyway. Sequences are kept where that pays.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from trust_tta.scan.triton.map_gradient import map_gradient
 from trust_tta.scan.triton.matmul import can_fuse, fused_gradients, matmul, weight_gradient
 from trust_tta.scan.triton.parameters import gather, scatter_add
 
-KEPT = range(512, 2048)  # pixels of maps whose sequences are kept in half precision
+# Pixels of maps whose sequences are kept in half precision. Larger ones take much memory, and so do those between, of
+# which a network has the most.
+KEPT = frozenset({*range(64), *range(512, 4096)})
 
 
 def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
-    """See `operators.Backend`. Sequences of larger maps take too much memory, those of smaller ones little time."""
+    """See `operators.Backend`."""
     b, c, h, w = x
     kept = "kept" in functional.USED and dtype != torch.float32 and h * w in KEPT
     return (b, 2, c, h * w) if kept else (0,)
