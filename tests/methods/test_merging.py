@@ -29,6 +29,18 @@ def test_merging_equal_weights_changes_no_bit(count: int) -> None:
         assert torch.equal(merged, one)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("counted", [[1, 1, 1, 1], [0, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]], ids=str)
+def test_mean_of_those_that_count(counted: list[int], dtype: torch.dtype) -> None:
+    """To the bit what the mean of a list without the others is; the first where none counts."""
+    parts = list(torch.randn(4, 50, generator=torch.Generator().manual_seed(2), dtype=dtype))
+    kept = [part for part, counts in zip(parts, counted, strict=True) if counts] or parts[:1]
+    mean = kept[0]
+    for count, part in enumerate(kept[1:], start=2):
+        mean = torch.lerp(mean, part, 1 / count)
+    assert torch.equal(merging.mean(parts, torch.tensor(counted, dtype=torch.bool)), mean)
+
+
 def test_mean_and_weighted_against_a_loop() -> None:
     parts = thetas(4)
     weights = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)

@@ -195,7 +195,7 @@ def test_several_steps_average_the_last_step_only() -> None:
     assert isinstance(chain, Trust)
     with torch.enable_grad():
         chain.forward_and_adapt(images)
-        thetas, _ = chain.forward_and_adapt(images)
+        thetas = [step.theta for step in chain.forward_and_adapt(images)]
     torch.testing.assert_close(method.weights.read(), torch.stack(thetas).mean(0))
 
 

@@ -70,10 +70,10 @@ def adapt_under_orders(experiment: Experiment, domain: Domain, orders: Sequence[
     batches = experiment.images(domain)
     for images, _ in batches[:-1]:
         method(images)
-    weights, _ = method.forward_and_adapt(batches[-1][0])
-    if len(weights) != len(orders):
+    steps = method.forward_and_adapt(batches[-1][0])
+    if not all(step.finite for step in steps):
         raise DataError(f"an update on {domain.name} was not finite, so not every order has weights; lower the lr")
-    return Adapted(method, weights, batches)
+    return Adapted(method, [step.theta for step in steps], batches)
 
 
 def trust_options(config: RunConfig) -> dict[str, Any]:

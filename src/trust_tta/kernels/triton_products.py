@@ -141,6 +141,8 @@ def choose_tile(
         rows, most, warps, stages = 128, 64, 8, 4
     elif gelu and dtype != torch.float32:
         rows, most, warps, stages = 128, 128, 8, 3
+    elif dtype != torch.float32 and inner < 256:
+        block_k, (rows, most), warps, stages = 32, (64, 128) if columns <= 128 else (128, 64), 4, 4
     else:
         rows, most, warps, stages = 64, 128, 4, 3
     return rows, min(most, max(16, power_of_two(columns))), block_k, warps, stages

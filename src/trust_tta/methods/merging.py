@@ -11,12 +11,18 @@ import torch
 from torch import Tensor
 
 
-def mean(thetas: Sequence[Tensor]) -> Tensor:
-    """The plain mean: the paper's merge."""
+def mean(thetas: Sequence[Tensor], counted: Tensor | None = None) -> Tensor:
+    """The plain mean: the paper's merge.
+
+    With `counted` (K,), of those alone for which it is true, or the first if there are none; nobody waits for the
+    device that knows which.
+    """
     first, *rest = thetas
+    counted = torch.ones(len(thetas), device=first.device) if counted is None else counted
+    shares = counted.to(first.dtype) / counted.cumsum(0).clamp_min(1)
     mean = first.clone()
-    for count, theta in enumerate(rest, start=2):
-        mean.lerp_(theta, 1 / count)
+    for theta, share in zip(rest, shares[1:], strict=True):
+        mean.lerp_(theta, share)
     return mean
 
 

@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """A step under one order: the weights after it, the mean entropy of its predictions, whether it was made."""
+    """A step under one order: the weights after it, and whether it was made, which the device knows.
+
+    Where the merge asks for it, also the mean entropy of its predictions.
+    """
 
     theta: Tensor
-    entropy: Tensor
     finite: Tensor
+    entropy: Tensor | None = None
 
 
-def adapt_apart(method: Trust, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Each order on the whole batch, or on its part of it; the weights and entropies of those that learned.
+def adapt_apart(method: Trust, images: Tensor) -> list[Step]:
+    """Each order on the whole batch, or on its part of it.
 
     The K adaptations do not depend on each other. One after the other they take as long on one device as side by
     side, and the memory of one.
@@ -52,16 +55,16 @@ def adapt_apart(method: Trust, images: Tensor) -> tuple[list[Tensor], list[Tenso
         steps.append(method.adapt_under(order, part))
         average.add(weights.moments, steps[-1].finite | moved[-1])
     weights.write(start)
-    thetas, entropies = method.made(steps, moved=moved)
-    weights.load_moments(average.value() if thetas else moments)
+    made = method.update.settle([step.finite for step in steps])
+    weights.load_moments(average.value() if any(made) or any(moved) else moments)
     if split:  # counted in passes over the whole batch
         k = len(orders)
         method.counters.forwards = before.forwards + (method.counters.forwards - before.forwards) // k
         method.counters.backwards = before.backwards + (method.counters.backwards - before.backwards) // k
-    return thetas, entropies
+    return [step._replace(finite=step.finite | earlier) for step, earlier in zip(steps, moved, strict=True)]
 
 
-def adapt_side_by_side(method: Trust, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def adapt_side_by_side(method: Trust, images: Tensor) -> list[Step]:
     """The paper's parallel network: one pass, in which each part of the batch meets SS2D weights of its own.
 
     Everything else is shared, the statistics of the BatchNorms too.
@@ -81,12 +84,12 @@ def adapt_side_by_side(method: Trust, images: Tensor) -> tuple[list[Tensor], lis
     weights.write(origin)
     if not learned:
         weights.load_moments(start)
-        return [], []
-    average = Average()
+        return []
+    average, made = Average(), finite.new_ones(())
     for each in moments:
-        average.add(each, finite.new_ones(()))
+        average.add(each, made)
     weights.load_moments(average.value())
-    return thetas, entropies
+    return [Step(theta, made, entropy) for theta, entropy in zip(thetas, entropies, strict=True)]
 
 
 def side_by_side_pass(

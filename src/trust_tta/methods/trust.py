@@ -6,7 +6,7 @@ Algorithms 1 and 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -56,6 +56,7 @@ class Averaging(Learner):
 
     orders: list[ScanOrder | str]
     evaluate_order: ScanOrder | str = DEFAULT_ORDER
+    by_entropy = False  # whether the merge asks for entropies
     before: Logits  # the prediction with the weights before the last round of a batch
     seen = False  # whether the present round has made it
 
@@ -67,25 +68,26 @@ class Averaging(Learner):
         """Algorithm 1, for one batch."""
         if self.options.predict == "before" and not self.sees_before():
             self.coarse_before = self.before = self.evaluate_now(images)
-        thetas, entropies = self.forward_and_adapt(images)
-        if thetas:
-            self.weights.write(self.merge(thetas, entropies))
-        del thetas  # before the prediction takes its memory
+        steps = self.forward_and_adapt(images)
+        if steps:
+            self.weights.write(self.merge(steps))
+        del steps  # before the prediction takes its memory
         return self.evaluate_now(images) if self.options.predict == "after" else self.before
 
-    def forward_and_adapt(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Algorithm 2: the weights after each order and the entropies of its predictions, of the last step."""
+    def forward_and_adapt(self, images: Tensor) -> list[Step]:
+        """Algorithm 2: a step under each order; of several rounds, the last."""
         for _ in range(self.options.steps):
             self.seen = False
-            thetas, entropies = self.made([self.adapt_under(order, images) for order in self.orders])
-        return thetas, entropies
+            steps = [self.adapt_under(order, images) for order in self.orders]
+            self.update.unsettled += [step.finite for step in steps]
+        return steps
 
     def adapt_under(self, order: OrderLike, images: Tensor) -> Step:
         """The body of Algorithm 2: one step under one order."""
         logits = self.adapting_forward(images, order)
         labels = self.pseudo_labels(images, order, logits)
         finite = self.update.descend(self.loss(logits, labels))
-        return Step(self.weights.read(), entropy(logits.detach()).mean(), finite)
+        return Step(self.weights.read(), finite, entropy(logits.detach()).mean() if self.by_entropy else None)
 
     def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         """Of the labels `chosen`, or, where the option `loss` says so, minimum class confusion without labels."""
@@ -106,15 +108,9 @@ class Averaging(Learner):
             self.coarse_before = self.before if self.coarse_before is None else self.coarse_before
         return most_likely(logits)
 
-    def made(self, steps: Sequence[Step], *, moved: Iterable[bool] = ()) -> tuple[list[Tensor], list[Tensor]]:
-        """The weights and entropies of the updates that were made, and of those whose weights had `moved` before."""
-        made = self.update.settle([step.finite for step in steps])
-        kept = [step for step, *fits in zip(steps, made, list(moved) or made, strict=True) if any(fits)]
-        return [step.theta for step in kept], [step.entropy for step in kept]
-
-    def merge(self, thetas: list[Tensor], entropies: list[Tensor]) -> Tensor:
-        del entropies
-        return merging.mean(thetas)
+    def merge(self, steps: Sequence[Step]) -> Tensor:
+        """The mean of the weights after the steps that were made; as they were if none was."""
+        return merging.mean([step.theta for step in steps], torch.stack([step.finite for step in steps]))
 
     def sees_before(self) -> bool:
         """Whether an adapting pass is also the prediction with the weights before its round."""
@@ -211,10 +207,11 @@ class Trust(Averaging):
         traversals = traversals_of(self.model)
         self.orders = self.options.chosen(traversals)
         self.evaluate_order = find_order(self.options.evaluate_order, traversals)
+        self.by_entropy = self.options.merge != "mean"
         if self.options.mode != "sequential":  # sums must not depend on how the orders were listed
             self.orders.sort(key=str)
 
-    def forward_and_adapt(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def forward_and_adapt(self, images: Tensor) -> list[Step]:
         if self.options.mode == "sequential":
             return super().forward_and_adapt(images)
         shared = self.options.mode == "split" and self.options.split_statistics == "batch"
@@ -222,9 +219,13 @@ class Trust(Averaging):
             return adapt_side_by_side(self, images)
         return adapt_apart(self, images)
 
-    def merge(self, thetas: list[Tensor], entropies: list[Tensor]) -> Tensor:
-        if self.options.merge == "mean":
-            return merging.mean(thetas)
+    def merge(self, steps: Sequence[Step]) -> Tensor:
+        if not self.by_entropy:
+            return super().merge(steps)
+        kept = [step for step in steps if bool(step.finite)]
+        if not kept:
+            return steps[0].theta
+        thetas, entropies = [step.theta for step in kept], [step.entropy for step in kept if step.entropy is not None]
         weights = merging.inverse_entropy_weights(torch.stack(entropies))
         if self.options.merge == "entropy":
             return merging.weighted(thetas, weights)
