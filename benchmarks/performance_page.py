@@ -181,9 +181,15 @@ def scaling_section(name: str) -> list[str]:
         f"`{plan['model']}` in {plan['dtype']}. The batch grows at {plan['size']} pixels, the pixels at batch "
         f"{plan['batch']}, the orders at batch {plan['few']}. Exponents are fitted over the upper half of an axis, "
         "where the device is full: 1 is linear in the step, a constant cost per image; the steepest step is that "
-        "between two neighbors anywhere.",
+        "between two neighbors anywhere. Where the memory ends follows from the least and the most of an axis."
+        + (" Points that are not listed were not measured." if len(record["rows"]) < count_points(plan) else ""),
         "\n".join(lines),
     ]
+
+
+def count_points(plan: dict[str, Any]) -> int:
+    """Of `benchmarks/scaling.py`: the orders, and three works along the batches and the pixels."""
+    return len(plan["orders"]) + 3 * (len(plan["batches"]) + len(plan["sizes"]))
 
 
 def scaling_cells(grown: dict[str, Any], rows: list[dict[str, Any]], device_bytes: int | None) -> list[str]:

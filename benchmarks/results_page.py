@@ -226,10 +226,12 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 source tent trust`, beside other programs, so that its times are not to be used; those by `reference` are older \
 | one H200 |
 | `six_corruptions_cpu.json` | the same with `auto source tent` | two cores of a server CPU |
-| `speed_h200.json` | `trust-tta speed --seconds 0.08`, stopped at the last scans | one H200 |
+| `speed_h200.json` | `trust-tta speed --seconds 0.08` | one H200 |
 | `scan_h200.json` | the scan alone, all gradients in its backward, timed as `trust-tta speed` does | one H200 |
 | `speed_cpu.json` | `trust-tta speed --dtype float32,bf16 --seconds 3 --out speed_cpu.json` \
 | two cores of a server CPU |
+| `scaling_h200.json` | `python benchmarks/scaling.py --seconds 0.1 --out scaling_h200.json`; some points are missing \
+| one H200 |
 | `scaling_cpu.json` | `python benchmarks/scaling.py --device cpu --out scaling_cpu.json` | the same |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \
 at batch 1 | one H200 |

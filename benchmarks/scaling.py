@@ -4,7 +4,8 @@
     PYTHONPATH=src python benchmarks/scaling.py --device cpu --out docs/results/scaling_cpu.json
 
 On a GPU VMamba-T in bf16, on a CPU `vmamba_nano` in float32, both with random weights. On a CPU every point has a
-process of its own, whose largest resident memory is its peak. `--quick --device cpu` tries the script.
+process of its own, whose largest resident memory is its peak. Points that are in the record already are not measured
+again. `--quick --device cpu` tries the script.
 """
 
 from __future__ import annotations
@@ -96,18 +97,31 @@ def point_alone(timing: Timing, plan: Plan, limits: Limits) -> Timing:
     return replace(found, peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def points(plan: Plan, device: torch.device, limits: Limits) -> Iterator[Timing]:
-    """All timings with their numbers, as they come."""
+def points(plan: Plan, device: torch.device, limits: Limits, known: Sequence[Timing]) -> Iterator[Timing]:
+    """All timings with their numbers, as they come; those that are `known` come as they are."""
+    found = {_point(timing): timing for timing in known}
     if device.type == "cpu":
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
             for timing in timings(plan, "cpu"):
-                yield pool.submit(point_alone, timing, plan, limits).result()
+                yield found.get(_point(timing)) or pool.submit(point_alone, timing, plan, limits).result()
         return
     torch.manual_seed(0)
     model = create_model(plan.model).to(device).eval()
     for timing in timings(plan, "triton"):
-        yield point(timing, model, device, limits)
+        yield found.get(_point(timing)) or point(timing, model, device, limits)
+
+
+def _point(timing: Timing) -> tuple[Any, ...]:
+    return timing.part, timing.work, timing.batch, timing.size, timing.k
+
+
+def read_known(path: Path, plan: Plan) -> list[Timing]:
+    """The timings of a record that was broken off."""
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if record and record["plan"] != json.loads(json.dumps(asdict(plan))):
+        raise SystemExit(f"{path} has another plan; name another file for --out")
+    return [Timing(**row) for row in record.get("rows", ())]
 
 
 def compile_size(plan: Plan, size: int, device: str) -> None:
@@ -172,7 +186,7 @@ def main() -> None:
         total = torch.cuda.get_device_properties(device).total_memory
     rows: list[Timing] = []
     limits = Limits(seconds=arguments.seconds, least=2, warmups=2, long=5.0)
-    for timing in points(plan, device, limits):
+    for timing in points(plan, device, limits, read_known(arguments.out, plan)):
         rows.append(timing)
         record = {
             "facts": asdict(facts),
