@@ -104,21 +104,27 @@ def test_a_slow_body_is_refused_in_time(served: tuple[httpx.Client, Service]) ->
         assert read_all(connection).startswith(b"HTTP/1.1 408")
 
 
+def is_closed_on(connection: socket.socket, given: bytes) -> bool:
+    """Whether the server ends a connection on which a little comes now and then."""
+    connection.settimeout(0.2)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            connection.sendall(given)
+            if connection.recv(1) == b"":
+                return True
+        except TimeoutError:
+            pass
+        except OSError:
+            return True
+    return False
+
+
 def test_a_body_that_nobody_reads_is_not_waited_for(served: tuple[httpx.Client, Service]) -> None:
     with closing(connect(served[0])) as connection:
         connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         assert connection.recv(1 << 12).startswith(b"HTTP/1.1 404")
-        connection.settimeout(0.2)
-        deadline, closed = time.monotonic() + 20, False
-        while not closed and time.monotonic() < deadline:  # a little now and then keeps nothing open
-            try:
-                connection.sendall(b"x")
-                closed = connection.recv(1) == b""
-            except TimeoutError:
-                pass
-            except OSError:
-                closed = True
-        assert closed
+        assert is_closed_on(connection, b"x")
 
 
 def test_an_error_of_our_own_is_one_line(served: tuple[httpx.Client, Service], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,17 +189,7 @@ def test_what_is_no_request_keeps_no_connection_open(served: tuple[httpx.Client,
     with closing(connect(client)) as connection:
         connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        connection.settimeout(0.2)
-        deadline, closed = time.monotonic() + 20, False
-        while not closed and time.monotonic() < deadline:
-            try:
-                connection.sendall(b"\r\n")
-                closed = connection.recv(1) == b""
-            except TimeoutError:
-                pass
-            except OSError:
-                closed = True
-        assert closed
+        assert is_closed_on(connection, b"\r\n")
 
 
 def test_requests_in_one_packet_are_answered_in_order(served: tuple[httpx.Client, Service]) -> None:
