@@ -51,7 +51,7 @@ def main() -> None:
     authors = json.loads((RESULTS / "authors_h200.json").read_text(encoding="utf-8"))
     tables = (network_table(final, authors), record_line(final), memory_line(final), scan_table())
     measured = [*accuracy_section(), *profile_section(final), *scaling_section("scaling_h200.json")]
-    on_cpu = (cpu_lines(cpu), *half_precision_section(cpu), *scaling_section("scaling_cpu.json"))
+    on_cpu = (cpu_lines(cpu), *one_image_section(), *half_precision_section(cpu), *scaling_section("scaling_cpu.json"))
     sections = (HEAD, "## On one H200", *tables, *measured, "## On a CPU", *on_cpu)
     write_whole(DOCS / "performance.md", "\n\n".join(sections) + "\n")
 
@@ -224,6 +224,24 @@ def cpu_lines(cpu: Speeds) -> str:
         "first scan puts them to sleep, unless `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is set ([why](decisions.md)). It "
         "also lets the process keep up to 1 GiB of freed memory, unless `MALLOC_TRIM_THRESHOLD_` or the like is set."
     )
+
+
+def one_image_section() -> list[str]:
+    """One image through VMamba-T, beside other programs and another network."""
+    record = optional_record("cpu_forward.json")
+    if record is None:
+        return []
+    lines = ["| by | ms, least | median | processor |", "| --- | --- | --- | --- |"]
+    for name, ms in record["milliseconds"].items():
+        lines.append(f"| {name} | {' | '.join(brief(ms[kind]) for kind in ('least', 'median', 'cpu'))} |")
+    (ours, many), (other, few) = record["operations"].items()
+    about = (
+        f"`{ours}` at {record['image_size']} pixels, {many / 1e9:.1f} GFLOP of products and convolutions, beside "
+        f"onnxruntime with the exported network and beside timm's `{other}`, {few / 1e9:.1f} GFLOP. "
+        f"{record['rounds']} rounds in turn on {record['machine']['threads']} threads of "
+        f"{record['machine']['processor']}, by `python -m benchmarks.cpu_forward`:"
+    )
+    return ["### One image", about, "\n".join(lines)]
 
 
 def half_precision_section(cpu: Speeds) -> list[str]:

@@ -232,6 +232,7 @@ source tent trust`, beside other programs, so that its times are not to be used;
 | two cores of a server CPU |
 | `scaling_h200.json` | `python benchmarks/scaling.py --seconds 0.1 --out scaling_h200.json`; some points are missing \
 | one H200 |
+| `cpu_forward.json` | `python -m benchmarks.cpu_forward` | two cores of a server CPU |
 | `scaling_cpu.json` | `python benchmarks/scaling.py --device cpu --out scaling_cpu.json` | the same |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \
 at batch 1 | one H200 |

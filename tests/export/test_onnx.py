@@ -111,6 +111,7 @@ def test_images_of_any_size(family: str, tmp_path: Path) -> None:
     compare_sizes(exported.path, network, network.preprocessing)
 
 
+@pytest.mark.slow
 def test_segmentation_of_any_size(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = tt.create_model("upernet_vmamba_nano", num_classes=4, dims=(8, 16), depths=(1, 1), channels=16).eval()
