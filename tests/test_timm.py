@@ -69,7 +69,10 @@ def images(count: int = 8, size: int = 64) -> Tensor:
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "convnext_atto", "resnetv2_50x1_bit"])
+@pytest.mark.parametrize(
+    "name",
+    ["resnet10t", "vit_tiny_patch16_224", "convnext_atto", pytest.param("resnetv2_50x1_bit", marks=pytest.mark.slow)],
+)
 def test_every_method_takes_them(name: str) -> None:
     options: dict[str, dict[str, Any]] = {"cotta": {"augmentations": 2}, "eata": {}}
     for method in sorted(set(tt.list_methods()) - NEED_MORE):

@@ -145,8 +145,7 @@ def test_any_chunks_give_the_same(directions: int, forward: int, backward: int) 
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("state", [1, 2])
-@pytest.mark.parametrize(("forward", "backward"), [(16, 16), (32, 16), (16, 32)], ids=lambda positions: f"{positions}")
+@pytest.mark.parametrize(("state", "forward", "backward"), [(1, 16, 16), (2, 32, 16), (1, 16, 32), (2, 16, 32)])
 def test_both_directions_of_a_chunk_together(state: int, forward: int, backward: int) -> None:
     tiles = (Tile(2, positions, 1, together=True) for positions in (forward, backward))
     tiling = make_tiling(3, 63, **dict(zip(("forward", "backward"), tiles, strict=True)))
