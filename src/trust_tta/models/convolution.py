@@ -36,9 +36,9 @@ class StridedConv2d(nn.Conv2d):
         """The convolution without its bias, in half precision."""
         y: Tensor
         last, low = torch.channels_last, _low(x)
-        plain = self.padding_mode != "zeros" or self.dilation != (1, 1) or self.groups != 1
+        special = self.padding_mode != "zeros" or self.dilation != (1, 1) or self.groups != 1
         learned = torch.is_grad_enabled() and self.weight.requires_grad
-        if plain or learned or type(x) is not Tensor or not x.is_contiguous(memory_format=last):
+        if special or learned or type(x) is not Tensor or not x.is_contiguous(memory_format=last):
             y = self._conv_forward(x, self.weight, None)
             return y
         given = (x.to(low), self.weight.to(low).contiguous(memory_format=last), self.stride[0], int(self.padding[0]))
