@@ -59,7 +59,7 @@ def call(network: nn.Module, image: Tensor, *, bf16: bool = False) -> Tensor:
 
 
 def count(network: nn.Module, image: Tensor) -> int:
-    """Operations of products and convolutions; those of the scans, a hundredth, are not counted."""
+    """Operations of products and convolutions; those of the scans, less than a hundredth, are not counted."""
     with FlopCounterMode(display=False) as counter:
         call(network, image)
     return int(counter.get_total_flops())

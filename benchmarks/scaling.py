@@ -4,8 +4,8 @@
     PYTHONPATH=src python benchmarks/scaling.py --device cpu --out docs/results/scaling_cpu.json
 
 On a GPU VMamba-T in bf16, on a CPU `vmamba_nano` in float32, both with random weights. On a CPU every point has a
-process of its own, whose largest resident memory is its peak. Points that are in the record already are not measured
-again. `--quick --device cpu` tries the script.
+process of its own, whose largest resident memory is its peak. A run that was broken off goes on from its record, whose
+facts are then those of the last run. `--quick --device cpu` tries the script.
 """
 
 from __future__ import annotations

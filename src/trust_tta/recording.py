@@ -182,7 +182,7 @@ class Beginning:
         with own_workspaces(), torch.cuda.graph(self.graph, pool=pool, stream=stream, **SETTINGS):
             self.weights, begun = work()
         if begun is not None:
-            self.network, self.given = GoesOn(self.network), begun
+            self.network, self.given = Continuation(self.network), begun
             self.weights = {f"network.{name}": weight for name, weight in self.weights.items()}
 
     def take(self, images: Tensor, *, lasting: bool) -> None:
@@ -196,7 +196,7 @@ class Beginning:
             self.last, self.version = weakref.ref(images), images._version
 
 
-class GoesOn(nn.Module):
+class Continuation(nn.Module):
     """A network that goes on from what it has begun with."""
 
     def __init__(self, network: Any) -> None:

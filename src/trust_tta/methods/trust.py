@@ -56,7 +56,7 @@ class Averaging(Learner):
 
     orders: list[ScanOrder | str]
     evaluate_order: ScanOrder | str = DEFAULT_ORDER
-    by_entropy = False  # whether the merge asks for entropies
+    needs_entropies = False  # whether the merge asks for entropies
     before: Logits  # the prediction with the weights before the last round of a batch
     seen = False  # whether the present round has made it
 
@@ -87,7 +87,7 @@ class Averaging(Learner):
         logits = self.adapting_forward(images, order)
         labels = self.pseudo_labels(images, order, logits)
         finite = self.update.descend(self.loss(logits, labels))
-        return Step(self.weights.read(), finite, entropy(logits.detach()).mean() if self.by_entropy else None)
+        return Step(self.weights.read(), finite, entropy(logits.detach()).mean() if self.needs_entropies else None)
 
     def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
         """Of the labels `chosen`, or, where the option `loss` says so, minimum class confusion without labels."""
@@ -207,7 +207,7 @@ class Trust(Averaging):
         traversals = traversals_of(self.model)
         self.orders = self.options.chosen(traversals)
         self.evaluate_order = find_order(self.options.evaluate_order, traversals)
-        self.by_entropy = self.options.merge != "mean"
+        self.needs_entropies = self.options.merge != "mean"
         if self.options.mode != "sequential":  # sums must not depend on how the orders were listed
             self.orders.sort(key=str)
 
@@ -220,7 +220,7 @@ class Trust(Averaging):
         return adapt_apart(self, images)
 
     def merge(self, steps: Sequence[Step]) -> Tensor:
-        if not self.by_entropy:
+        if not self.needs_entropies:
             return super().merge(steps)
         kept = [step for step in steps if bool(step.finite)]
         if not kept:

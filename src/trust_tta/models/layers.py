@@ -156,7 +156,7 @@ class Convolutions(nn.Sequential):
         x: Tensor = first.before_bias(images)
         return x, moments(x) if _takes_bias(norm, x) and norm.running_mean is None else None
 
-    def go_on(self, x: Tensor, known: tuple[Tensor, Tensor] | None) -> Tensor:
+    def finish(self, x: Tensor, known: tuple[Tensor, Tensor] | None) -> Tensor:
         """The layers after the first, from what `begin` gave."""
         layers = self._layers()
         return self._apply_in_turn(layers, x, layers.popleft().bias, known)

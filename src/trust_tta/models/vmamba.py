@@ -155,7 +155,7 @@ class VMamba(ScanNetwork):
 
     def forward_begun(self, begun: Begun, slots: Tensor) -> Tensor:
         """Logits (n, classes) from what `begin` gave."""
-        x = cast(Convolutions, self.patch_embed).go_on(*begun)
+        x = cast(Convolutions, self.patch_embed).finish(*begun)
         return self.forward_head(self.pool(self.forward_maps(x, slots=slots)[-1]))
 
     def forward_maps(self, x: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> list[Tensor]:

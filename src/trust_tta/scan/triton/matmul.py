@@ -277,7 +277,7 @@ def fused_gradients_kernel(
 ):  # fmt: skip
     """dx of a share of all images' chunks of positions, of one group, and the partial sum of the weight's gradient.
 
-    The rows are held as FIRST and REST, where there are more, so that fewer than twice as many fit.
+    Many rows are held as two blocks, FIRST and REST: a single power of two would leave much of itself idle.
     """
     L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     i_g = tl.program_id(0) % GROUPS

@@ -20,8 +20,8 @@ from trust_tta.scan.triton.map_gradient import map_gradient
 from trust_tta.scan.triton.matmul import can_fuse, fused_gradients, matmul, weight_gradient
 from trust_tta.scan.triton.parameters import gather, scatter_add
 
-# Pixels of maps whose sequences are kept in half precision. Larger ones take much memory, and so do those between, of
-# which a network has the most.
+# Pixels of maps whose sequences are kept in half precision. Those of larger maps would take too much memory, and so
+# would those of the sizes left out, which most blocks of a network have.
 KEPT = frozenset({*range(64), *range(512, 4096)})
 
 
