@@ -230,8 +230,7 @@ source tent trust`, beside other programs, so that its times are not to be used;
 | `scan_h200.json` | the scan alone, all gradients in its backward, timed as `trust-tta speed` does | one H200 |
 | `speed_cpu.json` | `trust-tta speed --dtype float32,bf16 --seconds 3 --out speed_cpu.json` \
 | two cores of a server CPU |
-| `scaling_h200.json` | `python benchmarks/scaling.py --seconds 0.1 --out scaling_h200.json`; some points are missing, \
-and two, trust_naive at 224 and 512 pixels, were timed for 0.05 seconds | one H200 |
+| `scaling_h200.json` | `python benchmarks/scaling.py --seconds 0.1 --out scaling_h200.json` | one H200 |
 | `cpu_forward.json` | `python -m benchmarks.cpu_forward` | two cores of a server CPU |
 | `scaling_cpu.json` | `python benchmarks/scaling.py --device cpu --out scaling_cpu.json` | the same |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \

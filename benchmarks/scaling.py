@@ -54,6 +54,7 @@ ON_CPU = Plan(
     size=32,
     batch=1,
 )
+WORKS = ("source", "trust_naive", "tide")  # of the batches and the sizes
 QUICK = Plan(model="vmamba_nano", batches=(1, 2), sizes=(16, 32), orders=(1, 2), size=16, batch=2, few=2)
 
 
@@ -61,7 +62,7 @@ def timings(plan: Plan, backend: str) -> Iterator[Timing]:
     """Every point of every axis, without its numbers."""
     fixed: dict[str, Any] = {"backend": backend, "dtype": plan.dtype}
     yield from (Timing(part="k", work="trust", batch=plan.few, size=plan.size, k=k, **fixed) for k in plan.orders)
-    for work in ("source", "trust_naive", "tide"):
+    for work in WORKS:
         yield from (Timing(part="batch", work=work, batch=b, size=plan.size, **fixed) for b in plan.batches)
         yield from (Timing(part="pixels", work=work, batch=plan.batch, size=s, **fixed) for s in plan.sizes)
 
@@ -130,7 +131,7 @@ def compile_size(plan: Plan, size: int, device: str) -> None:
     limits = Limits(seconds=0.0, least=1, warmups=0)
     batches = (plan.batch,) if size != plan.size else (plan.batch, *plan.batches[:-1])
     for batch in batches:
-        for work in ("source", "tide"):
+        for work in WORKS:
             place = Timing(part="", work=work, backend="", dtype=plan.dtype, batch=batch, size=size)
             point(place, model, torch.device(device), limits)
 
