@@ -79,6 +79,23 @@ def test_a_map_of_several_chunks_and_states(backend: str) -> None:
     assert max(errors(results(backend, case), results("reference", case))) < 2e-5
 
 
+@pytest.mark.parametrize(
+    ("shape", "rank"),
+    [((2, 64, 3, 3), 8), ((3, 96, 2, 5), 6), ((2, 150, 1, 1), 3), ((35, 70, 2, 3), 4)],
+    ids=["one-tile", "narrow-tiles", "a-tile-not-full", "images-in-groups"],
+)
+@pytest.mark.parametrize("slots", ["permuted", "per-image"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.usefixtures("nan_empty")
+def test_tiles_of_channels_and_groups_of_images(
+    shape: tuple[int, ...], rank: int, slots: str, dtype: torch.dtype
+) -> None:
+    case = [t if i == 1 else t.to(dtype) for i, t in enumerate(make_case(shape, slots=slots, rank=rank))]
+    precise = [t if i == 1 else t.double() for i, t in enumerate(case)]
+    found = errors(results("cpu", case, dtype), results("reference", precise, torch.float64))
+    assert max(found) < (2e-5 if dtype == torch.float32 else 1e-12)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("slots", ["permuted", "per-image"])

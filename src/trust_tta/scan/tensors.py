@@ -55,6 +55,10 @@ class Gathered(NamedTuple):
     D: Tensor  # (.., 2, 2, c)
     dt_bias: Tensor  # (.., 2, 2, c)
 
+    @property
+    def rank(self) -> int:
+        return self.dt_proj.shape[-1]
+
     def parameter_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the five `Parameters` that these were gathered from."""
         (c, rank), n = self.dt_proj.shape[-2:], self.A.shape[-1]
@@ -62,7 +66,7 @@ class Gathered(NamedTuple):
 
     def low_rank(self, projected: Tensor) -> Tensor:
         """Of projected (b, 2, 2, r+2n, l): the step sizes (b, 2, 2, r, l) that dt_proj expands to all channels."""
-        return projected[:, :, :, : self.dt_proj.shape[-1]]
+        return projected[:, :, :, : self.rank]
 
     def scan_inputs(self, u: Tensor, delta: Tensor, projected: Tensor) -> ScanInputs:
         """SS2D as a grouped scan; images with parameters of their own become groups in a batch of one."""

@@ -19,22 +19,25 @@ _jit = compiled(**_OPTIONS, fastmath={"contract", "nsz", "arcp"})
 # Sums may be reordered into vector registers; _fast_exp must not be, or its range reduction loses bits.
 _jit_sum = compiled(**_OPTIONS, fastmath={"contract", "nsz", "arcp", "reassoc"})
 
-# exp(r) on |r| <= ln(2)/2 as a Taylor sum, and log(1 + z)/z on [0, 1] as a Chebyshev fit: float32 accuracy.
-_EXP = tuple(np.float32(1 / math.factorial(k)) for k in range(8))
+# exp(r) on |r| <= ln(2)/2 and log(1 + z)/z on [0, 1] as Chebyshev fits: float32 accuracy.
 _z = (1 - np.cos(np.pi * (np.arange(64) + 0.5) / 64)) / 2
+_r = (_z - 0.5) * math.log(2)
+_EXP = tuple(np.float32(c) for c in np.polynomial.Polynomial.fit(_r, np.exp(_r), 6).convert().coef)
 _LOG = tuple(np.float32(c) for c in np.polynomial.Polynomial.fit(_z, np.log1p(_z) / _z, 10).convert().coef)
 _LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1 / math.log(2)), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_ROUND = np.float32(3 * 2**22 + 127)  # added to a small number it rounds it, and its bits end in the exponent of 2**n
 
 
 @_jit
 def _fast_exp(x):
     """exp in float32 without a library call, so that loops over it use vector registers."""
-    x = max(min(x, np.float32(88.0)), np.float32(-88.0))  # at -88 the exponent bits are all zero: exactly 0
-    n = np.floor(x * _LOG2E + np.float32(0.5))
+    x = max(min(np.float32(x), np.float32(88.0)), np.float32(-88.0))  # at -88 the exponent is all zeros: exactly 0
+    rounded = np.float32(x * _LOG2E + _ROUND)
+    n = rounded - _ROUND
     r = x - n * _LN2_HIGH - n * _LN2_LOW
-    p = ((_EXP[7] * r + _EXP[6]) * r + _EXP[5]) * r + _EXP[4]
-    p = (((p * r + _EXP[3]) * r + _EXP[2]) * r + _EXP[1]) * r + _EXP[0]
-    return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    p = ((_EXP[6] * r + _EXP[5]) * r + _EXP[4]) * r + _EXP[3]
+    p = ((p * r + _EXP[2]) * r + _EXP[1]) * r + _EXP[0]
+    return p * np.int32(rounded.view(np.int32) << np.int32(23)).view(np.float32)
 
 
 @_jit

@@ -1,11 +1,13 @@
 """SS2D's scan of channel-last maps as loops that numba compiles: vectors run over the channels.
 
 Rows, columns and both ways are orders in which the pixels of one map are visited, so that no sequence is ever written.
-Step sizes are expanded from their low rank on the way. Each inner loop writes few arrays: of more, the compiler would
-have to compare too many addresses, and would leave it scalar. Arrays are contiguous and share one dtype:
+An image is taken in tiles of at most `TILE` channels. What the backward reads and writes of a pixel, its fields, it has
+in one array at distances that the compiler knows: of separate arrays it would have to compare too many addresses, and
+would leave the loops scalar. Arrays are contiguous and share one dtype:
 
-u, y, dy, du (b, l, c); projected (b, l, 4, r+2n): low-rank step sizes, B and C of the four directions; and, with p = 1
-or b, weight (p, 4, r, c), A (p, 4, n, c), D (p, c), bias (p, 4, c).
+u, y, dy, du (b, l, c); projected (b, l, 4, r+2n): low-rank step sizes, B and C of the four directions; and rows
+(p, tiles, 1 + 4 + 4n + 4r, TILE), with p = 1 or b: D, and for each direction bias, A and the weight of the step sizes.
+Of each tile `wide` channels are used. Step sizes and their gradients are (l, TILE), with l rounded up to fours.
 """
 
 # mypy: ignore-errors
@@ -17,322 +19,419 @@ import numpy as np
 
 from trust_tta.scan.cpu.kernels import _fast_exp, _fast_log1p, _jit, _jit_sum
 
-
-@_jit
-def _pixel(i, k, height, width):
-    """The pixel that direction k (rows, rows back, columns, columns back) visits as its i-th."""
-    if k % 2 == 1:
-        i = height * width - 1 - i
-    return i if k < 2 else i % height * width + i // height
+TILE = 64  # channels: fewer make loops too short
+# The fields of a pixel in the backward.
+U, DY, DU, DECAY, BEFORE, SLOPE, PIXEL = range(0, 7 * TILE, TILE)
+# What a state has along the sequence.
+STATE, A, DA, CARRY, ROWS = range(0, 5 * TILE, TILE)
 
 
-@_jit
-def _start(f0, f1, f2, f3, x0, x1, x2, x3, x, out):
-    for c in range(out.size):
-        out[c] = x[c] + f0 * x0[c] + f1 * x1[c] + f2 * x2[c] + f3 * x3[c]
+def scratch_size(length: int) -> int:
+    """Numbers that one thread needs."""
+    return ROWS + length * PIXEL + 2 * (length + 3) * TILE
 
 
 @_jit
-def _add_four(f0, f1, f2, f3, x0, x1, x2, x3, out):
-    for c in range(out.size):
-        out[c] += f0 * x0[c] + f1 * x1[c] + f2 * x2[c] + f3 * x3[c]
-
-
-@_jit
-def _copy(x, out):
-    for c in range(out.size):
-        out[c] = x[c]
-
-
-@_jit
-def _add_one(f, x, out):
-    for c in range(out.size):
-        out[c] += f * x[c]
-
-
-@_jit
-def _multiply(x, z, out):
-    for c in range(out.size):
-        out[c] = x[c] * z[c]
-
-
-@_jit
-def _add_product(x, z, out):
-    for c in range(out.size):
-        out[c] += x[c] * z[c]
-
-
-@_jit
-def _expand(projected, weight, bias, o, k, low, high, d):
-    """d (l, high - low) = the step sizes of direction k before softplus."""
-    rank = weight.shape[2]
-    fours = rank // 4 * 4
-    for p in range(d.shape[0]):
-        f = projected[p, k]
-        if fours > 0:
-            _start(
-                f[0], f[1], f[2], f[3], weight[o, k, 0, low:high], weight[o, k, 1, low:high],
-                weight[o, k, 2, low:high], weight[o, k, 3, low:high], bias[o, k, low:high], d[p],
-            )  # fmt: skip
-        else:
-            _copy(bias[o, k, low:high], d[p])
-        for r in range(4, fours, 4):
-            _add_four(
-                f[r], f[r + 1], f[r + 2], f[r + 3], weight[o, k, r, low:high], weight[o, k, r + 1, low:high],
-                weight[o, k, r + 2, low:high], weight[o, k, r + 3, low:high], d[p],
-            )  # fmt: skip
-        for r in range(fours, rank):
-            _add_one(f[r], weight[o, k, r, low:high], d[p])
-
-
-@_jit
-def _softplus(d):
-    if d.itemsize == 8:
-        for i in range(d.size):
-            d[i] = max(d[i], 0.0) + math.log1p(math.exp(-abs(d[i])))
-    else:
-        for i in range(d.size):
-            d[i] = max(d[i], np.float32(0)) + _fast_log1p(_fast_exp(-abs(d[i])))
-
-
-@_jit
-def _softplus_and_slope(d, slope):
-    """d = softplus(d); slope = its derivative."""
-    if d.itemsize == 8:
-        for i in range(d.size):
-            x, e = d[i], math.exp(-abs(d[i]))
-            d[i] = max(x, 0.0) + math.log1p(e)
-            slope[i] = (1.0 if x >= 0 else e) / (1.0 + e)
-    else:
-        for i in range(d.size):
-            x, e = d[i], _fast_exp(-abs(d[i]))
-            d[i] = max(x, np.float32(0)) + _fast_log1p(e)
-            slope[i] = (np.float32(1) if x >= 0 else e) / (np.float32(1) + e)
-
-
-@_jit
-def _advance(d, A, u, B, C, h, y):
-    """One step of a row of states; y += C h."""
-    if h.itemsize == 8:
-        for c in range(h.size):
-            h[c] = math.exp(d[c] * A[c]) * h[c] + d[c] * (B * u[c])
-            y[c] += C * h[c]
-    else:
-        for c in range(h.size):
-            state = _fast_exp(d[c] * A[c]) * h[c] + d[c] * (B * u[c])
-            h[c] = state
-            y[c] += C * state
-
-
-@_jit
-def scan_forward(scratch, u, projected, weight, A, D, bias, y, height, width, block, first, last):
-    """Fill y, the sum of the four directions, for tasks first..last-1: an image and a block of channels each."""
-    _, length, channels = u.shape
-    rank, states = weight.shape[2], A.shape[2]
-    blocks = -(-channels // block)
+def scan_forward(scratch, u, projected, rows, y, width, rank, images, block, wide, first, last):
+    """Fill y, the sum of the four directions, for tasks first..last-1: some images and a block of tiles each."""
+    batch, tiles = u.shape[0], rows.shape[1]
+    blocks = -(-tiles // block)
     for task in range(first, last):
-        b, low = task // blocks, task % blocks * block
-        high = min(low + block, channels)
-        o = b if A.shape[0] > 1 else 0
-        size = length * (high - low)
-        d, h = scratch[:size].reshape((length, high - low)), scratch[size : size + high - low]
+        start, part = task // blocks * images, task % blocks * block
+        for b in range(start, min(start + images, batch)):
+            for t in range(part, min(part + block, tiles)):
+                row = rows[b if rows.shape[0] > 1 else 0, t]
+                if min(wide, u.shape[2] - t * wide) == TILE:  # loops of a known length are faster
+                    _scan_tile(scratch, u[b], projected[b], row, y[b], width, rank, t * wide, TILE)
+                else:
+                    given = min(wide, u.shape[2] - t * wide)
+                    _scan_tile(scratch, u[b], projected[b], row, y[b], width, rank, t * wide, given)
+
+
+@_jit
+def _scan_tile(scratch, u, projected, row, y, width, rank, low, wide):
+    """Channels low..low+wide-1 of one image: u, y (l, c), row (1 + 4 + 4n + 4r, TILE)."""
+    length, states = u.shape[0], row.shape[0] // 4 - 1 - rank
+    state, steps = scratch[:TILE], scratch[TILE : TILE + _in_fours(length) * TILE].reshape((_in_fours(length), TILE))
+    for p in range(length):
+        _multiply(row[0], u[p, low : low + wide], y[p, low : low + wide], wide)
+    for k in range(4):
+        at_weight = 5 + 4 * states + k * rank
+        _expand(steps, projected, k, row[at_weight : at_weight + rank].reshape(rank * TILE), row[1 + k], wide)
         for p in range(length):
-            _multiply(D[o, low:high], u[b, p, low:high], y[b, p, low:high])
-        for k in range(4):
-            _expand(projected[b], weight, bias, o, k, low, high, d)
-            _softplus(scratch[:size])
-            for n in range(states):
-                h[:] = 0
-                for i in range(length):
-                    q = _pixel(i, k, height, width)
-                    _advance(
-                        d[q], A[o, k, n, low:high], u[b, q, low:high], projected[b, q, k, rank + n],
-                        projected[b, q, k, rank + states + n], h, y[b, q, low:high],
-                    )  # fmt: skip
+            _softplus(steps[p], wide)
+        for n in range(states):
+            state[:] = 0
+            q = _begin(k, length)
+            for _ in range(length):
+                f = projected[q, k]
+                _advance(
+                    steps[q], row[5 + k * states + n], u[q, low : low + wide], f[rank + n], f[rank + states + n],
+                    state, y[q, low : low + wide], wide,
+                )  # fmt: skip
+                q = _next(q, k, width, length)
 
 
 @_jit
 def scan_backward(
-    scratch, dy, u, projected, weight, A, D, bias, du, dprojected, sums, height, width, block, train_weight, train_scan,
+    scratch, dy, u, projected, rows, du, dprojected, sums, width, rank, images, block, wide, train_weight, train_scan,
     first, last,
 ):  # fmt: skip
     """Fill du without what comes through `projected`, and partial sums of the other gradients, as `scan_forward`.
 
-    dprojected (blocks, b, l, 4, r+2n), sums (b, 1 + 4 + 4n + 4r, c): of D, bias, A and weight.
+    dprojected (blocks, b, l, 4, r+2n); sums (b / images, ...), the rest as `rows`.
     """
-    _, length, channels = u.shape
-    rank, states = weight.shape[2], A.shape[2]
-    blocks = -(-channels // block)
+    batch, tiles = u.shape[0], rows.shape[1]
+    blocks = -(-tiles // block)
+    rank_trained = rank if train_weight else 0
     for task in range(first, last):
-        b, part = task // blocks, task % blocks
-        low, high = part * block, min(part * block + block, channels)
-        o = b if A.shape[0] > 1 else 0
-        wide = high - low
-        size = length * wide
-        d, ds = scratch[0, :size].reshape((length, wide)), scratch[1, :size].reshape((length, wide))
-        sums[b, 0, low:high] = 0
-        for p in range(length):
-            _multiply(D[o, low:high], dy[b, p, low:high], du[b, p, low:high])
-            _add_product(dy[b, p, low:high], u[b, p, low:high], sums[b, 0, low:high])
-        for k in range(4):
-            _expand(projected[b], weight, bias, o, k, low, high, d)
-            _softplus_and_slope(scratch[0, :size], scratch[2, :size])
-            for n in range(states):
-                _differentiate_states(
-                    scratch, dy[b], u[b], projected[b], A[o, k, n, low:high], du[b], dprojected[part, b],
-                    sums[b, 5 + k * states + n, low:high], height, width, k, rank + n, rank + states + n, low, high,
-                    n == 0, train_scan,
-                )  # fmt: skip
-            _reduce(ds, weight, dprojected[part, b], o, k, low, high)
-            if train_weight or train_scan:
-                rows = rank if train_weight else 0
-                _collect(
-                    ds, projected[b], sums[b], sums[b, 1 + k, low:high], 5 + 4 * states + k * rank, rows, k, low, high
-                )
+        group, part = task // blocks, task % blocks
+        sums[group, part * block : part * block + block] = 0
+        for b in range(group * images, min(group * images + images, batch)):
+            down = dprojected[part, b]
+            down[:] = 0
+            for t in range(part * block, min(part * block + block, tiles)):
+                row, total = rows[b if rows.shape[0] > 1 else 0, t], sums[group, t]
+                if wide == TILE:  # as in the forward
+                    _differentiate_tile(
+                        scratch, dy[b], u[b], projected[b], row, du[b], down, total, width, rank, rank_trained,
+                        train_weight or train_scan, t * wide, TILE,
+                    )  # fmt: skip
+                else:
+                    _differentiate_tile(
+                        scratch, dy[b], u[b], projected[b], row, du[b], down, total, width, rank, rank_trained,
+                        train_weight or train_scan, t * wide, wide,
+                    )  # fmt: skip
 
 
 @_jit
-def _differentiate_states(
-    scratch, dy, u, projected, A, du, dprojected, dA, height, width, k, at_B, at_C, low, high, alone, train_scan
+def _differentiate_tile(
+    scratch, dy, u, projected, row, du, down, total, width, rank, rank_trained, train, low, wide
 ):  # fmt: skip
-    """Add one state's share to du and to the gradient of the steps, which is begun where it is `alone`, so far; fill
-    those of A, B and C."""
-    length, wide = u.shape[0], high - low
-    size = length * wide
-    shape = (length, wide)
-    d, ds, slope = scratch[0, :size].reshape(shape), scratch[1, :size].reshape(shape), scratch[2, :size].reshape(shape)
-    a, h = scratch[3, :size].reshape(shape), scratch[4, :size].reshape(shape)
-    zero, g, carry = scratch[5, :wide], scratch[5, wide : 2 * wide], scratch[5, 2 * wide : 3 * wide]
-    zero[:] = 0
-    carry[:] = 0
-    dA[:] = 0
-    before = zero
-    for i in range(length):
-        q = _pixel(i, k, height, width)
-        _decay(d[q], A, a[q])
-        _follow(a[q], d[q], u[q, low:high], projected[q, k, at_B], before, h[q])
-        before = h[q]
-    for i in range(length - 1, -1, -1):
-        q = _pixel(i, k, height, width)
-        before = h[_pixel(i - 1, k, height, width)] if i > 0 else zero
-        B = projected[q, k, at_B]
-        dprojected[q, k, at_C] = _return(a[q], dy[q, low:high], h[q], projected[q, k, at_C], carry, g)
-        dprojected[q, k, at_B] = _add_inputs(g, d[q], u[q, low:high], B, du[q, low:high])
-        if alone:
-            _set_steps(g, u[q, low:high], B, carry, before, A, slope[q], ds[q])
-        else:
-            _add_steps(g, u[q, low:high], B, carry, before, A, slope[q], ds[q])
-        if train_scan:
-            _add_decays(carry, before, d[q], dA)
-
-
-@_jit
-def _decay(d, A, a):
-    if a.itemsize == 8:
-        for c in range(a.size):
-            a[c] = math.exp(d[c] * A[c])
-    else:
-        for c in range(a.size):
-            a[c] = _fast_exp(d[c] * A[c])
-
-
-@_jit
-def _follow(a, d, u, B, before, h):
-    for c in range(h.size):
-        h[c] = a[c] * before[c] + d[c] * (B * u[c])
-
-
-@_jit_sum
-def _return(a, dy, h, C, carry, g):
-    """g = the gradient of the states of a pixel, carry = that of those before it, but for their own C dy; return dC."""
-    dC = C * 0
-    for c in range(g.size):
-        gradient = carry[c] + C * dy[c]
-        g[c] = gradient
-        carry[c] = gradient * a[c]
-        dC += dy[c] * h[c]
-    return dC
-
-
-@_jit_sum
-def _add_inputs(g, d, u, B, du):
-    """Add to du what comes through the states of a pixel; return dB."""
-    dB = B * 0
-    for c in range(g.size):
-        gradient = g[c] * d[c]
-        du[c] += gradient * B
-        dB += gradient * u[c]
-    return dB
-
-
-@_jit
-def _set_steps(g, u, B, carry, before, A, slope, ds):
-    for c in range(ds.size):
-        ds[c] = slope[c] * (g[c] * (B * u[c]) + carry[c] * before[c] * A[c])
-
-
-@_jit
-def _add_steps(g, u, B, carry, before, A, slope, ds):
-    for c in range(ds.size):
-        ds[c] += slope[c] * (g[c] * (B * u[c]) + carry[c] * before[c] * A[c])
-
-
-@_jit
-def _add_decays(carry, before, d, dA):
-    for c in range(dA.size):
-        dA[c] += carry[c] * before[c] * d[c]
-
-
-@_jit
-def _reduce(ds, weight, dprojected, o, k, low, high):
-    """The adjoint of `_expand`: the gradient of the low-rank step sizes of direction k."""
-    rank = weight.shape[2]
-    fours = rank // 4 * 4
-    for p in range(ds.shape[0]):
-        out = dprojected[p, k]
-        for r in range(0, fours, 4):
-            out[r], out[r + 1], out[r + 2], out[r + 3] = _four_sums(
-                ds[p], weight[o, k, r, low:high], weight[o, k, r + 1, low:high], weight[o, k, r + 2, low:high],
-                weight[o, k, r + 3, low:high],
+    """The adjoint of `_scan_tile`: fill du, add to `down` (l, 4, r+2n) and to `total`, which is as `row`."""
+    length, states, fours = u.shape[0], row.shape[0] // 4 - 1 - rank, _in_fours(u.shape[0])
+    state, tile = scratch[:ROWS], scratch[ROWS : ROWS + length * PIXEL].reshape((length, PIXEL))
+    after = ROWS + length * PIXEL
+    steps = scratch[after : after + fours * TILE].reshape((fours, TILE))
+    dsteps = scratch[after + fours * TILE : after + 2 * fours * TILE].reshape((fours, TILE))
+    _load(u, low, tile, U, wide)
+    _load(dy, low, tile, DY, wide)
+    for p in range(length):
+        _return_skip(tile[p], row[0], total[0], wide)
+    for k in range(4):
+        at_weight = 5 + 4 * states + k * rank
+        weight = row[at_weight : at_weight + rank].reshape(rank * TILE)
+        _expand(steps, projected, k, weight, row[1 + k], wide)
+        dsteps[:] = 0
+        for p in range(length):
+            _softplus_and_slope(steps[p], tile[p], wide)
+        for n in range(states):
+            _copy(row[5 + k * states + n], state[A : A + TILE], wide)
+            _differentiate_state(
+                tile, steps, dsteps, state, projected, down, k, rank + n, rank + states + n, width, wide
             )  # fmt: skip
-        for r in range(fours, rank):
-            out[r] = _sum_of_products(ds[p], weight[o, k, r, low:high])
+            _add(state[DA : DA + TILE], total[5 + k * states + n], wide)
+        _reduce(dsteps, weight, down, k, wide)
+        if train:
+            dweight = total[at_weight : at_weight + rank_trained].reshape(rank_trained * TILE)
+            _collect(dsteps, projected, k, dweight, total[1 + k], wide)
+    _store(tile, DU, du, low, wide)
+
+
+@_jit
+def _in_fours(length):
+    return -(-length // 4) * 4
+
+
+@_jit
+def _begin(k, length):
+    """The first pixel of direction k: rows, rows back, columns, columns back."""
+    return k % 2 * (length - 1)
+
+
+@_jit
+def _next(q, k, width, length):
+    """The pixel that direction k visits after q; what follows the last is never read."""
+    stride = 1 if k < 2 else width
+    if k % 2 == 0:
+        q += stride
+        return q if q < length else q - length + 1
+    q -= stride
+    return q if q >= 0 else q + length - 1
+
+
+@_jit
+def _load(x, low, tile, field, wide):
+    """Channels low.. of x (l, c) into a field of all pixels; zeros where there are no more."""
+    given = min(wide, x.shape[1] - low)
+    for p in range(x.shape[0]):
+        row = tile[p, field : field + TILE]
+        row[given:] = 0
+        _copy(x[p, low : low + given], row, given)
+
+
+@_jit
+def _store(tile, field, x, low, wide):
+    """The adjoint of `_load`."""
+    given = min(wide, x.shape[1] - low)
+    for p in range(x.shape[0]):
+        row = tile[p, field : field + TILE]
+        _copy(row, x[p, low : low + given], given)
+
+
+@_jit
+def _copy(x, out, wide):
+    for c in range(wide):
+        out[c] = x[c]
+
+
+@_jit
+def _add(x, out, wide):
+    for c in range(wide):
+        out[c] += x[c]
+
+
+@_jit
+def _exp(x, row):
+    """exp in the precision of `row`."""
+    return math.exp(x) if row.itemsize == 8 else _fast_exp(x)
+
+
+@_jit
+def _log1p(x, row):
+    return math.log1p(x) if row.itemsize == 8 else _fast_log1p(x)
+
+
+@_jit
+def _multiply(x, z, out, wide):
+    for c in range(wide):
+        out[c] = x[c] * z[c]
+
+
+@_jit
+def _return_skip(pixel, D, dD, wide):
+    for c in range(wide):
+        dy = pixel[DY + c]
+        pixel[DU + c] = D[c] * dy
+        dD[c] += dy * pixel[U + c]
+
+
+@_jit
+def _softplus(step, wide):
+    for c in range(wide):
+        x = step[c]
+        step[c] = max(x, np.float32(0)) + _log1p(_exp(-abs(x), step), step)
+
+
+@_jit
+def _softplus_and_slope(step, pixel, wide):
+    for c in range(wide):
+        x = step[c]
+        e = _exp(-abs(x), step)
+        step[c] = max(x, np.float32(0)) + _log1p(e, step)
+        pixel[SLOPE + c] = (np.float32(1) if x >= 0 else e) / (np.float32(1) + e)
+
+
+@_jit
+def _advance(step, A, u, B, C, state, y, wide):
+    """One step of a state; y += C h."""
+    for c in range(wide):
+        h = _exp(step[c] * A[c], step) * state[c] + step[c] * (B * u[c])
+        state[c] = h
+        y[c] += C * h
+
+
+@_jit
+def _differentiate_state(tile, steps, dsteps, state, projected, down, k, at_B, at_C, width, wide):
+    """Add one state's share to du, the gradients of the steps, of B and of C; fill that of A."""
+    length = projected.shape[0]
+    state[STATE : STATE + TILE] = 0
+    state[DA : DA + TILE] = 0
+    state[CARRY : CARRY + TILE] = 0
+    q = _begin(k, length)
+    for _ in range(length):
+        _follow(tile[q], steps[q], state, projected[q, k, at_B], wide)
+        q = _next(q, k, width, length)
+    back = k + 1 - k % 2 * 2
+    q = _begin(back, length)
+    for _ in range(length):
+        dB, dC = _return(tile[q], steps[q], dsteps[q], state, projected[q, k, at_B], projected[q, k, at_C], wide)
+        down[q, k, at_B] += dB
+        down[q, k, at_C] += dC
+        q = _next(q, back, width, length)
+
+
+@_jit
+def _follow(pixel, step, state, B, wide):
+    """One step of a state, whose decay and whose value before are kept."""
+    for c in range(wide):
+        d, before = step[c], state[STATE + c]
+        a = _exp(d * state[A + c], pixel)
+        pixel[DECAY + c] = a
+        pixel[BEFORE + c] = before
+        state[STATE + c] = a * before + d * (B * pixel[U + c])
 
 
 @_jit_sum
-def _four_sums(x, z0, z1, z2, z3):
-    s0 = s1 = s2 = s3 = x[0] * 0
-    for c in range(x.size):
-        s0 += x[c] * z0[c]
-        s1 += x[c] * z1[c]
-        s2 += x[c] * z2[c]
-        s3 += x[c] * z3[c]
-    return s0, s1, s2, s3
+def _return(pixel, step, dstep, state, B, C, wide):
+    """The adjoint of `_follow` and of y += C h; CARRY is the gradient of the state but for its own C dy."""
+    dB = dC = pixel.dtype.type(0)  # a plain 0 would make the sums float64
+    for c in range(wide):
+        d, dy, input_ = step[c], pixel[DY + c], B * pixel[U + c]
+        kept = pixel[DECAY + c] * pixel[BEFORE + c]
+        dC += dy * (kept + d * input_)
+        g = state[CARRY + c] + C * dy
+        dB += g * d * pixel[U + c]
+        pixel[DU + c] += g * d * B
+        state[CARRY + c] = g * pixel[DECAY + c]
+        state[DA + c] += g * kept * d
+        dstep[c] += pixel[SLOPE + c] * (g * input_ + g * kept * state[A + c])
+    return dB, dC
+
+
+@_jit
+def _four(x, i):
+    return x[i], x[i + 1], x[i + 2], x[i + 3]
+
+
+@_jit
+def _expand(steps, projected, k, weight, bias, wide):
+    """The step sizes of direction k before softplus, from their low rank: weight (r * TILE)."""
+    rank, last = weight.size // TILE, projected.shape[0] - 1
+    for p in range(0, last + 1, 4):
+        four = steps[p : p + 4].reshape(4 * TILE)
+        f0, f1 = projected[p, k], projected[min(p + 1, last), k]
+        f2, f3 = projected[min(p + 2, last), k], projected[min(p + 3, last), k]
+        _begin_steps(four, bias, wide)
+        for r in range(0, rank // 4 * 4, 4):
+            w = weight[r * TILE : (r + 4) * TILE]
+            _add_four_steps(four, w, _four(f0, r), _four(f1, r), _four(f2, r), _four(f3, r), wide)
+        for r in range(rank // 4 * 4, rank):
+            _add_steps(four, weight[r * TILE : (r + 1) * TILE], f0[r], f1[r], f2[r], f3[r], wide)
+
+
+@_jit
+def _begin_steps(four, bias, wide):
+    for c in range(wide):
+        four[c] = bias[c]
+        four[TILE + c] = bias[c]
+        four[2 * TILE + c] = bias[c]
+        four[3 * TILE + c] = bias[c]
+
+
+@_jit
+def _add_four_steps(four, w, f0, f1, f2, f3, wide):
+    for c in range(wide):
+        w0, w1, w2, w3 = w[c], w[TILE + c], w[2 * TILE + c], w[3 * TILE + c]
+        four[c] += f0[0] * w0 + f0[1] * w1 + f0[2] * w2 + f0[3] * w3
+        four[TILE + c] += f1[0] * w0 + f1[1] * w1 + f1[2] * w2 + f1[3] * w3
+        four[2 * TILE + c] += f2[0] * w0 + f2[1] * w1 + f2[2] * w2 + f2[3] * w3
+        four[3 * TILE + c] += f3[0] * w0 + f3[1] * w1 + f3[2] * w2 + f3[3] * w3
+
+
+@_jit
+def _add_steps(four, w, f0, f1, f2, f3, wide):
+    for c in range(wide):
+        four[c] += f0 * w[c]
+        four[TILE + c] += f1 * w[c]
+        four[2 * TILE + c] += f2 * w[c]
+        four[3 * TILE + c] += f3 * w[c]
+
+
+@_jit
+def _reduce(dsteps, weight, down, k, wide):
+    """The adjoint of `_expand` in `projected`: sums over the channels."""
+    rank, length = weight.size // TILE, down.shape[0]
+    for p in range(0, length, 4):
+        four = dsteps[p : p + 4].reshape(4 * TILE)
+        for r in range(0, rank // 4 * 4, 4):
+            sums = _sixteen_sums(four, weight[r * TILE : (r + 4) * TILE], wide)
+            for i in range(min(4, length - p)):
+                out, found = down[p + i, k], sums[i]
+                out[r] += found[0]
+                out[r + 1] += found[1]
+                out[r + 2] += found[2]
+                out[r + 3] += found[3]
+        for r in range(rank // 4 * 4, rank):
+            for i in range(min(4, length - p)):
+                down[p + i, k, r] += _sum_of_products(dsteps[p + i], weight[r * TILE : (r + 1) * TILE], wide)
 
 
 @_jit_sum
-def _sum_of_products(x, z):
-    total = x[0] * 0
-    for c in range(x.size):
-        total += x[c] * z[c]
+def _sixteen_sums(four, w, wide):
+    """The products of four pixels with four rows of weights, in registers."""
+    zero = w.dtype.type(0)
+    s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = zero
+    s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = zero
+    for c in range(wide):
+        w0, w1, w2, w3 = w[c], w[TILE + c], w[2 * TILE + c], w[3 * TILE + c]
+        x0, x1 = four[c], four[TILE + c]
+        x2, x3 = four[2 * TILE + c], four[3 * TILE + c]
+        s00 += x0 * w0
+        s01 += x0 * w1
+        s02 += x0 * w2
+        s03 += x0 * w3
+        s10 += x1 * w0
+        s11 += x1 * w1
+        s12 += x1 * w2
+        s13 += x1 * w3
+        s20 += x2 * w0
+        s21 += x2 * w1
+        s22 += x2 * w2
+        s23 += x2 * w3
+        s30 += x3 * w0
+        s31 += x3 * w1
+        s32 += x3 * w2
+        s33 += x3 * w3
+    return (s00, s01, s02, s03), (s10, s11, s12, s13), (s20, s21, s22, s23), (s30, s31, s32, s33)
+
+
+@_jit_sum
+def _sum_of_products(dstep, w, wide):
+    total = w.dtype.type(0)
+    for c in range(wide):
+        total += dstep[c] * w[c]
     return total
 
 
 @_jit
-def _collect(ds, projected, sums, dbias, start, rows, k, low, high):
-    """One image's gradients in direction k: of `bias` and, from row `start` of its sums, of `rows` of `weight`."""
-    length = ds.shape[0]
-    fours, one = length // 4 * 4, ds[0, 0] * 0 + 1
-    dbias[:] = 0
-    sums[start : start + rows, low:high] = 0
-    for p in range(0, fours, 4):
-        _add_four(one, one, one, one, ds[p], ds[p + 1], ds[p + 2], ds[p + 3], dbias)
-        for r in range(rows):
-            _add_four(
-                projected[p, k, r], projected[p + 1, k, r], projected[p + 2, k, r], projected[p + 3, k, r],
-                ds[p], ds[p + 1], ds[p + 2], ds[p + 3], sums[start + r, low:high],
-            )  # fmt: skip
-    for p in range(fours, length):
-        _add_one(one, ds[p], dbias)
-        for r in range(rows):
-            _add_one(projected[p, k, r], ds[p], sums[start + r, low:high])
+def _collect(dsteps, projected, k, dweight, dbias, wide):
+    """Add the adjoint of `_expand` in the weight, some rows of it, and in the bias."""
+    rank, last = dweight.size // TILE, projected.shape[0] - 1
+    for p in range(0, last + 1, 4):
+        four = dsteps[p : p + 4].reshape(4 * TILE)
+        f0, f1 = projected[p, k], projected[min(p + 1, last), k]
+        f2, f3 = projected[min(p + 2, last), k], projected[min(p + 3, last), k]
+        _add_bias(four, dbias, wide)
+        for r in range(0, rank // 4 * 4, 4):
+            out = dweight[r * TILE : (r + 4) * TILE]
+            _add_four_weights(four, _four(f0, r), _four(f1, r), _four(f2, r), _four(f3, r), out, wide)
+        for r in range(rank // 4 * 4, rank):
+            _add_weights(four, f0[r], f1[r], f2[r], f3[r], dweight[r * TILE : (r + 1) * TILE], wide)
+
+
+@_jit
+def _add_bias(four, out, wide):
+    for c in range(wide):
+        x0, x1 = four[c], four[TILE + c]
+        x2, x3 = four[2 * TILE + c], four[3 * TILE + c]
+        out[c] += x0 + x1 + (x2 + x3)
+
+
+@_jit
+def _add_four_weights(four, f0, f1, f2, f3, out, wide):
+    for c in range(wide):
+        x0, x1 = four[c], four[TILE + c]
+        x2, x3 = four[2 * TILE + c], four[3 * TILE + c]
+        out[c] += f0[0] * x0 + f1[0] * x1 + f2[0] * x2 + f3[0] * x3
+        out[TILE + c] += f0[1] * x0 + f1[1] * x1 + f2[1] * x2 + f3[1] * x3
+        out[2 * TILE + c] += f0[2] * x0 + f1[2] * x1 + f2[2] * x2 + f3[2] * x3
+        out[3 * TILE + c] += f0[3] * x0 + f1[3] * x1 + f2[3] * x2 + f3[3] * x3
+
+
+@_jit
+def _add_weights(four, f0, f1, f2, f3, out, wide):
+    for c in range(wide):
+        x0, x1 = four[c], four[TILE + c]
+        x2, x3 = four[2 * TILE + c], four[3 * TILE + c]
+        out[c] += f0 * x0 + f1 * x1 + f2 * x2 + f3 * x3

@@ -12,29 +12,14 @@ from torch import Tensor
 
 from trust_tta.scan import reference
 from trust_tta.scan.cpu import map_kernels
+from trust_tta.scan.cpu.map_kernels import TILE
 from trust_tta.scan.cpu.threads import run_tasks
 from trust_tta.scan.reference import scatter_add
 from trust_tta.scan.tensors import Gathered, Parameters, Saved
 
 TASKS = 8  # at least so many, where images are few, by blocks of channels
-BLOCK = 48  # channels of a block at least: shorter rows leave vectors idle
-VECTOR = 16  # channels of a block are a multiple of this
-
-
-class _Weights(NamedTuple):
-    """The parameters of the four directions as the kernels read them; p = b where each image has its own, else 1."""
-
-    weight: Tensor  # (p, 4, r, c)
-    A: Tensor  # (p, 4, n, c)
-    D: Tensor  # (p, c)
-    bias: Tensor  # (p, 4, c)
-
-    @classmethod
-    def arrange(cls, gathered: Gathered, dtype: torch.dtype) -> _Weights:
-        _, dt_proj, A, D, bias = (t.to(dtype) for t in gathered)
-        c = D.shape[-1]
-        weight, A = (t.reshape(-1, 4, c, t.shape[-1]).mT.contiguous() for t in (dt_proj, A))
-        return cls(weight, A, D.reshape(-1, 4, c).sum(1), bias.reshape(-1, 4, c).contiguous())
+GROUPS = 16  # of images, whose gradients are added as they are computed
+VECTOR = 16  # channels of a tile are a multiple of this
 
 
 def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
@@ -52,14 +37,14 @@ def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[
     projected = projected.view(b, height * width, 4, -1)
     dtype = torch.promote_types(x.dtype, torch.float32)
     y = u.new_empty(u.shape, dtype=dtype)
-    given = [t.to(dtype).numpy() for t in (u, projected, *_Weights.arrange(gathered, dtype), y)]
-    block = _block(b, c)
+    cut = _Cut.of(x, gathered)
+    given = [t.to(dtype).numpy() for t in (u, projected, _arrange(gathered, dtype, cut.wide), y)]
 
     def work(first: int, last: int) -> None:
-        scratch = np.empty(block * (height * width + 1), given[0].dtype)
-        map_kernels.scan_forward(scratch, *given, height, width, block, first, last)
+        scratch = np.empty(map_kernels.scratch_size(height * width), given[0].dtype)
+        map_kernels.scan_forward(scratch, *given, width, gathered.rank, *cut[2:], first, last)
 
-    run_tasks(work, b * -(-c // block), 4 * u.numel())
+    run_tasks(work, cut.groups * cut.blocks, 4 * u.numel())
     states = x.new_empty(0, dtype=torch.float32)
     return y.to(x.dtype).view(b, height, width, c), Saved(projected, states, u, gathered)
 
@@ -70,22 +55,21 @@ def scan_map_backward(
     """See `operators.Backend`."""
     (b, c, height, width), u, projected, gathered = x.shape, saved.u, saved.projected, saved.gathered
     dtype = torch.promote_types(x.dtype, torch.float32)
-    arranged = _Weights.arrange(gathered, dtype)
-    block = _block(b, c)
+    cut = _Cut.of(x, gathered)
+    arranged = _arrange(gathered, dtype, cut.wide)
     du = u.new_empty(u.shape, dtype=dtype)
-    # One partial sum for each image or block of channels, added up in a fixed order.
-    dprojected = du.new_empty(-(-c // block), *projected.shape)
-    rank, n = arranged.weight.shape[2], arranged.A.shape[2]
-    sums = du.new_empty(b, 5 + 4 * n + 4 * rank, c)
-    tensors = (dy.reshape(u.shape), u, projected, *arranged, du, dprojected, sums)
+    # One partial sum for each group of images or block of channels, added up in a fixed order.
+    dprojected = du.new_empty(cut.blocks, *projected.shape)
+    sums = du.new_empty(cut.groups, *arranged.shape[1:])
+    tensors = (dy.reshape(u.shape), u, projected, arranged, du, dprojected, sums)
     given = [t.to(dtype).contiguous().numpy() for t in tensors]
 
     def work(first: int, last: int) -> None:
-        scratch = np.empty((6, block * max(3, height * width)), given[0].dtype)
+        scratch = np.empty(map_kernels.scratch_size(height * width), given[0].dtype)
         wanted = (train_projections, train_scan)
-        map_kernels.scan_backward(scratch, *given, height, width, block, *wanted, first, last)
+        map_kernels.scan_backward(scratch, *given, width, gathered.rank, *cut[2:], *wanted, first, last)
 
-    run_tasks(work, b * -(-c // block), 4 * u.numel())
+    run_tasks(work, cut.groups * cut.blocks, 4 * u.numel())
     x_proj = _x_proj(gathered)
     down = (dprojected[0] if len(dprojected) == 1 else dprojected.sum(0)).to(u.dtype)
     rows = down.view(*_rows(u, gathered).shape[:-1], -1)
@@ -93,14 +77,16 @@ def scan_map_backward(
     (du.addmm_ if rows.dim() == 2 else du.baddbmm_)(rows, x_proj)
     dx = torch.ops.aten.silu_backward(du.view(b, height, width, c).permute(0, 3, 1, 2), x)
 
-    if train_projections or train_scan:
-        sums = sums if len(arranged.A) > 1 else sums.sum(0, keepdim=True)
-    dD, dbias, dA, dweight = sums.split((1, 4, 4 * n, 4 * rank), dim=1)
     sources: list[Tensor | None] = [None] * 5
-    if train_projections:
-        sources[:2] = [rows.mT @ _rows(u, gathered), dweight.unflatten(1, (4, rank)).mT]
-    if train_scan:
-        sources[2:] = [dbias, (dA.unflatten(1, (4, n)) * arranged.A).mT, dD.expand(-1, 4, -1)]
+    if train_projections or train_scan:
+        rank, A = gathered.rank, gathered.A
+        n = A.shape[-1]
+        sums = sums if len(arranged) > 1 else sums.sum(0, keepdim=True)
+        dD, dbias, dA, dweight = _join(sums, c, cut.wide).split((1, 4, 4 * n, 4 * rank), dim=1)
+        if train_projections:
+            sources[:2] = [rows.mT @ _rows(u, gathered), dweight.unflatten(1, (4, rank)).mT]
+        if train_scan:
+            sources[2:] = [dbias, dA.unflatten(1, (4, n)).mT * A.reshape(-1, 4, c, n), dD.expand(-1, 4, -1)]
     shapes = zip(sources, gathered.parameter_shapes(), strict=True)
     like = gathered.A
     return dx, Parameters(
@@ -108,10 +94,38 @@ def scan_map_backward(
     )
 
 
-def _block(images: int, channels: int) -> int:
-    """The channels of a task: the same for every number of threads, so that sums are."""
-    blocks = max(1, min(-(-TASKS // images), channels // BLOCK))
-    return -(-channels // (blocks * VECTOR)) * VECTOR
+class _Cut(NamedTuple):
+    """How the work is cut into tasks: the same for every number of threads, so that sums are."""
+
+    groups: int
+    blocks: int
+    images: int  # of a group
+    tiles: int  # of a block
+    wide: int  # channels of a tile
+
+    @classmethod
+    def of(cls, x: Tensor, gathered: Gathered) -> _Cut:
+        b, c = x.shape[:2]
+        tiles = -(-c // TILE)
+        shared = gathered.A.dim() == 4
+        images = max(1, b // GROUPS) if shared else 1
+        block = -(-tiles // min(tiles, -(-TASKS // b)))
+        return cls(-(-b // images), -(-tiles // block), images, block, -(-c // (tiles * VECTOR)) * VECTOR)
+
+
+def _arrange(gathered: Gathered, dtype: torch.dtype, wide: int) -> Tensor:
+    """The parameters of the four directions as the kernels read them; p = b where each image has its own, else 1."""
+    _, dt_proj, A, D, bias = (t.to(dtype) for t in gathered)
+    c = D.shape[-1]
+    A, weight = (t.reshape(-1, 4, c, t.shape[-1]).mT.flatten(1, 2) for t in (A, dt_proj))
+    D, bias = D.reshape(-1, 4, c).sum(1, keepdim=True), bias.reshape(-1, 4, c)
+    rows = F.pad(torch.cat((D, bias, A, weight), dim=1), (0, -c % wide)).unflatten(-1, (-1, wide))
+    return F.pad(rows.transpose(1, 2), (0, TILE - wide)).contiguous()
+
+
+def _join(rows: Tensor, channels: int, wide: int) -> Tensor:
+    """(p, tiles, m, TILE) as (p, m, c)."""
+    return rows[..., :wide].transpose(1, 2).flatten(2)[..., :channels]
 
 
 def _x_proj(gathered: Gathered) -> Tensor:
