@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta.kernels import onednn
+from trust_tta.kernels.cpu_gelu import SPAN, gelu_and_slope
 from trust_tta.models.layers import Linear2d, Mlp
 
 
@@ -45,6 +46,25 @@ def test_layers_by_onednn(learned: Sequence[int]) -> None:
             assert (one.double() - other).norm() <= 1e-6 * other.norm()
         with torch.no_grad():
             torch.testing.assert_close(ours(*given), found)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 3 * SPAN + 5])
+def test_gelu_and_its_slope(size: int) -> None:
+    """No farther from GELU in float64 than PyTorch's own; the tails as well, and what is not a number."""
+    x = torch.linspace(-16, 16, size)
+    exact = x.double().requires_grad_()
+    wanted = F.gelu(exact)
+    (slope,) = torch.autograd.grad(wanted.sum(), exact)
+    wanted = wanted.detach()
+    given, found = x.clone(), torch.empty_like(x)
+    gelu_and_slope(given, found)
+    allowed = max(float((F.gelu(x) - wanted).abs().max()), 1e-6)
+    assert float((found - wanted).abs().max()) <= allowed
+    assert float((given - slope).abs().max()) <= 1e-6
+    given = torch.tensor([torch.nan])
+    gelu_and_slope(given, found := torch.zeros(1))
+    assert given.isnan().all()
+    assert found.isnan().all()
 
 
 def test_large_float32_products_alone_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

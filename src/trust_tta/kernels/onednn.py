@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 LEAST = 1 << 24  # multiplications of a product that is worth a call
@@ -34,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
 def mlp(
     x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None = None
 ) -> Tensor:
-    """As `products.fused_mlp`; the hidden map before GELU is kept."""
+    """As `products.fused_mlp`; the derivative of GELU is kept instead of the hidden map."""
     y: Tensor = _Mlp.apply(x, weight1, bias1, weight2, bias2, residual)  # type: ignore[no-untyped-call]
     return y
 
@@ -79,9 +78,12 @@ class _Mlp(torch.autograd.Function):
     ) -> Tensor:
         hidden = _times(x, weight1, bias1)
         if any(ctx.needs_input_grad):
-            active = F.gelu(hidden)
-            kept = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
-            ctx.save_for_backward(x if kept[0] else None, active if kept[1] else None, hidden, weight1, weight2)
+            from trust_tta.kernels.cpu_gelu import gelu_and_slope  # numba is slow to load
+
+            active = torch.empty_like(hidden)
+            gelu_and_slope(hidden, active)
+            slope, kept = hidden, (ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+            ctx.save_for_backward(x if kept[0] else None, active if kept[1] else None, slope, weight1, weight2)
         else:
             active = torch.ops.aten.gelu_(hidden)
         y = _times(active, weight2, bias2)
@@ -90,12 +92,11 @@ class _Mlp(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, active, hidden, weight1, weight2 = ctx.saved_tensors
+        x, active, slope, weight1, weight2 = ctx.saved_tensors
         wanted, dy = ctx.needs_input_grad, dy.contiguous()
         dx = dweight1 = dbias1 = None
         if any(wanted[:3]):
-            dhidden = _times(dy, weight2.T)
-            torch.ops.aten.gelu_backward.grad_input(dhidden, hidden, grad_input=dhidden)
+            dhidden = _times(dy, weight2.T).mul_(slope)
             dx = _times(dhidden, weight1.T) if wanted[0] else None
             dweight1 = _weight_gradient(dhidden, x) if wanted[1] else None
             dbias1 = _sum(dhidden) if wanted[2] else None

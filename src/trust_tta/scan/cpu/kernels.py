@@ -10,46 +10,12 @@ import math
 
 import numpy as np
 
-from trust_tta.compiled import compiled
+from trust_tta.scan.cpu.loops import fast_exp, fast_log1p, jit, jit_sum
 
 LANES = 4  # channels whose recurrences run side by side
-# Without numba's runtime (_nrt) a slice costs no reference count, which short rows feel; scratch comes from the caller.
-_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
-_jit = compiled(**_OPTIONS, fastmath={"contract", "nsz", "arcp"})
-# Sums may be reordered into vector registers; _fast_exp must not be, or its range reduction loses bits.
-_jit_sum = compiled(**_OPTIONS, fastmath={"contract", "nsz", "arcp", "reassoc"})
-
-# exp(r) on |r| <= ln(2)/2 and log(1 + z)/z on [0, 1] as Chebyshev fits: float32 accuracy.
-_z = (1 - np.cos(np.pi * (np.arange(64) + 0.5) / 64)) / 2
-_r = (_z - 0.5) * math.log(2)
-_EXP = tuple(np.float32(c) for c in np.polynomial.Polynomial.fit(_r, np.exp(_r), 6).convert().coef)
-_LOG = tuple(np.float32(c) for c in np.polynomial.Polynomial.fit(_z, np.log1p(_z) / _z, 10).convert().coef)
-_LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1 / math.log(2)), np.float32(0.693359375), np.float32(-2.12194440e-4)
-_ROUND = np.float32(3 * 2**22 + 127)  # added to a small number it rounds it, and its bits end in the exponent of 2**n
 
 
-@_jit
-def _fast_exp(x):
-    """exp in float32 without a library call, so that loops over it use vector registers."""
-    x = max(min(np.float32(x), np.float32(88.0)), np.float32(-88.0))  # at -88 the exponent is all zeros: exactly 0
-    rounded = np.float32(x * _LOG2E + _ROUND)
-    n = rounded - _ROUND
-    r = x - n * _LN2_HIGH - n * _LN2_LOW
-    p = ((_EXP[6] * r + _EXP[5]) * r + _EXP[4]) * r + _EXP[3]
-    p = ((p * r + _EXP[2]) * r + _EXP[1]) * r + _EXP[0]
-    return p * np.int32(rounded.view(np.int32) << np.int32(23)).view(np.float32)
-
-
-@_jit
-def _fast_log1p(z):
-    """log(1 + z) for 0 <= z <= 1 in float32."""
-    p = (((_LOG[10] * z + _LOG[9]) * z + _LOG[8]) * z + _LOG[7]) * z + _LOG[6]
-    p = ((p * z + _LOG[5]) * z + _LOG[4]) * z + _LOG[3]
-    p = ((p * z + _LOG[2]) * z + _LOG[1]) * z + _LOG[0]
-    return p * z
-
-
-@_jit
+@jit
 def _steps(delta, bias, softplus, d):
     """d = softplus(delta + bias) over one row."""
     if not softplus:
@@ -62,10 +28,10 @@ def _steps(delta, bias, softplus, d):
     else:
         for t in range(d.size):
             x = delta[t] + bias
-            d[t] = max(x, np.float32(0)) + _fast_log1p(_fast_exp(-abs(x)))
+            d[t] = max(x, np.float32(0)) + fast_log1p(fast_exp(-abs(x)))
 
 
-@_jit
+@jit
 def _slopes(delta, bias, softplus, s):
     """s = the derivative of `_steps` in delta over one row."""
     if not softplus:
@@ -75,10 +41,10 @@ def _slopes(delta, bias, softplus, s):
             s[t] = 1.0 / (1.0 + math.exp(-(delta[t] + bias)))
     else:
         for t in range(s.size):
-            s[t] = np.float32(1) / (np.float32(1) + _fast_exp(-(delta[t] + bias)))
+            s[t] = np.float32(1) / (np.float32(1) + fast_exp(-(delta[t] + bias)))
 
 
-@_jit
+@jit
 def _decays(d, A, a):
     """a = exp(d A) over one row."""
     if a.itemsize == 8:
@@ -86,35 +52,35 @@ def _decays(d, A, a):
             a[t] = math.exp(d[t] * A)
     else:
         for t in range(a.size):
-            a[t] = _fast_exp(d[t] * A)
+            a[t] = fast_exp(d[t] * A)
 
 
-@_jit
+@jit
 def _scale(factor, x, out):
     for t in range(out.size):
         out[t] = factor * x[t]
 
 
-@_jit
+@jit
 def _product(x, z, out):
     for t in range(out.size):
         out[t] = x[t] * z[t]
 
 
-@_jit
+@jit
 def _add_product(x, z, out):
     for t in range(out.size):
         out[t] += x[t] * z[t]
 
 
-@_jit
+@jit
 def _drives(d, B, u, x):
     """x = d B u over one row: what enters the state at each step."""
     for t in range(x.size):
         x[t] = d[t] * B[t] * u[t]
 
 
-@_jit
+@jit
 def _recur(a, x, reverse, lanes):
     """h_t = a_t h_{t-1} + x_t for `lanes` rows at once; x becomes h."""
     length = x.shape[1]
@@ -136,7 +102,7 @@ def _recur(a, x, reverse, lanes):
                 x[lane, t] = h
 
 
-@_jit
+@jit
 def _span(task, groups, chunks, channels):
     """The image, group, chunk and channel range of a task."""
     b, rest = task // (groups * chunks), task % (groups * chunks)
@@ -144,7 +110,7 @@ def _span(task, groups, chunks, channels):
     return b, rest // chunks, chunk, channels * chunk // chunks, channels * (chunk + 1) // chunks
 
 
-@_jit
+@jit
 def scan_forward(scratch, u, delta, A, B, C, D, bias, y, softplus, chunks, first, last):
     """Fill y for tasks first..last-1."""
     _, groups, channels, _ = u.shape
@@ -167,7 +133,7 @@ def scan_forward(scratch, u, delta, A, B, C, D, bias, y, softplus, chunks, first
                         _add_product(C[b, g, m, n], h[lane], y[b, g, c0 + lane])
 
 
-@_jit
+@jit
 def scan_backward(
     scratch, dy, u, delta, A, B, C, D, bias, du, ddelta, dA, dB, dC, dD, dbias, softplus, chunks, first, last
 ):
@@ -206,7 +172,7 @@ def scan_backward(
                     dbias[b, g, m, c] = _multiply_and_sum(s, ddelta[b, g, m, c])
 
 
-@_jit
+@jit
 def _recur_adjoint(a, g_h, reverse, lanes):
     """g_t = a_{t+1} g_{t+1} + g_t, against the direction of the scan."""
     length = g_h.shape[1]
@@ -231,7 +197,7 @@ def _recur_adjoint(a, g_h, reverse, lanes):
                 g_h[lane, t] = g
 
 
-@_jit_sum
+@jit_sum
 def _start_gradients(dy, u, skip, du, dD):
     """The part of du and dD that comes through the skip connection D u."""
     total = skip * 0
@@ -242,7 +208,7 @@ def _start_gradients(dy, u, skip, du, dD):
     dD[:] = total
 
 
-@_jit_sum
+@jit_sum
 def _multiply_and_sum(x, out):
     """out = x out over one row; return the sum of out."""
     total = x[0] * 0
@@ -253,7 +219,7 @@ def _multiply_and_sum(x, out):
     return total
 
 
-@_jit_sum
+@jit_sum
 def _row_gradients(dy, u, B, A, d, a, h, g_h, reverse, du, ddelta, dB, dC):
     """Add one row's share to du, ddelta, dB and dC; return its gradient of A."""
     length = u.size

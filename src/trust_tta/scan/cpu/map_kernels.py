@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from trust_tta.scan.cpu.kernels import _fast_exp, _fast_log1p, _jit, _jit_sum
+from trust_tta.scan.cpu.loops import fast_exp, fast_log1p, jit, jit_sum
 
 TILE = 64  # channels: fewer make loops too short
 # The fields of a pixel in the backward.
@@ -31,7 +31,7 @@ def scratch_size(length: int) -> int:
     return ROWS + length * PIXEL + 2 * (length + 3) * TILE
 
 
-@_jit
+@jit
 def scan_forward(scratch, u, projected, rows, y, width, rank, images, block, wide, first, last):
     """Fill y, the sum of the four directions, for tasks first..last-1: some images and a block of tiles each."""
     batch, tiles = u.shape[0], rows.shape[1]
@@ -48,7 +48,7 @@ def scan_forward(scratch, u, projected, rows, y, width, rank, images, block, wid
                     _scan_tile(scratch, u[b], projected[b], row, y[b], width, rank, t * wide, given)
 
 
-@_jit
+@jit
 def _scan_tile(scratch, u, projected, row, y, width, rank, low, wide):
     """Channels low..low+wide-1 of one image: u, y (l, c), row (1 + 4 + 4n + 4r, TILE)."""
     length, states = u.shape[0], row.shape[0] // 4 - 1 - rank
@@ -72,7 +72,7 @@ def _scan_tile(scratch, u, projected, row, y, width, rank, low, wide):
                 q = _next(q, k, width, length)
 
 
-@_jit
+@jit
 def scan_backward(
     scratch, dy, u, projected, rows, du, dprojected, sums, width, rank, images, block, wide, train_weight, train_scan,
     first, last,
@@ -104,7 +104,7 @@ def scan_backward(
                     )  # fmt: skip
 
 
-@_jit
+@jit
 def _differentiate_tile(
     scratch, dy, u, projected, row, du, down, total, width, rank, rank_trained, train, low, wide
 ):  # fmt: skip
@@ -138,18 +138,18 @@ def _differentiate_tile(
     _store(tile, DU, du, low, wide)
 
 
-@_jit
+@jit
 def _in_fours(length):
     return -(-length // 4) * 4
 
 
-@_jit
+@jit
 def _begin(k, length):
     """The first pixel of direction k: rows, rows back, columns, columns back."""
     return k % 2 * (length - 1)
 
 
-@_jit
+@jit
 def _next(q, k, width, length):
     """The pixel that direction k visits after q; what follows the last is never read."""
     stride = 1 if k < 2 else width
@@ -160,7 +160,7 @@ def _next(q, k, width, length):
     return q if q >= 0 else q + length - 1
 
 
-@_jit
+@jit
 def _load(x, low, tile, field, wide):
     """Channels low.. of x (l, c) into a field of all pixels; zeros where there are no more."""
     given = min(wide, x.shape[1] - low)
@@ -170,7 +170,7 @@ def _load(x, low, tile, field, wide):
         _copy(x[p, low : low + given], row, given)
 
 
-@_jit
+@jit
 def _store(tile, field, x, low, wide):
     """The adjoint of `_load`."""
     given = min(wide, x.shape[1] - low)
@@ -179,36 +179,36 @@ def _store(tile, field, x, low, wide):
         _copy(row, x[p, low : low + given], given)
 
 
-@_jit
+@jit
 def _copy(x, out, wide):
     for c in range(wide):
         out[c] = x[c]
 
 
-@_jit
+@jit
 def _add(x, out, wide):
     for c in range(wide):
         out[c] += x[c]
 
 
-@_jit
+@jit
 def _exp(x, row):
     """exp in the precision of `row`."""
-    return math.exp(x) if row.itemsize == 8 else _fast_exp(x)
+    return math.exp(x) if row.itemsize == 8 else fast_exp(x)
 
 
-@_jit
+@jit
 def _log1p(x, row):
-    return math.log1p(x) if row.itemsize == 8 else _fast_log1p(x)
+    return math.log1p(x) if row.itemsize == 8 else fast_log1p(x)
 
 
-@_jit
+@jit
 def _multiply(x, z, out, wide):
     for c in range(wide):
         out[c] = x[c] * z[c]
 
 
-@_jit
+@jit
 def _return_skip(pixel, D, dD, wide):
     for c in range(wide):
         dy = pixel[DY + c]
@@ -216,14 +216,14 @@ def _return_skip(pixel, D, dD, wide):
         dD[c] += dy * pixel[U + c]
 
 
-@_jit
+@jit
 def _softplus(step, wide):
     for c in range(wide):
         x = step[c]
         step[c] = max(x, np.float32(0)) + _log1p(_exp(-abs(x), step), step)
 
 
-@_jit
+@jit
 def _softplus_and_slope(step, pixel, wide):
     for c in range(wide):
         x = step[c]
@@ -232,7 +232,7 @@ def _softplus_and_slope(step, pixel, wide):
         pixel[SLOPE + c] = (np.float32(1) if x >= 0 else e) / (np.float32(1) + e)
 
 
-@_jit
+@jit
 def _advance(step, A, u, B, C, state, y, wide):
     """One step of a state; y += C h."""
     for c in range(wide):
@@ -241,7 +241,7 @@ def _advance(step, A, u, B, C, state, y, wide):
         y[c] += C * h
 
 
-@_jit
+@jit
 def _differentiate_state(tile, steps, dsteps, state, projected, down, k, at_B, at_C, width, wide):
     """Add one state's share to du, the gradients of the steps, of B and of C; fill that of A."""
     length = projected.shape[0]
@@ -261,7 +261,7 @@ def _differentiate_state(tile, steps, dsteps, state, projected, down, k, at_B, a
         q = _next(q, back, width, length)
 
 
-@_jit
+@jit
 def _follow(pixel, step, state, B, wide):
     """One step of a state, whose decay and whose value before are kept."""
     for c in range(wide):
@@ -272,7 +272,7 @@ def _follow(pixel, step, state, B, wide):
         state[STATE + c] = a * before + d * (B * pixel[U + c])
 
 
-@_jit_sum
+@jit_sum
 def _return(pixel, step, dstep, state, B, C, wide):
     """The adjoint of `_follow` and of y += C h; CARRY is the gradient of the state but for its own C dy."""
     dB = dC = pixel.dtype.type(0)  # a plain 0 would make the sums float64
@@ -289,12 +289,12 @@ def _return(pixel, step, dstep, state, B, C, wide):
     return dB, dC
 
 
-@_jit
+@jit
 def _four(x, i):
     return x[i], x[i + 1], x[i + 2], x[i + 3]
 
 
-@_jit
+@jit
 def _expand(steps, projected, k, weight, bias, wide):
     """The step sizes of direction k before softplus, from their low rank: weight (r * TILE)."""
     rank, last = weight.size // TILE, projected.shape[0] - 1
@@ -310,7 +310,7 @@ def _expand(steps, projected, k, weight, bias, wide):
             _add_steps(four, weight[r * TILE : (r + 1) * TILE], f0[r], f1[r], f2[r], f3[r], wide)
 
 
-@_jit
+@jit
 def _begin_steps(four, bias, wide):
     for c in range(wide):
         four[c] = bias[c]
@@ -319,7 +319,7 @@ def _begin_steps(four, bias, wide):
         four[3 * TILE + c] = bias[c]
 
 
-@_jit
+@jit
 def _add_four_steps(four, w, f0, f1, f2, f3, wide):
     for c in range(wide):
         w0, w1, w2, w3 = w[c], w[TILE + c], w[2 * TILE + c], w[3 * TILE + c]
@@ -329,7 +329,7 @@ def _add_four_steps(four, w, f0, f1, f2, f3, wide):
         four[3 * TILE + c] += f3[0] * w0 + f3[1] * w1 + f3[2] * w2 + f3[3] * w3
 
 
-@_jit
+@jit
 def _add_steps(four, w, f0, f1, f2, f3, wide):
     for c in range(wide):
         four[c] += f0 * w[c]
@@ -338,7 +338,7 @@ def _add_steps(four, w, f0, f1, f2, f3, wide):
         four[3 * TILE + c] += f3 * w[c]
 
 
-@_jit
+@jit
 def _reduce(dsteps, weight, down, k, wide):
     """The adjoint of `_expand` in `projected`: sums over the channels."""
     rank, length = weight.size // TILE, down.shape[0]
@@ -357,7 +357,7 @@ def _reduce(dsteps, weight, down, k, wide):
                 down[p + i, k, r] += _sum_of_products(dsteps[p + i], weight[r * TILE : (r + 1) * TILE], wide)
 
 
-@_jit_sum
+@jit_sum
 def _sixteen_sums(four, w, wide):
     """The products of four pixels with four rows of weights, in registers."""
     zero = w.dtype.type(0)
@@ -386,7 +386,7 @@ def _sixteen_sums(four, w, wide):
     return (s00, s01, s02, s03), (s10, s11, s12, s13), (s20, s21, s22, s23), (s30, s31, s32, s33)
 
 
-@_jit_sum
+@jit_sum
 def _sum_of_products(dstep, w, wide):
     total = w.dtype.type(0)
     for c in range(wide):
@@ -394,7 +394,7 @@ def _sum_of_products(dstep, w, wide):
     return total
 
 
-@_jit
+@jit
 def _collect(dsteps, projected, k, dweight, dbias, wide):
     """Add the adjoint of `_expand` in the weight, some rows of it, and in the bias."""
     rank, last = dweight.size // TILE, projected.shape[0] - 1
@@ -410,7 +410,7 @@ def _collect(dsteps, projected, k, dweight, dbias, wide):
             _add_weights(four, f0[r], f1[r], f2[r], f3[r], dweight[r * TILE : (r + 1) * TILE], wide)
 
 
-@_jit
+@jit
 def _add_bias(four, out, wide):
     for c in range(wide):
         x0, x1 = four[c], four[TILE + c]
@@ -418,7 +418,7 @@ def _add_bias(four, out, wide):
         out[c] += x0 + x1 + (x2 + x3)
 
 
-@_jit
+@jit
 def _add_four_weights(four, f0, f1, f2, f3, out, wide):
     for c in range(wide):
         x0, x1 = four[c], four[TILE + c]
@@ -429,7 +429,7 @@ def _add_four_weights(four, f0, f1, f2, f3, out, wide):
         out[3 * TILE + c] += f0[3] * x0 + f1[3] * x1 + f2[3] * x2 + f3[3] * x3
 
 
-@_jit
+@jit
 def _add_weights(four, f0, f1, f2, f3, out, wide):
     for c in range(wide):
         x0, x1 = four[c], four[TILE + c]
