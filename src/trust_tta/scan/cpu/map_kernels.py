@@ -252,7 +252,7 @@ def _differentiate_state(tile, steps, dsteps, state, projected, down, k, at_B, a
     for _ in range(length):
         _follow(tile[q], steps[q], state, projected[q, k, at_B], wide)
         q = _next(q, k, width, length)
-    back = k + 1 - k % 2 * 2
+    back = k + 1 - k % 2 * 2  # the same path from its other end
     q = _begin(back, length)
     for _ in range(length):
         dB, dC = _return(tile[q], steps[q], dsteps[q], state, projected[q, k, at_B], projected[q, k, at_C], wide)
