@@ -18,6 +18,7 @@ from trust_tta.scan.reference import scatter_add
 from trust_tta.scan.tensors import Gathered, Parameters, Saved
 
 TASKS = 8  # at least so many, where images are few, by blocks of channels
+NARROW = 48  # channels of a tile, at the least, where more tiles make more tasks
 GROUPS = 16  # of images, whose gradients are added as they are computed
 VECTOR = 16  # channels of a tile are a multiple of this
 
@@ -106,11 +107,14 @@ class _Cut(NamedTuple):
     @classmethod
     def of(cls, x: Tensor, gathered: Gathered) -> _Cut:
         b, c = x.shape[:2]
-        tiles = -(-c // TILE)
+        wanted = -(-TASKS // b)  # tasks of an image
+        tiles = max(-(-c // TILE), min(wanted, c // NARROW))
+        wide = -(-c // (tiles * VECTOR)) * VECTOR
+        tiles = -(-c // wide)
+        block = -(-tiles // min(tiles, wanted))
         shared = gathered.A.dim() == 4
         images = max(1, b // GROUPS) if shared else 1
-        block = -(-tiles // min(tiles, -(-TASKS // b)))
-        return cls(-(-b // images), -(-tiles // block), images, block, -(-c // (tiles * VECTOR)) * VECTOR)
+        return cls(-(-b // images), -(-tiles // block), images, block, wide)
 
 
 def _arrange(gathered: Gathered, dtype: torch.dtype, wide: int) -> Tensor:
