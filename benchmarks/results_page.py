@@ -225,7 +225,7 @@ Records as the tools wrote them; each was made by the command next to it. The ta
 | `six_corruptions_kernels.json` | `python benchmarks/six_corruptions.py --kernels FOLDER RECORD DTYPE BACKEND \
 source tent trust`, beside other programs, so that its times are not to be used; those by `reference` are older \
 | one H200 |
-| `six_corruptions_cpu.json` | the same with `auto source tent` | two cores of a server CPU |
+| `six_corruptions_cpu.json` | the same with `auto source tent`, and in bf16 `auto trust` | two cores of a server CPU |
 | `speed_h200.json` | `trust-tta speed --seconds 0.08` | one H200 |
 | `scan_h200.json` | the scan alone, all gradients in its backward, timed as `trust-tta speed` does | one H200 |
 | `speed_cpu.json` | `trust-tta speed --dtype float32,bf16 --seconds 3 --out speed_cpu.json` \
