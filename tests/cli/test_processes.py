@@ -58,6 +58,7 @@ def have_ended(pids: list[int]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_parts_in_two_processes_give_the_numbers_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, store = write_config(tmp_path, stream={"seeds": [0, 1]}), tmp_path / "shared.sqlite"
     text = config.read_text(encoding="utf-8")

@@ -289,7 +289,11 @@ def test_two_runs_on_the_gpu_agree_bit_for_bit(dtype: torch.dtype) -> None:
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
-@pytest.mark.parametrize(("slots", "dtype"), [("permuted", torch.bfloat16), ("per-image", torch.float16)], ids=str)
+@pytest.mark.parametrize(
+    ("slots", "dtype"),
+    [("permuted", torch.bfloat16), pytest.param("per-image", torch.float16, marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.usefixtures("nan_empty")
 def test_sequences_that_are_kept_are_those_made_again(
     dtype: torch.dtype, slots: str, monkeypatch: pytest.MonkeyPatch
