@@ -328,9 +328,8 @@ def test_what_passes_over_a_batch_have_in_common_is_done_once(low: bool) -> None
         check(images, 0)
     assert (len(call.recordings), len(call.beginnings), call.failed) == (2, 2, False)
     beginning = next(iter(call.beginnings.values()))
-    assert (
-        isinstance(beginning.network, recording.Continuation) == low
-    )  # in float32 the first convolution is not by itself
+    # In float32 the first convolution is not by itself.
+    assert isinstance(beginning.network, recording.Continuation) == low
     assert (beginning.graph is not None) == low
     beginning.graph = counted = Counting(beginning.graph)  # type: ignore[assignment]
     for row in range(4):

@@ -455,7 +455,7 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "localvmamba_tiny")) for name in SMALLER]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "localvmamba_tiny" else ()) for name in SMALLER]
 )
 def test_the_kernels_of_a_gpu_give_the_same(name: str) -> None:
     """Triton's, in its interpreter: logits and the gradient of every parameter."""

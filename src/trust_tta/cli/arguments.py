@@ -43,8 +43,8 @@ _RESULTS = ("clean_after", "keep_samples", "confusion")  # for benchmarks only
 def wait_politely() -> None:
     """Let PyTorch's threads sleep while they wait; call this before it is imported.
 
-    Spinning threads slow down a busy machine: by a factor of 10 on two cores. GNU's, for 20 microseconds at first, do
-    not, and spare an operation that follows at once the time to wake them.
+    Spinning threads slow down a busy machine: by a factor of 10 on two cores. GNU's may spin for 20 microseconds
+    first: a busy machine does not feel it, and an operation that follows at once need not wake them.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "passive"

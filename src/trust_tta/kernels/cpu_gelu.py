@@ -1,6 +1,6 @@
 """GELU and its derivative in one pass on a CPU: they share an exponential, and the backward is then a product.
 
-For x >= 0 the normal distribution beyond x is exp(-x^2/2) t p(t) with t = 1 / (1 + x/4) and a polynomial p.
+The upper tail of the normal distribution at x >= 0 is exp(-x^2/2) t p(t), with t = 1 / (1 + x/4) and a polynomial p.
 """
 
 # mypy: ignore-errors

@@ -19,7 +19,7 @@ from trust_tta.scan.tensors import Gathered, Parameters, Saved
 
 TASKS = 8  # at least so many, where images are few, by blocks of channels
 NARROW = 48  # channels of a tile, at the least, where more tiles make more tasks
-GROUPS = 16  # of images, whose gradients are added as they are computed
+GROUPS = 16  # of images; a group has one buffer for its parameters' gradients
 VECTOR = 16  # channels of a tile are a multiple of this
 
 
