@@ -29,8 +29,9 @@ from torch import Tensor
 
 import trust_tta as tt
 from trust_tta.atomic import replacing
-from trust_tta.scan import grouped_scan, reference
-from trust_tta.scan.reference import scan_grouped
+from trust_tta.ops import reference
+from trust_tta.ops.functional import grouped_scan
+from trust_tta.ops.reference import scan_grouped
 
 LONG = 2.0  # seconds after which a call is not repeated
 
@@ -224,7 +225,7 @@ def time_networks(batch: int, size: int, repeats: int) -> list[Row]:
 
 FIRST_USE = """
 import time, torch
-from trust_tta.scan.operators import scan
+from trust_tta.ops.operators import scan
 start = time.perf_counter()
 row, weight = torch.ones(1, 1, 1, 1, 8, requires_grad=True), torch.ones(1, 1, 1)
 inputs = torch.ones(1, 1, 1, 8), torch.ones(1, 1, 1, 1, 8), -torch.ones(1, 1, 1, 1), row, row, weight, weight

@@ -3,7 +3,7 @@
     PYTHONPATH=src python -m benchmarks.fleet --data data/CIFAR-10-C --device cuda --processes 6 --out FILE
     PYTHONPATH=src python -m benchmarks.fleet --render --out docs/results/fleet.json   # writes into docs/fleet.md
 
-The replicas are those of `trust_tta.fleet`, in lockstep in one process: no cluster is needed. Without --data, the
+The replicas are those of `trust_tta.distributed`, in lockstep in one process: no cluster is needed. Without --data, the
 shipped images are corrupted. Runs that FILE holds are not repeated; none is begun after --seconds.
 """
 
@@ -30,12 +30,12 @@ import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_facts
 from trust_tta.data.embedded import load_sample
-from trust_tta.fleet.averaging import Averaging, Merger, Offer
-from trust_tta.fleet.replicas import Replica, source_of
+from trust_tta.distributed.averaging import Averaging, Merger, Offer
+from trust_tta.distributed.replicas import Replica, source_of
 from trust_tta.methods.base import Method
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.report.figures import STYLE
-from trust_tta.report.looks import STYLES
+from trust_tta.report.theme import STYLES
 
 REPLICAS = 8
 BATCH = 8

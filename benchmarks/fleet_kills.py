@@ -24,7 +24,7 @@ from typing import Any
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.parsing import parse_config
 from trust_tta.bench.sweep import sweep
-from trust_tta.fleet.cluster import LOOPBACK
+from trust_tta.distributed.cluster import LOOPBACK
 from trust_tta.results import Cell, ResultStore
 
 DOMAINS = ("gaussian_noise", "defocus_blur", "snow", "contrast", "fog", "pixelate")

@@ -29,7 +29,7 @@ from trust_tta.bench.speed import take_orders
 from trust_tta.bench.timing import Limits, Work, device_clock, float32_only, repeat, wall_clock
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
-from trust_tta.scan import functional
+from trust_tta.ops import functional
 
 KINDS = (  # the first pattern found in a kernel's name says what it does
     ("scan", r"scan_(forward|backward)_kernel"),

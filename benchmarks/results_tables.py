@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trust_tta.atomic import replacing
-from trust_tta.report.evidence import domain_seeds
 from trust_tta.report.formats import plain_table, to_markdown
 from trust_tta.report.model import Group, Report, read_report
 from trust_tta.report.published import load_published
+from trust_tta.report.significance import domain_seeds
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import accuracy_table, calibration_table, cost_table, difference_table, duel_table, notes
 from trust_tta.report.text import counted

@@ -22,7 +22,7 @@ from trust_tta.bench.environment import collect_facts
 from trust_tta.bench.timing import Limits, Work, device_clock, repeat, wall_clock
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
-from trust_tta.recording import Recorder
+from trust_tta.ops.cuda_graphs import Recorder
 
 ORDERS = 6
 

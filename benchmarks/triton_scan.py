@@ -22,9 +22,9 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from trust_tta.scan.tensors import ScanInputs
-from trust_tta.scan.triton import scan_backward, scan_forward
-from trust_tta.scan.triton.launch import Tile, Tiling, make_tiling
+from trust_tta.ops.tensors import ScanInputs
+from trust_tta.ops.triton import scan_backward, scan_forward
+from trust_tta.ops.triton.launch import Tile, Tiling, make_tiling
 
 STAGES = ((96, 3136), (192, 784), (384, 196), (768, 49))
 FORMS = ((2, 2), (4, 1))

@@ -15,47 +15,30 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "trust_tta"
 FILES = sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")])
 
 LEAVES = {
-    "_version", "atomic", "bands", "class_names", "compiled", "download", "errors", "optional", "orders",
-    "overlap", "plugins", "preprocessing", "progress", "recording", "roles", "schema", "textfiles",
+    "atomic", "config_io", "errors", "optional", "orders", "plugins", "preprocessing", "progress", "schema",
 }  # fmt: skip
 ROOMS: dict[str, set[str]] = {
-    "scan": set(),
-    "kernels": {"scan"},
-    "models": {"kernels", "scan"},
-    "data": set(),
-    "methods": {"kernels"},
+    "ops": set(),
+    "data": {"ops"},
+    "models": {"ops", "data"},
+    "methods": {"ops", "models"},
     "timm": {"models"},
-    "hub": {"live", "methods", "models"},
-    "live": {"methods", "models"},
-    "export": {"live", "methods", "models", "data", "scan"},
+    "live": {"ops", "methods", "models"},
+    "export": {"ops", "live", "methods", "models", "data"},
     "serve": {"live", "methods", "models", "data"},
     "results": set(),
-    "bench": {"scan", "data", "models", "methods", "results"},
+    "bench": {"ops", "data", "models", "methods", "results"},
     "report": {"results"},
-    "training": {"data", "models"},
-    "fleet": {"data", "models", "methods", "live", "serve", "results", "bench", "training"},
+    "training": {"ops", "data", "models"},
+    "distributed": {"data", "models", "methods", "live", "serve", "results", "bench", "training"},
     "cli": {
-        "scan",
-        "kernels",
-        "models",
-        "data",
-        "methods",
-        "live",
-        "export",
-        "serve",
-        "results",
-        "bench",
-        "report",
-        "training",
-        "fleet",
+        "ops", "models", "data", "methods", "live", "export", "serve", "results", "bench", "report", "training",
+        "distributed",
     },
     "__main__": {"cli"},
-}
-WITHOUT_TORCH = (
-    "download", "errors", "optional", "orders", "plugins", "progress", "roles", "schema", "results",
-    "report",
-)  # fmt: skip
-KERNELS = ("scan/cpu/kernels.py", "scan/cpu/map_kernels.py", "scan/triton/forward.py", "scan/triton/backward.py")
+}  # fmt: skip
+WITHOUT_TORCH = ("errors", "optional", "orders", "plugins", "progress", "schema", "results", "report")
+KERNELS = ("ops/cpu/kernels.py", "ops/cpu/map_kernels.py", "ops/triton/forward.py", "ops/triton/backward.py")
 
 
 def room(path: Path) -> str:

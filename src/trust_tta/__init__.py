@@ -2,4 +2,6 @@
 
 from trust_tta.optional import offer
 
+__version__ = "0.1.0"
+
 __getattr__, __dir__, __all__ = offer(__name__)  # the names of the stub

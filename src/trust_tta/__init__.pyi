@@ -1,4 +1,4 @@
-from trust_tta._version import __version__ as __version__
+__version__: str
 from trust_tta.data.corruptions.apply import corrupt as corrupt
 from trust_tta.errors import TrustError as TrustError
 from trust_tta.live.guard import Guard as Guard
@@ -13,7 +13,7 @@ from trust_tta.models.factory import create_model as create_model
 from trust_tta.models.factory import list_models as list_models
 from trust_tta.models.fast import fast as fast
 from trust_tta.models.vmamba import VMamba as VMamba
+from trust_tta.ops.functional import selective_scan as selective_scan
 from trust_tta.orders import ScanOrder as ScanOrder
-from trust_tta.scan.functional import selective_scan as selective_scan
 
 __all__: list[str]

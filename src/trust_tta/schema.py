@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from trust_tta.config_io import DEEPEST, is_too_deep
 from trust_tta.errors import ConfigError
-from trust_tta.textfiles import DEEPEST, is_too_deep
 
 _LARGEST = 2**63 - 1  # the largest integer of arrays, files and databases
 

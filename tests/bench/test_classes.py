@@ -16,9 +16,9 @@ from tests.bench.tiny import Recorder, run
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.parsing import parse_config
 from trust_tta.bench.plan import make_plan
-from trust_tta.class_names import CIFAR10_CLASSES
 from trust_tta.cli.main import main
 from trust_tta.data import load_sample
+from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.results import Cell

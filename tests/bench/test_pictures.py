@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.bench.tiny import run, tiny_config
 from trust_tta.bench.runner import small_picture
-from trust_tta.class_names import CIFAR10_CLASSES
+from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.embedded import load_sample
 from trust_tta.results import ResultStore

@@ -30,8 +30,8 @@ from trust_tta.bench.timing import Case, Limits, Prepare, Timing, Work, exponent
 from trust_tta.errors import ConfigError
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
+from trust_tta.ops.functional import grouped_scan
 from trust_tta.orders import PAPER_ORDERS
-from trust_tta.scan import grouped_scan
 
 CPU = torch.device("cpu")
 ONCE = Limits(seconds=0.0, least=1, warmups=0)

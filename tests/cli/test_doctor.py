@@ -9,7 +9,7 @@ import pytest
 
 from trust_tta.cli import doctor
 from trust_tta.cli.main import main
-from trust_tta.scan import selfcheck
+from trust_tta.ops import selfcheck
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import SetThreads
 from trust_tta.cli.main import main
-from trust_tta.scan import selfcheck
+from trust_tta.ops import selfcheck
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from tests.data.trees import PACS_ROOT, class_tree, thumbnails
 from trust_tta.bench.config import ModelConfig
 from trust_tta.bench.experiment import load_network
 from trust_tta.bench.plan import find_checkpoint
-from trust_tta.class_names import PACS_CLASSES
 from trust_tta.cli.main import main
 from trust_tta.cli.output import Drawer
+from trust_tta.data.class_names import PACS_CLASSES
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.reading import open_dataset
 from trust_tta.errors import DataError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.data.trees import PACS_ROOT, WNIDS, Seen, class_tree, corrupted_arrays, save, thumbnails
-from trust_tta.class_names import PACS_CLASSES
 from trust_tta.data.check import Finding, check_root, find_present
+from trust_tta.data.class_names import PACS_CLASSES
 from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder
 
 

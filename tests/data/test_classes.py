@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.data.trees import class_tree, thumbnails
-from trust_tta.class_names import CIFAR10_CLASSES, imagenet_classes
 from trust_tta.data.arrays import open_labels
 from trust_tta.data.check import check_root
+from trust_tta.data.class_names import CIFAR10_CLASSES, imagenet_classes
 from trust_tta.data.classes import match_classes, numbered_classes
 from trust_tta.data.dataset import align_classes, array_dataset
 from trust_tta.data.reading import open_dataset

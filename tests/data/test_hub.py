@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trust_tta.class_names import CIFAR10_CLASSES
 from trust_tta.cli.main import main
 from trust_tta.data import available_domains, open_dataset
+from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.hub import from_datasets
 from trust_tta.errors import ConfigError, DataError

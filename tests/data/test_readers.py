@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from tests.data.trees import PACS_ROOT, WNID_LABELS, WNIDS, class_tree, corrupted_arrays, pictures, save, thumbnails
-from trust_tta.class_names import PACS_CLASSES
 from trust_tta.data.arrays import open_images, read_batch
 from trust_tta.data.check import check_root
+from trust_tta.data.class_names import PACS_CLASSES
 from trust_tta.data.classes import rendition_mask
 from trust_tta.data.corrupt_tree import corrupt_array
 from trust_tta.data.dataset import array_dataset, join_datasets

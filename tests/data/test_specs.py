@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trust_tta.class_names import imagenet_classes, label_of_wnid
+from trust_tta.data.class_names import imagenet_classes, label_of_wnid
 from trust_tta.data.classes import fold_name, rendition_mask
 from trust_tta.data.specs import DATASETS, DatasetSpec, find_domain, find_spec
 from trust_tta.errors import ConfigError

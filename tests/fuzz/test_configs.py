@@ -80,7 +80,7 @@ def test_odd_preprocessing(folder: Path, changes: list[Edit]) -> None:
 
 @fuzz(300, content=damaged(st.sampled_from(RECIPES) | st.just(b'epochs = 3\nlr = 1e-3\nprecision = "bf16"\n')))
 def test_damaged_recipes(folder: Path, content: bytes) -> None:
-    from trust_tta.textfiles import read_toml
+    from trust_tta.config_io import read_toml
 
     (folder / "r.toml").write_bytes(content)
     with nothing_written(folder), refusal():
@@ -98,7 +98,7 @@ def test_odd_values_in_recipes(folder: Path, changes: list[Edit], dataset: str, 
 
 @fuzz(200, value=values)
 def test_odd_json(folder: Path, value: Drawn) -> None:
-    from trust_tta.textfiles import read_json
+    from trust_tta.config_io import read_json
 
     try:
         text = json.dumps(value.value, default=str)

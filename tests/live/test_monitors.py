@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from tests.live.toys import clean, draw, make, states_equal, toy
-from trust_tta.bands import whole
 from trust_tta.live.judge import Canary, Judge, Reservoir, balanced
 from trust_tta.live.monitors import (
     Monitors,
@@ -20,6 +19,7 @@ from trust_tta.live.monitors import (
     total_variation,
     weight_distance,
 )
+from trust_tta.ops.segmentation_logits import whole
 
 
 def test_a_window_holds_the_last_images() -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tests.golden import load_golden
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
-from trust_tta.bands import whole
 from trust_tta.methods import tide
 from trust_tta.methods.losses import class_confusion
 from trust_tta.methods.tide import Tide
+from trust_tta.ops.segmentation_logits import whole
 
 
 def golden_cases() -> list[int]:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tests.export.networks import small
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba, weights
-from trust_tta.bands import whole
 from trust_tta.errors import ConfigError, ShapeError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.parallel import equal_parts
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.trust import Trust
+from trust_tta.ops.segmentation_logits import whole
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 
 ORDERS = ["abcd", "bcda", "dbca"]  # the second is not its own inverse

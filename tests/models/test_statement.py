@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.bench.tiny import OVERRIDES, write_checkpoint
-from trust_tta.class_names import CIFAR10_CLASSES
+from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.dataset import array_dataset
 from trust_tta.data.specs import find_spec
 from trust_tta.errors import CheckpointError, ConfigError

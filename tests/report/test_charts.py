@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trust_tta.methods.registry import METHODS as REGISTERED
-from trust_tta.report import charts, figures, looks, svg
+from trust_tta.report import charts, figures, svg
+from trust_tta.report import theme as looks
 from trust_tta.report.charts import Spot
 from trust_tta.report.model import Variant
 from trust_tta.report.series import Curve, Dots

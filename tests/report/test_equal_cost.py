@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from tests.report.samples import make_cell, make_groups
-from trust_tta.report.evidence import equal_time, equal_updates
 from trust_tta.report.model import Group
 from trust_tta.report.published import load_published
+from trust_tta.report.significance import equal_time, equal_updates
 from trust_tta.report.tables import DataTable, cost_table, duel_table
 from trust_tta.results import Cell
 

@@ -10,8 +10,8 @@ import pytest
 from tests.report.samples import fill_store, make_cell
 from tests.report.test_order_charts import ALL
 from trust_tta.report.figures import write_figures
-from trust_tta.report.looks import STYLES
 from trust_tta.report.model import read_report
+from trust_tta.report.theme import STYLES
 
 pytest.importorskip("matplotlib")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trust_tta.report.charts import Box, free_place, spread_out
-from trust_tta.report.evidence import frontier
+from trust_tta.report.significance import frontier
 
 
 @given(st.lists(st.floats(-50, 350), min_size=1, max_size=40), st.floats(1, 30))

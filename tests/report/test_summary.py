@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.report.samples import make_cell, make_groups, plausible_cells
-from trust_tta.report.evidence import difference, seed_means
 from trust_tta.report.model import Group
+from trust_tta.report.significance import difference, seed_means
 from trust_tta.report.summary import not_compared, summarize
 from trust_tta.results import Cell, Failure
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.models.config import UPerNetConfig
 from trust_tta.models.upernet import UPerNet
-from trust_tta.overlap import IGNORED
 from trust_tta.training.loop import FitResult, fit
-from trust_tta.training.pixels import segmentation
 from trust_tta.training.recipe import PixelRecipe
+from trust_tta.training.segmentation import segmentation
 
 CLASSES = 3
 # Every random part is on, so that a resumed run must get every one of them right.

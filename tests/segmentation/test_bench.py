@@ -19,10 +19,10 @@ from trust_tta.bench.metrics import PixelMeter
 from trust_tta.bench.parsing import parse_config
 from trust_tta.bench.sweep import sweep
 from trust_tta.data.corruptions.apply import corrupt
-from trust_tta.data.pixels import PixelDataset
+from trust_tta.data.segmentation import PixelDataset
+from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.errors import ConfigError, ShapeError
 from trust_tta.models.factory import create_model
-from trust_tta.overlap import IGNORED
 from trust_tta.results import Cell, ResultStore
 from trust_tta.results.codec import from_json, to_json
 from trust_tta.results.record import CellResult

@@ -11,8 +11,8 @@ import torch
 
 import trust_tta as tt
 from trust_tta.bench import config
-from trust_tta.class_names import pixel_classes
 from trust_tta.cli.main import main
+from trust_tta.data.class_names import pixel_classes
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.pretrained import PRETRAINED
 from trust_tta.preprocessing import Preprocessing

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.golden import load_golden
 from tests.models.test_upernet import golden_network
-from trust_tta import bands
+from trust_tta.data.segmentation_metrics import count_overlap
 from trust_tta.models.upernet import resize
-from trust_tta.overlap import count_overlap
-from trust_tta.training.pixels import AUXILIARY_WEIGHT, pixel_loss, two_head_loss
+from trust_tta.ops import segmentation_logits as bands
+from trust_tta.training.segmentation import AUXILIARY_WEIGHT, pixel_loss, two_head_loss
 
 every_case = pytest.mark.parametrize("case", ["some", "all", "two"])
 

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from trust_tta import bands
-from trust_tta.bands import Pixels
 from trust_tta.bench.metrics import PixelMeter
 from trust_tta.live.monitors import MOST_PIXELS, rows_of
 from trust_tta.live.stream import Stream
@@ -22,7 +20,9 @@ from trust_tta.methods.registry import create_method
 from trust_tta.methods.views import MeanProbability, log_mean_probability
 from trust_tta.models.config import UPerNetConfig
 from trust_tta.models.upernet import UPerNet
-from trust_tta.training.pixels import two_head_loss
+from trust_tta.ops import segmentation_logits as bands
+from trust_tta.ops.segmentation_logits import Pixels
+from trust_tta.training.segmentation import two_head_loss
 
 CLASSES, IMAGES, SIDE = 48, 2, 64
 MAP = IMAGES * CLASSES * SIDE * SIDE

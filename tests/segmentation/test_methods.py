@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.segmentation.networks import CLASSES, batches, upernet
-from trust_tta import bands
 from trust_tta.errors import TrustError
 from trust_tta.methods import gather_fisher, losses
 from trust_tta.methods.base import Method
@@ -22,6 +21,7 @@ from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import METHODS, create_method
 from trust_tta.methods.statistics import PICTURE, SOURCE_WORTH
 from trust_tta.methods.tent import Tent
+from trust_tta.ops import segmentation_logits as bands
 
 OPEN: dict[str, dict[str, Any]] = {
     "eta": {"margin": 10.0, "d_margin": 2.0},

@@ -17,12 +17,12 @@ from tests.segmentation.test_bench import config_of
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.metrics import PixelMeter, mask_picture
 from trust_tta.bench.sweep import sweep
-from trust_tta.overlap import IGNORED, count_overlap
+from trust_tta.data.segmentation_metrics import IGNORED, count_overlap
 from trust_tta.report.model import Report, read_report
 from trust_tta.report.page import write_page
-from trust_tta.report.pixels import albums, class_table, legend, png_palette
 from trust_tta.report.published import load_published
 from trust_tta.report.sections import paper_tables
+from trust_tta.report.segmentation import albums, class_table, legend, png_palette
 from trust_tta.results import ResultStore
 
 

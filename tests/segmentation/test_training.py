@@ -18,20 +18,20 @@ from PIL import Image
 
 from tests.conftest import SetThreads
 from tests.segmentation.learning import CLASSES, SHORT, learn, stripes
-from tests.segmentation.test_pixels import open_pixels
+from tests.segmentation.test_datasets import open_pixels
 from tests.segmentation.trees import write_pair
 from tests.training.samples import flat
 from trust_tta.cli.main import main
+from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
-from trust_tta.overlap import IGNORED
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training import open_pixel_data
 from trust_tta.training.augment import channel_constants, normalize
 from trust_tta.training.evaluation import evaluate
 from trust_tta.training.loop import learning_rate
-from trust_tta.training.pixels import class_weights, pixel_loss, read_pixels, scale_and_crop, segmentation
 from trust_tta.training.recipe import PixelRecipe, pixel_recipe
+from trust_tta.training.segmentation import class_weights, pixel_loss, read_pixels, scale_and_crop, segmentation
 from trust_tta.training.tasks import Samples
 
 ROOT = Path(__file__).parents[2]

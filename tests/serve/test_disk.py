@@ -11,7 +11,7 @@ import pytest
 from tests.live.toys import states_equal
 from tests.serve.services import PRIVATE, picture, serving
 from trust_tta.live.guard import Event
-from trust_tta.serve.journal import Journal
+from trust_tta.serve.event_log import Journal
 
 
 @contextmanager

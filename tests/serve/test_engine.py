@@ -20,7 +20,6 @@ from torch import Tensor
 from tests.conftest import SetThreads
 from tests.live.toys import clean, draw, make, states_equal, toy
 from tests.serve.services import make_network, pixels
-from trust_tta.bands import Logits
 from trust_tta.errors import StateError
 from trust_tta.live.guard import Guard
 from trust_tta.live.snapshots import Folder
@@ -28,6 +27,7 @@ from trust_tta.live.stream import Stream
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.source import Source
 from trust_tta.methods.tent import Tent
+from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.serve.engine import Answer, Batch, Engine
 from trust_tta.serve.pool import Pool
 from trust_tta.serve.service import MOST_WORKERS, Service

@@ -15,8 +15,8 @@ import pytest
 
 from tests.serve.services import make_network, picture, process
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.serve.board import Board
-from trust_tta.serve.journal import Label
+from trust_tta.serve.dashboard import Board
+from trust_tta.serve.event_log import Label
 from trust_tta.serve.pool import Pool
 from trust_tta.serve.service import Service
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.training.samples import SHORT, TASK, colored_images, flat, noisy_images, tiny_network
-from trust_tta import recording
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError
 from trust_tta.models.vmamba import VMamba
+from trust_tta.ops import cuda_graphs as recording
 from trust_tta.progress import Silent
 from trust_tta.training.augment import normalize
 from trust_tta.training.evaluation import evaluate, recalibrate

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.bench.config import ARRAY, CLEAN, DataConfig, StreamsConfig
-from trust_tta.class_names import CIFAR10_CLASSES
 from trust_tta.data.arrays import open_images, open_labels
+from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.classes import numbered_classes
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
@@ -19,8 +19,8 @@ from trust_tta.data.dataset import Dataset, Images, align_classes, array_dataset
 from trust_tta.data.embedded import load_sample
 from trust_tta.data.files import hash_pixels, hash_texts
 from trust_tta.data.masks import PixelProtocol
-from trust_tta.data.pixels import OWN_MASKS, PixelDataset
 from trust_tta.data.reading import available_domains, open_dataset
+from trust_tta.data.segmentation import OWN_MASKS, PixelDataset
 from trust_tta.data.specs import DiskLayout, find_spec
 from trust_tta.data.streams import (
     GRADUAL_SEVERITIES,

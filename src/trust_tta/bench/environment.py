@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import trust_tta
-from trust_tta._version import __version__
+from trust_tta import __version__
 from trust_tta.errors import ConfigError
 from trust_tta.optional import version_of
 from trust_tta.results.record import Facts

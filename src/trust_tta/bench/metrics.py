@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from trust_tta.bands import Logits, bands_at
 from trust_tta.data.masks import resize_mask
+from trust_tta.data.segmentation_metrics import IGNORED, Overlap, count_overlap, sum_overlaps
 from trust_tta.errors import ConfigError, DataError, ShapeError
-from trust_tta.overlap import IGNORED, Overlap, count_overlap, sum_overlaps
+from trust_tta.ops.segmentation_logits import Logits, bands_at
 from trust_tta.results.record import BINS, CellResult, Course, MaskSample, Reliability, SamplePrediction
 
 _SMALLEST = float(torch.finfo(torch.float32).tiny)  # a probability of 0 must not make a mean infinite

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trust_tta.bench.config import RunConfig
+from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError
 from trust_tta.schema import did_you_mean, examine, show
-from trust_tta.textfiles import read_toml
 
 PARTS, SMALL = "parts", "small"
 

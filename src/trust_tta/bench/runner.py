@@ -18,7 +18,7 @@ from torch import Tensor
 from trust_tta.bench.environment import autocast, wait_for
 from trust_tta.bench.metrics import PICTURE_SIDE, ClassificationMeter, Meter, PixelMeter
 from trust_tta.data.dataset import Dataset, spread
-from trust_tta.data.pixels import PixelDataset
+from trust_tta.data.segmentation import PixelDataset
 from trust_tta.data.streams import Domain
 from trust_tta.methods.base import Method
 from trust_tta.progress import SILENT, Progress

@@ -23,11 +23,11 @@ from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.models.networks import require_vmamba
 from trust_tta.models.vmamba import VMamba
+from trust_tta.ops.functional import grouped_scan
+from trust_tta.ops.selfcheck import Check, check_backend
 from trust_tta.orders import PAPER_ORDERS, VMAMBA_TRAVERSALS, ScanOrder, find_order
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
-from trust_tta.scan import grouped_scan
-from trust_tta.scan.selfcheck import Check, check_backend
 
 SCHEMA_VERSION = 1
 

@@ -7,13 +7,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta._version import __version__
+from trust_tta import __version__
 from trust_tta.cli.output import say
 from trust_tta.errors import BackendError
 from trust_tta.optional import available, version_of
 
 if TYPE_CHECKING:
-    from trust_tta.scan.selfcheck import Check
+    from trust_tta.ops.selfcheck import Check
 
 EXAMPLES = """\
   trust-tta doctor                      check this machine
@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     """Print the findings; a backend that disagrees with the reference is a failure."""
-    from trust_tta.scan.selfcheck import TOLERANCE, check_backend, unusable_backends, usable_backends
+    from trust_tta.ops.selfcheck import TOLERANCE, check_backend, unusable_backends, usable_backends
 
     _section("versions", versions())
     _section("extras", [(extra, _describe_extra(extra, package, use)) for extra, package, use in EXTRAS])

@@ -13,7 +13,7 @@ from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
     from trust_tta.bench.processes import Engine
-    from trust_tta.fleet.sweeps import Share
+    from trust_tta.distributed.sweeps import Share
 
 ENGINES = ("local", "ray")
 
@@ -72,8 +72,8 @@ def local_engine(processes: int) -> Engine | None:
 @contextmanager
 def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleType, Share]]:
     """Ray, connected as long as the context lasts, and each task's share of the cluster."""
-    from trust_tta.fleet.cluster import connected
-    from trust_tta.fleet.sweeps import choose_share
+    from trust_tta.distributed.cluster import connected
+    from trust_tta.distributed.sweeps import choose_share
 
     cpus, started_here = arguments.cpus or 1, arguments.address is None
     most = arguments.processes * cpus if arguments.processes and started_here else None
@@ -87,7 +87,7 @@ def make_engine(arguments: Namespace, *, device: str) -> Iterator[Engine | None]
     if arguments.engine == "local":
         yield local_engine(arguments.processes or 1)
         return
-    from trust_tta.fleet.sweeps import share_out
+    from trust_tta.distributed.sweeps import share_out
 
     with open_cluster(arguments, device=device) as (ray, share):
         yield partial(share_out, ray=ray, share=share, at_once=arguments.processes)

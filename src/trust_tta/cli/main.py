@@ -16,7 +16,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from typing import NoReturn, Protocol, TextIO, cast
 
-from trust_tta._version import __version__
+from trust_tta import __version__
 from trust_tta.errors import CheckpointError, ConfigError, DataError, ShapeError, TrustError
 from trust_tta.report.text import safe_line
 

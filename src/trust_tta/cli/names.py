@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from trust_tta.config_io import read_toml
 from trust_tta.errors import CheckpointError, ConfigError
-from trust_tta.textfiles import read_toml
 
 CORRUPTED = ("sample", "array")  # data sets that are corrupted as they are read
 

@@ -104,9 +104,9 @@ def _serve_on_cluster(
     arguments: Namespace, service: Service, *, host: str, port: int, token: str, on_ready: Callable[[], None]
 ) -> None:
     """Run replicas over the service's folder, which stays locked, until SIGTERM or SIGINT."""
-    from trust_tta.fleet.cluster import connected
-    from trust_tta.fleet.ingress import serve_until_signal
-    from trust_tta.fleet.serving import Plan, share_of
+    from trust_tta.distributed.cluster import connected
+    from trust_tta.distributed.ingress import serve_until_signal
+    from trust_tta.distributed.serving import Plan, share_of
 
     replicas, network = arguments.replicas or 2, service.network
     file = Path(arguments.checkpoint)

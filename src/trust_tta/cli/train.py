@@ -12,13 +12,13 @@ from trust_tta.cli import names
 from trust_tta.cli.arguments import add_schema_arguments, name_flags, schema_values, setting, wait_politely
 from trust_tta.cli.engines import add_engine_arguments, check_engine, open_cluster
 from trust_tta.cli.output import Drawer, say, try_folder
+from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError, TrustError
-from trust_tta.textfiles import read_toml
 
 if TYPE_CHECKING:
     from trust_tta.training import PixelRecipe, TrainRecipe
+    from trust_tta.training.parallel_runs import Training
     from trust_tta.training.runs import Written
-    from trust_tta.training.several import Training
 
 EXAMPLES = """\
   trust-tta train --data cifar10 --root data --out runs/nano --device cuda --precision bf16
@@ -80,12 +80,12 @@ def run(arguments: Namespace) -> None:
     ended: list[Written | TrustError]
     with Drawer() as progress:
         if arguments.engine != "local":
-            from trust_tta.fleet.trainings import train_on_cluster
+            from trust_tta.distributed.trainings import train_on_cluster
 
             with open_cluster(arguments, device=arguments.device) as (ray, share):
                 ended = train_on_cluster(trainings, ray=ray, share=share, progress=progress)
         elif several:
-            from trust_tta.training.several import train_side_by_side
+            from trust_tta.training.parallel_runs import train_side_by_side
 
             ended = train_side_by_side(trainings, processes=arguments.processes or 1, progress=progress)
         else:
@@ -124,7 +124,7 @@ def _training(
     import torch
 
     from trust_tta.bench.environment import choose_device
-    from trust_tta.training.several import Training
+    from trust_tta.training.parallel_runs import Training
 
     local = arguments.engine == "local"
     return Training(

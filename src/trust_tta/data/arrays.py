@@ -13,12 +13,12 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from trust_tta.config_io import read_json
 from trust_tta.data.classes import numbered_classes
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, array_dataset
 from trust_tta.data.specs import DatasetSpec
 from trust_tta.errors import DataError, reason_of
-from trust_tta.textfiles import read_json
 
 LABELS = "labels.npy"
 RECORD_NAME = "corrupt.json"  # what `trust-tta corrupt` writes beside its arrays

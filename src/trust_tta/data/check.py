@@ -20,7 +20,6 @@ from trust_tta.data.dataset import ArrayImages, Dataset, FileImages
 from trust_tta.data.fetch import CIFAR10_PINS
 from trust_tta.data.files import hash_pixels
 from trust_tta.data.images import check_image, is_image, list_images, read_image
-from trust_tta.data.pixels import PixelDataset, classes_of, open_pixels, splits_of
 from trust_tta.data.reading import (
     ONLY_DOMAIN,
     available_domains,
@@ -31,6 +30,7 @@ from trust_tta.data.reading import (
     open_dataset,
     subfolders,
 )
+from trust_tta.data.segmentation import PixelDataset, classes_of, open_pixels, splits_of
 from trust_tta.data.specs import DATASETS, DatasetSpec, DomainSpec, find_spec
 from trust_tta.errors import DataError, TrustError, reason_of
 from trust_tta.progress import SILENT, Progress

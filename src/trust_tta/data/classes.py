@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.class_names import imagenet_classes
+from trust_tta.data.class_names import imagenet_classes
 from trust_tta.errors import ConfigError, DataError
 
 MOST_CLASSES = 100_000  # more than any data set has; a label above it is a mistake

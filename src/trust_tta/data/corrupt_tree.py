@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from trust_tta.config_io import read_json
 from trust_tta.data.arrays import LABELS, RECORD_NAME, open_array
 from trust_tta.data.corruptions.apply import (
     check_images,
@@ -34,7 +35,6 @@ from trust_tta.data.images import SUFFIXES, check_size, list_images, read_image
 from trust_tta.data.reading import subfolders
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.progress import SILENT, Progress
-from trust_tta.textfiles import read_json
 
 PathLike: TypeAlias = str | os.PathLike[str]
 

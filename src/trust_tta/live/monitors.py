@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trust_tta.bands import Logits, Pixels, bands_at
 from trust_tta.methods.base import Method
+from trust_tta.ops.segmentation_logits import Logits, Pixels, bands_at
 
 # Sums are a few numbers each, on the host, where NumPy takes a third of PyTorch's time.
 Values: TypeAlias = NDArray[np.float64]

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.bands import Logits
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Spec, clone
 from trust_tta.methods.trust import Averaging, OrderOptions, Orders, require_orders, traversals_of
 from trust_tta.methods.views import MeanProbability
+from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
 from trust_tta.schema import Count, Natural, Rate
 

@@ -16,7 +16,6 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from trust_tta.bands import Logits, whole
 from trust_tta.errors import ConfigError
 from trust_tta.methods import saving
 from trust_tta.methods.parameters import Caller, ParameterSet, select, share
@@ -26,6 +25,7 @@ from trust_tta.methods.saving import Counters
 from trust_tta.methods.state import Spec, clone
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.weights import Descent, Weights
+from trust_tta.ops.segmentation_logits import Logits, whole
 from trust_tta.schema import Count, Fraction, Rate, Schema, show
 
 

@@ -10,13 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from trust_tta.bands import whole
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to, symmetric_cross_entropy
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.safety import check_one_label
 from trust_tta.methods.state import Spec
 from trust_tta.methods.views import random_view
+from trust_tta.ops.segmentation_logits import whole
 from trust_tta.schema import Count, Fraction, Natural, Rate
 
 

@@ -15,13 +15,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from trust_tta.bands import Logits, by_bands
 from trust_tta.errors import ConfigError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.clean import FisherOption, FisherWeights
 from trust_tta.methods.losses import ENTROPIES, EntropyKind, mean_prediction
 from trust_tta.methods.safety import check_classes
 from trust_tta.methods.state import Array, Spec
+from trust_tta.ops.segmentation_logits import Logits, by_bands
 from trust_tta.schema import Count, Rate
 
 MOMENTUM = 0.9  # of the moving mean of the predictions

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from trust_tta.bands import Logits
 from trust_tta.methods.base import Method, MethodOptions
 from trust_tta.methods.clean import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.prompts import PromptedNetwork, take_prompts
 from trust_tta.methods.state import Array, Number, Spec
+from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.optional import require
 from trust_tta.schema import Count, Rate
 

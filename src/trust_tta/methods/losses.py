@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta.bands import Logits, by_bands, sum_by_bands
+from trust_tta.ops.segmentation_logits import Logits, by_bands, sum_by_bands
 
 EntropyKind: TypeAlias = Literal["softmax", "come"]
 

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trust_tta.bands import Logits
 from trust_tta.errors import DataError
 from trust_tta.methods.base import MethodOptions
 from trust_tta.methods.safety import are_finite
 from trust_tta.methods.source import Source
 from trust_tta.methods.statistics import OwnNorm, Statistics, StatisticsKind
+from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.schema import Fraction
 
 

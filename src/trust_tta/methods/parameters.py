@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
-from trust_tta.roles import Kind, Role
+from trust_tta.models.parameter_roles import Kind, Role
 
 ParameterSet: TypeAlias = Literal["auto", "ss2d", "scan", "bn", "all"]
 PARAMETER_SETS: dict[ParameterSet, tuple[Kind, ...]] = {

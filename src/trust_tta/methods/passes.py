@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trust_tta.bands import Logits, Pixels, whole
 from trust_tta.errors import ConfigError
 from trust_tta.methods.safety import stochastic_depth_on
 from trust_tta.methods.saving import Counters
 from trust_tta.methods.statistics import Statistics
 from trust_tta.methods.weights import Weights
+from trust_tta.ops.cuda_graphs import Recorder
+from trust_tta.ops.segmentation_logits import Logits, Pixels, whole
 from trust_tta.orders import OrderLike
 from trust_tta.preprocessing import network_input
-from trust_tta.recording import Recorder
 
 
 class Passes:

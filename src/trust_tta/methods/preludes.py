@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trust_tta.errors import reason_of
-from trust_tta.recording import MOST_RECORDINGS, MOST_SEEN, one_at_a_time
+from trust_tta.ops.cuda_graphs import MOST_RECORDINGS, MOST_SEEN, one_at_a_time
 
 Work = Callable[[Tensor, float], tuple[Tensor, ...]]
 

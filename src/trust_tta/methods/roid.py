@@ -11,12 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from trust_tta.bands import whole
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
 from trust_tta.methods.safety import check_classes, check_one_label
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.views import random_view
+from trust_tta.ops.segmentation_logits import whole
 from trust_tta.schema import Count, Fraction, Natural, Positive, Rate
 
 LEAST_GAIN, SURE = 0.89, 0.9999  # between which CMF's share of the hidden weights lies; above, it is one

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from trust_tta.bands import whole
 from trust_tta.errors import ShapeError, StateError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to
@@ -24,6 +23,7 @@ from trust_tta.methods.safety import are_finite, check_one_label, check_outputs
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.views import random_view
+from trust_tta.ops.segmentation_logits import whole
 from trust_tta.schema import Count, Fraction, Natural, Rate
 
 

@@ -9,12 +9,12 @@ import math
 
 from torch import Tensor, nn
 
-from trust_tta.bands import Logits
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.eta import Margin
 from trust_tta.methods.losses import ENTROPIES, EntropyKind
 from trust_tta.methods.parameters import select
 from trust_tta.methods.state import Number, Spec
+from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.schema import Rate
 
 MOMENTUM = 0.9  # of the moving mean of the loss

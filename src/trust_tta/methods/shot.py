@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trust_tta.bands import Logits
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import chosen_label_loss, entropy, mean_entropy, own_labels
 from trust_tta.methods.parameters import ParameterSet
+from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.schema import Rate
 
 

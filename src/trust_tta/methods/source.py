@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from trust_tta.bands import Logits
 from trust_tta.methods.base import Method, MethodOptions
 from trust_tta.methods.statistics import StatisticsKind
+from trust_tta.ops.segmentation_logits import Logits
 
 
 class SourceOptions(MethodOptions):

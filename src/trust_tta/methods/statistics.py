@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trust_tta.kernels.norm import batch_norm, can_use_kernels, fixed_norm, follow_stream, moments, triton_norm
 from trust_tta.methods.domains import HALF_LIFE, VARIANCES, DomainWatch
 from trust_tta.methods.mixtures import GROUPS, Mixture
 from trust_tta.methods.preludes import Prelude
 from trust_tta.methods.shares import Shares
 from trust_tta.methods.state import Array, Spec, clone
+from trust_tta.ops.batch_norm import batch_norm, can_use_kernels, fixed_norm, follow_stream, moments, triton_norm
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 

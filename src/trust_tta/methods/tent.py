@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trust_tta.bands import Logits
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import ENTROPIES, EntropyKind
+from trust_tta.ops.segmentation_logits import Logits
 
 
 class TentOptions(LearningOptions):

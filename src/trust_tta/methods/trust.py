@@ -13,7 +13,6 @@ import torch
 from pydantic import BeforeValidator, model_validator
 from torch import Tensor, nn
 
-from trust_tta.bands import Logits
 from trust_tta.errors import ConfigError
 from trust_tta.methods import merging
 from trust_tta.methods.base import Learner, LearningOptions
@@ -21,6 +20,7 @@ from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, m
 from trust_tta.methods.parallel import Step, adapt_apart, adapt_side_by_side, check_copies
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.views import log_mean_probability, mirrored
+from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import (
     DEFAULT_ORDER,
     VMAMBA_TRAVERSALS,

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.bands import Logits, Pixels
 from trust_tta.errors import ConfigError
+from trust_tta.ops.segmentation_logits import Logits, Pixels
 
 ANGLE, SHIFT, SCALE = 15.0, 1 / 16, 0.1  # at most: degrees, part of the side, part of the size
 BLUR, NOISE = (0.001, 0.5), 0.005  # deviation of the Gaussian, in pixels, and of the noise

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from trust_tta.errors import ShapeError
 from trust_tta.models.config import NetworkConfig
 from trust_tta.models.layers import StochasticDepth
+from trust_tta.models.parameter_roles import Role
 from trust_tta.orders import LETTERS, OrderLike, ScanOrder, find_order
 from trust_tta.preprocessing import Preprocessing, network_input
-from trust_tta.roles import Role
 
 Orders: TypeAlias = OrderLike | Sequence[OrderLike] | Tensor | None
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from trust_tta.config_io import parse_json
 from trust_tta.errors import CheckpointError, ConfigError, TrustWarning, users_level
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.config import NetworkConfig, VMambaConfig
@@ -43,7 +44,6 @@ from trust_tta.models.weights import (
 )
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import did_you_mean, show
-from trust_tta.textfiles import parse_json
 
 Source: TypeAlias = str | PathLike[str] | Mapping[str, Any]
 Fields: TypeAlias = Mapping[str, Any]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
 from trust_tta.models.base import Orders
+from trust_tta.ops import functional
+from trust_tta.ops.cuda_graphs import Recorder
 from trust_tta.preprocessing import network_input
-from trust_tta.recording import Recorder
-from trust_tta.scan import functional
 
 MOST_PIXELS = 1 << 24  # of a batch whose plain passes are recorded
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from trust_tta.models.base import FOUR_DIRECTIONS, Orders, ScanNetwork
 from trust_tta.models.config import GroupMambaConfig
 from trust_tta.models.layers import SCAN_PARAMETERS, StochasticDepth, initialize_linear, reset_steps
+from trust_tta.models.parameter_roles import Kind, Role
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
-from trust_tta.roles import Kind, Role
-from trust_tta.scan import Parameters
+from trust_tta.ops.tensors import Parameters
 
 DIRECTIONS = ("h", "v", "h_flip", "v_flip")  # a, b, c, d
 GROUPS = ("mamba_g1", "mamba_g2", "mamba_g3", "mamba_g4")

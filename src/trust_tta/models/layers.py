@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.kernels import BACKENDS, onednn, products
-from trust_tta.kernels.norm import BatchNorm2d, fork_norm, moments
-from trust_tta.models.convolution import FirstConv2d, StridedConv2d, bias_can_wait
-from trust_tta.recording import Begun
+from trust_tta.ops import linear as products
+from trust_tta.ops.batch_norm import BatchNorm2d, fork_norm, moments
+from trust_tta.ops.convolution import FirstConv2d, StridedConv2d, bias_can_wait
+from trust_tta.ops.cpu import onednn
+from trust_tta.ops.cuda_graphs import Begun
+from trust_tta.ops.linear import FUSED_BACKENDS
 
 SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
 
@@ -34,9 +36,9 @@ class Linear2d(nn.Linear):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer, and plus `residual` (b, out, h, w)."""
         x, residual = x.permute(0, 2, 3, 1), None if residual is None else residual.permute(0, 2, 3, 1)
-        usable = self.backend in BACKENDS and products.can_use_kernels(x, self.out_features, residual)
+        usable = self.backend in FUSED_BACKENDS and products.can_use_kernels(x, self.out_features, residual)
         call = products.linear
-        if self.backend in BACKENDS and onednn.takes(x, self.weight):
+        if self.backend in FUSED_BACKENDS and onednn.takes(x, self.weight):
             call = onednn.linear
         # In half precision the library is as fast, unless something follows.
         elif usable and (residual is not None or products.is_full_precision(x)):
@@ -117,7 +119,7 @@ class Mlp(nn.Module):
     def _is_plain(self) -> bool:
         """Whether both layers may be computed at once."""
         watched = any(type(layer) is not Linear2d or layer._forward_hooks for layer in (self.fc1, self.fc2))
-        return self.backend in BACKENDS and not watched
+        return self.backend in FUSED_BACKENDS and not watched
 
     def uses_kernels(self, x: Tensor, residual: Tensor | None) -> bool:
         if not self._is_plain():

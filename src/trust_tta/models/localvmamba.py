@@ -14,7 +14,7 @@ from trust_tta.models.config import LocalVMambaConfig
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vmamba import VMamba, ss2d_arguments
-from trust_tta.scan import Parameters
+from trust_tta.ops.tensors import Parameters
 
 
 class ChannelAttention(nn.Module):

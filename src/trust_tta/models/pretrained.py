@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from trust_tta.class_names import CIFAR10_CLASSES, imagenet_classes, pixel_classes
-from trust_tta.download import check_hash, fetch
+from trust_tta.data.class_names import CIFAR10_CLASSES, imagenet_classes, pixel_classes
+from trust_tta.data.download import check_hash, fetch
 from trust_tta.errors import CheckpointError, DownloadError, reason_of
 from trust_tta.optional import require
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta.scan import Parameters, grouped_scan
+from trust_tta.ops.functional import grouped_scan
+from trust_tta.ops.tensors import Parameters
 
 
 def visit(directions: Sequence[str], height: int, width: int, device: torch.device) -> Tensor:

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.models.convolution import DepthwiseConv2d
 from trust_tta.models.layers import LayerNorm2d, Linear2d, reset_steps
-from trust_tta.scan import Parameters, merge_norm, scan_map
+from trust_tta.ops.convolution import DepthwiseConv2d
+from trust_tta.ops.functional import merge_norm, scan_map
+from trust_tta.ops.tensors import Parameters
 
 
 class SS2D(nn.Module):

@@ -17,9 +17,9 @@ from trust_tta.errors import ConfigError, ShapeError
 from trust_tta.models.base import Orders
 from trust_tta.models.config import UPerNetConfig, VMambaConfig
 from trust_tta.models.layers import make_norm
+from trust_tta.models.parameter_roles import Role
 from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import Preprocessing, network_input
-from trust_tta.roles import Role
 
 
 class Backbone(VMamba):

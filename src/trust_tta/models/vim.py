@@ -18,9 +18,9 @@ from trust_tta.errors import ShapeError
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VimConfig
 from trust_tta.models.layers import StochasticDepth, reset_steps
+from trust_tta.models.parameter_roles import Kind, Role
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
-from trust_tta.roles import Kind, Role
-from trust_tta.scan import Parameters
+from trust_tta.ops.tensors import Parameters
 
 # Which direction the forward and the backward set of parameters read: the rows (a), the columns (b), both backwards
 # (c and d).

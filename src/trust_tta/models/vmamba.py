@@ -9,10 +9,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from trust_tta.kernels.norm import fork_norm
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VMambaConfig
-from trust_tta.models.convolution import FirstConv2d, bias_can_wait
 from trust_tta.models.layers import (
     SCAN_PARAMETERS,
     Convolutions,
@@ -23,10 +21,12 @@ from trust_tta.models.layers import (
     make_norm,
     make_stem,
 )
+from trust_tta.models.parameter_roles import Role
 from trust_tta.models.ss2d import SS2D
+from trust_tta.ops.batch_norm import fork_norm
+from trust_tta.ops.convolution import FirstConv2d, bias_can_wait
+from trust_tta.ops.cuda_graphs import Begun
 from trust_tta.orders import ScanOrder
-from trust_tta.recording import Begun
-from trust_tta.roles import Role
 
 
 class Block(nn.Module):

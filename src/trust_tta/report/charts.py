@@ -9,11 +9,11 @@ from html import escape
 from itertools import zip_longest
 
 from trust_tta.report import svg
-from trust_tta.report.evidence import frontier
-from trust_tta.report.looks import css_class
 from trust_tta.report.model import Variant
 from trust_tta.report.series import Curve, Dots, Point, Value, finite_mean
+from trust_tta.report.significance import frontier
 from trust_tta.report.text import safe, shortened
+from trust_tta.report.theme import css_class
 from trust_tta.results import Reliability, format_gain, format_percent
 
 LANE = 8.5  # pixels between markers that would cover each other

@@ -13,10 +13,10 @@ from trust_tta.atomic import replacing
 from trust_tta.optional import require
 from trust_tta.report import order_charts, series
 from trust_tta.report.charts import off_scale
-from trust_tta.report.looks import STYLES
 from trust_tta.report.model import Group, Report, Variant
 from trust_tta.report.series import Curve, Dots
 from trust_tta.report.text import domain_name, safe_line
+from trust_tta.report.theme import STYLES
 from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, OrderRecord, WeightNorms
 
 Axes: TypeAlias = Any  # of matplotlib

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.report.looks import Style, style_of
 from trust_tta.report.text import safe_line, short_name
+from trust_tta.report.theme import Style, style_of
 from trust_tta.results import Aggregate, Cell, CellKey, Counts, Failure, ResultStore, Table, table
 from trust_tta.results.display import BASELINES, rank
 from trust_tta.results.order_records import OrderRecord

@@ -12,18 +12,19 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trust_tta._version import __version__
+from trust_tta import __version__
 from trust_tta.atomic import write_whole
-from trust_tta.report import pixels, sections, svg
-from trust_tta.report.looks import palette_css
+from trust_tta.config_io import read_asset
+from trust_tta.report import sections, svg
+from trust_tta.report import segmentation as pixels
 from trust_tta.report.model import Report
 from trust_tta.report.published import load_published
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import accuracy_table
 from trust_tta.report.text import domain_name, duration, safe
+from trust_tta.report.theme import palette_css
 from trust_tta.results import Cell, CellKey, Facts
 from trust_tta.results.select import VALUES
-from trust_tta.textfiles import read_asset
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trust_tta.report import charts, order_charts, series, tables
-from trust_tta.report.evidence import paired, seed_means
 from trust_tta.report.model import Group, Report, Variant
 from trust_tta.report.paper import compare, compare_sweeps
 from trust_tta.report.published import load_published
+from trust_tta.report.significance import paired, seed_means
 from trust_tta.report.summary import at_equal_cost, not_compared
 from trust_tta.report.tables import DataTable, over_domains
 from trust_tta.report.text import domain_name, safe_line

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from trust_tta.errors import ConfigError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
-from trust_tta.report.evidence import domain_seeds, paired
 from trust_tta.report.model import Group, Variant
+from trust_tta.report.significance import domain_seeds, paired
 from trust_tta.results import Cell
 from trust_tta.results.display import BASELINES
 from trust_tta.results.select import aggregate

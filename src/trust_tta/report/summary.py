@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trust_tta.report.evidence import Difference, Duel, difference, equal_time, equal_updates, leaders, ranking
 from trust_tta.report.model import Group, Variant
+from trust_tta.report.significance import Difference, Duel, difference, equal_time, equal_updates, leaders, ranking
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_number
 from trust_tta.results import Aggregate, format_percent
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from trust_tta.report.looks import OUTLINES, css_class
 from trust_tta.report.model import Variant
 from trust_tta.report.text import safe
+from trust_tta.report.theme import OUTLINES, css_class
 
 WIDTH = 560
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from trust_tta.report.evidence import Difference, Duel, difference, equal_time, equal_updates, ranking, seed_means
 from trust_tta.report.model import Group, Place, Variant
 from trust_tta.report.paper import Comparison, SweepPair, published_times
 from trust_tta.report.published import Published
+from trust_tta.report.significance import Difference, Duel, difference, equal_time, equal_updates, ranking, seed_means
 from trust_tta.report.text import counted, domain_name, safe_line
 from trust_tta.results import Aggregate, Cell, format_gain, format_percent, format_value
 from trust_tta.results.display import MISSING

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, TypeAlias
 
+from trust_tta.config_io import read_asset
 from trust_tta.results.codec import canonical_json
 from trust_tta.results.record import CellKey
-from trust_tta.textfiles import read_asset
 
 METHODS = (
     "source", "bn", "bn_alpha", "bn_ema", "tent", "eta", "eata", "rdumb", "sar", "deyo", "shot", "roid", "cmf", "cotta",

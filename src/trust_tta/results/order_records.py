@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from trust_tta.atomic import write_whole
+from trust_tta.config_io import parse_json, read_text
 from trust_tta.errors import DataError
 from trust_tta.results.codec import from_json, to_json
-from trust_tta.textfiles import parse_json, read_text
 
 
 @dataclass(frozen=True, kw_only=True)

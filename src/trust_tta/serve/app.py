@@ -24,7 +24,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trust_tta._version import __version__
+from trust_tta import __version__
+from trust_tta.config_io import parse_json, read_asset
 from trust_tta.errors import DataError, ShapeError, TrustError
 from trust_tta.serve import protocol
 from trust_tta.serve.answers import Answers
@@ -33,7 +34,6 @@ from trust_tta.serve.metrics import CONTENT_TYPE
 from trust_tta.serve.protocol import BadRequestError
 from trust_tta.serve.service import ACTIONS, Service
 from trust_tta.serve.settings import DEFAULT_STREAM, RequestError, check_stream_name
-from trust_tta.textfiles import parse_json, read_asset
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]

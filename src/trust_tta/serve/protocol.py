@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trust_tta.config_io import parse_json
 from trust_tta.serve.settings import DEFAULT_STREAM, RequestError, Settings, check_stream_name
-from trust_tta.textfiles import parse_json
 
 INPUT = "images"
 OUTPUTS = ("logits", "probabilities")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trust_tta.atomic import write_whole
+from trust_tta.config_io import read_json
 from trust_tta.errors import ConfigError, StateError
 from trust_tta.live.alarms import calibrate
 from trust_tta.live.guard import Event, Guard
@@ -29,13 +30,12 @@ from trust_tta.methods.saving import network_state
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.serve.board import Board
+from trust_tta.serve.dashboard import Board
 from trust_tta.serve.engine import Answer, Batch, Engine
-from trust_tta.serve.journal import Journal, Label
+from trust_tta.serve.event_log import Journal, Label
 from trust_tta.serve.metrics import Metrics
 from trust_tta.serve.pool import Pool
 from trust_tta.serve.settings import RequestError, Settings
-from trust_tta.textfiles import read_json
 
 T = TypeVar("T")
 

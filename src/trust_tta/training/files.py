@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from trust_tta.atomic import write_whole
-from trust_tta.download import file_sha256
+from trust_tta.data.download import file_sha256
 from trust_tta.errors import CheckpointError
 from trust_tta.models.checkpoint import Statement
 from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.data import TrainingData
-from trust_tta.training.pixels import PixelTrainingData
+from trust_tta.training.segmentation import PixelTrainingData
 
 WEIGHTS, RECORD, CARD, STATE = "model.safetensors", "train.json", "card.md", "checkpoint.pt"
 

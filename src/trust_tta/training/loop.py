@@ -28,8 +28,8 @@ from trust_tta.data.files import hash_pixels
 from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.layers import StochasticDepth
+from trust_tta.ops.cuda_graphs import Recorder
 from trust_tta.progress import SILENT, Progress
-from trust_tta.recording import Recorder
 from trust_tta.training.augment import channel_constants
 from trust_tta.training.recipe import Recipe
 from trust_tta.training.tasks import R, Samples, Task, label_type

@@ -28,8 +28,8 @@ from trust_tta.training.data import TrainingData, read_arrays
 from trust_tta.training.evaluation import evaluate, recalibrate
 from trust_tta.training.head import fit_head, score_head
 from trust_tta.training.loop import fit
-from trust_tta.training.pixels import PixelTrainingData, pixel_preprocessing, read_pixels, segmentation
 from trust_tta.training.recipe import FinetuneRecipe, PixelRecipe, TrainRecipe, default_size, recipe_for
+from trust_tta.training.segmentation import PixelTrainingData, pixel_preprocessing, read_pixels, segmentation
 from trust_tta.training.tasks import Task, classification
 
 Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]

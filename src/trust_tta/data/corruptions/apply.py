@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.corruptions import blur, digital, noise, weather
-from trust_tta.data.corruptions.pixels import Generators, Pixels, image_generator
+from trust_tta.data.corruptions.common import Generators, Pixels, image_generator
 from trust_tta.data.corruptions.table import (
     ALL_CORRUPTIONS,
     Level,

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from trust_tta.data.corruptions.common import Floats, Generators, Pixels, draw_uniform, to_bytes, to_unit
 from trust_tta.data.corruptions.loops import add_zoomed, gather_neighbors, streak
-from trust_tta.data.corruptions.pixels import Floats, Generators, Pixels, draw_uniform, to_bytes, to_unit
 from trust_tta.data.corruptions.table import Level
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from trust_tta.data.corruptions.blur import smooth
+from trust_tta.data.corruptions.common import Floats, Generators, Pixels, draw_uniform, to_bytes, to_unit
 from trust_tta.data.corruptions.loops import sample
-from trust_tta.data.corruptions.pixels import Floats, Generators, Pixels, draw_uniform, to_bytes, to_unit
 from trust_tta.data.corruptions.table import Level
 
 

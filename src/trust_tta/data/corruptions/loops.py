@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.compiled import compiled
+from trust_tta.ops.numba_jit import compiled
 
 Array = NDArray[Any]
 # no fastmath: sums must come out the same wherever an image stands in its batch

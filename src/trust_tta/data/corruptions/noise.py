@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trust_tta.data.corruptions.pixels import Generators, Pixels, draw_normal, draw_uniform, to_bytes, to_unit
+from trust_tta.data.corruptions.common import Generators, Pixels, draw_normal, draw_uniform, to_bytes, to_unit
 from trust_tta.data.corruptions.table import Level
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from trust_tta.config_io import read_asset
 from trust_tta.errors import ConfigError
 from trust_tta.schema import did_you_mean
-from trust_tta.textfiles import read_asset
 
 Level: TypeAlias = tuple[float, ...]
 Levels: TypeAlias = tuple[Level, Level, Level, Level, Level]

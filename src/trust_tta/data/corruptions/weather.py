@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw
 from scipy import ndimage
 
 from trust_tta.data.corruptions.blur import blur_along, smooth, zoom_places
+from trust_tta.data.corruptions.common import Floats, Generators, Pixels, draw_normal, draw_uniform, to_bytes, to_unit
 from trust_tta.data.corruptions.loops import add_zoomed, chamfer_distance
-from trust_tta.data.corruptions.pixels import Floats, Generators, Pixels, draw_normal, draw_uniform, to_bytes, to_unit
 from trust_tta.data.corruptions.table import Level
 
 _ICE_HEIGHT, _ICE_WIDTH = 480, 720

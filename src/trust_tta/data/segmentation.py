@@ -1,0 +1,214 @@
+"""Data sets with a label for every pixel: where pictures and label files are, and what the labels mean.
+
+Pascal VOC 2012, Pascal Context, ADE20K, Cityscapes, CamVid, and folders of the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trust_tta.config_io import read_text
+from trust_tta.data.dataset import Dataset, FileImages, spread
+from trust_tta.data.files import hash_pixels, hash_texts
+from trust_tta.data.images import list_images
+from trust_tta.data.masks import Mask, PixelProtocol, find_protocol, lookup_table, read_mask
+from trust_tta.data.segmentation_metrics import IGNORED
+from trust_tta.data.specs import DatasetSpec, DomainSpec, PixelRules
+from trust_tta.errors import ConfigError, DataError
+from trust_tta.schema import did_you_mean
+
+CLASSES_FILE = "classes.txt"
+OWN_MASKS = "masks"  # the data set that is a folder of the user's own
+ONLY_SPLIT = "all"
+MOST_CLASSES = 255  # the last label means that a pixel does not count
+
+
+class Pair(NamedTuple):
+    """A picture and its label file, relative to the data set's folder."""
+
+    image: str
+    mask: str
+
+
+@dataclass(frozen=True)
+class FileMasks(FileImages):
+    """Label files below `folder`; `table` (256,) says what each stored label becomes."""
+
+    table: Mask
+
+    def read(self, index: int) -> Mask:
+        labels: Mask = self.table[read_mask(self.folder / self.names[index])]
+        return labels
+
+    def digest(self) -> str:
+        return hash_texts((super().digest(), hash_pixels(self.table)))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PixelDataset(Dataset):
+    """One split, sized by a protocol. `labels` has no meaning: `mask` gives those of a picture's pixels.
+
+    `images` and `masks` are at the size of the files.
+    """
+
+    masks: FileMasks
+    protocol: PixelProtocol
+    palette: NDArray[np.uint8]  # (classes, 3)
+
+    def image(self, index: int) -> NDArray[np.uint8]:
+        """Picture `index` as a network gets it, uint8 (h, w, 3)."""
+        return self.protocol.resize_image(self.images.read(index))
+
+    def mask(self, index: int) -> Mask:
+        """The labels of picture `index` at the size at which they are scored, uint8 (h, w)."""
+        mask = self.masks.read(index)
+        highest = mask[mask != IGNORED].max(initial=0)
+        if highest >= len(self.class_names):
+            raise DataError(
+                f"the label file {self.masks.folder / self.masks.names[index]} has the label {highest}; "
+                f"{self.name} has the labels 0..{len(self.class_names) - 1} and {IGNORED}"
+            )
+        return self.protocol.resize_mask(mask)
+
+    def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> PixelDataset:
+        """The data set with label i as `outputs[i]`, under the class names of a network, colors included."""
+        table, palette = lookup_table(dict(enumerate(outputs.tolist()))), np.zeros_like(self.palette)
+        palette[outputs] = self.palette
+        masks = replace(self.masks, table=table[self.masks.table])
+        return replace(self, masks=masks, palette=palette, class_names=names)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A sha256 over names and sizes of the files, the rules for labels, and the protocol."""
+        return hash_texts((self.images.digest(), self.masks.digest(), repr(self.protocol)))
+
+
+def open_pixels(
+    spec: DatasetSpec,
+    folder: Path,
+    split: str | None,
+    *,
+    limit: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> PixelDataset:
+    """One split of a data set in `folder`; `options`: the `protocol`, and the `scale` (width and height) of it."""
+    rules = rules_of(spec)
+    domain = _split_of(spec, folder, split)
+    pairs = list_pairs(spec, folder, domain)
+    if not pairs:
+        raise DataError(f"{folder} has no pictures of {spec.name}/{domain.name}; it wants {spec.wanted}")
+    names, colors = classes_of(spec, folder)
+    kept = [pairs[i] for i in spread(len(pairs), limit)]
+    return PixelDataset(
+        name=spec.name,
+        domain=domain.name,
+        images=FileImages(folder, tuple(pair.image for pair in kept)),
+        labels=np.zeros(len(kept), dtype=np.int64),
+        class_names=names,
+        masks=FileMasks(folder, tuple(pair.mask for pair in kept), label_table(rules)),
+        protocol=_protocol(rules, options or {}),
+        palette=colors,
+    )
+
+
+def _protocol(rules: PixelRules, options: Mapping[str, Any]) -> PixelProtocol:
+    if unknown := [name for name in options if name not in ("protocol", "scale")]:
+        raise ConfigError(f"there is no option {unknown[0]}; {did_you_mean(unknown[0], ('protocol', 'scale'))}")
+    found = find_protocol(options.get("protocol", rules.protocol), native=rules.native, squash=rules.squash)
+    scale = options.get("scale")
+    if scale is None:
+        return found
+    if not (isinstance(scale, list | tuple) and len(scale) == 2 and all(type(s) is int and s > 0 for s in scale)):
+        raise ConfigError(f"scale is {scale!r}; give a width and a height, as (224, 224)")
+    return replace(found, scale=(scale[0], scale[1]))
+
+
+def classes_of(spec: DatasetSpec, folder: Path) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
+    """Names and colors (classes, 3): of a known data set, or of the classes.txt of a folder."""
+    if spec.class_names:
+        return spec.class_names, _colors(rules_of(spec).palette)
+    path = folder / CLASSES_FILE
+    if not path.is_file():
+        raise DataError(f"{folder} has no {CLASSES_FILE}; write the names of its classes there, one per line from 0 on")
+    names = tuple(line.strip() for line in read_text(path, error=DataError).splitlines() if line.strip())
+    if not 1 <= len(names) <= MOST_CLASSES or len(set(names)) != len(names):
+        raise DataError(f"{path} has {len(names)} names; give 1 to {MOST_CLASSES} different ones, one per line")
+    return names, _colors(distinct_colors(len(names)))
+
+
+def _colors(palette: tuple[str, ...]) -> NDArray[np.uint8]:
+    return np.array([[int(color[i : i + 2], 16) for i in (0, 2, 4)] for color in palette], dtype=np.uint8)
+
+
+def distinct_colors(count: int) -> tuple[str, ...]:
+    """Pascal VOC's rule, from the second color on: the bits of a number spread over red, green and blue."""
+    colors = []
+    for number in range(1, count + 1):
+        channels = [sum((number >> (3 * bit + k) & 1) << (7 - bit) for bit in range(3)) for k in range(3)]
+        colors.append("".join(f"{channel:02x}" for channel in channels))
+    return tuple(colors)
+
+
+# which splits there are, and their files
+
+
+def splits_of(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
+    """The splits of which `folder` has pictures."""
+    known = spec.domains or tuple(DomainSpec(name=name, images=0) for name in _own_splits(folder))
+    return tuple(split for split in known if list_pairs(spec, folder, split))
+
+
+def _split_of(spec: DatasetSpec, folder: Path, name: str | None) -> DomainSpec:
+    splits = spec.domains or splits_of(spec, folder)
+    wanted = next((s.name for s in splits if s.target), None) if name is None else name
+    for split in splits:
+        if wanted is not None and wanted.lower() in (split.name, *split.folders):
+            return split
+    names = [split.name for split in splits]
+    raise ConfigError(f"{spec.name} has no split {name!r}; {did_you_mean(name or '', names)}")
+
+
+def _own_splits(folder: Path) -> list[str]:
+    inner = sorted(p.name for p in (folder / "images").iterdir() if p.is_dir()) if (folder / "images").is_dir() else []
+    return [name for name in inner if (folder / "masks" / name).is_dir()] or [ONLY_SPLIT]
+
+
+def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[Pair]:
+    """The pictures of a split and their label files; none where the split, or all of its label files, are missing."""
+    rules = rules_of(spec)
+    if spec.name == "cityscapes":
+        return _list_cityscapes(folder, split)
+    if rules.lists:  # as Pascal VOC names its files
+        path = folder / rules.lists / f"{split.name}.txt"
+        ids = read_text(path, error=DataError).split() if path.is_file() and (folder / rules.masks).is_dir() else []
+        return [Pair(f"{rules.images}/{name}.jpg", f"{rules.masks}/{name}.png") for name in ids]
+    for name in (split.name, *split.folders):
+        part = "" if name == ONLY_SPLIT else name
+        images, masks = (text.format(split=part).rstrip("/") for text in (rules.images, rules.masks))
+        if (folder / images).is_dir() and (folder / masks).is_dir():
+            return [Pair(f"{images}/{f}", f"{masks}/{Path(f).stem}.png") for f in list_images(folder / images)]
+    return []
+
+
+def _list_cityscapes(folder: Path, split: DomainSpec) -> list[Pair]:
+    found = sorted((folder / "leftImg8bit" / split.name).glob("*/*_leftImg8bit.png"))
+    names = [f"{split.name}/{path.parent.name}/{path.name.removesuffix('_leftImg8bit.png')}" for path in found]
+    return [Pair(f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png") for name in names]
+
+
+def rules_of(spec: DatasetSpec) -> PixelRules:
+    return cast(PixelRules, spec.pixels)
+
+
+def label_table(rules: PixelRules) -> Mask:
+    """What each stored label 0..255 becomes, (256,)."""
+    if rules.scored:
+        return lookup_table({old: new for new, old in enumerate(rules.scored)}, only=True)
+    return lookup_table(dict.fromkeys(rules.ignored, IGNORED), reduce_zero=rules.reduce_zero)

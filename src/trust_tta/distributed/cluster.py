@@ -1,0 +1,169 @@
+"""A Ray cluster: one on this machine alone, on loopback and behind a token, or one that is already running."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import platform
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any
+
+from trust_tta import __version__
+from trust_tta.errors import ConfigError, StateError, TrustError, one_line
+from trust_tta.optional import require
+
+CONNECT_SECONDS = 3.0  # for a port to answer
+JOIN_SECONDS = 30.0  # to find out whether what answers is a cluster
+
+# Ray binds to all interfaces on Linux unless it is told that this machine is not for clusters.
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+_JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
+
+
+@contextmanager
+def connected(address: str | None = None, *, cpus: int | None = None) -> Iterator[ModuleType]:
+    """Ray, connected to the cluster at `address` ("auto", or HOST:PORT of its head), or to one started here.
+
+    A cluster started here has `cpus` (default: all), listens on loopback alone and ends with this context.
+    """
+    if address is not None:
+        _check_address(address)
+    else:
+        _keep_private()
+    ray = require("ray", extra="ray")
+    if ray.is_initialized():
+        raise StateError("this process is connected to a Ray cluster already; call ray.shutdown() first")
+    if address is not None:
+        _try_joining(address)
+    try:
+        _start(ray, address, cpus)
+        yield ray
+    finally:
+        with suppress(Exception):
+            ray.shutdown()
+
+
+def _start(ray: ModuleType, address: str | None, cpus: int | None) -> None:
+    try:
+        if address is not None:
+            ray.init(address=address, **_QUIET)
+        else:
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
+    except TrustError:
+        raise
+    except Exception as error:  # Ray has no common base class for these errors
+        where = "on this machine" if address is None else f"at {address}"
+        raise ConfigError(f"no Ray cluster could be used {where}: {_first_line(error)}") from error
+
+
+def _keep_private() -> None:
+    """Settings of the cluster that this process starts: loopback, a token that is never written down, no telemetry."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # workers are not nicer than local processes
+    if os.environ.setdefault(LOOPBACK, "0") == "0" and (read := sys.modules.get("ray._private.ray_constants")):
+        read.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]  # Ray read the variable when it was imported
+    if "ray" not in sys.modules:  # afterwards it is too late; the default from Ray 2.59 on
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if os.environ.get("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def _check_address(address: str) -> None:
+    """Refuse what cannot be a cluster before Ray, which waits for a minute, tries it."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536) or "/" in address:
+        raise ConfigError(
+            f"--address {address}: give auto, or HOST:PORT of the head node, as `ray start --head` shows it"
+        )
+    host = host.strip("[]")
+    try:
+        speaks = _speaks_grpc(host, int(port))
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"--address {address}: nothing answers there ({error}); give HOST:PORT of a head node that runs"
+        ) from error
+    if not speaks:
+        raise ConfigError(f"--address {address}: what answers there is no Ray cluster; give HOST:PORT of a head node")
+    if _is_loopback(host) and not _answers_elsewhere(int(port)):
+        os.environ.setdefault(LOOPBACK, "0")  # otherwise Ray would try the machine's other address
+
+
+def _speaks_grpc(host: str, port: int) -> bool:
+    """Whether HTTP/2, on which gRPC rests, is spoken there: the server's settings come first."""
+    with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        try:
+            head = connection.recv(9)
+        except TimeoutError:
+            return False
+        return len(head) > 3 and head[3] == 4
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError):
+        return False
+
+
+def _answers_elsewhere(port: int) -> bool:
+    """Whether the port is open on the address by which other machines know this one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing: the system chooses the interface
+        own = probe.getsockname()[0]
+        if not ipaddress.ip_address(own).is_loopback:
+            with suppress(OSError):
+                socket.create_connection((own, port), timeout=CONNECT_SECONDS).close()
+                return True
+    return False
+
+
+def _try_joining(address: str) -> None:
+    """Join in a separate process first: something other than a cluster may make Ray wait, or end the process."""
+    command = [sys.executable, "-c", _JOIN, address]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"--address {address}: what answers there is no Ray cluster that lets this process join; "
+            "check the address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN"
+        ) from error
+    if done.returncode:
+        raise ConfigError(f"--address {address}: {_explain(done.stderr)}")
+
+
+def _explain(output: str) -> str:
+    """What to do about the last error in the output of a process."""
+    lowered = output.lower()
+    if "version mismatch" in lowered:
+        mine = f"Ray {require('ray', extra='ray').__version__} and Python {platform.python_version()}"
+        return f"the cluster runs other versions than this process, which has {mine}; install the same on all nodes"
+    if "authentication" in lowered or "unauthenticated" in lowered:
+        return "the cluster wants a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as on its head node"
+    if "could not find any running ray instance" in lowered:
+        return "no Ray cluster runs on this machine; start one with `ray start --head`, or omit --address"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return f"no Ray cluster can be joined there: {one_line(lines[-1], longest=300) if lines else 'no reason given'}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[0] if lines else type(error).__name__, longest=300)
+
+
+def versions() -> dict[str, str]:
+    """The versions that must be the same on every node for results to be the same."""
+    import numpy
+    import torch
+
+    found = {"trust-tta": __version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
+    return found | {"Python": ".".join(platform.python_version_tuple()[:2])}

@@ -1,0 +1,139 @@
+"""A replica: a live stream that offers what it learned, and takes what others learned as far as its guard allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trust_tta.distributed.averaging import Merge, Offer, State
+from trust_tta.errors import StateError
+from trust_tta.live.guard import Event
+from trust_tta.live.inputs import prepare
+from trust_tta.live.judge import Judge
+from trust_tta.live.monitors import Window
+from trust_tta.live.session import Result
+from trust_tta.live.stream import Stream
+from trust_tta.methods.base import Method
+from trust_tta.methods.statistics import SOURCE_WORTH
+
+SIGNATURE_IMAGES = 256  # from which the signature is computed, at most
+GLANCED_IMAGES = 8  # the last ones, on which a merge is judged first
+JUDGED_IMAGES = 64  # on which it is judged if predictions changed there; the canary is checked once per as many
+UNKNOWN = -1  # a base unknown to any merger
+
+
+class Replica:
+    """One of `fleet` streams over the same network. Calls adapt it; `offer` and `take` are for the merger.
+
+    Its statistics count each image as many times as there are replicas: they move away from the source as fast as those
+    of a single stream that sees every image, and their mean over the replicas is what that stream would have.
+    """
+
+    def __init__(self, stream: Stream, name: str, *, fleet: int = 1) -> None:
+        self.stream, self.name = stream, name
+        stream.method.worth = fleet
+        self.base = self.images = 0  # the merge it comes from, and the images it learned from since
+        self._judge = Judge(stream.method)
+        self._inputs = Window(SIGNATURE_IMAGES)
+        self._recent: Tensor | None = None  # the last images, with what was served for them
+        self._served: Tensor | None = None
+        self._updates = self._unjudged = 0  # images learned from since the last check of the canary
+
+    def __call__(self, images: Any) -> Result:
+        """Predict a batch, as the stream does."""
+        batch = prepare(images, self.stream.method.model)
+        result = self.stream(batch)
+        self._notice_return()
+        if result.adapted:
+            self.images += len(batch)
+            self._unjudged += len(batch)
+        if bool(batch.isfinite().all()):
+            self._inputs.add(len(batch), self._judge.input_statistics(batch).double().cpu() * len(batch))
+            self._remember(batch, result.logits)
+        return result
+
+    def offer(self) -> Offer:
+        """What it learned since the last merge; an offer without evidence if it has seen no image."""
+        seen = self._inputs.images > 0
+        signature = torch.from_numpy(self._inputs.mean).float() if seen else torch.full((2, 1), float("nan"))
+        method = self.stream.method
+        return Offer(self.name, self.base, self.images if seen else 0, state_of(method), signature, method.worth)
+
+    def take(self, merge: Merge, offered: Offer) -> Event:
+        """Continue from a merge of what was `offered`, keeping what was learned since; the guard may refuse it."""
+        if self._recent is None or self._served is None:
+            raise StateError(f"the replica '{self.name}' has seen no image to judge a merge by; offer after the first")
+        now = state_of(self.stream.method)
+        since = self.images - offered.images
+        weights = merge.state.weights + (now.weights - offered.state.weights)
+        taken = replace(merge.state, weights=weights, remembered=merge.state.remembered + max(0, since))
+        canary = self._unjudged >= JUDGED_IMAGES
+        event = self.stream.adopt(
+            lambda method: load_into(method, taken), self._recent, served=self._served[-GLANCED_IMAGES:], canary=canary
+        )
+        self._unjudged = 0 if canary else self._unjudged
+        if event.action == "take":
+            self.base, self.images = merge.number, max(0, since)
+        return event
+
+    def _remember(self, batch: Tensor, logits: Tensor) -> None:
+        if self._recent is None or self._served is None or self._recent.shape[1:] != batch.shape[1:]:
+            self._recent, self._served = batch[-JUDGED_IMAGES:], logits[-JUDGED_IMAGES:]
+        else:
+            self._recent = torch.cat([self._recent, batch])[-JUDGED_IMAGES:]
+            self._served = torch.cat([self._served, logits])[-JUDGED_IMAGES:]
+
+    def _notice_return(self) -> None:
+        """A guard or a person may have restored an earlier state, which then comes from no known merge."""
+        updates = self.stream.method.counters.updates
+        if updates < self._updates:
+            self.base, self.images = (0 if updates <= 1 else UNKNOWN), 0
+        self._updates = updates
+
+
+def state_of(method: Method) -> State:
+    """The part of a method's state that is averaged, on the CPU."""
+    norms = list(method.statistics.norms.values())
+    means = _flat([norm.mean for norm in norms])
+    squares = _flat([norm.variance + norm.mean.square() for norm in norms])
+    remembered = float(norms[0].images) if norms else 0.0
+    sums = _flat([value for name in method.pooled if (value := getattr(method, name)) is not None])
+    images = float(sums.sum()) / max(1, len(method.pooled))
+    shares = sums / images if images > 0 else sums[:0]
+    return State(method.weights.read().cpu(), means, squares, remembered, shares, images)
+
+
+def source_of(method: Method) -> State:
+    """The same for the source network, where every replica begins."""
+    twin = method.fork()
+    twin.reset()
+    state = state_of(twin)
+    return State(state.weights, state.means, state.squares, SOURCE_WORTH if len(state.means) else 0.0)
+
+
+@torch.no_grad()
+def load_into(method: Method, state: State) -> None:
+    """Let the method continue from an averaged state; the optimizer and everything else stay its own."""
+    method.weights.write(state.weights.to(method.weights.vector))
+    start = 0
+    for norm in method.statistics.norms.values():
+        stop = start + norm.mean.numel()
+        mean, square = state.means[start:stop].to(norm.mean), state.squares[start:stop].to(norm.mean)
+        norm.mean.copy_(mean)
+        norm.variance.copy_((square - mean.square()).clamp_min(0))
+        norm.images.fill_(state.remembered)
+        start = stop
+    start = 0
+    for name in method.pooled if len(state.shares) else ():
+        value = getattr(method, name)
+        if value is not None:
+            stop = start + value.numel()
+            setattr(method, name, (state.shared * state.shares[start:stop]).to(value).view_as(value))
+            start = stop
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.detach().float().cpu().reshape(-1) for t in tensors]) if tensors else torch.zeros(0)

@@ -1,0 +1,201 @@
+"""Networks and adapted states in a folder as the Hugging Face hub keeps them: weights, config.json and a card.
+
+save_pretrained(model, "my-vmamba")
+save_pretrained(method, "my-vmamba-fog", adapted_to="CIFAR-10-C, fog of severity 5")
+push_to_hub(method, "me/my-vmamba-fog", adapted_to="CIFAR-10-C, fog of severity 5")
+model = from_pretrained("me/my-vmamba-fog")             # the adapted network
+method = adapted_from_pretrained("me/my-vmamba-fog")    # the method, which continues where it was
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.atomic import write_whole
+from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
+from trust_tta.live.snapshots import read_state, write_state
+from trust_tta.methods.base import Method
+from trust_tta.methods.registry import METHODS, create_method, method_options
+from trust_tta.methods.saving import network_state
+from trust_tta.models.base import ScanNetwork
+from trust_tta.models.checkpoint import Checkpoint, describe
+from trust_tta.models.pretrained import HUB_WEIGHTS, hub_folder
+from trust_tta.models.upernet import UPerNet
+from trust_tta.models.weights import encode_weights
+from trust_tta.optional import require
+from trust_tta.orders import ScanOrder
+from trust_tta.schema import show
+
+CONFIG, CARD, STATE = "config.json", "README.md", "adaptation.safetensors"
+
+
+def save_pretrained(
+    thing: nn.Module, folder: str | PathLike[str], *, adapted_to: str | None = None, license: str | None = None
+) -> Path:
+    """Write a network of this package, or a method over one, into `folder`.
+
+    For a method, the network is saved as it is adapted now, with what the method needs to continue and to reset.
+    `adapted_to` says in words what it was adapted to, for the card; it is required for a method. `license` is that of
+    the weights.
+    """
+    method = thing if isinstance(thing, Method) else None
+    if (method is None) != (adapted_to is None):
+        raise ConfigError(
+            "say in adapted_to what the method was adapted to, for the card"
+            if method is not None
+            else "adapted_to goes with a method; omit it for a network as it was trained"
+        )
+    network = _ours(thing if method is None else method.caller.network)
+    state = network_state(method) if method is not None else network.state_dict()
+    about = describe(network).texts() | ({"license": license} if license else {})
+    if method is not None:
+        about |= {"adapted_by": method.name, "adapted_to": str(adapted_to)}
+    target = Path(folder)
+    if method is not None:
+        _write_adaptation(target / STATE, method, state)
+    write_whole(target / HUB_WEIGHTS, encode_weights(state, about))
+    write_whole(target / CONFIG, json.dumps({"library_name": "trust-tta", **about}, indent=1) + "\n")
+    write_whole(target / CARD, _card(network, about, method))
+    return target
+
+
+def from_pretrained(
+    source: str | PathLike[str], *, revision: str | None = None, device: str | torch.device = "cpu"
+) -> nn.Module:
+    """The network in a folder, or in a repository of the hub, in evaluation mode and as it was adapted."""
+    return Checkpoint.open(hub_folder(source, revision=revision) / HUB_WEIGHTS).load(device=device)
+
+
+def adapted_from_pretrained(
+    source: str | PathLike[str], *, revision: str | None = None, device: str | torch.device = "cpu"
+) -> Method:
+    """The method that was saved: it continues where it was, and `reset` returns to the source network."""
+    folder = hub_folder(source, revision=revision)
+    if not (folder / STATE).is_file():
+        raise StateError(f"'{source}' holds a network and no adapted state; use from_pretrained")
+    content, about = read_state(folder / STATE)
+    name, options = about.get("method"), about.get("options")
+    if name not in METHODS or not isinstance(options, dict):
+        raise StateError(f"'{source}' is of the method {show(name)}, which is none of ours; no code of a file is run")
+    network = Checkpoint.open(folder / HUB_WEIGHTS).load()
+    own = network.state_dict()
+    found = content.get("source")
+    if not isinstance(found, dict) or any(n not in own or own[n].shape != t.shape for n, t in found.items()):
+        raise StateError(f"the state in '{source}' does not fit the network beside it")
+    network.load_state_dict({**own, **found})
+    method: Method = create_method(name, network.to(device), **options)
+    method.load_state_dict(content["state"])
+    return method
+
+
+def push_to_hub(
+    thing: nn.Module,
+    repo_id: str,
+    *,
+    adapted_to: str | None = None,
+    license: str | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+    message: str | None = None,
+) -> str:
+    """Save into a repository of the hub, created if it is missing; returns the URL of the commit.
+
+    By default, the token is the one that huggingface_hub finds.
+    """
+    library: Any = require("huggingface_hub", extra="hub")
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(thing, folder, adapted_to=adapted_to, license=license)
+        said = message or (f"Add a network adapted to {adapted_to}" if adapted_to else "Add a network")
+        try:
+            api = library.HfApi(token=token, library_name="trust-tta")
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=said).commit_url)
+        except Exception as error:  # whatever the library raises, it is the hub that did not take it
+            raise CheckpointError(f"'{repo_id}' cannot be written on the hub: {reason_of(error)}") from error
+
+
+def _ours(network: nn.Module) -> ScanNetwork | UPerNet:
+    if not isinstance(network, ScanNetwork | UPerNet):
+        raise ConfigError(
+            f"the network is a {type(network).__name__}; networks of this package are saved here, others by the "
+            "library that made them"
+        )
+    return network
+
+
+def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor]) -> None:
+    """What a method needs besides the adapted network: its options and state, and the source of what was changed."""
+    before = {**method.caller.network.state_dict(), **method.weights.source}
+    source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
+    options = {name: _plain(name, value) for name, value in _changed_options(method).items()}
+    write_state(
+        path, {"state": method.state_dict(), "source": source}, about={"method": method.name, "options": options}
+    )
+
+
+def _changed_options(method: Method) -> dict[str, Any]:
+    usual = method_options(type(method))
+    options = {name: getattr(method.options, name) for name in usual}
+    return {name: value for name, value in options.items() if value != usual[name]}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, ScanOrder):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(name, inner) for inner in value]
+    raise ConfigError(
+        f"the option {name} is a {type(value).__name__}, which a file cannot keep; save the network alone"
+    )
+
+
+def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Method | None) -> str:
+    parameters = sum(p.numel() for p in network.parameters())
+    front = {
+        "library_name": "trust-tta",
+        "license": about.get("license"),
+        "pipeline_tag": "image-segmentation" if isinstance(network, UPerNet) else "image-classification",
+        "tags": ["pytorch", "state-space-model", about["variant"], *(["test-time-adaptation"] if method else [])],
+    }
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items() if value), "---", ""]
+    lines += [f"# {about['variant']}" + (f", adapted to {about['adapted_to']}" if method else ""), ""]
+    lines += [f"{parameters:,} parameters, {about['num_classes']} classes."]
+    if network.preprocessing is not None:
+        wanted = network.preprocessing
+        lines += [f"Images of {wanted.size}x{wanted.size} pixels, mean {wanted.mean}, std {wanted.std}."]
+    lines += ["", *(_adaptation(method, about) if method else [])]
+    call = "adapted_from_pretrained" if method else "from_pretrained"
+    lines += [
+        "```python",
+        f"from trust_tta.export.hub import {call}",
+        "",
+        f'{"method" if method else "model"} = {call}("...")',
+    ]
+    return "\n".join([*lines, "```", ""])
+
+
+def _adaptation(method: Method, about: Mapping[str, str]) -> list[str]:
+    counters, kind = method.counters, method.statistics.kind
+    options = ", ".join(f"{name}={show(value)}" for name, value in _changed_options(method).items())
+    lines = [
+        "## What it was adapted to",
+        "",
+        f"{about['adapted_to']}, without labels, by `{method.name}`{f' ({options})' if options else ''}: "
+        f"{counters.batches} batches, {counters.updates} updates.",
+    ]
+    if kind == "batch" and method.statistics.of_batches:
+        lines += [
+            "The method normalizes with the statistics of each batch. The network alone does not: it has those of "
+            "training, and needs the method for the accuracy that was measured."
+        ]
+    return [*lines, "It fits these data, and may be worse on others than the network it came from.", ""]

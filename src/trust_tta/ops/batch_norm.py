@@ -1,0 +1,226 @@
+"""Batch normalization of channel-last maps: PyTorch's, and on a GPU, where its kernels are slow, our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.ops.functional import HAS_TRITON
+from trust_tta.ops.linear import FUSED_BACKENDS
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LEAST = 1 << 20  # elements of a map that is worth several kernels of our own: they are slower to launch
+FEW_ROWS = 1024  # pixels of all images that one kernel normalizes
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """As PyTorch's, by our kernels where `backend` allows them and they can be used."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.backend = "auto"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fork(x)[1] if self.uses_kernels(x) else super().forward(x)
+
+    def fork(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and the normalized x; the backward adds their gradients in its last pass over the map."""
+        if self.running_mean is None or self.running_var is None:
+            return batch_norm(x, self.weight, self.bias, self.eps)
+        return x, fixed_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
+
+    def after_bias(
+        self, x: Tensor, bias: Tensor, known: tuple[Tensor, Tensor] | None = None, *, gelu: bool = False
+    ) -> Tensor:
+        """The normalized x + bias (c,): the statistics of a batch take the bias away with the mean. Then GELU.
+
+        `known` are the moments of x, which serve where it is normalized by them.
+        """
+        known = known if self.running_mean is None else None
+        if torch.is_grad_enabled() or not can_use_kernels(x):
+            return batch_norm(x, self.weight, self.bias, self.eps, known, gelu=gelu)[1]
+        mean, variance = known or self.statistics(x)
+        mean = mean if self.running_mean is None else mean - bias
+        return _map(triton_norm().normalize(_rows(x), mean, variance, self.weight, self.bias, self.eps, gelu=gelu), x)
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance (c,) that x is normalized by."""
+        if self.running_mean is None or self.running_var is None:
+            return moments(x)
+        return self.running_mean, self.running_var
+
+    def uses_kernels(self, x: Tensor) -> bool:
+        """Statistics of the batch that nobody keeps, or fixed ones in a pass without gradients."""
+        if self.backend not in FUSED_BACKENDS or not self.affine:
+            return False
+        if self.running_mean is None or self.running_var is None:
+            return can_use_kernels(x) or can_use_one_kernel(x)
+        return not self.training and not torch.is_grad_enabled() and can_use_kernels(x)
+
+
+def fork_norm(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """x and norm(x), whatever the norm is."""
+    fork: Any = getattr(norm, "fork", None)
+    if fork is None or norm._forward_hooks or norm._forward_pre_hooks or not norm.uses_kernels(x):  # type: ignore[operator]
+        return x, norm(x)
+    both: tuple[Tensor, Tensor] = fork(x)
+    return both
+
+
+def can_use_kernels(x: Tensor) -> bool:
+    """Whether the kernels take this map (b, c, h, w) here."""
+    return x.numel() >= LEAST and _fits(x)
+
+
+def can_use_one_kernel(x: Tensor) -> bool:
+    """Whether one kernel takes this small map (b, c, h, w) here, by the statistics of the batch."""
+    return x.numel() < LEAST and _fits(x) and 1 < x.numel() // x.shape[1] <= FEW_ROWS
+
+
+def _fits(x: Tensor) -> bool:
+    if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
+        return False
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def triton_norm() -> Any:
+    """The kernels, imported where they are first used."""
+    from trust_tta.ops.triton import batch_norm as kernels
+
+    return kernels
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance (c,), at least float32, of the channels of x (b, c, ...)."""
+    if can_use_kernels(x):
+        mean, variance = triton_norm().moments(_rows(x.detach()))
+        return mean, variance
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=0)
+    return mean, variance
+
+
+def fixed_norm(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """x (b, c, ...) normalized by given statistics (c,)."""
+    if weight is None or bias is None or torch.is_grad_enabled() or not can_use_kernels(x):
+        return F.batch_norm(x, mean, variance, weight, bias, eps=eps)
+    return _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps), x)
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    known: tuple[Tensor, Tensor] | None = None,
+    *,
+    gelu: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """x and x normalized by the statistics of the batch, which gradients go through; `known` are its moments.
+
+    With `gelu`, that follows, and is made again in the backward.
+    """
+    if known is None and not gelu and can_use_one_kernel(x):
+        small: tuple[Tensor, Tensor] = _SmallBatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+        return small
+    given = (x, weight, bias, *(known or moments(x)), eps, gelu)
+    same, y = _BatchNormByKernels.apply(*given)  # type: ignore[no-untyped-call]
+    return same, y
+
+
+def follow_stream(
+    batch: tuple[Tensor, Tensor], stream: Any, affine: tuple[Tensor, Tensor], shares: tuple[Tensor, int] | None,
+    *, eps: float, half_life: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Weight and bias (c,) with which a norm by the moments of the `batch` has the values of the stream's statistics.
+
+    `stream`, a `triton_norm.Stream`, is moved by the batch; `shares`: the shares (norms,) of it beside the source's,
+    and which is the norm's.
+    """
+    share, place = shares or (None, 0)
+    given = (*affine, share, place, batch, stream, eps, -1 / half_life)
+    weight, bias = _FollowStream.apply(*given)  # type: ignore[no-untyped-call]
+    return weight, bias
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(b, c, h, w), channel-last in memory, as (pixels, c)."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+
+def _map(rows: Tensor, like: Tensor) -> Tensor:
+    b, c, h, w = like.shape
+    return rows.view(b, h, w, c).permute(0, 3, 1, 2)
+
+
+class _BatchNormByKernels(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float, gelu: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight, bias, mean, variance)
+        ctx.eps, ctx.gelu = eps, gelu
+        ctx.set_materialize_grads(False)
+        return x, _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps, gelu=gelu), x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dx: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return dx, *[None] * 6
+        x, weight, bias, mean, variance = ctx.saved_tensors
+        gelu = (weight, bias) if ctx.gelu else None
+        kernels, rows = triton_norm(), _rows(x)
+        dy = _rows(dy).contiguous()  # that of a sum repeats one number
+        dbias, dweight = kernels.sums(dy, rows, mean, variance, ctx.eps, gelu)
+        if ctx.needs_input_grad[0]:
+            add = None if dx is None else _rows(dx).contiguous()
+            saved = (mean, variance, weight)
+            dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add, gelu=gelu), x)
+        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), *[None] * 4
+
+
+class _SmallBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        y, mean, variance = triton_norm().normalize_small(_rows(x), weight, bias, eps)
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)
+        return x, _map(y, x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dx: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return dx, None, None, None
+        x, weight, mean, variance = ctx.saved_tensors
+        add = None if dx is None else _rows(dx).contiguous()
+        given = (_rows(dy).contiguous(), _rows(x), (mean, variance, weight), ctx.eps)
+        down, dbias, dweight = triton_norm().small_gradients(*given, add=add)
+        return _map(down, x), dweight.to(weight.dtype), dbias.to(weight.dtype), None
+
+
+class _FollowStream(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, bias: Tensor, share: Tensor | None, place: int, batch: Any, stream: Any, eps: float,
+        fading: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        made = triton_norm().follow_stream(batch, stream, (weight, bias), share, place, eps, fading)
+        ctx.save_for_backward(weight, share, made[2])
+        ctx.place = place
+        return made[0], made[1]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dweight: Tensor, dbias: Tensor) -> tuple[Tensor | None, ...]:
+        weight, share, kept = ctx.saved_tensors
+        gradients = (dweight.contiguous(), dbias.contiguous())
+        dweight, dshare = triton_norm().follow_stream_backward(gradients, weight, share, ctx.place, kept)
+        return dweight, dbias.to(weight.dtype), dshare, *[None] * 5

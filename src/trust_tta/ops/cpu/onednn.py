@@ -1,0 +1,104 @@
+"""Linear layers over the channels of float32 maps on a CPU by oneDNN, which multiplies faster than what PyTorch calls.
+
+Its operator has no derivative, so that the layers have theirs here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LEAST = 1 << 24  # multiplications of a product that is worth a call
+AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether x (b, h, w, k) @ weight (n, k).T can be computed here, and is large enough."""
+    if torch.compiler.is_compiling() or not AVAILABLE or type(x) is not Tensor or x.device.type != "cpu":
+        return False
+    if x.dtype != torch.float32 or weight.dtype != torch.float32 or not x.is_contiguous():
+        return False
+    watched = torch.is_autocast_enabled("cpu") or torch._C._functorch.peek_interpreter_stack() is not None
+    return not watched and torch._C._get_mkldnn_enabled() and x.numel() * weight.shape[0] >= LEAST
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """As `products.linear`."""
+    y: Tensor = _Linear.apply(x, weight, bias, residual)  # type: ignore[no-untyped-call]
+    return y
+
+
+def mlp(
+    x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None = None
+) -> Tensor:
+    """As `products.fused_mlp`; the derivative of GELU is kept instead of the hidden map."""
+    y: Tensor = _Mlp.apply(x, weight1, bias1, weight2, bias2, residual)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (.., k) @ weight (n, k).T + bias."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
+
+
+def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    return dy.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+def _sum(dy: Tensor) -> Tensor:
+    return dy.flatten(0, -2).sum(0)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        y = _times(x, weight, bias)
+        return y if residual is None else y.add_(residual)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), wanted, dy = ctx.saved_tensors, ctx.needs_input_grad, dy.contiguous()
+        return (
+            _times(dy, weight.T) if wanted[0] else None,
+            _weight_gradient(dy, x) if wanted[1] else None,
+            _sum(dy) if wanted[2] else None,
+            dy if wanted[3] else None,
+        )
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None
+    ) -> Tensor:
+        hidden = _times(x, weight1, bias1)
+        if any(ctx.needs_input_grad):
+            from trust_tta.ops.cpu.gelu import gelu_and_slope  # numba is slow to load
+
+            active = torch.empty_like(hidden)
+            gelu_and_slope(hidden, active)
+            slope, kept = hidden, (ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+            ctx.save_for_backward(x if kept[0] else None, active if kept[1] else None, slope, weight1, weight2)
+        else:
+            active = torch.ops.aten.gelu_(hidden)
+        y = _times(active, weight2, bias2)
+        return y if residual is None else y.add_(residual)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, active, slope, weight1, weight2 = ctx.saved_tensors
+        wanted, dy = ctx.needs_input_grad, dy.contiguous()
+        dx = dweight1 = dbias1 = None
+        if any(wanted[:3]):
+            dhidden = _times(dy, weight2.T).mul_(slope)
+            dx = _times(dhidden, weight1.T) if wanted[0] else None
+            dweight1 = _weight_gradient(dhidden, x) if wanted[1] else None
+            dbias1 = _sum(dhidden) if wanted[2] else None
+        dweight2 = _weight_gradient(dy, active) if wanted[3] else None
+        return dx, dweight1, dbias1, dweight2, _sum(dy) if wanted[4] else None, dy if wanted[5] else None

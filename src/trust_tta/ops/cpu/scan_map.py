@@ -1,0 +1,142 @@
+"""SS2D's scan of a map on a CPU: channel-last from end to end, its four directions merged as they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trust_tta.ops import reference
+from trust_tta.ops.cpu import map_kernels
+from trust_tta.ops.cpu.map_kernels import TILE
+from trust_tta.ops.cpu.threads import run_tasks
+from trust_tta.ops.reference import scatter_add
+from trust_tta.ops.tensors import Gathered, Parameters, Saved
+
+TASKS = 8  # at least so many, where images are few, by blocks of channels
+NARROW = 48  # channels of a tile, at the least, where more tiles make more tasks
+GROUPS = 16  # of images; a group has one buffer for its parameters' gradients
+VECTOR = 16  # channels of a tile are a multiple of this
+
+
+def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+    """See `operators.Backend`."""
+    b, c, h, w = x
+    return b, h * w, c
+
+
+def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
+    """See `operators.Backend`; the sequences are merged, y (b, h, w, c)."""
+    b, c, height, width = x.shape
+    gathered = reference.gather(parameters, slots, x.dtype)
+    u = F.silu(x.detach().permute(0, 2, 3, 1).contiguous()).view(b, height * width, c)
+    projected = _rows(u, gathered) @ _x_proj(gathered).mT
+    projected = projected.view(b, height * width, 4, -1)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    y = u.new_empty(u.shape, dtype=dtype)
+    cut = _Cut.of(x, gathered)
+    given = [t.to(dtype).numpy() for t in (u, projected, _arrange(gathered, dtype, cut.wide), y)]
+
+    def work(first: int, last: int) -> None:
+        scratch = np.empty(map_kernels.scratch_size(height * width), given[0].dtype)
+        map_kernels.scan_forward(scratch, *given, width, gathered.rank, *cut[2:], first, last)
+
+    run_tasks(work, cut.groups * cut.blocks, 4 * u.numel())
+    states = x.new_empty(0, dtype=torch.float32)
+    return y.to(x.dtype).view(b, height, width, c), Saved(projected, states, u, gathered)
+
+
+def scan_map_backward(
+    dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
+) -> tuple[Tensor, Parameters]:
+    """See `operators.Backend`."""
+    (b, c, height, width), u, projected, gathered = x.shape, saved.u, saved.projected, saved.gathered
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    cut = _Cut.of(x, gathered)
+    arranged = _arrange(gathered, dtype, cut.wide)
+    du = u.new_empty(u.shape, dtype=dtype)
+    # One partial sum for each group of images or block of channels, added up in a fixed order.
+    dprojected = du.new_empty(cut.blocks, *projected.shape)
+    sums = du.new_empty(cut.groups, *arranged.shape[1:])
+    tensors = (dy.reshape(u.shape), u, projected, arranged, du, dprojected, sums)
+    given = [t.to(dtype).contiguous().numpy() for t in tensors]
+
+    def work(first: int, last: int) -> None:
+        scratch = np.empty(map_kernels.scratch_size(height * width), given[0].dtype)
+        wanted = (train_projections, train_scan)
+        map_kernels.scan_backward(scratch, *given, width, gathered.rank, *cut[2:], *wanted, first, last)
+
+    run_tasks(work, cut.groups * cut.blocks, 4 * u.numel())
+    x_proj = _x_proj(gathered)
+    down = (dprojected[0] if len(dprojected) == 1 else dprojected.sum(0)).to(u.dtype)
+    rows = down.view(*_rows(u, gathered).shape[:-1], -1)
+    du = du.to(u.dtype).view(*rows.shape[:-1], c)
+    (du.addmm_ if rows.dim() == 2 else du.baddbmm_)(rows, x_proj)
+    dx = torch.ops.aten.silu_backward(du.view(b, height, width, c).permute(0, 3, 1, 2), x)
+
+    sources: list[Tensor | None] = [None] * 5
+    if train_projections or train_scan:
+        rank, A = gathered.rank, gathered.A
+        n = A.shape[-1]
+        sums = sums if len(arranged) > 1 else sums.sum(0, keepdim=True)
+        dD, dbias, dA, dweight = _join(sums, c, cut.wide).split((1, 4, 4 * n, 4 * rank), dim=1)
+        if train_projections:
+            sources[:2] = [rows.mT @ _rows(u, gathered), dweight.unflatten(1, (4, rank)).mT]
+        if train_scan:
+            sources[2:] = [dbias, dA.unflatten(1, (4, n)).mT * A.reshape(-1, 4, c, n), dD.expand(-1, 4, -1)]
+    shapes = zip(sources, gathered.parameter_shapes(), strict=True)
+    like = gathered.A
+    return dx, Parameters(
+        *(like.new_empty(0) if t is None else scatter_add(t, slots, s, like.dtype) for t, s in shapes)
+    )
+
+
+class _Cut(NamedTuple):
+    """How the work is cut into tasks: the same for every number of threads, so that sums are."""
+
+    groups: int
+    blocks: int
+    images: int  # of a group
+    tiles: int  # of a block
+    wide: int  # channels of a tile
+
+    @classmethod
+    def of(cls, x: Tensor, gathered: Gathered) -> _Cut:
+        b, c = x.shape[:2]
+        wanted = -(-TASKS // b)  # tasks of an image
+        tiles = max(-(-c // TILE), min(wanted, c // NARROW))
+        wide = -(-c // (tiles * VECTOR)) * VECTOR
+        tiles = -(-c // wide)
+        block = -(-tiles // min(tiles, wanted))
+        shared = gathered.A.dim() == 4
+        images = max(1, b // GROUPS) if shared else 1
+        return cls(-(-b // images), -(-tiles // block), images, block, wide)
+
+
+def _arrange(gathered: Gathered, dtype: torch.dtype, wide: int) -> Tensor:
+    """The parameters of the four directions as the kernels read them; p = b where each image has its own, else 1."""
+    _, dt_proj, A, D, bias = (t.to(dtype) for t in gathered)
+    c = D.shape[-1]
+    A, weight = (t.reshape(-1, 4, c, t.shape[-1]).mT.flatten(1, 2) for t in (A, dt_proj))
+    D, bias = D.reshape(-1, 4, c).sum(1, keepdim=True), bias.reshape(-1, 4, c)
+    rows = F.pad(torch.cat((D, bias, A, weight), dim=1), (0, -c % wide)).unflatten(-1, (-1, wide))
+    return F.pad(rows.transpose(1, 2), (0, TILE - wide)).contiguous()
+
+
+def _join(rows: Tensor, channels: int, wide: int) -> Tensor:
+    """(p, tiles, m, TILE) as (p, m, c)."""
+    return rows[..., :wide].transpose(1, 2).flatten(2)[..., :channels]
+
+
+def _x_proj(gathered: Gathered) -> Tensor:
+    """(4(r+2n), c), or (b, 4(r+2n), c) where every image has its own."""
+    return gathered.x_proj.flatten(-3, -2)
+
+
+def _rows(u: Tensor, gathered: Gathered) -> Tensor:
+    """u (b, l, c) as `_x_proj` takes it: the pixels of all images in one matrix, unless each has its own."""
+    return u.flatten(0, 1) if gathered.x_proj.dim() == 3 else u

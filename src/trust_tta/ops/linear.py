@@ -1,0 +1,246 @@
+"""Linear layers over the channels of maps, with what follows them: PyTorch's, and on a GPU kernels that fuse both.
+
+In float32 the kernels multiply on tensor cores, each factor as a sum of two numbers that those take (3 x TF32): faster
+than any library's float32, with its error. Where the caller allows TF32 itself, or with `backend="reference"`, they
+stand back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trust_tta.ops import functional
+from trust_tta.ops.functional import HAS_TRITON
+
+FUSED_BACKENDS = ("auto", "triton", "cpu")  # a layer with another backend is PyTorch's
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LEAST = 132 * 128 * 128  # elements of a result for which kernels fill a large GPU
+LEAST_FLOAT32 = 1 << 14  # in float32, where the library has no tensor cores, smaller tiles are worth it
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """x (b, h, w, k) @ weight (n, k).T + bias (n,), and plus `residual` (b, h, w, n)."""
+    y = F.linear(x, weight, bias)
+    return y if residual is None else residual + y
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """As `linear`, by kernels."""
+    given = _cast(_rows(x), weight, bias, None if residual is None else _rows(residual))
+    y: Tensor = _Linear.apply(*given)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], -1)
+
+
+def fused_mlp(
+    x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None = None
+) -> Tensor:
+    """Two layers (n, k) and (k, n) with GELU between them, by kernels, and plus `residual`; x (b, h, w, k).
+
+    The hidden map is not kept for the backward but made again.
+    """
+    given = _cast(_rows(x), weight1, bias1, weight2, bias2, None if residual is None else _rows(residual))
+    y: Tensor = _Mlp.apply(*given)  # type: ignore[no-untyped-call]
+    return y.view(x.shape)
+
+
+def fused_norm_mlp(
+    x: Tensor, statistics: tuple[Tensor, Tensor], affine: tuple[Tensor, Tensor], eps: float, layers: Sequence[Tensor]
+) -> Tensor:
+    """x (b, h, w, k) plus the MLP of x normalized, in half precision; gradients of x and `affine`, not of `layers`.
+
+    `statistics` are mean and variance, of the batch where gradients are wanted; `layers` as of `fused_mlp`.
+    """
+    given = _cast(_rows(x), *layers)
+    y: Tensor = _NormMlp.apply(given[0], *affine, *statistics, eps, *given[1:])  # type: ignore[no-untyped-call]
+    return y.view(x.shape)
+
+
+def takes_norm(x: Tensor, layers: Sequence[Tensor]) -> bool:
+    """Whether `fused_norm_mlp` takes these, of which `can_use_kernels` is known."""
+    if "norm" not in functional.USED or _dtype(x) != x.dtype or _whole_mlp(x, layers[0]) is None:
+        return False
+    return not (torch.is_grad_enabled() and any(t.requires_grad for t in layers))
+
+
+def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> bool:
+    """Whether the kernels take x (b, h, w, k) here, and are worth it for results with so many columns."""
+    if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
+        return False
+    dtype = _dtype(x)
+    least = LEAST_FLOAT32 if dtype == torch.float32 else LEAST
+    if not x.is_contiguous() or x.numel() // x.shape[-1] * columns < least:
+        return False
+    if residual is not None and (residual.dtype != dtype or not residual.is_contiguous()):
+        return False
+    return dtype != torch.float32 or not rounds_to_tf32()
+
+
+def is_full_precision(x: Tensor) -> bool:
+    """Whether products of x are to be float32."""
+    return _dtype(x) == torch.float32
+
+
+def rounds_to_tf32() -> bool:
+    """Whether the caller allows TF32 in products, for which libraries are fast."""
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):  # reading the old flag fails once the new one was set
+        return bool(matmul.fp32_precision == "tf32")
+    return bool(matmul.allow_tf32)
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+
+
+def _cast(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
+    """The tensors as autocast would hand them on."""
+    dtype = _dtype(x)
+    return [None if t is None else t.to(dtype) for t in (x, *others)]
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _kernels() -> Any:
+    from trust_tta.ops.triton import linear as triton_products
+
+    return triton_products
+
+
+def _whole_mlp(x: Tensor, weight1: Tensor) -> Any:
+    """The kernels of both layers at once where they take these, or None."""
+    if "mlp" not in functional.USED or x.dtype == torch.float32:
+        return None
+    from trust_tta.ops.triton import mlp as triton_mlp
+
+    return triton_mlp if triton_mlp.takes(weight1.shape[1], weight1.shape[0]) else None
+
+
+def _times(dy: Tensor, weight: Tensor) -> Tensor:
+    """dy (m, n) @ weight (n, k)."""
+    if dy.dtype != torch.float32:
+        return dy @ weight
+    kernels = _kernels()
+    dx: Tensor = kernels.product(dy, kernels.prepare(weight, rows=len(dy), transposed=True))
+    return dx
+
+
+def _active(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GELU(x (m, k) @ weight (n, k).T + bias); in half precision the library's own is faster, and as exact as ours."""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch._addmm_activation(bias, x, weight.T, use_gelu=True)
+    kernels = _kernels()
+    hidden: Tensor = kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, gelu=True)
+    return hidden
+
+
+def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    """dy (m, n).T @ x (m, k)."""
+    if dy.dtype != torch.float32 or _kernels().is_small(len(dy), dy.shape[1]):
+        return dy.T @ x
+    dweight: Tensor = _kernels().weight_gradient(dy, x)
+    return dweight
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        kernels = _kernels()
+        y: Tensor = kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, add=residual)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wanted, dy = ctx.needs_input_grad, dy.contiguous()
+        return (
+            _times(dy, weight) if wanted[0] else None,
+            _weight_gradient(dy, x) if wanted[1] else None,
+            dy.sum(0) if wanted[2] else None,
+            dy if wanted[3] else None,
+        )
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight1, bias1, weight2)
+        kernels, whole = _kernels(), _whole_mlp(x, weight1)
+        y: Tensor
+        if whole is not None:
+            y = whole.mlp(x, weight1, bias1, weight2, bias2, residual)
+            return y
+        hidden = _active(x, weight1, bias1)
+        if x.dtype != torch.float32:  # the library's product is faster than ours
+            y = F.linear(hidden, weight2, bias2)
+            return y if residual is None else y.add_(residual)
+        y = kernels.product(hidden, kernels.prepare(weight2, rows=len(x)), bias2, add=residual)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight1, bias1, weight2 = ctx.saved_tensors
+        wanted, dy, kernels = ctx.needs_input_grad, dy.contiguous(), _kernels()
+        whole = _whole_mlp(x, weight1)
+        if whole is not None and wanted[0] and not any(wanted[1:5]):
+            dx = whole.mlp_input_gradient(dy, x, weight1, bias1, weight2)
+            return dx, None, None, None, None, dy if wanted[5] else None
+        first = kernels.prepare(weight1, rows=len(x))
+        second = kernels.prepare(weight2, rows=len(x), transposed=True)
+        dx = dweight1 = dbias1 = dweight2 = hidden = None
+        if x.dtype != torch.float32:
+            hidden = F.linear(x, weight1, bias1)
+        elif kernels.is_small(len(x), len(weight1)):
+            hidden = kernels.product(x, first, bias1)
+        if any(wanted[:3]):
+            if hidden is None:
+                dhidden = kernels.hidden_gradient(dy, x, first, bias1, second)
+            else:
+                dhidden = kernels.product(dy, second, slope_at=hidden)
+            dx = _times(dhidden, weight1) if wanted[0] else None
+            dweight1 = _weight_gradient(dhidden, x) if wanted[1] else None
+            dbias1 = dhidden.sum(0) if wanted[2] else None
+        if wanted[3]:
+            active = kernels.product(x, first, bias1, gelu=True) if hidden is None else F.gelu(hidden)
+            dweight2 = _weight_gradient(dy, active)
+        return dx, dweight1, dbias1, dweight2, dy.sum(0) if wanted[4] else None, dy if wanted[5] else None
+
+
+class _NormMlp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float, *layers: Tensor
+    ) -> Tensor:
+        from trust_tta.ops.triton import mlp as triton_mlp
+
+        ctx.save_for_backward(x, weight, bias, mean, variance, *layers[:3])
+        ctx.eps = eps
+        norm = triton_mlp.Norm(mean, variance, weight, bias, eps)
+        weight1, bias1, weight2, bias2 = layers
+        return triton_mlp.mlp(x, weight1, bias1, weight2, bias2, x, norm)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from trust_tta.ops.triton import batch_norm as triton_norm
+        from trust_tta.ops.triton import mlp as triton_mlp
+
+        x, weight, bias, mean, variance, weight1, bias1, weight2 = ctx.saved_tensors
+        dy, norm = dy.contiguous(), triton_mlp.Norm(mean, variance, weight, bias, ctx.eps)
+        dnormal = triton_mlp.mlp_input_gradient(dy, x, weight1, bias1, weight2, norm)
+        dbias, dweight = triton_norm.sums(dnormal, x, mean, variance, ctx.eps)
+        saved = (mean, variance, weight)
+        dx = triton_norm.input_gradient(dnormal, x, saved, (dbias, dweight), ctx.eps, add=dy)
+        return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), *[None] * 7

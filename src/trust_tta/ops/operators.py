@@ -1,0 +1,264 @@
+"""The scans as operators of torch.library: schemas, fake kernels and autograd around the functions of a backend.
+
+The last argument of the scans, `triton`, chooses the backend. Operators take and return flat rows of tensors, which
+are named again on arrival. The `run_*` functions are the operators without torch.library, for calls in which nothing is
+differentiated or compiled: its overhead is most of a small batch's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from trust_tta.ops import reference
+from trust_tta.ops.tensors import Gathered, Parameters, Saved, ScanGradients, ScanInputs
+
+_FIVE = "Tensor x_proj_weight, Tensor dt_projs_weight, Tensor dt_projs_bias, Tensor A_logs, Tensor Ds"
+_INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? delta_bias, bool delta_softplus"
+_SAVED = "Tensor projected, Tensor states, Tensor u"
+_GATHERED = "Tensor x_proj, Tensor dt_proj, Tensor A, Tensor D, Tensor dt_bias"
+
+
+class Backend(Protocol):
+    """What the packages `scan.cpu` and `scan.triton` provide."""
+
+    def scan_forward(self, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+        """Return y (b, g, c, l) and the states that the backward starts from, float32 of `states_shape`."""
+
+    def scan_backward(self, dy: Tensor, inputs: ScanInputs, states: Tensor) -> ScanGradients:
+        """Return each gradient in the dtype of its input."""
+
+    def states_shape(self, delta: Sequence[int], state: int) -> tuple[int, ...]:
+        """Return the shape of the saved states for a `delta` of the given shape (b, g, m, c, l)."""
+
+    def kept_shape(self, x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+        """Return the shape of `Saved.u` for a map x of the given shape (b, c, h, w)."""
+
+    def scan_map_forward(self, x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
+        """Return y as `reference.scan_map` does, or `merged` into (b, h, w, c), and what the backward needs."""
+
+    def scan_map_backward(
+        self, dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
+    ) -> tuple[Tensor, Parameters]:
+        """Return the gradients of x and, in A's dtype, of the parameters.
+
+        The first two parameters' gradients are empty unless `train_projections`, the others unless `train_scan`.
+        """
+
+
+def get_backend(triton: bool) -> Backend:
+    """Import the backend where it is first used: numba and Triton are slow to load."""
+    if triton:
+        from trust_tta.ops import triton as gpu
+
+        return gpu
+    from trust_tta.ops import cpu
+
+    return cpu
+
+
+def _keep_unused_gradients_none(ctx: Any, saved: tuple[Tensor, ...]) -> None:
+    """Without this PyTorch would fill a zero gradient for each saved output."""
+    ctx.mark_non_differentiable(*saved)
+    ctx.set_materialize_grads(False)
+
+
+# The grouped scan.
+
+
+def run_scan(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """y (b, g, c, l) and the saved states."""
+    *inputs, triton = arguments
+    return get_backend(triton).scan_forward(ScanInputs(*inputs))
+
+
+def run_scan_backward(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """The gradients of the seven tensors; see `ScanGradients`."""
+    *inputs, states, triton = arguments
+    return tuple(get_backend(triton).scan_backward(dy, ScanInputs(*inputs), states))
+
+
+scan = torch.library.custom_op(
+    "trust_tta::scan", run_scan, mutates_args=(), schema=f"({_INPUTS}, bool triton) -> (Tensor, Tensor)"
+)
+scan_backward = torch.library.custom_op(
+    "trust_tta::scan_backward",
+    run_scan_backward,
+    mutates_args=(),
+    schema=f"(Tensor dy, {_INPUTS}, Tensor states, bool triton) -> ({', '.join(['Tensor'] * 7)})",
+)
+
+
+@scan.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    u, delta, A, *_, triton = arguments
+    states = get_backend(triton).states_shape(delta.shape, A.shape[-1])
+    return u.new_empty(u.shape), u.new_empty(states, dtype=torch.float32)
+
+
+@scan_backward.register_fake
+def _(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    A = arguments[2]
+    return tuple(A.new_empty(0) if t is None else t.new_empty(t.shape) for t in arguments[:7])
+
+
+def _save_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.delta_softplus, ctx.triton = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    _keep_unused_gradients_none(ctx, output[1:])
+
+
+def _differentiate_scan(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, states = ctx.saved_tensors
+    gradients = scan_backward(dy, *tensors, ctx.delta_softplus, states, ctx.triton)
+    return (*(None if t is None else g for g, t in zip(gradients, tensors, strict=True)), None, None)
+
+
+scan.register_autograd(_differentiate_scan, setup_context=_save_scan)
+
+
+# SS2D's scan of a map.
+
+
+def run_scan_map(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """y (b, 2, c, h*w), on a CPU merged into (b, h, w, c), and the eight tensors of `Saved`."""
+    *parameters, triton = arguments
+    y, saved = get_backend(triton).scan_map_forward(x, slots, Parameters(*parameters))
+    return y, *saved.flatten()
+
+
+def run_scan_map_backward(dy: Tensor, x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """The gradients of x and of the five parameters."""
+    *saved, train_projections, train_scan, triton = arguments
+    dx, gradients = get_backend(triton).scan_map_backward(
+        dy, x, slots, Saved.unflatten(tuple(saved)), train_projections=train_projections, train_scan=train_scan
+    )
+    return dx, *gradients
+
+
+scan_map = torch.library.custom_op(
+    "trust_tta::scan_map",
+    run_scan_map,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor slots, {_FIVE}, bool triton) -> ({', '.join(['Tensor'] * 9)})",
+)
+scan_map_backward = torch.library.custom_op(
+    "trust_tta::scan_map_backward",
+    run_scan_map_backward,
+    mutates_args=(),
+    schema=f"(Tensor dy, Tensor x, Tensor slots, {_SAVED}, {_GATHERED}, "
+    f"bool train_projections, bool train_scan, bool triton) -> ({', '.join(['Tensor'] * 6)})",
+)
+
+
+@scan_map.register_fake
+def _(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    *parameters, triton = arguments
+    (b, c, h, w), rows = x.shape, parameters[0].shape[1]
+    gathered = reference.gather(Parameters(*parameters), slots, x.dtype)
+    batch, groups = (b, 2) if slots.dim() == 1 else (1, 2 * b)
+    backend = get_backend(triton)
+    states = backend.states_shape((batch, groups, 2, c, h * w), gathered.A.shape[-1])
+    shapes = [(b, 2, c, h * w), (b, 2, 2, rows, h * w)] if triton else [(b, h, w, c), (b, h * w, 4, rows)]
+    y, projected, u = (x.new_empty(shape) for shape in (*shapes, backend.kept_shape(x.shape, x.dtype)))
+    return y, *Saved(projected, x.new_empty(states, dtype=torch.float32), u, gathered).flatten()
+
+
+@scan_map_backward.register_fake
+def _(dy: Tensor, x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    *saved, train_projections, train_scan, _ = arguments
+    gathered = Gathered(*saved[3:])
+    dx = x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).permute(0, 3, 1, 2)
+    wanted = (train_projections,) * 2 + (train_scan,) * 3
+    shapes = zip(gathered.parameter_shapes(), wanted, strict=True)
+    return dx, *(gathered.A.new_empty(shape if w else 0) for shape, w in shapes)
+
+
+def _save_scan_map(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.triton = inputs[-1]
+    ctx.save_for_backward(*inputs[:2], *output[1:])
+    _keep_unused_gradients_none(ctx, output[1:])
+
+
+def _differentiate_scan_map(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    wanted = ctx.needs_input_grad[2:7]
+    dx, *gradients = scan_map_backward(dy, *ctx.saved_tensors, any(wanted[:2]), any(wanted[2:]), ctx.triton)
+    return (dx, None, *(g if w else None for g, w in zip(gradients, wanted, strict=True)), None)
+
+
+scan_map.register_autograd(_differentiate_scan_map, setup_context=_save_scan_map)
+
+
+# The merge of SS2D's sequences and the norm that follows it, on a GPU; on a CPU they are merged already.
+
+
+def run_merge_norm(
+    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The normalized map (b, h, w, c), and for the backward the merged map, its mean and 1 / deviation (b, h, w, 1)."""
+    from trust_tta.ops.triton import merge_norm as by_kernel
+
+    return by_kernel(y, height, width, weight, bias, eps)
+
+
+def run_merge_norm_alone(*arguments: Any) -> tuple[Tensor, ...]:
+    """As `run_merge_norm`, with nothing kept for a backward."""
+    from trust_tta.ops.triton import merge_norm as by_kernel
+
+    return by_kernel(*arguments, keep=False)
+
+
+def run_merge_norm_backward(
+    dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, train: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of y (b, 2, c, h*w), weight and bias (c,); the last two are empty unless `train`."""
+    from trust_tta.ops import triton
+
+    if not train:
+        none = weight.new_empty(0), bias.new_empty(0)
+        return triton.merge_norm_backward(dnorm, x, mean, scale, weight), *none
+    # PyTorch has this for weights of the map's dtype only; it asks for the bias but does not read it.
+    factor = weight.to(x.dtype)
+    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        dnorm.contiguous(), x, x.shape[-1:], mean, scale, factor, factor, [True, True, True]
+    )
+    return triton.cross_scan(dx.permute(0, 3, 1, 2), silu=False), dweight.to(weight.dtype), dbias.to(bias.dtype)
+
+
+merge_norm = torch.library.custom_op("trust_tta::merge_norm", run_merge_norm, mutates_args=())
+merge_norm_backward = torch.library.custom_op(
+    "trust_tta::merge_norm_backward", run_merge_norm_backward, mutates_args=()
+)
+
+
+@merge_norm.register_fake
+def _(y: Tensor, height: int, width: int, *arguments: Any) -> tuple[Tensor, ...]:
+    b, _, c, _ = y.shape
+    norm, x = (y.new_empty((b, height, width, c)) for _ in range(2))
+    mean, scale = (y.new_empty((b, height, width, 1), dtype=torch.float32) for _ in range(2))
+    return norm, x, mean, scale
+
+
+@merge_norm_backward.register_fake
+def _(dnorm: Tensor, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    _, _, weight, bias, train = arguments
+    b, h, w, c = x.shape
+    return x.new_empty((b, 2, c, h * w)), *(t.new_empty(t.shape if train else 0) for t in (weight, bias))
+
+
+def _save_merge_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, _, weight, bias, _ = inputs
+    ctx.save_for_backward(*output[1:], weight, bias)
+    _keep_unused_gradients_none(ctx, output[1:])
+
+
+def _differentiate_merge_norm(ctx: Any, dnorm: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    train = any(ctx.needs_input_grad[3:5])
+    dy, dweight, dbias = merge_norm_backward(dnorm, *ctx.saved_tensors, train)
+    return (dy, None, None, dweight if train else None, dbias if train else None, None)
+
+
+merge_norm.register_autograd(_differentiate_merge_norm, setup_context=_save_merge_norm)

@@ -1,0 +1,452 @@
+"""`cross_scan`, `cross_merge` and `merge_norm`: tiles of the map, read once and written coalesced both ways."""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trust_tta.ops import functional
+from trust_tta.ops.triton.launch import ceil_div, is_rough, power_of_two
+
+NORMALIZED = 1024  # numbers that a warp normalizes at a time
+FEW = 64  # tiles, which leave half of a large GPU idle
+SIDE = 8  # of a tile whose channels are walked through twice: small, because small maps have few tiles
+
+
+def cross_scan(x: Tensor, *, silu: bool) -> Tensor:
+    """See `operators.Backend`."""
+    b, c, h, w = x.shape
+    u = x.new_empty((b, 2, c, h * w))
+    with torch.cuda.device_of(x):
+        if _takes_pairs(x):
+            _launch_pairs(x, u, silu)
+        else:
+            _launch(cross_scan_kernel, (x, u), x.stride(), u, h, w, _scan_sizes(max(h, w)), SILU=silu)
+    return u
+
+
+def _takes_pairs(x: Tensor) -> bool:
+    """Whether the map can be moved two numbers at a time, which for large maps is twice as fast as one by one."""
+    b, c, h, w = x.shape
+    even = c % 2 == 0 and h % 2 == 0 and w % 2 == 0 and max(h, w) > 16
+    return (
+        "pairs" in functional.USED
+        and even
+        and x.dtype == torch.bfloat16
+        and x.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _launch_pairs(x: Tensor, u: Tensor, silu: bool) -> None:
+    b, c, h, w = x.shape
+    pixels = x.permute(0, 2, 3, 1)
+    side, pairs, warps = choose_cells(silu, max(h, w))
+    grid = (ceil_div(h // 2, side) * ceil_div(w // 2, side), ceil_div(c // 2, pairs), b)
+    cross_scan_pairs_kernel[grid](
+        pixels.view(torch.int32), u.view(torch.int32), CHANNELS=c, HEIGHT=h, WIDTH=w, BLOCK_P=pairs, BLOCK_S=side,
+        SILU=silu, ROUGH=is_rough(x), num_warps=warps, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+def choose_cells(silu: bool, pixels: int) -> tuple[int, int, int]:
+    """The side of a tile in cells of 2 x 2 pixels, its pairs of channels, and its warps; the fastest on an H200.
+
+    `pixels`: of the longer side of the map.
+    """
+    return (32, 4, 4) if pixels > 32 else (16, 4, 4 if silu else 8)
+
+
+def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
+    """See `operators.Backend`."""
+    y = y.contiguous()
+    x = _pixels(y, height, width).permute(0, 3, 1, 2)
+    point = x if silu_of is None else silu_of
+    with torch.cuda.device_of(y):
+        strides = (*x.stride(), *point.stride())
+        sizes = _merge_sizes(y, max(height, width))
+        _launch(cross_merge_kernel, (x, point, y), strides, y, height, width, sizes, SILU=silu_of is not None)
+    return x
+
+
+def merge_norm(
+    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, *, keep: bool = True
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `operators.Backend`; unless `keep`, the normalized map is written over the merged one."""
+    batch, _, count, _ = y.shape
+    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
+    if grid[0] * grid[1] < FEW:
+        x = cross_merge(y, height, width).permute(0, 2, 3, 1)
+        return _layer_norm(x, weight.contiguous(), bias.contiguous(), eps, keep=keep)
+    y = y.contiguous()
+    norm = _pixels(y, height, width)
+    x = _pixels(y, height, width) if keep else norm
+    mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
+    sizes, whole = _channels(count), power_of_two(count)
+    pixels = max(1, min(SIDE * SIDE, sizes["num_warps"] * NORMALIZED // whole))
+    with torch.cuda.device_of(y):
+        merge_norm_kernel[grid](
+            y, x, norm, mean, scale, weight.contiguous(), bias.contiguous(), eps,
+            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, BLOCK_R=pixels, BLOCK_A=whole,
+            enable_fp_fusion=True, **sizes,
+        )  # fmt: skip
+    return norm, x, mean, scale
+
+
+def merge_norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    """The gradient (b, 2, c, h*w) of the sequences that `merge_norm` merged, from that of the norm (b, h, w, c)."""
+    batch, height, width, count = x.shape
+    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
+    least = {torch.bfloat16: 96, torch.float32: 192}.get(x.dtype, 1 << 30)
+    if least <= count <= 512 or grid[0] * grid[1] < FEW:
+        dx = _norm_backward(dnorm.contiguous(), x, mean, scale, weight.contiguous())
+        return cross_scan(dx.permute(0, 3, 1, 2), silu=False)
+    dy = x.new_empty((batch, 2, count, height * width))
+    with torch.cuda.device_of(x):
+        merge_norm_backward_kernel[grid](
+            dnorm.contiguous(), x, mean, scale, weight.contiguous(), dy,
+            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, enable_fp_fusion=True, **_channels(count),
+        )  # fmt: skip
+    return dy
+
+
+def _layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `merge_norm`, of a map (b, h, w, c) that is merged."""
+    norm = torch.empty_like(x) if keep else x
+    mean, scale = (x.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
+    rows, count = x.numel() // x.shape[-1], x.shape[-1]
+    block_c = power_of_two(count)
+    block_r = max(1, 2048 // block_c)
+    with torch.cuda.device_of(x):
+        layer_norm_kernel[(ceil_div(rows, block_r),)](
+            x, weight, bias, norm, mean, scale, rows, eps,
+            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return norm, x, mean, scale
+
+
+def _norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    """The gradient (b, h, w, c) of the merged map."""
+    dx = torch.empty_like(x)
+    rows, count = x.numel() // x.shape[-1], x.shape[-1]
+    block_c = power_of_two(count)
+    block_r = max(1, 4096 // block_c)
+    with torch.cuda.device_of(x):
+        norm_backward_kernel[(ceil_div(rows, block_r),)](
+            dnorm, x, mean, scale, weight, dx, rows,
+            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return dx
+
+
+def _pixels(y: Tensor, height: int, width: int) -> Tensor:
+    return y.new_empty((y.shape[0], height, width, y.shape[2]))
+
+
+def _channels(count: int) -> dict[str, int]:
+    """Channels at a time, and warps, of a tile whose channels are walked through."""
+    return {"BLOCK_C": 64, "num_warps": 4} if count < 512 else {"BLOCK_C": 128, "num_warps": 8}
+
+
+def _scan_sizes(pixels: int) -> tuple[int, int, int]:
+    """The side of a tile, its channels, and its warps, for a map with so many pixels to its longer side."""
+    return (8, 32, 4) if pixels <= 8 else (16, 16, 8)
+
+
+def _merge_sizes(y: Tensor, pixels: int) -> tuple[int, int, int]:
+    """The same for a map that is merged from y."""
+    if pixels <= 8 or y.dtype == torch.float32:
+        return _scan_sizes(pixels)
+    return (8, 64, 8) if pixels <= 32 else (16, 32, 8)
+
+
+def _launch(
+    kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], u: Tensor, height: int, width: int,
+    sizes: tuple[int, int, int], **flag: bool,
+) -> None:  # fmt: skip
+    side, channels, warps = sizes
+    batch, _, count, _ = u.shape
+    grid = (ceil_div(height, side) * ceil_div(width, side), ceil_div(count, channels), batch)
+    kernel[grid](
+        *tensors, *strides, CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side,
+        ROUGH=is_rough(u), num_warps=warps, enable_fp_fusion=True, **flag,
+    )  # fmt: skip
+
+
+@triton.jit
+def tile(
+    i_tile, i_c,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Rows, columns, channels of a tile, their places along the rows and along the columns, and its mask; (h, w, c)."""
+    tiles = tl.cdiv(WIDTH, BLOCK_S)
+    o_h = ((i_tile // tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[:, None, None]
+    o_w = ((i_tile % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :, None]
+    o_c = (i_c * BLOCK_C + tl.arange(0, BLOCK_C))[None, None, :]
+    mask = (o_h < HEIGHT) & (o_w < WIDTH) & (o_c < CHANNELS)
+    o_rows = o_c * (HEIGHT * WIDTH) + o_h * WIDTH + o_w
+    o_columns = (CHANNELS + o_c) * (HEIGHT * WIDTH) + o_w * HEIGHT + o_h
+    return o_h, o_w, o_c, o_rows, o_columns, mask
+
+
+@triton.jit
+def sigmoid(b_x, ROUGH: tl.constexpr):
+    """ROUGH: by the device's own reciprocal, within 2^-22, which is more than half precision shows."""
+    if not ROUGH:
+        return tl.sigmoid(b_x)
+    b_sum = 1.0 + tl.exp2(b_x * -1.4426950408889634)
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [b_sum], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def cross_scan_kernel(
+    p_x, p_u, s_b, s_c, s_h, s_w,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    SILU: tl.constexpr, ROUGH: tl.constexpr,
+):  # fmt: skip
+    o_h, o_w, o_c, o_rows, o_columns, mask = tile(
+        tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
+    )
+    i_b = tl.program_id(2).to(tl.int64)
+    b_x = tl.load(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, mask=mask)
+    if SILU:
+        b_wide = b_x.to(tl.float32)
+        b_x = (b_wide * sigmoid(b_wide, ROUGH)).to(p_u.dtype.element_ty)
+    p_u += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
+    tl.store(p_u + o_rows, b_x, mask=mask)
+    tl.store(p_u + o_columns, b_x, mask=mask)
+
+
+@triton.jit
+def _low(b_pair):
+    """The first of two bfloat16 in each 32 bits, as float32."""
+    return (b_pair << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _high(b_pair):
+    return (b_pair & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pack(b_first, b_second, ROUGH: tl.constexpr):
+    """Two float32 as bfloat16 in 32 bits."""
+    if ROUGH:  # both at once
+        return tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [b_first, b_second], dtype=tl.int32, is_pure=True, pack=1
+        )
+    b_low = b_first.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
+    return b_low | (b_second.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit
+def _silu_pair(b_pair, ROUGH: tl.constexpr):
+    b_first = _low(b_pair)
+    b_second = _high(b_pair)
+    return _pack(b_first * sigmoid(b_first, ROUGH), b_second * sigmoid(b_second, ROUGH), ROUGH)
+
+
+@triton.jit
+def _store_pair(p_u, o_u, b_one, b_other, mask, LENGTH: tl.constexpr):
+    """Of two neighbors with two channels each: the neighbors of the first channel, then those of the second."""
+    tl.store(p_u + o_u, (b_one & 65535) | (b_other << 16), mask=mask)
+    tl.store(p_u + o_u + LENGTH // 2, ((b_one >> 16) & 65535) | (b_other & -65536), mask=mask)
+
+
+@triton.jit
+def cross_scan_pairs_kernel(
+    p_x, p_u,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+    SILU: tl.constexpr, ROUGH: tl.constexpr,
+):  # fmt: skip
+    """As `cross_scan_kernel` for bfloat16: cells of 2 x 2 pixels and pairs of channels, moved as 32 bits."""
+    LENGTH: tl.constexpr = HEIGHT * WIDTH
+    tiles = tl.cdiv(WIDTH // 2, BLOCK_S)
+    i_tile = tl.program_id(0)
+    i_b = tl.program_id(2).to(tl.int64)
+    o_h = ((i_tile // tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[:, None, None]
+    o_w = ((i_tile % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :, None]
+    o_p = (tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P))[None, None, :]
+    mask = (o_h < HEIGHT // 2) & (o_w < WIDTH // 2) & (o_p < CHANNELS // 2)
+    p_x += i_b * (LENGTH * (CHANNELS // 2))
+    o_x = (o_h * (2 * WIDTH) + o_w * 2) * (CHANNELS // 2) + o_p
+    b_00 = tl.load(p_x + o_x, mask=mask, other=0)
+    b_01 = tl.load(p_x + o_x + CHANNELS // 2, mask=mask, other=0)
+    b_10 = tl.load(p_x + o_x + WIDTH * (CHANNELS // 2), mask=mask, other=0)
+    b_11 = tl.load(p_x + o_x + (WIDTH + 1) * (CHANNELS // 2), mask=mask, other=0)
+    if SILU:
+        b_00, b_01 = _silu_pair(b_00, ROUGH), _silu_pair(b_01, ROUGH)
+        b_10, b_11 = _silu_pair(b_10, ROUGH), _silu_pair(b_11, ROUGH)
+    p_u += i_b * (CHANNELS * LENGTH)
+    o_rows = o_p * LENGTH + o_h * WIDTH + o_w
+    _store_pair(p_u, o_rows, b_00, b_01, mask, LENGTH)
+    _store_pair(p_u, o_rows + WIDTH // 2, b_10, b_11, mask, LENGTH)
+    o_columns = (CHANNELS // 2 + o_p) * LENGTH + o_w * HEIGHT + o_h
+    _store_pair(p_u, o_columns, b_00, b_10, mask, LENGTH)
+    _store_pair(p_u, o_columns + HEIGHT // 2, b_01, b_11, mask, LENGTH)
+
+
+@triton.jit
+def merged(p_y, o_rows, o_columns, mask):
+    return tl.load(p_y + o_rows, mask=mask).to(tl.float32) + tl.load(p_y + o_columns, mask=mask).to(tl.float32)
+
+
+@triton.jit
+def cross_merge_kernel(
+    p_x, p_point, p_y, s_b, s_c, s_h, s_w, t_b, t_c, t_h, t_w,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    SILU: tl.constexpr, ROUGH: tl.constexpr,
+):  # fmt: skip
+    o_h, o_w, o_c, o_rows, o_columns, mask = tile(
+        tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
+    )
+    i_b = tl.program_id(2).to(tl.int64)
+    b_x = merged(p_y + i_b * (2 * CHANNELS * HEIGHT * WIDTH), o_rows, o_columns, mask)
+    if SILU:
+        b_p = tl.load(p_point + i_b * t_b + o_h * t_h + o_w * t_w + o_c * t_c, mask=mask).to(tl.float32)
+        b_s = sigmoid(b_p, ROUGH)
+        b_x *= b_s * (1 + b_p * (1 - b_s))
+    tl.store(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, b_x.to(p_x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def merge_norm_kernel(
+    p_y, p_x, p_norm, p_mean, p_scale, p_weight, p_bias, eps,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_A: tl.constexpr,
+):  # fmt: skip
+    """Merge a tile of pixels, one block of channels at a time; then normalize it, some pixels at a time.
+
+    The sums over the channels are taken of what was written: as it was read, every channel is another thread's.
+    """
+    i_b = tl.program_id(1).to(tl.int64)
+    p_y += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
+    p_x += i_b * (CHANNELS * HEIGHT * WIDTH)
+    p_norm += i_b * (CHANNELS * HEIGHT * WIDTH)
+    for i_c in range((CHANNELS + BLOCK_C - 1) // BLOCK_C):
+        o_h, o_w, o_c, o_rows, o_columns, mask = tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        b_x = merged(p_y, o_rows, o_columns, mask).to(p_x.dtype.element_ty)
+        tl.store(p_x + (o_h * WIDTH + o_w) * CHANNELS + o_c, b_x, mask=mask)
+    # What one thread stored above, another loads below.
+    tl.debug_barrier()
+    tiles = tl.cdiv(WIDTH, BLOCK_S)
+    o_c = tl.arange(0, BLOCK_A)
+    m_c = (o_c < CHANNELS)[None, :]
+    b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    b_b = tl.load(p_bias + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    for i_r in range(0, BLOCK_S * BLOCK_S, BLOCK_R):
+        o_p = i_r + tl.arange(0, BLOCK_R)
+        o_h = (tl.program_id(0) // tiles) * BLOCK_S + o_p // BLOCK_S
+        o_w = (tl.program_id(0) % tiles) * BLOCK_S + o_p % BLOCK_S
+        m_p = (o_h < HEIGHT) & (o_w < WIDTH)
+        o_pixel = o_h * WIDTH + o_w
+        o_map = o_pixel[:, None] * CHANNELS + o_c[None, :]
+        mask = m_p[:, None] & m_c
+        b_x = tl.load(p_x + o_map, mask=mask, other=0.0).to(tl.float32)
+        b_mean = tl.sum(b_x, 1) / CHANNELS
+        b_d = tl.where(m_c, b_x - b_mean[:, None], 0.0)
+        b_scale = tl.rsqrt(tl.sum(b_d * b_d, 1) / CHANNELS + eps)
+        tl.store(p_mean + i_b * (HEIGHT * WIDTH) + o_pixel, b_mean, mask=m_p)
+        tl.store(p_scale + i_b * (HEIGHT * WIDTH) + o_pixel, b_scale, mask=m_p)
+        b_n = b_d * b_scale[:, None] * b_w + b_b
+        tl.store(p_norm + o_map, b_n.to(p_norm.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS: tl.constexpr):
+    """The normalized map and the gradient that reaches it, in float32."""
+    b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
+    b_g = tl.load(p_dnorm + o_map, mask=mask, other=0.0).to(tl.float32) * b_w
+    b_x = tl.load(p_x + o_map, mask=mask, other=0.0).to(tl.float32)
+    return (b_x - b_mean[:, :, None]) * b_scale[:, :, None], b_g
+
+
+@triton.jit
+def merge_norm_backward_kernel(
+    p_dnorm, p_x, p_mean, p_scale, p_weight, p_dy,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the norm of a tile of pixels, written along the rows and along the columns."""
+    BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
+    i_b = tl.program_id(1).to(tl.int64)
+    p_dnorm += i_b * (CHANNELS * HEIGHT * WIDTH)
+    p_x += i_b * (CHANNELS * HEIGHT * WIDTH)
+    p_dy += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
+    tiles = tl.cdiv(WIDTH, BLOCK_S)
+    o_row = ((tl.program_id(0) // tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[:, None]
+    o_column = ((tl.program_id(0) % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :]
+    m_pixel = (o_row < HEIGHT) & (o_column < WIDTH)
+    o_pixel = i_b * (HEIGHT * WIDTH) + o_row * WIDTH + o_column
+    b_mean = tl.load(p_mean + o_pixel, mask=m_pixel, other=0.0)
+    b_scale = tl.load(p_scale + o_pixel, mask=m_pixel, other=0.0)
+    b_sum = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
+    b_along = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
+    for i_c in range(BLOCKS):
+        o_h, o_w, o_c, _, _, mask = tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
+        b_n, b_g = _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS)
+        b_sum += tl.sum(b_g, 2)
+        b_along += tl.sum(b_g * b_n, 2)
+    b_sum /= CHANNELS
+    b_along /= CHANNELS
+    for i_c in range(BLOCKS):
+        o_h, o_w, o_c, o_rows, o_columns, mask = tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
+        o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
+        b_n, b_g = _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS)
+        b_dx = b_scale[:, :, None] * (b_g - b_sum[:, :, None] - b_n * b_along[:, :, None])
+        b_dx = b_dx.to(p_dy.dtype.element_ty)
+        tl.store(p_dy + o_rows, b_dx, mask=mask)
+        tl.store(p_dy + o_columns, b_dx, mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def layer_norm_kernel(
+    p_x, p_weight, p_bias, p_norm, p_mean, p_scale, rows, eps,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The norm of a block of pixels."""
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    o_c = tl.arange(0, BLOCK_C)
+    m_r, m_c = o_r < rows, o_c < CHANNELS
+    o_x, mask = o_r[:, None] * CHANNELS + o_c[None, :], m_r[:, None] & m_c[None, :]
+    b_w = tl.load(p_weight + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
+    b_b = tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
+    b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
+    b_mean = tl.sum(b_x, 1) / CHANNELS
+    b_d = tl.where(m_c[None, :], b_x - b_mean[:, None], 0.0)
+    b_scale = tl.rsqrt(tl.sum(b_d * b_d, 1) / CHANNELS + eps)
+    tl.store(p_mean + o_r, b_mean, mask=m_r)
+    tl.store(p_scale + o_r, b_scale, mask=m_r)
+    tl.store(p_norm + o_x, (b_d * b_scale[:, None] * b_w + b_b).to(p_norm.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_backward_kernel(
+    p_dnorm, p_x, p_mean, p_scale, p_weight, p_dx, rows,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the norm of a block of pixels."""
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    o_c = tl.arange(0, BLOCK_C)
+    m_r = o_r < rows
+    mask = m_r[:, None] & (o_c < CHANNELS)[None, :]
+    o_x = o_r[:, None] * CHANNELS + o_c[None, :]
+    b_scale = tl.load(p_scale + o_r, mask=m_r, other=0.0)[:, None]
+    b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    b_g = tl.load(p_dnorm + o_x, mask=mask, other=0.0).to(tl.float32) * b_w
+    b_n = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32) - tl.load(p_mean + o_r, mask=m_r, other=0.0)[:, None]
+    b_n *= b_scale
+    b_sum = tl.sum(b_g, 1) / CHANNELS
+    b_along = tl.sum(b_g * b_n, 1) / CHANNELS
+    b_dx = b_scale * (b_g - b_sum[:, None] - b_n * b_along[:, None])
+    tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=mask)

@@ -1,0 +1,313 @@
+"""Matrix products of SS2D: maps with a small weight, and the gradients of such weights.
+
+All are bound by memory, so each number of a large map is moved once. In float32 each factor is the sum of two numbers
+that a tensor core takes, and three of their four products are summed: the error stays that of float32.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trust_tta.ops.triton.launch import ceil_div, power_of_two
+
+PROGRAMS = 132  # fill a large GPU once
+FEW_MAPS = 8  # maps of a batch for which the library is slow
+MOST_ROWS = 256  # that a program holds as one block
+
+
+def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
+    """y (b, g, m, l) = weight (.., g, m, k) @ x (b, g, k, l), or y += that; x and y may be slices of rows."""
+    b, g, m, length = y.shape
+    k = x.shape[2]
+    wide, scalar = y.dtype == torch.float32, y.dtype == torch.float32 and m > k
+    short = not scalar and (length <= 64 or (m > 32 and length <= 256))
+    if wide and (add or short) and b * g > FEW_MAPS:  # the library is faster
+        weights = weight.expand(b, g, m, k).reshape(b * g, m, k)
+        y.view(b * g, m, length).baddbmm_(weights, x.reshape(b * g, k, length), beta=int(add))
+        return
+    block_m, block_k, block_l = choose_tile(m, k, length, b * g)
+    warps, stages = 4, 3
+    if wide:
+        block_k, block_l = min(block_k, 32), min(block_l, 64) if scalar else block_l
+    elif not add:
+        block_l, warps, stages = choose_launch(m, k, length, block_l)
+    with torch.cuda.device_of(y):
+        matmul_kernel[(b * g * ceil_div(m, block_m) * ceil_div(length, block_l),)](
+            weight, x, y, ADD=add, GROUPS=g, ROWS=m, INNER=k, LENGTH=length,
+            STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
+            STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
+            STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1), STRIDE_YB=y.stride(0), STRIDE_YG=y.stride(1),
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, SCALAR=scalar, WIDE=_interpreted(y),
+            num_warps=warps, num_stages=stages, enable_fp_fusion=True,
+        )  # fmt: skip
+
+
+def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
+    """Partial sums (p, g, m, k) of dy (b, g, m, l) @ x (b, g, k, l) transposed; x may be a slice of rows.
+
+    Where images have weights of their own, each has one of its own.
+    """
+    b, g, m, length = dy.shape
+    k = x.shape[2]
+    block_m, block_k, block_l = _within(m, 128), _within(k, 64), 64 if length <= 256 else 128
+    if dy.dtype == torch.float32:
+        if length <= 64:
+            return dy @ x.mT
+        block_l = 32
+    chunks, tiles = ceil_div(length, block_l), g * ceil_div(m, block_m) * ceil_div(k, block_k)
+    # A program's share is a run of chunks, of several images where the maps are small.
+    share = chunks if per_image else ceil_div(b * chunks, ceil_div(4 * PROGRAMS, tiles))
+    partial = dy.new_empty((ceil_div(b * chunks, share), g, m, k), dtype=torch.float32)
+    with torch.cuda.device_of(dy):
+        weight_gradient_kernel[(len(partial) * tiles,)](
+            dy, x, partial, b * chunks, share, GROUPS=g, ROWS=m, COLUMNS=k, LENGTH=length,
+            STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(dy), enable_fp_fusion=True,
+        )  # fmt: skip
+    return partial
+
+
+def can_fuse(dy: Tensor, x: Tensor) -> bool:
+    """Whether `fused_gradients` takes dy (b, g, m, l) and x (b, g, k, l): a program holds all of their rows."""
+    return dy.dtype != torch.float32 and dy.shape[2] <= 2 * MOST_ROWS and x.shape[2] <= 64
+
+
+def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_image: bool) -> Tensor:
+    """Write weight (.., g, m, k) transposed @ dy (b, g, m, l) to dx (b, g, k, l); `weight_gradient` of dy and x.
+
+    Both in one pass over dy, which is large; x (b, g, k, l) and dx may be slices of rows.
+    """
+    b, g, m, length = dy.shape
+    k = x.shape[2]
+    block_l, warps, stages, programs = choose_fused(m)
+    chunks = ceil_div(length, block_l)
+    share = chunks if per_image else ceil_div(b * chunks, ceil_div(programs, g))
+    partial = dy.new_empty((ceil_div(b * chunks, share), g, m, k), dtype=torch.float32)
+    with torch.cuda.device_of(dy):
+        fused_gradients_kernel[(len(partial) * g,)](
+            weight, dy, x, dx, partial, b * chunks, share, GROUPS=g, ROWS=m, INNER=k, LENGTH=length,
+            STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
+            STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
+            STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
+            STRIDE_DB=dx.stride(0), STRIDE_DG=dx.stride(1), FIRST=_within(m, MOST_ROWS),
+            REST=0 if m <= MOST_ROWS else _within(m - MOST_ROWS, MOST_ROWS), BLOCK_K=_within(k, 64), BLOCK_L=block_l,
+            WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
+        )  # fmt: skip
+    return partial
+
+
+def choose_fused(rows: int) -> tuple[int, int, int, int]:
+    """Positions of a tile, warps, stages, and the programs that a large GPU holds at once."""
+    if rows <= 128:
+        return 128, 4, 2, 4 * PROGRAMS
+    return 64, 4, 2, (4 if rows <= 256 else 2) * PROGRAMS
+
+
+def choose_tile(rows: int, inner: int, length: int, maps: int) -> tuple[int, int, int]:
+    """Rows, inner and positions of a tile: all rows where they are few, small tiles where there is little to do."""
+    positions = _positions(length)
+    if maps * ceil_div(rows, 64) * ceil_div(length, positions) < PROGRAMS:
+        return _within(rows, 32), _within(inner, 128), 32
+    return _within(rows, 64), _within(inner, 64), positions
+
+
+def choose_launch(rows: int, inner: int, length: int, positions: int) -> tuple[int, int, int]:
+    """Positions of a tile, warps and stages, in half precision; the fastest on an H200 at the stages of VMamba-T."""
+    if inner <= 16 < rows:
+        return positions, 2, 3
+    if not 64 < length <= 256 or positions < 128:
+        return positions, 4, 3
+    if inner <= 32 < rows:
+        return 256, 4, 3
+    return (positions, 8, 3) if rows <= 32 else (positions, 4, 2)
+
+
+def _positions(length: int) -> int:
+    return 64 if length <= 64 else 128
+
+
+def _within(size: int, most: int) -> int:
+    """The smallest power of two that is at least `size`, of those that a tensor core takes, up to `most`."""
+    return min(most, max(16, power_of_two(size)))
+
+
+def _interpreted(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
+@triton.jit
+def top(b_x):
+    """What a tensor core reads of float32 numbers: the first 10 bits after the point."""
+    return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def split_dot(b_x, b_y_top, b_y_rest, b_sum):
+    """x @ y + sum with the error of float32; the product of what a tensor core does not read of both is below it.
+
+    A tensor core cuts its sums off instead of rounding them: short ones lose little, and are added up outside.
+    """
+    b_x_top = top(b_x)
+    b_part = tl.dot(b_x - b_x_top, b_y_top, input_precision="tf32")
+    b_part = tl.dot(b_x_top, b_y_rest, b_part, input_precision="tf32")
+    return b_sum + tl.dot(b_x_top, b_y_top, b_part, input_precision="tf32")
+
+
+@triton.jit
+def dot(b_x, b_y, b_sum, SCALAR: tl.constexpr, WIDE: tl.constexpr):
+    """x @ y + sum, in float32's precision where that is the dtype."""
+    if b_x.dtype == tl.float32:
+        if SCALAR:
+            return tl.dot(b_x, b_y, b_sum, input_precision="ieee")
+        b_top = top(b_y)
+        return split_dot(b_x, b_top, b_y - b_top, b_sum)
+    if WIDE:
+        # Triton's interpreter would multiply the bits of bfloat16; the products are the same.
+        b_x, b_y = b_x.to(tl.float32), b_y.to(tl.float32)
+    return tl.dot(b_x, b_y, b_sum)
+
+
+@triton.jit
+def load_rows(p_x, o_m, o_l, ROWS: tl.constexpr, LENGTH: tl.constexpr):
+    """A tile of x (rows, positions), zero past its ends."""
+    mask = (o_m < ROWS)[:, None] & (o_l < LENGTH)[None, :]
+    return tl.load(p_x + o_m[:, None] * LENGTH + o_l[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def load_chunk(
+    p_dy, p_x, i_chunk, o_m, o_k,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LENGTH: tl.constexpr, STRIDE_YB: tl.constexpr, STRIDE_XB: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """The image and the positions of a chunk, counted over all images, and its tiles of dy and x."""
+    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    i_b = (i_chunk // L_BLOCKS).to(tl.int64)
+    o_l = i_chunk % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
+    b_dy = load_rows(p_dy + i_b * STRIDE_YB, o_m, o_l, ROWS, LENGTH)
+    return i_b, o_l, b_dy, load_rows(p_x + i_b * STRIDE_XB, o_k, o_l, COLUMNS, LENGTH)
+
+
+@triton.jit
+def matmul_kernel(
+    p_w, p_x, p_y,
+    ADD: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr,
+    STRIDE_WB: tl.constexpr, STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr,
+    STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_YB: tl.constexpr, STRIDE_YG: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, SCALAR: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of y (rows, positions) of one image and group; tiles that read the same of x follow each other.
+
+    SCALAR: without tensor cores; for so few rows of x that splitting them would take longer.
+    """
+    M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
+    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    i = tl.program_id(0)
+    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
+    i_bg = (i // (M_BLOCKS * L_BLOCKS)).to(tl.int64)
+    i_b = i_bg // GROUPS
+    i_g = i_bg % GROUPS
+    p_w += i_b * STRIDE_WB + i_g * STRIDE_WG
+    p_x += i_b * STRIDE_XB + i_g * STRIDE_XG
+    p_y += i_b * STRIDE_YB + i_g * STRIDE_YG
+    o_m = i % M_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_l = i // M_BLOCKS % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
+    b_y = tl.zeros((BLOCK_M, BLOCK_L), dtype=tl.float32)
+    for i_k in range(0, INNER, BLOCK_K):
+        o_k = i_k + tl.arange(0, BLOCK_K)
+        o_w = o_m[:, None] * STRIDE_WM + o_k[None, :] * STRIDE_WK
+        b_w = tl.load(p_w + o_w, mask=(o_m < ROWS)[:, None] & (o_k < INNER)[None, :], other=0.0)
+        b_y = dot(b_w, load_rows(p_x, o_k, o_l, INNER, LENGTH), b_y, SCALAR, WIDE)
+    if ADD:
+        b_y += load_rows(p_y, o_m, o_l, ROWS, LENGTH).to(tl.float32)
+    o_y = o_m[:, None] * LENGTH + o_l[None, :]
+    tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=(o_m < ROWS)[:, None] & (o_l < LENGTH)[None, :])
+
+
+@triton.jit(do_not_specialize=["chunks", "share"])
+def weight_gradient_kernel(
+    p_dy, p_x, p_out, chunks, share,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LENGTH: tl.constexpr, STRIDE_YB: tl.constexpr,
+    STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of a partial sum (rows, columns) of one group, over its share of all images' chunks of positions."""
+    M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
+    K_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_K - 1) // BLOCK_K
+    i = tl.program_id(0)
+    o_m = i % M_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_k = i // M_BLOCKS % K_BLOCKS * BLOCK_K + tl.arange(0, BLOCK_K)
+    i_g = i // (M_BLOCKS * K_BLOCKS) % GROUPS
+    i_part = i // (M_BLOCKS * K_BLOCKS * GROUPS)
+    i_first = i_part * share
+    b_sum = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
+    for i_step in range(tl.minimum(share, chunks - i_first)):
+        _, _, b_dy, b_x = load_chunk(
+            p_dy + i_g * STRIDE_YG, p_x + i_g * STRIDE_XG, i_first + i_step, o_m, o_k, ROWS, COLUMNS, LENGTH, STRIDE_YB,
+            STRIDE_XB, BLOCK_L,
+        )  # fmt: skip
+        b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, WIDE)
+    o_out = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * COLUMNS)
+    m_out = (o_m < ROWS)[:, None] & (o_k < COLUMNS)[None, :]
+    tl.store(p_out + o_out + o_m[:, None] * COLUMNS + o_k[None, :], b_sum, mask=m_out)
+
+
+@triton.jit
+def load_columns(
+    p_w, o_k, o_m, INNER: tl.constexpr, ROWS: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr
+):
+    """A tile (inner, rows) of a weight, zero past its ends."""
+    mask = (o_k < INNER)[:, None] & (o_m < ROWS)[None, :]
+    return tl.load(p_w + o_m[None, :] * STRIDE_WM + o_k[:, None] * STRIDE_WK, mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["chunks", "share"])
+def fused_gradients_kernel(
+    p_w, p_dy, p_x, p_dx, p_out, chunks, share,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr, STRIDE_WB: tl.constexpr,
+    STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr, STRIDE_YB: tl.constexpr,
+    STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_DB: tl.constexpr,
+    STRIDE_DG: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """dx of a share of all images' chunks of positions, of one group, and the partial sum of the weight's gradient.
+
+    Many rows are held as two blocks, FIRST and REST: a single power of two would leave much of itself idle.
+    """
+    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
+    i_g = tl.program_id(0) % GROUPS
+    i_part = tl.program_id(0) // GROUPS
+    i_first = i_part * share
+    o_m = tl.arange(0, FIRST)
+    o_r = FIRST + tl.arange(0, REST if REST else 1)
+    o_k = tl.arange(0, BLOCK_K)
+    i_image = (i_first // L_BLOCKS).to(tl.int64)  # where images have weights of their own, a share is of one image
+    p_w += i_image * STRIDE_WB + i_g * STRIDE_WG
+    p_dy += i_g * STRIDE_YG
+    b_w = load_columns(p_w, o_k, o_m, INNER, ROWS, STRIDE_WM, STRIDE_WK)
+    b_sum = tl.zeros((FIRST, BLOCK_K), dtype=tl.float32)
+    if REST:
+        b_w_rest = load_columns(p_w, o_k, o_r, INNER, ROWS, STRIDE_WM, STRIDE_WK)
+        b_sum_rest = tl.zeros((REST, BLOCK_K), dtype=tl.float32)
+    for i_step in range(tl.minimum(share, chunks - i_first)):
+        i_b, o_l, b_dy, b_x = load_chunk(
+            p_dy, p_x + i_g * STRIDE_XG, i_first + i_step, o_m, o_k, ROWS, INNER, LENGTH, STRIDE_YB, STRIDE_XB, BLOCK_L
+        )
+        b_dx = dot(b_w, b_dy, tl.zeros((BLOCK_K, BLOCK_L), dtype=tl.float32), False, WIDE)
+        b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, WIDE)
+        if REST:
+            b_dy = load_rows(p_dy + i_b * STRIDE_YB, o_r, o_l, ROWS, LENGTH)
+            b_dx = dot(b_w_rest, b_dy, b_dx, False, WIDE)
+            b_sum_rest = dot(b_dy, tl.trans(b_x), b_sum_rest, False, WIDE)
+        o_d = i_b * STRIDE_DB + i_g * STRIDE_DG + o_k[:, None] * LENGTH + o_l[None, :]
+        tl.store(p_dx + o_d, b_dx.to(p_dx.dtype.element_ty), mask=(o_k < INNER)[:, None] & (o_l < LENGTH)[None, :])
+    p_out += (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * INNER)
+    m_k = (o_k < INNER)[None, :]
+    tl.store(p_out + o_m[:, None] * INNER + o_k[None, :], b_sum, mask=(o_m < ROWS)[:, None] & m_k)
+    if REST:
+        tl.store(p_out + o_r[:, None] * INNER + o_k[None, :], b_sum_rest, mask=(o_r < ROWS)[:, None] & m_k)

@@ -1,0 +1,188 @@
+"""`reference.gather` and its adjoint, one kernel each: a launch costs more than moving so few numbers."""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trust_tta.ops.tensors import Gathered, Parameters
+from trust_tta.ops.triton.backward import PartialSums
+from trust_tta.ops.triton.launch import ceil_div
+
+COPIED = 1024  # numbers of a parameter that a program moves
+SUMMED = 64  # numbers of a gradient that a program sums,
+PARTS = 32  # over so many images at a time
+
+
+def gather(parameters: Parameters, slots: Tensor, dtype: torch.dtype) -> Gathered:
+    """As `reference.gather`."""
+    parameters = Parameters(*(t.contiguous() for t in parameters))
+    x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds = parameters
+    (_, rows, c), rank, n = x_proj_weight.shape, dt_projs_weight.shape[2], A_logs.shape[1]
+    directions = (*slots.shape[:-1], 2, 2)
+    x_proj = x_proj_weight.new_empty((*directions[:-1], 2 * rows, c), dtype=dtype)
+    dt_proj = x_proj_weight.new_empty((*directions, c, rank), dtype=dtype)
+    shapes = ((A_logs, (*directions, c, n)), (Ds, (*directions, c)), (dt_projs_bias, (*directions, c)))
+    A, D, dt_bias = (t.new_empty(s, dtype=torch.promote_types(t.dtype, torch.float32)) for t, s in shapes)
+    gathered = Gathered(x_proj, dt_proj, A, D, dt_bias)
+    sizes = _sizes(rows, c, rank, n)
+    with torch.cuda.device_of(slots):
+        gather_kernel[(slots.numel(), _count_blocks(sizes, COPIED))](
+            slots.contiguous(), *parameters, *gathered, **sizes, BLOCK=COPIED, enable_fp_fusion=True
+        )
+    return gathered
+
+
+def scatter_add(
+    slots: Tensor, gathered: Gathered, dx_proj: Tensor | None, ddt_proj: Tensor | None, scan: PartialSums | None
+) -> Parameters:
+    """Gradients of the parameters; those of the projections or of the scan are empty where their partial sums are None.
+
+    dx_proj (p, 2, 2(r+2n), c) and ddt_proj (q, 4, c, r) are p and q partial sums, or one per image where each has its
+    own order.
+    """
+    A, (c, rank) = gathered.A, gathered.dt_proj.shape[-2:]
+    shapes = gathered.parameter_shapes()
+    wanted = [dx_proj is not None] * 2 + [scan is not None] * 3
+    outputs = Parameters(*(A.new_empty(s if w else 0) for s, w in zip(shapes, wanted, strict=True)))
+    if not any(wanted):
+        return outputs
+    sizes = _sizes(shapes[0][1], c, rank, A.shape[-1])
+    if dx_proj is None:
+        sizes |= {"X_PROJ": 0, "DT_PROJ": 0}
+    if scan is None:
+        sizes |= {"STATES": 0, "CHANNELS": 0}
+    projections = [A if t is None else t.contiguous() for t in (dx_proj, ddt_proj)]
+    sums = [A] * 3 if scan is None else [scan.A, scan.D, scan.delta_bias]
+    images = sums[1].numel() // (2 * c)
+    with torch.cuda.device_of(A):
+        scatter_add_kernel[(_count_blocks(sizes, SUMMED), 4)](
+            slots.contiguous(), *projections, *sums, A, *outputs, *(len(t) for t in projections), images,
+            **sizes, PER_IMAGE=slots.dim() == 2, BLOCK_P=PARTS, BLOCK=SUMMED, enable_fp_fusion=True,
+        )  # fmt: skip
+    return outputs
+
+
+def _sizes(rows: int, channels: int, rank: int, state: int) -> dict[str, int]:
+    """Numbers in one group of each parameter."""
+    return {"X_PROJ": rows * channels, "DT_PROJ": channels * rank, "STATES": channels * state, "CHANNELS": channels}
+
+
+def _count_blocks(sizes: dict[str, int], block: int) -> int:
+    return sum(ceil_div(size, block) for size in (*sizes.values(), sizes["CHANNELS"]))
+
+
+@triton.jit
+def copy_block(p_from, p_to, i_from, i_to, i_block, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy a block of row i_from of p_from to row i_to of p_to."""
+    o = i_block * BLOCK + tl.arange(0, BLOCK)
+    b_x = tl.load(p_from + i_from * SIZE + o, mask=o < SIZE)
+    tl.store(p_to + i_to * SIZE + o, b_x.to(p_to.dtype.element_ty), mask=o < SIZE)
+
+
+@triton.jit
+def gather_kernel(
+    p_slots, p_x_proj_weight, p_dt_weight, p_dt_bias, p_A_logs, p_Ds, p_x_proj, p_dt_proj, p_A, p_D, p_bias,
+    X_PROJ: tl.constexpr, DT_PROJ: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of one of the five parameters, for one direction."""
+    DT_PROJ_AT: tl.constexpr = (X_PROJ + BLOCK - 1) // BLOCK
+    A_AT: tl.constexpr = DT_PROJ_AT + (DT_PROJ + BLOCK - 1) // BLOCK
+    D_AT: tl.constexpr = A_AT + (STATES + BLOCK - 1) // BLOCK
+    BIAS_AT: tl.constexpr = D_AT + (CHANNELS + BLOCK - 1) // BLOCK
+    # 64-bit before the sizes: each image may have its own order.
+    i_to = tl.program_id(0).to(tl.int64)
+    i_from = tl.load(p_slots + i_to)
+    i = tl.program_id(1)
+    if i < DT_PROJ_AT:
+        copy_block(p_x_proj_weight, p_x_proj, i_from, i_to, i, X_PROJ, BLOCK)
+    elif i < A_AT:
+        copy_block(p_dt_weight, p_dt_proj, i_from, i_to, i - DT_PROJ_AT, DT_PROJ, BLOCK)
+    elif i < D_AT:
+        o = (i - A_AT) * BLOCK + tl.arange(0, BLOCK)
+        b_log = tl.load(p_A_logs + i_from * STATES + o, mask=o < STATES).to(p_A.dtype.element_ty)
+        tl.store(p_A + i_to * STATES + o, -tl.exp(b_log), mask=o < STATES)
+    elif i < BIAS_AT:
+        copy_block(p_Ds, p_D, i_from, i_to, i - D_AT, CHANNELS, BLOCK)
+    else:
+        copy_block(p_dt_bias, p_bias, i_from, i_to, i - BIAS_AT, CHANNELS, BLOCK)
+
+
+@triton.jit
+def sum_directions(
+    p_x, p_factor, p_slots, i_group, i_block, images,
+    SIZE: tl.constexpr, IMAGE: tl.constexpr, PAIR: tl.constexpr, HALF: tl.constexpr, FACTOR: tl.constexpr,
+    PER_IMAGE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of a block of x, times the factor, over the images and the directions that the group reads.
+
+    Direction s of an image lies at (s // 2) * PAIR + (s % 2) * HALF from it.
+    """
+    o = i_block * BLOCK + tl.arange(0, BLOCK)
+    m = o < SIZE
+    b_sum = tl.zeros((BLOCK_P, BLOCK), dtype=tl.float32)
+    for s in tl.static_range(4):
+        if PER_IMAGE or tl.load(p_slots + s) == i_group:  # most directions are another group's
+            for i_first in range(0, images, BLOCK_P):
+                o_p = (i_first + tl.arange(0, BLOCK_P)).to(tl.int64)
+                m_p = o_p < images
+                o_factor = s * SIZE + o[None, :]
+                if PER_IMAGE:
+                    m_p &= tl.load(p_slots + o_p * 4 + s, mask=m_p, other=-1) == i_group
+                    o_factor += o_p[:, None] * (4 * SIZE)
+                m_read = m_p[:, None] & m[None, :]
+                o_x = o_p * IMAGE + (s // 2 * PAIR + s % 2 * HALF)
+                b_x = tl.load(p_x + o_x[:, None] + o[None, :], mask=m_read, other=0.0).to(tl.float32)
+                if FACTOR:
+                    b_x *= tl.load(p_factor + o_factor, mask=m_read, other=0.0)
+                b_sum += b_x
+    return o, m, tl.sum(b_sum, 0)
+
+
+@triton.jit(do_not_specialize=["x_projs", "dt_projs", "images"])
+def scatter_add_kernel(
+    p_slots, p_dx_proj, p_ddt_proj, p_dA, p_dD, p_dbias, p_A, p_x_proj_weight, p_dt_weight, p_dt_bias, p_A_logs, p_Ds,
+    x_projs, dt_projs, images,
+    X_PROJ: tl.constexpr, DT_PROJ: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, PER_IMAGE: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of the gradient of one group of one of the five parameters."""
+    DT_PROJ_AT: tl.constexpr = (X_PROJ + BLOCK - 1) // BLOCK
+    A_AT: tl.constexpr = DT_PROJ_AT + (DT_PROJ + BLOCK - 1) // BLOCK
+    D_AT: tl.constexpr = A_AT + (STATES + BLOCK - 1) // BLOCK
+    BIAS_AT: tl.constexpr = D_AT + (CHANNELS + BLOCK - 1) // BLOCK
+    i = tl.program_id(0)
+    i_group = tl.program_id(1)
+    if i < DT_PROJ_AT:
+        o, m, b_sum = sum_directions(
+            p_dx_proj, p_A, p_slots, i_group, i, x_projs,
+            X_PROJ, 4 * X_PROJ, 2 * X_PROJ, X_PROJ, False, PER_IMAGE, BLOCK_P, BLOCK,
+        )  # fmt: skip
+        tl.store(p_x_proj_weight + i_group * X_PROJ + o, b_sum, mask=m)
+    elif i < A_AT:
+        o, m, b_sum = sum_directions(
+            p_ddt_proj, p_A, p_slots, i_group, i - DT_PROJ_AT, dt_projs,
+            DT_PROJ, 4 * DT_PROJ, 2 * DT_PROJ, DT_PROJ, False, PER_IMAGE, BLOCK_P, BLOCK,
+        )  # fmt: skip
+        tl.store(p_dt_weight + i_group * DT_PROJ + o, b_sum, mask=m)
+    elif i < D_AT:
+        o, m, b_sum = sum_directions(
+            p_dA, p_A, p_slots, i_group, i - A_AT, images,
+            STATES, 4 * STATES, 2 * STATES, STATES, True, PER_IMAGE, BLOCK_P, BLOCK,
+        )  # fmt: skip
+        tl.store(p_A_logs + i_group * STATES + o, b_sum, mask=m)
+    elif i < BIAS_AT:
+        o, m, b_sum = sum_directions(
+            p_dD, p_A, p_slots, i_group, i - D_AT, images,
+            CHANNELS, 2 * CHANNELS, CHANNELS, 0, False, PER_IMAGE, BLOCK_P, BLOCK,
+        )  # fmt: skip
+        tl.store(p_Ds + i_group * CHANNELS + o, b_sum, mask=m)
+    else:
+        o, m, b_sum = sum_directions(
+            p_dbias, p_A, p_slots, i_group, i - BIAS_AT, images,
+            CHANNELS, 4 * CHANNELS, 2 * CHANNELS, CHANNELS, False, PER_IMAGE, BLOCK_P, BLOCK,
+        )  # fmt: skip
+        tl.store(p_dt_bias + i_group * CHANNELS + o, b_sum, mask=m)

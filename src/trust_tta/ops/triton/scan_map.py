@@ -1,0 +1,83 @@
+"""SS2D's scan of a map on a CUDA device, forward and backward, in few kernels.
+
+Little is kept for the backward that can be computed again: the two sequences and the four step sizes would take six
+maps per block, and the map they come from is there anyway. Sequences are kept where that pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trust_tta.ops import functional
+from trust_tta.ops.tensors import Gathered, Parameters, Saved
+from trust_tta.ops.triton.backward import differentiate, sum_rows
+from trust_tta.ops.triton.forward import scan_forward
+from trust_tta.ops.triton.layout import cross_merge, cross_scan
+from trust_tta.ops.triton.map_gradient import map_gradient
+from trust_tta.ops.triton.matmul import can_fuse, fused_gradients, matmul, weight_gradient
+from trust_tta.ops.triton.parameters import gather, scatter_add
+
+# Pixels of maps whose sequences are kept in half precision. Those of larger maps would take too much memory, and so
+# would those of the sizes left out, which most blocks of a network have.
+KEPT = frozenset({*range(64), *range(512, 4096)})
+
+
+def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+    """See `operators.Backend`."""
+    b, c, h, w = x
+    kept = "kept" in functional.USED and dtype != torch.float32 and h * w in KEPT
+    return (b, 2, c, h * w) if kept else (0,)
+
+
+def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
+    """See `operators.Backend`."""
+    gathered = gather(parameters, slots, x.dtype)
+    u = cross_scan(x, silu=True)
+    projected = u.new_empty((len(x), 2, 2, gathered.x_proj.shape[-2] // 2, u.shape[-1]))
+    matmul(gathered.x_proj, u, projected.flatten(2, 3))
+    delta = _step_sizes(gathered, projected)
+    y, states = scan_forward(gathered.scan_inputs(u, delta, projected))
+    kept = u if kept_shape(x.shape, x.dtype) == u.shape else u.new_empty(0)
+    return y.view_as(u), Saved(projected, states, kept, gathered)
+
+
+def scan_map_backward(
+    dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
+) -> tuple[Tensor, Parameters]:
+    """See `operators.Backend`."""
+    projected, states, kept, gathered = saved
+    u = kept if len(kept) else cross_scan(x, silu=True)
+    delta = _step_sizes(gathered, projected)
+    inputs = gathered.scan_inputs(u, delta, projected)
+    du, ddelta, partial = differentiate(dy.reshape(inputs.u.shape), inputs, states)
+    du, ddelta = du.view_as(u), ddelta.view_as(delta).flatten(1, 2)
+    dprojected = torch.empty_like(projected)
+    dsteps, per_image = gathered.low_rank(dprojected).flatten(1, 2), slots.dim() == 2
+    steps, dt_proj = gathered.low_rank(projected).flatten(1, 2), gathered.dt_proj.flatten(-4, -3)
+    dx_proj = ddt_proj = None
+    if train_projections and can_fuse(ddelta, steps):
+        ddt_proj = fused_gradients(dt_proj, ddelta, steps, dsteps, per_image=per_image)
+    else:
+        matmul(dt_proj.mT, ddelta, dsteps)
+        ddt_proj = weight_gradient(ddelta, steps, per_image=per_image) if train_projections else None
+    sum_rows(partial, dprojected)
+    dprojected = dprojected.flatten(2, 3)
+    if x.dtype == torch.float32:  # in which thin products are the library's
+        matmul(gathered.x_proj.mT, dprojected, du, add=True)
+        dx = cross_merge(du, *x.shape[2:], silu_of=x)
+    else:
+        dx = map_gradient(du, dprojected, gathered.x_proj, x)
+    if train_projections:
+        dx_proj = weight_gradient(dprojected, u, per_image=per_image)
+    return dx, scatter_add(slots, gathered, dx_proj, ddt_proj, partial if train_scan else None)
+
+
+def _step_sizes(gathered: Gathered, projected: Tensor) -> Tensor:
+    """The step sizes (b, 2, 2, c, l) of all channels."""
+    b, _, _, _, length = projected.shape
+    delta = projected.new_empty((b, 2, 2, gathered.dt_proj.shape[-2], length))
+    matmul(gathered.dt_proj.flatten(-4, -3), gathered.low_rank(projected).flatten(1, 2), delta.flatten(1, 2))
+    return delta

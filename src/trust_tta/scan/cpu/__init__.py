@@ -1,8 +1,0 @@
-"""The scans on a CPU: loops compiled by numba, run by PyTorch's own threads."""
-
-from trust_tta.scan.cpu.scan import scan_backward as scan_backward
-from trust_tta.scan.cpu.scan import scan_forward as scan_forward
-from trust_tta.scan.cpu.scan import states_shape as states_shape
-from trust_tta.scan.cpu.scan_map import kept_shape as kept_shape
-from trust_tta.scan.cpu.scan_map import scan_map_backward as scan_map_backward
-from trust_tta.scan.cpu.scan_map import scan_map_forward as scan_map_forward

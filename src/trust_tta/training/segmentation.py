@@ -1,0 +1,230 @@
+"""Learning to label pixels: the data, random scales and crops of them, and the cross-entropy of both heads.
+
+As MMSegmentation has it: logits are resized to the labels, pixels labeled 255 add nothing, and the sum is divided by
+the number of all pixels, or of the labeled ones alone. Colors are not changed, so that corruptions stay unseen.
+"""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Generator, Tensor, nn
+
+from trust_tta.data.dataset import FileImages
+from trust_tta.data.masks import resize_mask
+from trust_tta.data.reading import locate, open_dataset
+from trust_tta.data.segmentation import PixelDataset, splits_of
+from trust_tta.data.segmentation_metrics import IGNORED, count_overlap
+from trust_tta.data.specs import DatasetSpec, find_spec
+from trust_tta.errors import ConfigError, DataError
+from trust_tta.models.upernet import UPerNet
+from trust_tta.ops.segmentation_logits import Pixels, by_bands
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.progress import SILENT, Progress
+from trust_tta.training.augment import normalize
+from trust_tta.training.data import hold_out
+from trust_tta.training.recipe import PixelRecipe
+from trust_tta.training.tasks import Samples, Task, check_images
+
+AUXILIARY_WEIGHT = 0.4
+_EPSILON = 2.0**-23  # keeps the loss of a batch without labels at zero
+_HELD_OUT = ("val", "validation")  # names of splits
+
+Labeled: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # images (n, h, w, 3), labels (n, h, w)
+
+
+# the data
+
+
+@dataclass(frozen=True, eq=False)
+class PixelTrainingData:
+    """Pictures to learn from, and those held out; `measured_on` names these."""
+
+    spec: DatasetSpec
+    dataset: PixelDataset
+    held_out: PixelDataset
+    measured_on: str
+
+    @property
+    def description(self) -> str:
+        return f"{self.dataset.name} ({self.dataset.domain})"
+
+
+def open_pixel_data(name: str, root: Path | str, *, share: float = 0.1, seed: int = 0) -> PixelTrainingData:
+    """The split "train" with the validation split held out; without these, a share of all by the seed."""
+    if not 0 < share < 1:
+        raise ConfigError(f"the share held out is {share}; it must lie between 0 and 1")
+    spec = find_spec(name)
+    splits = [split.name for split in splits_of(spec, locate(spec, Path(root)))]
+    held_out = next((split for split in splits if split in _HELD_OUT), None)
+    if "train" in splits and held_out:
+        parts = [_open(name, root, split) for split in ("train", held_out)]
+        return PixelTrainingData(spec, parts[0], parts[1], "validation")
+    if spec.domains and "train" not in splits:
+        raise DataError(f"{root} has no pictures of {spec.name}/train to learn from; it wants {spec.wanted}")
+    dataset = _open(name, root, "train" if "train" in splits else splits[0])
+    kept, others = (_choose(dataset, part) for part in hold_out(len(dataset), share, seed=seed, root=root))
+    return PixelTrainingData(spec, kept, others, "validation")
+
+
+def _open(name: str, root: Path | str, split: str) -> PixelDataset:
+    dataset = open_dataset(name, root, domain=split, options={"protocol": "native"})
+    if not isinstance(dataset, PixelDataset):
+        raise ConfigError(f"{name} has labels of images, and the network labels pixels")
+    return dataset
+
+
+def _choose(dataset: PixelDataset, indices: NDArray[np.int64]) -> PixelDataset:
+    if not isinstance(dataset.images, FileImages):
+        raise ConfigError(f"the pictures of {dataset.name} are no files")
+    images, masks = (tuple(part.names[i] for i in indices) for part in (dataset.images, dataset.masks))
+    return replace(
+        dataset,
+        images=replace(dataset.images, names=images),
+        masks=replace(dataset.masks, names=masks),
+        labels=dataset.labels[indices],
+    )
+
+
+def pixel_preprocessing(data: PixelTrainingData, recipe: PixelRecipe, size: int | None) -> Preprocessing:
+    """All to `size` x `size`; without a size, as large as the first picture is, by its short side."""
+    short = size or min(data.dataset.image(0).shape[:2])
+    return Preprocessing(
+        size=short,
+        resize=None,
+        crop=False,
+        keep_ratio=size is None,
+        mean=recipe.mean,
+        std=recipe.std,
+        interpolation="bilinear",
+    )
+
+
+def read_pixels(dataset: PixelDataset, fed: Preprocessing, progress: Progress = SILENT) -> Labeled:
+    """All pictures and labels at the size of the network's input."""
+
+    def read(index: int) -> Labeled:
+        image, mask = fed.fit_image(dataset.image(index)), dataset.mask(index)
+        progress.advance()
+        return image, resize_mask(mask, *image.shape[:2])
+
+    with ThreadPoolExecutor(8) as pool:
+        pairs = list(pool.map(read, range(len(dataset))))
+    sizes = {image.shape[:2] for image, _ in pairs}
+    if len(sizes) > 1:
+        (a, b), (c, d) = sorted(sizes)[0], sorted(sizes)[-1]
+        raise ConfigError(f"the pictures of {dataset.name} have sizes from {b}x{a} to {d}x{c}; give a size for all")
+    return np.stack([image for image, _ in pairs]), np.stack([mask for _, mask in pairs])
+
+
+# the task
+
+
+def segmentation(classes: int, labels: NDArray[np.uint8], recipe: PixelRecipe) -> Task[PixelRecipe]:
+    """A label for every pixel; the classes are weighed by how often they are among `labels` (n, h, w)."""
+    weights = class_weights(labels, classes, recipe.balance) if recipe.balance else None
+
+    def check(images: NDArray[Any], masks: NDArray[Any], _: PixelRecipe) -> None:
+        check_images(images)
+        if masks.dtype != np.uint8 or masks.shape != images.shape[:3]:
+            raise DataError(f"labels are {masks.dtype} {masks.shape}; give uint8 {images.shape[:3]}")
+        highest = int(masks[masks != IGNORED].max(initial=0))
+        if highest >= classes:
+            raise DataError(f"labels run up to {highest}, and the network has {classes} classes")
+
+    def loss(outputs: tuple[Tensor, Tensor], targets: Tensor, recipe: PixelRecipe) -> Tensor:
+        own = None if weights is None else weights.to(targets.device)
+        return two_head_loss(*outputs, targets, auxiliary_weight=recipe.auxiliary_weight, weights=own)
+
+    def mean_iou(predictions: Tensor, truth: Tensor) -> float:
+        return count_overlap(predictions, truth, classes=classes).mean_iou
+
+    return Task(check, scale_and_crop, loss, mean_iou, forward_heads, "mean IoU")
+
+
+def forward_heads(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The coarse logits of both heads."""
+    if not isinstance(model, UPerNet):
+        raise ConfigError(f"labels of pixels are learned by a UPerNet, and the network is a {type(model).__name__}")
+    return model.forward_training(inputs)
+
+
+def class_weights(labels: NDArray[np.uint8], classes: int, balance: float) -> Tensor:
+    """Inverse frequencies to the power of `balance`, float32 (classes,), with a mean of 1 over the labeled pixels."""
+    shares = torch.from_numpy(np.bincount(labels.reshape(-1), minlength=256)[:classes]).double()
+    shares = shares / shares.sum().clamp_min(1)
+    weights = torch.where(shares > 0, shares.clamp_min(1e-9) ** -balance, 0.0)
+    return (weights / (weights * shares).sum().clamp_min(1e-9)).float()
+
+
+def scale_and_crop(
+    samples: Samples, chosen: Tensor, recipe: PixelRecipe, generator: Generator, plain: bool
+) -> tuple[Tensor, Tensor]:
+    """Windows of the images at `chosen` (n,), each scaled, half of them mirrored: (n, 3, h, w) and labels (n, h, w).
+
+    What lies outside of an image has the mean color and does not count. `plain`: whole images at their own scale.
+    """
+    images, labels = normalize(samples.images[chosen], samples.scale, samples.shift), samples.labels[chosen]
+    n, height, width = labels.shape
+    crop = 0 if plain else recipe.crop
+    low, high = (1.0, 1.0) if plain else recipe.scales
+    draws = torch.rand(4, n, 1, generator=generator, device=labels.device)
+    scale = low * (high / low) ** draws[0]  # as likely to halve an image as to double it
+    rows = _places(draws[1], scale, height, crop or height)
+    columns = _places(draws[2], scale, width, crop or width)
+    if recipe.flip:
+        columns = torch.where(draws[3] < 0.5, columns.flip(1), columns)
+    grid = torch.stack(torch.broadcast_tensors(2 * columns[:, None] / width - 1, 2 * rows[:, :, None] / height - 1), -1)
+    inputs = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return inputs, _pick(labels, rows.floor().long(), columns.floor().long())
+
+
+def _places(draw: Tensor, scale: Tensor, size: int, crop: int) -> Tensor:
+    """Where the middle of each target pixel lies along one side of the image, (n, crop), in its pixels."""
+    start = draw * (scale * size - crop)
+    return (start + torch.arange(crop, device=draw.device) + 0.5) / scale
+
+
+def _pick(labels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    n, height, width = labels.shape
+    image = torch.arange(n, device=labels.device)[:, None, None]
+    found = labels[image, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None]]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None]
+    return torch.where(inside, found, torch.full_like(found, IGNORED))
+
+
+# the loss
+
+
+def two_head_loss(
+    main: Tensor,
+    auxiliary: Tensor,
+    labels: Tensor,
+    *,
+    auxiliary_weight: float = AUXILIARY_WEIGHT,
+    labeled_only: bool = False,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """The loss of the decoding head, and a share of that of the auxiliary one."""
+    losses = (pixel_loss(x, labels, labeled_only=labeled_only, weights=weights) for x in (main, auxiliary))
+    return next(losses) + auxiliary_weight * next(losses)
+
+
+def pixel_loss(logits: Tensor, labels: Tensor, *, labeled_only: bool = False, weights: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy, a scalar, of coarse logits (n, classes, h', w') to labels (n, h, w).
+
+    The mean is over all pixels, ignored ones included, unless it is to be over the labeled ones only.
+    """
+    function = functools.partial(F.cross_entropy, weight=weights, ignore_index=IGNORED, reduction="none")
+    pixels = Pixels(logits, (labels.shape[1], labels.shape[2]))
+    total = by_bands(function, pixels, labels.long()).sum()
+    count = int((labels != IGNORED).sum()) if labeled_only else labels.numel()
+    return total / (count + _EPSILON)

@@ -1,0 +1,153 @@
+"""The service over a real cluster: streams stay with replicas, outlive them, and are seen as one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+
+from trust_tta.optional import available
+
+if not all(map(available, ("ray", "fastapi", "starlette", "uvicorn", "prometheus_client"))):
+    pytest.skip("Ray Serve is not installed", allow_module_level=True)
+
+from tests.serve.services import PRIVATE, TOKEN, picture, write_checkpoint
+from trust_tta.distributed.ingress import joined_events, start_serving, stop_serving
+from trust_tta.distributed.serving import Plan
+from trust_tta.serve.metrics import add_up
+from trust_tta.serve.server import bind
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Serve's own
+IMAGE = {"image": ("a.png", picture(), "image/png")}
+
+
+@pytest.fixture(scope="module")
+def client(ray: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("fleet")
+    plan = Plan(str(write_checkpoint(folder)), "tide", str(folder / "state"), TOKEN, cpus=0.25)
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    listener.close()
+    try:
+        start_serving(plan, plan.open_network(), host="127.0.0.1", port=port, replicas=2)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as made:
+            until(lambda: all(r["live"] for r in replicas(made)))
+            yield made
+    finally:
+        stop_serving()
+
+
+def replicas(client: httpx.Client) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get("/replicas").json()["replicas"]
+    return found
+
+
+def holder(client: httpx.Client, stream: str) -> dict[str, Any]:
+    return next(r for r in replicas(client) if stream in r["streams"])
+
+
+def images_of(client: httpx.Client, stream: str) -> int:
+    entries = client.get("/streams").json()["streams"]
+    return next(int(entry["images"]) for entry in entries if entry["name"] == stream)
+
+
+def predict(client: httpx.Client, stream: str) -> dict[str, Any]:
+    answer = client.post("/predict", params={"stream": stream}, files=IMAGE)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_stream_stays_with_its_replica_and_all_are_seen_as_one(client: httpx.Client) -> None:
+    names = [f"camera-{i}" for i in range(6)]
+    answers = [predict(client, name) for name in names for _ in range(2)]
+    told = replicas(client)
+    assert sorted(name for r in told for name in r["streams"]) == names
+    assert all(r["streams"] for r in told)
+    assert {entry["name"]: entry["images"] for entry in client.get("/streams").json()["streams"]} == dict.fromkeys(
+        names, 2
+    )
+    metrics = client.get("/metrics").text
+    assert 'trust_tta_images_total{adapted="true"} 12.0' in metrics
+    assert 'trust_tta_streams{place="memory"} 6.0' in metrics
+    assert 'trust_tta_replicas{state="live"} 2.0' in metrics
+    labels = [{"id": answer["id"], "label": answer["class"]} for answer in answers]
+    assert client.post("/feedback", json=labels).json() == {"stored": 12, "right": 12, "unknown": []}
+    with client.stream("GET", "/live") as live:
+        first = next(line for line in live.iter_lines() if line.startswith("data:"))
+    assert all(f'"{name}"' in first for name in names)
+
+
+def test_what_changes_a_stream_needs_the_token(client: httpx.Client) -> None:
+    assert client.post("/streams/camera-0/pause").status_code == 401
+    assert client.post("/replicas", json={"replicas": 3}).status_code == 401
+    assert client.post("/replicas", json={"replicas": 1}, headers=PRIVATE).status_code == 400
+
+
+def test_a_stream_goes_on_elsewhere_from_its_snapshot_and_comes_home(client: httpx.Client) -> None:
+    for _ in range(4):
+        predict(client, "moving")
+    for action in ("pause", "resume"):  # each writes a snapshot
+        assert client.post(f"/streams/moving/{action}", headers=PRIVATE).status_code == 200
+    home = holder(client, "moving")
+    os.kill(home["pid"], signal.SIGKILL)
+    predict(client, "moving")
+    assert images_of(client, "moving") == 5  # four of the snapshot, and this one
+    assert holder(client, "moving")["replica"] != home["replica"]
+    until(lambda: all(r["live"] for r in replicas(client)))
+    predict(client, "moving")
+    assert images_of(client, "moving") == 6
+    back = holder(client, "moving")
+    assert back["replica"] == home["replica"]
+    assert back["pid"] != home["pid"]
+
+
+def test_a_fork_and_a_removal_are_known_to_the_whole_fleet(client: httpx.Client) -> None:
+    predict(client, "one")
+    assert client.post("/streams/one/fork", json={"to": "two"}, headers=PRIVATE).json()["images"] == 1
+    predict(client, "two")
+    assert images_of(client, "two") == 2
+    assert client.delete("/streams/one", headers=PRIVATE).status_code == 200
+    assert "one" not in {entry["name"] for entry in client.get("/streams").json()["streams"]}
+    assert client.post("/streams/one/pause", headers=PRIVATE).status_code == 404
+
+
+def test_a_fleet_grows_and_streams_follow(client: httpx.Client) -> None:
+    names = [f"growing-{i}" for i in range(8)]
+    for name in names:
+        predict(client, name)
+    assert client.post("/replicas", json={"replicas": 3}, headers=PRIVATE).json() == {"replicas": 3}
+    until(lambda: [r["live"] for r in replicas(client)] == [True] * 3)
+    for name in names:
+        predict(client, name)
+    assert any(name in replicas(client)[2]["streams"] for name in names)
+    assert {images_of(client, name) for name in names} == {2}
+
+
+def test_metrics_add_up() -> None:
+    texts = [
+        b'# TYPE a_total counter\na_total{x="1"} 2.0\n',
+        b'# TYPE a_total counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\n',
+    ]
+    samples = {tuple(s.labels.values()): s.value for s in add_up(texts)["a"].samples}
+    assert samples == {("1",): 5.0, ("2",): 1.0}
+
+
+def test_events_of_several_replicas_are_in_order_and_have_numbers_of_their_own() -> None:
+    told = {0: [{"id": 1, "time": 2.0}, {"id": 2, "time": 4.0}], 1: [{"id": 1, "time": 3.0}]}
+    events = joined_events(told)
+    assert [event["time"] for event in events] == [2.0, 3.0, 4.0]
+    assert len({event["id"] for event in events}) == 3

@@ -1,0 +1,457 @@
+"""Recorded passes give the numbers of plain ones, and stand back where they cannot be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import trust_tta as tt
+from tests.export.networks import SMALL, small
+from trust_tta.errors import ConfigError
+from trust_tta.methods.registry import create_method
+from trust_tta.models.config import VMambaConfig
+from trust_tta.models.vmamba import VMamba
+from trust_tta.ops import cuda_graphs as recording
+from trust_tta.ops.cuda_graphs import Recorder
+from trust_tta.orders import ScanOrder
+
+TINY = VMambaConfig(depths=(1, 2), dims=(16, 32), num_classes=5, norm="batch", drop_path=0.0)
+
+
+def make_model(device: str = "cuda") -> VMamba:
+    torch.manual_seed(0)
+    return VMamba(TINY).to(device).eval()
+
+
+def batches(count: int, size: int = 8, device: str = "cuda") -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(size, 3, 32, 32, generator=draw).to(device) for _ in range(count)]
+
+
+def test_nothing_is_recorded_on_a_cpu() -> None:
+    method = create_method("tent", make_model("cpu"))
+    for images in batches(3, device="cpu"):
+        method(images)
+    assert method.predict.counted.recorder.recordings == {}
+
+
+def test_a_network_without_orders_is_called_plainly() -> None:
+    network = nn.Conv2d(3, 4, 1)
+    images = torch.randn(2, 3, 5, 5)
+    assert torch.equal(Recorder(network, list(network.parameters()))(images), network(images))
+
+
+def test_casts_of_weights_do_not_outlive_an_update() -> None:
+    """Under autocast PyTorch keeps casts of weights until the context ends; an update inside must still be seen."""
+    images = batches(1, device="cpu")[0]
+    outside = create_method("trust_naive", make_model("cpu"), lr=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        first = outside(images)
+        unchanged = outside.logits_before
+    assert unchanged is not None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        after = outside.model(images)
+    assert torch.equal(first, after)
+    assert not torch.equal(first, unchanged)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_weights_cast_together_change_nothing(name: str) -> None:
+    """Under autocast the layers that name them read these parameters cast, and nothing else reads them."""
+    model, images = small(name).eval(), torch.randn(2, 3, 32, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        cast = recording.cast_together(recording.cast_parameters(model), torch.bfloat16)
+        assert torch.equal(functional_call(model, cast, (images,)), model(images))
+    assert {t.dtype for t in cast.values()} <= {torch.bfloat16}
+    assert ("layers.0.blocks.0.op.in_proj.weight" in cast) == isinstance(model, VMamba)
+
+
+def test_the_callers_network_sees_an_update_within_one_autocast() -> None:
+    images = batches(1, device="cpu")[0]
+    model = make_model("cpu")
+    method = create_method("trust_naive", model, lr=0.05)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(images)
+        method(images)
+        inside = model(images)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(images), inside)
+
+
+def test_an_order_is_refused_where_there_are_none() -> None:
+    network = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 2))
+    method = create_method("tent", network)
+    with pytest.raises(ConfigError, match="Sequential has no traversal orders"):
+        method.predict(torch.randn(2, 3, 4, 4), order=ScanOrder("badc"))
+
+
+def test_weights_may_change_their_layout_between_batches() -> None:
+    """SHOT adapts convolutions, whose gradients and moments follow the layout of the weights."""
+    found = []
+    for moved in (False, True):
+        method = create_method("shot", make_model("cpu"), lr=1e-3)
+        first, second = batches(2, device="cpu")
+        method(first)
+        if moved:
+            method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        found.append(method(second))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_tensors_may_stand_in_for_the_parameters(family: str) -> None:
+    """A recording has leaves of its own over the weights, which are no parameters."""
+    network: Any = small(family)
+    images, slots = batches(1, size=2, device="cpu")[0], network.slot_table[1]
+    wanted = torch.autograd.grad(network(images, slots=slots).square().sum(), list(network.parameters()))
+    leaves = {name: p.detach().requires_grad_() for name, p in network.named_parameters()}
+    logits = functional_call(network, leaves, (images,), {"slots": slots})
+    for got, gradient in zip(torch.autograd.grad(logits.square().sum(), list(leaves.values())), wanted, strict=True):
+        torch.testing.assert_close(got, gradient)
+
+
+class Constants(TorchDispatchMode):
+    """Counts the tensors that are made of numbers of the host."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.lift_fresh.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_a_pass_neither_asks_the_device_nor_feeds_it(family: str) -> None:
+    """A recording can do neither. Tensors without values refuse to be asked."""
+    network: Any = small(family)
+    with FakeTensorMode(), Constants() as constants:  # type: ignore[no-untyped-call]
+        leaves = {name: torch.empty(p.shape, requires_grad=True) for name, p in network.named_parameters()}
+        buffers = {name: torch.empty(b.shape, dtype=b.dtype) for name, b in network.named_buffers()}
+        slots = torch.empty(network.slot_table.shape[1:], dtype=torch.int64)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = functional_call(network, leaves | buffers, (torch.empty(4, 3, 32, 32),), {"slots": slots})
+        torch.autograd.grad(logits, list(leaves.values()), torch.empty_like(logits))
+        assert constants.count == 0
+        torch.empty(3)[[0, 2]]
+        assert constants.count == 1
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("bn", {}),
+    ("tent", {"lr": 1e-3}),
+    ("sar", {"margin": 9.0}),
+    ("shot", {}),
+    ("trust", {"steps": 2}),
+    ("trust", {"mode": "replicate"}),
+    ("trust", {"mode": "split", "k": 3}),
+    ("trust", {"mode": "split", "k": 3, "split_statistics": "batch"}),
+    ("bn", {"statistics": "stream"}),
+    ("tent", {"statistics": "stream", "lr": 1e-3}),
+    ("trust", {"statistics": "stream"}),
+    ("tent", {"predict": "before", "optimizer": "sgd", "nesterov": True}),
+    ("ensemble", {"k": 3}),
+    ("augmentation", {}),
+    ("tide", {"statistics": "stream"}),
+    ("bn_ema", {"statistics": "stream"}),
+    ("rotta", {"statistics": "stream", "memory_size": 8, "update_frequency": 8}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+def test_recorded_equals_plain(name: str, options: dict[str, Any], low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for most in (0, 8):
+        monkeypatch.setattr(recording, "MOST_RECORDINGS", most)
+        method = create_method(name, make_model(), **options)
+        with torch.autocast("cuda", torch.bfloat16, enabled=low):
+            found.append(torch.stack([method(images) for images in batches(4)]).float())
+    # Adam takes the sign of gradients that are zero but for rounding, and norms of the stream do not hide it.
+    far = 2e-2 if low else 5e-3 if options.get("statistics") == "stream" else 1e-4
+    assert (found[0] - found[1]).abs().max() <= far * found[0].abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("family", SMALL)
+def test_every_network_is_recorded_with_its_gradients(family: str, low: bool) -> None:
+    network: Any = small(family).cuda()
+    parameters = list(network.parameters())
+    call = Recorder(network, parameters)
+
+    def differentiate(forward: Callable[..., Tensor], images: Tensor, slots: Tensor) -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
+            logits = forward(images, slots=slots)
+        gradients = torch.autograd.grad(logits.float().square().sum(), parameters)
+        return [logits.detach().clone(), *(g.clone() for g in gradients)]
+
+    for images, slots in zip(batches(4), network.slot_table[:4], strict=True):
+        for got, wanted in zip(differentiate(call, images, slots), differentiate(network, images, slots), strict=True):
+            assert (got - wanted).abs().max() <= (2e-2 if low else 1e-3) * wanted.abs().max()
+    assert (len(call.recordings), call.failed) == (1, False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", SMALL)
+def test_fast_records_every_network(family: str) -> None:
+    network: Any = small(family).cuda()
+    fast = tt.fast(network)
+    for images in batches(4):
+        for order in network.traversals[:3]:
+            with torch.no_grad():
+                torch.testing.assert_close(
+                    fast(images, order=order), network(images, order=order), rtol=1e-4, atol=1e-5
+                )
+    assert fast._recorder is not None
+    assert len(fast._recorder.recordings) == 1
+
+
+class Breaking(nn.Module):
+    """Breaks off where a tensor stands in for its parameter, having given the device work that reads the order late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: Tensor = nn.Parameter(torch.ones(()))
+        self.read: list[Tensor] = []
+
+    def forward(self, images: Tensor, slots: Tensor) -> Tensor:
+        if not isinstance(self.weight, nn.Parameter):
+            self.read.append(torch.empty_like(slots))
+            torch.cuda._sleep(400_000_000)  # a fifth of a second
+            self.read[-1].copy_(slots)
+            raise KeyError("no parameter")
+        return images.flatten(1) * self.weight + slots.sum()
+
+
+@pytest.mark.gpu
+def test_a_recording_that_breaks_off_keeps_its_tensors_until_the_device_has_read_them() -> None:
+    network = Breaking().cuda()
+    call, slots = Recorder(network, [network.weight]), torch.arange(4, device="cuda")
+    images = torch.randn(2, 3, 4, 4, device="cuda")
+    call(images, slots)
+    with pytest.warns(UserWarning, match="not recorded"):
+        call(images, slots)
+    taken = [torch.full((4,), 99, device="cuda") for _ in range(1000)]  # the freed memory is among it
+    torch.cuda.synchronize()
+    assert len(taken) == 1000
+    assert network.read[-1].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.gpu
+def test_replays_on_several_streams_take_turns() -> None:
+    network: Any = small("vmamba").cuda()
+    fast, given = tt.fast(network), batches(8, size=64)
+    with torch.no_grad():
+        wanted = [network(images) for images in given]
+        found = [fast(images) for images in given[:2]]
+        torch.cuda.synchronize()
+        for images in given[2:]:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                found.append(fast(images))
+    torch.cuda.synchronize()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_what_was_recorded_in_inference_mode_serves_outside_it() -> None:
+    network: Any = small("vmamba").cuda()
+    fast, (images, *rest) = tt.fast(network), batches(4)
+    with torch.no_grad():
+        wanted = [network(each) for each in rest]
+    with torch.inference_mode():
+        fast(images)
+        found = [fast(rest[0])]
+    found += [fast(each) for each in rest[1:]]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_gradients_of_a_recording_that_is_gone_do_not_stop_the_next() -> None:
+    model = make_model()
+    parameters = list(model.parameters())
+    call, slots, (images,) = Recorder(model, parameters), model.slots(None, 8), batches(1)
+    for _ in range(2):
+        kept = torch.autograd.grad(call(images, slots).sum(), parameters, allow_unused=True)
+    for parameter in parameters:
+        parameter.data = parameter.data.clone()
+    for _ in range(2):
+        torch.autograd.grad(call(images, slots).sum(), parameters, allow_unused=True)
+    assert (len(call.recordings), call.failed) == (1, False)
+    assert len(kept) == len(parameters)
+
+
+class Counting:
+    """A graph whose replays are counted."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph, self.replays = graph, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        if self.graph is not None:
+            self.graph.replay()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
+def test_what_passes_over_a_batch_have_in_common_is_done_once(low: bool) -> None:
+    """Of the same tensor alone: what changes in place, in the images or in the weights of a later batch, is seen."""
+    model = make_model().requires_grad_(False)
+    parameters = [p for name, p in model.named_parameters() if "norm" in name]
+    for parameter in parameters:
+        parameter.requires_grad_()
+    call = Recorder(model, parameters, lasting=True)
+    first, second = batches(2)
+    (small_batch,) = batches(1, size=5)
+
+    def check(images: Tensor, row: int) -> None:
+        with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
+            slots = model.slot_table[row]
+            logits, wanted = call(images, slots), model(images, slots=slots)
+        got = torch.autograd.grad(logits.float().square().sum(), parameters)
+        for a, b in zip(
+            (logits, *got), (wanted, *torch.autograd.grad(wanted.float().square().sum(), parameters)), strict=True
+        ):
+            assert (a - b).abs().max() <= (3e-2 if low else 1e-3) * b.abs().max()
+
+    for images in (first, second, small_batch, small_batch):
+        check(images, 0)
+    assert (len(call.recordings), len(call.beginnings), call.failed) == (2, 2, False)
+    beginning = next(iter(call.beginnings.values()))
+    # In float32 the first convolution is not by itself.
+    assert isinstance(beginning.network, recording.Continuation) == low
+    assert (beginning.graph is not None) == low
+    beginning.graph = counted = Counting(beginning.graph)  # type: ignore[assignment]
+    for row in range(4):
+        check(second, row)
+    assert counted.replays == 1
+    second.mul_(2)
+    check(second, 1)
+    assert counted.replays == 2
+    check(small_batch, 2)
+    check(second, 1)  # whose beginning may lie where the small batch was worked on
+    assert counted.replays == 3
+    with torch.no_grad():
+        model.get_parameter("patch_embed.0.weight").mul_(-1)
+        model.get_parameter("layers.0.blocks.0.mlp.fc1.weight").mul_(2)
+    check(first, 1)
+    assert counted.replays == 4
+
+
+@pytest.mark.gpu
+def test_what_is_recorded_and_what_is_not() -> None:
+    method = create_method("trust", make_model(), k=3)
+    for images in (*batches(2), *batches(2, size=5)):
+        method(images)
+    assert len(method.predict.counted.recorder.recordings) == 4  # two shapes, each with and without gradients
+    twin = method.fork()
+    assert twin.predict.counted.recorder.recordings == {}
+    images = batches(1)[0]
+    assert torch.allclose(twin(images), method(images), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_pass_that_waits_for_its_backward_is_not_overwritten() -> None:
+    model = make_model()
+    parameters = list(model.parameters())
+    call = Recorder(model, parameters)
+    first, second = batches(2)
+    slots = model.slots(None, 8)
+    for images in (first, second, first):
+        torch.autograd.grad(call(images, slots).sum(), parameters, allow_unused=True)
+        with torch.no_grad():
+            call(images, slots)
+    assert len(call.recordings) == 2
+    logits = call(first, slots)
+    with torch.no_grad():
+        call(second, slots)
+    call(second, slots)
+    got = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True)
+    wanted = torch.autograd.grad(model(first).square().sum(), parameters, allow_unused=True)
+    for a, b in zip(got, wanted, strict=True):
+        if b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
+
+
+@pytest.mark.gpu
+def test_chance_is_not_recorded() -> None:
+    torch.manual_seed(0)
+    model = VMamba(TINY.changed(drop_path=0.5)).cuda().eval()
+    method = create_method("trust", model, k=2, stochastic_depth=True)
+    for images in batches(3):
+        method(images)
+    assert [r.backward for r in method.predict.counted.recorder.recordings.values()] == [
+        None
+    ]  # passes without gradients alone
+
+
+@pytest.mark.gpu
+def test_a_network_in_training_draws_and_moves_as_without_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stochastic depth and running statistics: the passes that a recording takes itself must leave no trace."""
+    found = []
+    for most in (0, 8):
+        monkeypatch.setattr(recording, "MOST_RECORDINGS", most)
+        torch.manual_seed(0)
+        model = VMamba(TINY.changed(drop_path=0.5)).cuda().train()
+        call = Recorder(model, list(model.parameters()))
+        torch.manual_seed(1)
+        logits = []
+        for images in batches(5):
+            logits.append(call(images, model.slots(None, 8)))
+            logits[-1].square().sum().backward()
+        assert len(call.recordings) == min(most, 1)
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        statistics = [b.flatten().float() for b in model.buffers()]
+        drawn = torch.rand(9, device="cuda")
+        found.append([torch.cat(parts).detach() for parts in (logits, gradients, statistics, [drawn])])
+    for plain, recorded in zip(*found, strict=True):
+        torch.testing.assert_close(recorded, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
+
+
+@pytest.mark.gpu
+def test_a_recording_that_fails_leaves_the_plain_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("nothing of the kind")
+
+    plain = [create_method("tent", make_model())(images) for images in batches(1)]
+    monkeypatch.setattr(recording, "Recording", broken)
+    method = create_method("tent", make_model())
+    first, *rest = batches(4)
+    torch.testing.assert_close(method(first), plain[0], rtol=1e-4, atol=1e-4)
+    with pytest.warns(UserWarning, match="not recorded"):
+        method(rest[0])
+    method(rest[1])
+    assert method.predict.counted.recorder.failed
+    assert method.counters.batches == 3
+
+
+@pytest.mark.gpu
+def test_odd_sizes_do_not_use_up_the_recordings() -> None:
+    method = create_method("bn", make_model())
+    for size in range(2, 20):
+        method(batches(1, size=size)[0])
+    for _ in range(3):
+        method(batches(1, size=32)[0])
+    assert len(method.predict.counted.recorder.recordings) == 1
+
+
+@pytest.mark.gpu
+def test_moved_weights_are_recorded_anew() -> None:
+    method = create_method("tent", make_model())
+    images = batches(1)[0]
+    for _ in range(3):
+        method(images)
+    for parameter in method.model.parameters():
+        parameter.data = parameter.data.clone() * 0
+    assert torch.allclose(method(images), method(images), atol=1e-3)
+    assert float(method(images).std(0).max()) < 1e-3  # the network of zeros, not the recorded one
