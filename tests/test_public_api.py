@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 from importlib import resources
 from typing import Any
@@ -30,6 +32,16 @@ def test_every_name_is_there_and_documented(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'trust_tta' has no attribute 'adapt'"):
         tt.adapt  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["", ".data", ".methods", ".models", ".training"])
+def test_stubs_list_the_lazy_exports(package: str) -> None:
+    module = importlib.import_module(f"trust_tta{package}")
+    stub = resources.files(module).joinpath("__init__.pyi").read_text(encoding="utf-8")
+    typed = {n.name: f.module for f in ast.parse(stub).body if isinstance(f, ast.ImportFrom) for n in f.names}
+    assert sorted(typed) == [name for name in module.__all__ if name != "__version__"]
+    for name, home in typed.items():
+        assert getattr(module, name) is getattr(importlib.import_module(str(home)), name), name
 
 
 def test_type_hints_are_shipped() -> None:

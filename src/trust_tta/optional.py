@@ -1,12 +1,10 @@
-"""Imports that wait until they are needed: optional packages, and the names that a package of ours offers."""
+"""Lazy imports: optional packages, and the public names of our own packages."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
-import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 
 from trust_tta.errors import DependencyError, reason_of
@@ -41,18 +39,18 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def offer(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of `package`, so that nobody waits for PyTorch who does not need it.
+def lazy_exports(
+    package: str, modules: Mapping[str, str], *, defined: Iterable[str] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package whose names are imported from `modules` on first use.
 
-    The names are those that its stub, `__init__.pyi`, imports for editors and mypy; each is imported on first use.
+    `defined` are public names that the package defines itself.
     """
-    stub = ast.parse(pkgutil.get_data(package, "__init__.pyi") or b"")
-    lines = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    homes = {alias.name: str(node.module) for node in lines for alias in node.names}
+    public = sorted([*modules, *defined])
 
     def find(name: str) -> object:
-        if name not in homes:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
+        return getattr(importlib.import_module(modules[name]), name)
 
-    return find, lambda: sorted(homes), sorted(homes)
+    return find, lambda: public, public

@@ -3,6 +3,26 @@
 The public names are imported when they are first used, so that corrupting and checking never wait for PyTorch.
 """
 
-from trust_tta.optional import offer
+from trust_tta.optional import lazy_exports
 
-__getattr__, __dir__, __all__ = offer(__name__)  # the names of the stub
+__getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
+    __name__,
+    {
+        "check_root": "trust_tta.data.check",
+        "match_classes": "trust_tta.data.classes",
+        "corrupt_array": "trust_tta.data.corrupt_tree",
+        "corrupt_folder": "trust_tta.data.corrupt_tree",
+        "corrupt": "trust_tta.data.corruptions.apply",
+        "Dataset": "trust_tta.data.dataset",
+        "align_classes": "trust_tta.data.dataset",
+        "array_dataset": "trust_tta.data.dataset",
+        "join_datasets": "trust_tta.data.dataset",
+        "load_sample": "trust_tta.data.embedded",
+        "fetch_cifar10": "trust_tta.data.fetch",
+        "read_image": "trust_tta.data.images",
+        "available_domains": "trust_tta.data.reading",
+        "open_dataset": "trust_tta.data.reading",
+        "StreamConfig": "trust_tta.data.streams",
+        "stream_datasets": "trust_tta.data.streams",
+    },
+)
