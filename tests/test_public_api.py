@@ -14,7 +14,8 @@ import trust_tta as tt
 
 PROMISED = {
     "Guard", "Method", "ScanOrder", "Stream", "VMamba", "VMambaConfig", "corrupt", "create_method",
-    "create_model", "fast", "list_methods", "list_models", "load_checkpoint", "rank_orders", "selective_scan",
+    "create_model", "fast", "list_methods", "list_models", "load", "load_checkpoint", "models", "rank_orders",
+    "selective_scan",
 }  # fmt: skip
 ANY: Any = object()
 
@@ -60,6 +61,8 @@ def test_selective_scan_has_the_promised_signature() -> None:
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("ScanOrder", ("badc",), {}),
     ("create_model", ("name",), {"num_classes": 10, "checkpoint": "path", "drop_path": 0.1}),
+    ("create_model", (), {"checkpoint": "path"}),
+    ("load", ("path",), {}),
     ("VMamba", (ANY,), {}),
     ("VMambaConfig.from_official", ({},), {}),
     ("VMamba.forward", (ANY, ANY), {"order": "badc"}),

@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
     __name__,
     {
+        "models": "trust_tta",
         "corrupt": "trust_tta.data.corruptions.apply",
         "TrustError": "trust_tta.errors",
         "Guard": "trust_tta.live.guard",
@@ -19,6 +20,7 @@ __getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
         "VMambaConfig": "trust_tta.models.config",
         "create_model": "trust_tta.models.factory",
         "list_models": "trust_tta.models.factory",
+        "load": "trust_tta.models.factory",
         "fast": "trust_tta.models.fast",
         "VMamba": "trust_tta.models.vmamba",
         "selective_scan": "trust_tta.ops.functional",

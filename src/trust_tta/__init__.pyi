@@ -1,4 +1,5 @@
 __version__: str
+from trust_tta import models as models
 from trust_tta.data.corruptions.apply import corrupt as corrupt
 from trust_tta.errors import TrustError as TrustError
 from trust_tta.live.guard import Guard as Guard
@@ -11,6 +12,7 @@ from trust_tta.models.checkpoint import load_checkpoint as load_checkpoint
 from trust_tta.models.config import VMambaConfig as VMambaConfig
 from trust_tta.models.factory import create_model as create_model
 from trust_tta.models.factory import list_models as list_models
+from trust_tta.models.factory import load as load
 from trust_tta.models.fast import fast as fast
 from trust_tta.models.vmamba import VMamba as VMamba
 from trust_tta.ops.functional import selective_scan as selective_scan

@@ -51,6 +51,8 @@ def lazy_exports(
     def find(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if modules[name] == package:  # a subpackage
+            return importlib.import_module(f"{package}.{name}")
         return getattr(importlib.import_module(modules[name]), name)
 
     return find, lambda: public, public

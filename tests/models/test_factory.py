@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,38 @@ def test_what_a_file_states_of_its_network_need_not_be_given_again(tmp_path: Pat
     save_file(made.state_dict(), path, metadata={"overrides": "[5"})
     with pytest.raises(CheckpointError, match="the overrides stated in .* cannot be read"):
         tt.create_model("vmamba_nano", checkpoint=path)
+
+
+@pytest.mark.parametrize("door", [lambda path: tt.create_model(checkpoint=path), tt.load], ids=["create_model", "load"])
+def test_a_file_that_states_its_network_needs_no_name(door: Callable[[Path], Any], tmp_path: Path) -> None:
+    made = tt.create_model("vmamba_nano", num_classes=3, **SMALL).eval()
+    path = tmp_path / "net.safetensors"
+    stated = {
+        "variant": "vmamba_nano",
+        "overrides": json.dumps(SMALL),
+        "num_classes": "3",
+        "classes": '["a", "b", "c"]',
+    }
+    save_file(made.state_dict(), path, metadata=stated)
+    found = door(path)
+    images = torch.rand(2, 3, 16, 16)
+    assert torch.equal(found(images), made(images))
+    assert found.classes == ("a", "b", "c")
+    assert not found.training
+    save_file(made.state_dict(), path)
+    with pytest.raises(ConfigError, match="net.safetensors' does not say which network it is of"):
+        door(path)
+
+
+def test_a_name_or_a_checkpoint_is_needed() -> None:
+    with pytest.raises(ConfigError, match="a name, a checkpoint or both"):
+        tt.create_model()
+
+
+def test_published_checkpoints_load_by_their_name() -> None:
+    assert tt.load("vmamba_nano_cifar10").classes == CIFAR10_CLASSES
+    with pytest.raises(CheckpointError, match="vmamba_nano_cifar10"):
+        tt.load("vmamba_nano_cifar")
 
 
 def test_a_network_carries_its_preprocessing_and_classes() -> None:

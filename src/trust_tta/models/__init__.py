@@ -10,6 +10,7 @@ __getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
         "VMambaConfig": "trust_tta.models.config",
         "create_model": "trust_tta.models.factory",
         "list_models": "trust_tta.models.factory",
+        "load": "trust_tta.models.factory",
         "Network": "trust_tta.models.networks",
         "PRETRAINED": "trust_tta.models.pretrained",
         "Pretrained": "trust_tta.models.pretrained",

@@ -7,6 +7,7 @@ from typing import Any, cast, overload
 
 from torch import nn
 
+from trust_tta.errors import ConfigError
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.networks import build_network
@@ -57,7 +58,7 @@ def create_model(
 
 @overload
 def create_model(
-    name: str,
+    name: str | None = None,
     *,
     num_classes: int | None = None,
     checkpoint: str | PathLike[str] | None = None,
@@ -67,7 +68,7 @@ def create_model(
 
 
 def create_model(
-    name: str,
+    name: str | None = None,
     *,
     num_classes: int | None = None,
     checkpoint: str | PathLike[str] | None = None,
@@ -76,11 +77,11 @@ def create_model(
 ) -> nn.Module:
     """Build the network `name`: one of `list_models()`, or "package.module:Name".
 
-    "upernet_..." is a VMamba under UPerNet's heads, which gives logits (n, classes, h, w). `overrides` are fields of
-    the network's configuration, as of VMambaConfig, or arguments of a network from outside. `checkpoint` is a path or
-    the name of a known checkpoint (see `models.pretrained`); the network comes back in evaluation mode when one is
-    loaded. What a file states of its network need not be given again. `preprocessing` is what makes images its input,
-    or the name of a preset, where the checkpoint does not say.
+    "upernet_..." is UPerNet on a VMamba backbone: logits (n, classes, h, w). `checkpoint` is a path or a key of
+    `models.PRETRAINED`; with a checkpoint the network is returned in evaluation mode, and `name`, `num_classes` and
+    `overrides` may be omitted where the file states them. `overrides` are fields of the network's configuration, such
+    as VMambaConfig, or arguments of your own class. `preprocessing` is a Preprocessing or the name of a preset, for
+    networks and files that do not state one.
 
     >>> model = create_model("vmamba_nano", checkpoint="vmamba_nano_cifar10")
     >>> model.classes[:2], model.preprocessing.size
@@ -88,9 +89,22 @@ def create_model(
     """
     given = overrides if num_classes is None else overrides | {"num_classes": num_classes}
     wanted = find_preset(preprocessing) if isinstance(preprocessing, str) else preprocessing
+    if name is None and checkpoint is None:
+        raise ConfigError("create_model needs a name, a checkpoint or both; list_models() has the names")
     if checkpoint is not None:
         return Checkpoint.open(checkpoint, variant=name, preprocessing=wanted, fields=given).load()
-    network = build_network(name, given)
+    network = build_network(str(name), given)
     if wanted is not None:
         cast(VMamba, network).preprocessing = wanted
     return network
+
+
+def load(checkpoint: str | PathLike[str]) -> nn.Module:
+    """Load the network in `checkpoint`, a file that states its architecture or a key of `models.PRETRAINED`.
+
+    The same as `create_model(checkpoint=checkpoint)`: weights, `preprocessing` and `classes`, in evaluation mode.
+
+    >>> load("vmamba_nano_cifar10").classes[:2]
+    ('airplane', 'automobile')
+    """
+    return create_model(checkpoint=checkpoint)
