@@ -41,12 +41,12 @@ def passes(model: Any, images: torch.Tensor, names: list[str], *, recorded: bool
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
     weights = [parameter for name, parameter in model.named_parameters() if name in names]
-    recorder, slots = Recorder(model, weights), model.slots(None, len(images))
+    recorder, directions = Recorder(model, weights), model.scan_directions(None, len(images))
     call = recorder if recorded else recorder.plain
 
     def work() -> None:
         for _ in range(ORDERS):
-            torch.autograd.grad(call(images, slots).logsumexp(1).mean(), weights, allow_unused=True)
+            torch.autograd.grad(call(images, directions).logsumexp(1).mean(), weights, allow_unused=True)
 
     return work
 

@@ -352,7 +352,7 @@ def test_timm_makes_our_networks(name: str) -> None:
         torch.testing.assert_close(made.forward_head(made.forward_features(x)), plain(x))
         pooled = made.forward_head(made.forward_features(x), pre_logits=True)
         torch.testing.assert_close(pooled, plain.forward_features(x))  # type: ignore[operator]
-        other = made.traversals[1]
+        other = made.scan_orders[1]
         assert torch.equal(made(x, order=other), plain(x, order=other))
     from timm.optim import create_optimizer_v2
 

@@ -92,7 +92,7 @@ def _parse(order: OrderLike) -> tuple[int, int, int, int]:
     return a, b, c, d
 
 
-VMAMBA_TRAVERSALS = tuple(str(order) for order in ScanOrder.all())
+VMAMBA_SCAN_ORDERS = tuple(str(order) for order in ScanOrder.all())
 DEFAULT_ORDER = ScanOrder("abcd")
 PAPER_ORDERS = tuple(ScanOrder(o) for o in ("abcd", "abdc", "adcb", "bacd", "badc", "dbca"))  # as the paper runs them
 _BY_ENTROPY = tuple(ScanOrder(o) for o in ("abcd", "abdc", "dbca", "adcb", "badc", "bacd"))  # its offline phase
@@ -108,14 +108,14 @@ def paper_orders(k: int) -> tuple[ScanOrder, ...]:
     return tuple(order for order in PAPER_ORDERS if order in _BY_ENTROPY[:k])
 
 
-def find_order(order: OrderLike, traversals: Sequence[str]) -> ScanOrder | str:
+def find_order(order: OrderLike, scan_orders: Sequence[str]) -> ScanOrder | str:
     """The traversal of a network that `order` names; the default order stands for the network's own, its first."""
     name = order_name(order)
-    if name in traversals:
+    if name in scan_orders:
         return ScanOrder(name) if len(name) == len(LETTERS) else name
     if name == LETTERS:
-        return traversals[0]
-    shown = ", ".join(traversals[:6]) + (", ..." if len(traversals) > 6 else "")
+        return scan_orders[0]
+    shown = ", ".join(scan_orders[:6]) + (", ..." if len(scan_orders) > 6 else "")
     raise ConfigError(f"scan order {order!r} is none of this network's; it has {shown}")
 
 
@@ -124,8 +124,8 @@ def order_name(order: OrderLike) -> str:
     return order if isinstance(order, str) and len(order) != len(LETTERS) else str(ScanOrder(order))
 
 
-def default_orders(k: int, traversals: Sequence[str]) -> tuple[ScanOrder | str, ...]:
+def default_orders(k: int, scan_orders: Sequence[str]) -> tuple[ScanOrder | str, ...]:
     """`k` of the paper's orders where the network has them, else the first `k` of its own."""
-    if {str(order) for order in PAPER_ORDERS} <= set(traversals):
+    if {str(order) for order in PAPER_ORDERS} <= set(scan_orders):
         return paper_orders(k)
-    return tuple(find_order(name, traversals) for name in traversals[:k])
+    return tuple(find_order(name, scan_orders) for name in scan_orders[:k])

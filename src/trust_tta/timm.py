@@ -68,8 +68,8 @@ class TimmNetwork(ScanNetwork):
 
     # timm's interface
 
-    def forward_features(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
-        return self.encode(images, order, slots=slots)
+    def forward_features(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
+        return self.encode(images, order, directions=directions)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits of what `forward_features` gave, or of features (n, d) that are pooled already."""

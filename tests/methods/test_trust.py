@@ -341,7 +341,7 @@ class SideBySide:
                 normal, outputs = block.norm(x).tensor_split(len(self.orders)), []
                 for each, order, part in zip(self.copies, self.orders, normal, strict=True):
                     op = each.get_submodule(f"layers.{i}.blocks.{j}.op")
-                    outputs.append(op(part, each.slots(order, 1)))
+                    outputs.append(op(part, each.scan_directions(order, 1)))
                 x = x + torch.cat(outputs)
                 x = x + block.mlp(block.norm2(x))
             x = stage.downsample(x)

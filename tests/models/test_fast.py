@@ -43,7 +43,7 @@ def assert_same(fast: Fast, model: VMamba, device: str, **settings: int) -> None
     for seed in range(4):
         batch = images(seed=seed, device=device, **settings)
         with torch.no_grad():
-            plain = model(batch, slots=model.slots(None, len(batch)))  # never a recording
+            plain = model(batch, directions=model.scan_directions(None, len(batch)))  # never a recording
             assert_close(fast(batch), plain)
             assert_close(model(batch), plain)
 
@@ -188,7 +188,7 @@ def test_plain_predictions_are_replayed_too() -> None:
         for seed in range(4):
             batch = images(seed=seed, device="cuda")
             with grads():
-                found, plain = model(batch), model(batch, slots=model.slots(None, 4))
+                found, plain = model(batch), model(batch, directions=model.scan_directions(None, 4))
             assert_close(found, plain)
     recorder = model.__dict__["_fast"]._recorder
     assert len(recorder.recordings) == 1

@@ -94,10 +94,13 @@ def test_what_was_preprocessed_is_never_doubted() -> None:
             assert preprocessing.doubt(preprocessing(images)) == ""
 
 
-def test_random_normal_images_pass(shipped: tt.VMamba) -> None:
-    with torch.no_grad():
-        shipped(torch.randn(64, 3, 32, 32))
-        shipped(torch.zeros(4, 3, 32, 32))
+def test_random_normal_and_zero_images_raise_no_warning(shipped: tt.VMamba) -> None:
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        for images in (torch.randn(64, 3, 32, 32), torch.zeros(4, 3, 32, 32)):
+            assert shipped(images).isfinite().all()
+    assert not [str(w.message) for w in caught]
+    assert shipped.unchecked_batches == 1  # both were among the three that are checked
 
 
 def test_an_untrained_network_has_no_expectations() -> None:

@@ -104,11 +104,11 @@ def permute_slots(state: State, order: tuple[int, ...]) -> State:
 class UpstreamSS2D(LocalSS2D):
     """Returns from the columns of a map as upstream does, which is right on square maps alone."""
 
-    def route(self, height: int, width: int, slots: Tensor) -> Route:
-        visits, returns = super().route(height, width, slots)
+    def route(self, height: int, width: int, directions: Tensor) -> Route:
+        visits, returns = super().route(height, width, directions)
         tokens = torch.arange(height * width).view(height, width).t().flatten()
         mistaken = {"v": tokens, "v_flip": height * width - 1 - tokens}
-        rows = [mistaken.get(self.directions[int(i)], row) for i, row in zip(slots, returns, strict=True)]
+        rows = [mistaken.get(self.direction_names[int(i)], row) for i, row in zip(directions, returns, strict=True)]
         return Route(visits, torch.stack(rows))
 
 
@@ -315,17 +315,17 @@ def test_every_traversal_gives_another_answer_and_images_may_have_their_own(name
     model = tiny(name).double()
     images = pictures(model).double()
     with torch.no_grad():
-        alone = {order: model(images, order=order) for order in model.traversals}
+        alone = {order: model(images, order=order) for order in model.scan_orders}
         rows = torch.stack(list(alone.values())).flatten(1)
-        assert torch.equal(model(images), alone[model.traversals[0]])
-        assert torch.equal(model(images, order="abcd"), alone[model.traversals[0]])
-        assert len(torch.unique(rows.round(decimals=6), dim=0)) == len(model.traversals)
-        orders = [model.traversals[i % len(model.traversals)] for i in (1, 3, 0, 2)]
+        assert torch.equal(model(images), alone[model.scan_orders[0]])
+        assert torch.equal(model(images, order="abcd"), alone[model.scan_orders[0]])
+        assert len(torch.unique(rows.round(decimals=6), dim=0)) == len(model.scan_orders)
+        orders = [model.scan_orders[i % len(model.scan_orders)] for i in (1, 3, 0, 2)]
         mixed = model(images, order=orders)
         for i, order in enumerate(orders):
             torch.testing.assert_close(mixed[i], alone[order][i], rtol=1e-9, atol=1e-9)
-        slots = model.slots(orders[0], len(images))
-        assert torch.equal(model(images, slots=slots), alone[orders[0]])
+        directions = model.scan_directions(orders[0], len(images))
+        assert torch.equal(model(images, directions=directions), alone[orders[0]])
 
 
 def test_orders_of_vim_exchange_nothing_when_both_directions_share_their_parameters() -> None:
@@ -404,7 +404,7 @@ def test_a_transposed_traversal_of_vim_is_the_network_on_transposed_images() -> 
 @pytest.mark.parametrize("name", TINY)
 def test_gradients_reach_every_parameter(name: str) -> None:
     model = tiny(name)
-    model(pictures(model), order=model.traversals[1]).square().sum().backward()
+    model(pictures(model), order=model.scan_orders[1]).square().sum().backward()
     silent = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     # In the last block of a GroupMamba there is one token: no state is ever carried over.
     silent = [key for key in silent if not (key.startswith("post_network.") and key.endswith(".A_logs"))]
@@ -463,7 +463,7 @@ def test_the_kernels_of_a_gpu_give_the_same(name: str) -> None:
     images, results = pictures(model, 2)[:, :, :16], []
     for backend in ("reference", "cpu", "triton"):
         model.set_scan_backend(backend)
-        logits = model(images, order=[model.traversals[1], model.traversals[2]])
+        logits = model(images, order=[model.scan_orders[1], model.scan_orders[2]])
         results.append([logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))])
     for found in results[1:]:
         for one, other in zip(found, results[0], strict=True):
@@ -479,7 +479,7 @@ def test_a_network_compiles_whole(name: str) -> None:
     model = tiny(name)
     images = pictures(model, 2)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for order in (None, model.traversals[1]):
+    for order in (None, model.scan_orders[1]):
         torch.testing.assert_close(compiled(images, order=order), model(images, order=order), rtol=1e-4, atol=1e-4)
 
 
@@ -512,7 +512,7 @@ def test_a_mixer_of_localvim_scans_around_the_class_token() -> None:
                 token = middle if place is None else patches[place]
                 result[:, token] = y[:, :, step] * F.silu(z[:, token])
         total = total + mixer.attn(result.transpose(1, 2)).transpose(1, 2)
-    route = model.route(names, model.slots("abcd", 2))
+    route = model.route(names, model.scan_directions("abcd", 2))
     torch.testing.assert_close(mixer(x, route), mixer.out_proj(total), rtol=1e-9, atol=1e-9)
 
 
@@ -524,7 +524,7 @@ def test_a_mixer_of_localvim_scans_around_the_class_token() -> None:
 def test_trust_adapts_under_the_traversals_of_the_network(name: str, mode: str) -> None:
     model = tiny(name)
     method = tt.create_method("trust", model, lr=1e-3, mode=mode)  # type: ignore[call-overload]
-    expected = model.traversals if len(model.traversals) < 24 else ("abcd", "abdc", "adcb", "bacd", "badc", "dbca")
+    expected = model.scan_orders if len(model.scan_orders) < 24 else ("abcd", "abdc", "adcb", "bacd", "badc", "dbca")
     assert sorted(map(str, method.orders)) == sorted(expected)
     before = method.weights.read().clone()
     logits = method(pictures(model, 8))
@@ -551,7 +551,7 @@ def test_methods_run(name: str, method: str) -> None:
 def test_orders_are_ranked_and_the_ranking_serves_trust(name: str) -> None:
     model = tiny(name)
     ranking = tt.rank_orders(model, [pictures(model)])
-    assert sorted(str(order) for order, _ in ranking) == sorted(model.traversals)
+    assert sorted(str(order) for order, _ in ranking) == sorted(model.scan_orders)
     assert [value for _, value in ranking] == sorted(value for _, value in ranking)
     method = tt.create_method("trust", model, orders=ranking, k=2)
     assert method.orders == [order for order, _ in ranking[:2]]

@@ -95,7 +95,7 @@ class Branches(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         return images
 
-    def forward_maps(self, x: Tensor, order: None = None, *, slots: None = None) -> list[Tensor]:
+    def forward_maps(self, x: Tensor, order: None = None, *, directions: None = None) -> list[Tensor]:
         return [conv(x).relu() for conv in self.convs]
 
 
@@ -224,7 +224,7 @@ def test_orders_reach_the_scans() -> None:
     plain, other = network(images), network(images, order="badc")
     assert (plain - other).abs().max() > 1e-4
     torch.testing.assert_close(network(images, order="abcd"), plain)
-    torch.testing.assert_close(network(images, slots=network.slots("badc", 3)), other)
+    torch.testing.assert_close(network(images, directions=network.scan_directions("badc", 3)), other)
     mixed = network(images, order=["abcd", "badc", "abcd"])
     torch.testing.assert_close(mixed, torch.stack([plain[0], other[1], plain[2]]))
 

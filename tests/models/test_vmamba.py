@@ -44,8 +44,8 @@ def test_a_pass_goes_on_from_the_first_convolution(config: str) -> None:
     first: Any = model.patch_embed[0]
     begun = F.conv2d(images, first.weight, None, first.stride, first.padding)
     for order in ("abcd", "badc"):
-        slots = model.slots(order, len(images))
-        logits = model.forward_begun((begun, None), slots)
+        directions = model.scan_directions(order, len(images))
+        logits = model.forward_begun((begun, None), directions)
         torch.testing.assert_close(logits, model(images, order=order), rtol=1e-9, atol=1e-9)
     assert model.begin(images) is None  # on a CPU it is not
 

@@ -109,10 +109,10 @@ def test_weights_may_change_their_layout_between_batches() -> None:
 def test_tensors_may_stand_in_for_the_parameters(family: str) -> None:
     """A recording has leaves of its own over the weights, which are no parameters."""
     network: Any = small(family)
-    images, slots = batches(1, size=2, device="cpu")[0], network.slot_table[1]
-    wanted = torch.autograd.grad(network(images, slots=slots).square().sum(), list(network.parameters()))
+    images, directions = batches(1, size=2, device="cpu")[0], network.direction_table[1]
+    wanted = torch.autograd.grad(network(images, directions=directions).square().sum(), list(network.parameters()))
     leaves = {name: p.detach().requires_grad_() for name, p in network.named_parameters()}
-    logits = functional_call(network, leaves, (images,), {"slots": slots})
+    logits = functional_call(network, leaves, (images,), {"directions": directions})
     for got, gradient in zip(torch.autograd.grad(logits.square().sum(), list(leaves.values())), wanted, strict=True):
         torch.testing.assert_close(got, gradient)
 
@@ -134,9 +134,11 @@ def test_a_pass_neither_asks_the_device_nor_feeds_it(family: str) -> None:
     with FakeTensorMode(), Constants() as constants:  # type: ignore[no-untyped-call]
         leaves = {name: torch.empty(p.shape, requires_grad=True) for name, p in network.named_parameters()}
         buffers = {name: torch.empty(b.shape, dtype=b.dtype) for name, b in network.named_buffers()}
-        slots = torch.empty(network.slot_table.shape[1:], dtype=torch.int64)
+        directions = torch.empty(network.direction_table.shape[1:], dtype=torch.int64)
         with torch.autocast("cpu", torch.bfloat16):
-            logits = functional_call(network, leaves | buffers, (torch.empty(4, 3, 32, 32),), {"slots": slots})
+            logits = functional_call(
+                network, leaves | buffers, (torch.empty(4, 3, 32, 32),), {"directions": directions}
+            )
         torch.autograd.grad(logits, list(leaves.values()), torch.empty_like(logits))
         assert constants.count == 0
         torch.empty(3)[[0, 2]]
@@ -187,14 +189,16 @@ def test_every_network_is_recorded_with_its_gradients(family: str, low: bool) ->
     parameters = list(network.parameters())
     call = Recorder(network, parameters)
 
-    def differentiate(forward: Callable[..., Tensor], images: Tensor, slots: Tensor) -> list[Tensor]:
+    def differentiate(forward: Callable[..., Tensor], images: Tensor, directions: Tensor) -> list[Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
-            logits = forward(images, slots=slots)
+            logits = forward(images, directions=directions)
         gradients = torch.autograd.grad(logits.float().square().sum(), parameters)
         return [logits.detach().clone(), *(g.clone() for g in gradients)]
 
-    for images, slots in zip(batches(4), network.slot_table[:4], strict=True):
-        for got, wanted in zip(differentiate(call, images, slots), differentiate(network, images, slots), strict=True):
+    for images, directions in zip(batches(4), network.direction_table[:4], strict=True):
+        for got, wanted in zip(
+            differentiate(call, images, directions), differentiate(network, images, directions), strict=True
+        ):
             assert (got - wanted).abs().max() <= (2e-2 if low else 1e-3) * wanted.abs().max()
     assert (len(call.recordings), call.failed) == (1, False)
 
@@ -205,7 +209,7 @@ def test_fast_records_every_network(family: str) -> None:
     network: Any = small(family).cuda()
     fast = tt.fast(network)
     for images in batches(4):
-        for order in network.traversals[:3]:
+        for order in network.scan_orders[:3]:
             with torch.no_grad():
                 torch.testing.assert_close(
                     fast(images, order=order), network(images, order=order), rtol=1e-4, atol=1e-5
@@ -222,23 +226,23 @@ class Breaking(nn.Module):
         self.weight: Tensor = nn.Parameter(torch.ones(()))
         self.read: list[Tensor] = []
 
-    def forward(self, images: Tensor, slots: Tensor) -> Tensor:
+    def forward(self, images: Tensor, directions: Tensor) -> Tensor:
         if not isinstance(self.weight, nn.Parameter):
-            self.read.append(torch.empty_like(slots))
+            self.read.append(torch.empty_like(directions))
             torch.cuda._sleep(400_000_000)  # a fifth of a second
-            self.read[-1].copy_(slots)
+            self.read[-1].copy_(directions)
             raise KeyError("no parameter")
-        return images.flatten(1) * self.weight + slots.sum()
+        return images.flatten(1) * self.weight + directions.sum()
 
 
 @pytest.mark.gpu
 def test_a_recording_that_breaks_off_keeps_its_tensors_until_the_device_has_read_them() -> None:
     network = Breaking().cuda()
-    call, slots = Recorder(network, [network.weight]), torch.arange(4, device="cuda")
+    call, directions = Recorder(network, [network.weight]), torch.arange(4, device="cuda")
     images = torch.randn(2, 3, 4, 4, device="cuda")
-    call(images, slots)
+    call(images, directions)
     with pytest.warns(UserWarning, match="not recorded"):
-        call(images, slots)
+        call(images, directions)
     taken = [torch.full((4,), 99, device="cuda") for _ in range(1000)]  # the freed memory is among it
     torch.cuda.synchronize()
     assert len(taken) == 1000
@@ -279,13 +283,13 @@ def test_what_was_recorded_in_inference_mode_serves_outside_it() -> None:
 def test_gradients_of_a_recording_that_is_gone_do_not_stop_the_next() -> None:
     model = make_model()
     parameters = list(model.parameters())
-    call, slots, (images,) = Recorder(model, parameters), model.slots(None, 8), batches(1)
+    call, directions, (images,) = Recorder(model, parameters), model.scan_directions(None, 8), batches(1)
     for _ in range(2):
-        kept = torch.autograd.grad(call(images, slots).sum(), parameters, allow_unused=True)
+        kept = torch.autograd.grad(call(images, directions).sum(), parameters, allow_unused=True)
     for parameter in parameters:
         parameter.data = parameter.data.clone()
     for _ in range(2):
-        torch.autograd.grad(call(images, slots).sum(), parameters, allow_unused=True)
+        torch.autograd.grad(call(images, directions).sum(), parameters, allow_unused=True)
     assert (len(call.recordings), call.failed) == (1, False)
     assert len(kept) == len(parameters)
 
@@ -316,8 +320,8 @@ def test_what_passes_over_a_batch_have_in_common_is_done_once(low: bool) -> None
 
     def check(images: Tensor, row: int) -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
-            slots = model.slot_table[row]
-            logits, wanted = call(images, slots), model(images, slots=slots)
+            directions = model.direction_table[row]
+            logits, wanted = call(images, directions), model(images, directions=directions)
         got = torch.autograd.grad(logits.float().square().sum(), parameters)
         for a, b in zip(
             (logits, *got), (wanted, *torch.autograd.grad(wanted.float().square().sum(), parameters)), strict=True
@@ -366,16 +370,16 @@ def test_a_pass_that_waits_for_its_backward_is_not_overwritten() -> None:
     parameters = list(model.parameters())
     call = Recorder(model, parameters)
     first, second = batches(2)
-    slots = model.slots(None, 8)
+    directions = model.scan_directions(None, 8)
     for images in (first, second, first):
-        torch.autograd.grad(call(images, slots).sum(), parameters, allow_unused=True)
+        torch.autograd.grad(call(images, directions).sum(), parameters, allow_unused=True)
         with torch.no_grad():
-            call(images, slots)
+            call(images, directions)
     assert len(call.recordings) == 2
-    logits = call(first, slots)
+    logits = call(first, directions)
     with torch.no_grad():
-        call(second, slots)
-    call(second, slots)
+        call(second, directions)
+    call(second, directions)
     got = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True)
     wanted = torch.autograd.grad(model(first).square().sum(), parameters, allow_unused=True)
     for a, b in zip(got, wanted, strict=True):
@@ -407,7 +411,7 @@ def test_a_network_in_training_draws_and_moves_as_without_recordings(monkeypatch
         torch.manual_seed(1)
         logits = []
         for images in batches(5):
-            logits.append(call(images, model.slots(None, 8)))
+            logits.append(call(images, model.scan_directions(None, 8)))
             logits[-1].square().sum().backward()
         assert len(call.recordings) == min(most, 1)
         gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]

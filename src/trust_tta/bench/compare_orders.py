@@ -23,7 +23,7 @@ from trust_tta.methods.registry import create_method
 from trust_tta.methods.trust import Trust, TrustOptions
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.networks import require_ours
-from trust_tta.orders import VMAMBA_TRAVERSALS, ScanOrder
+from trust_tta.orders import VMAMBA_SCAN_ORDERS, ScanOrder
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, SurfacePoint, WeightNorms
 
@@ -81,14 +81,14 @@ def trust_options(config: RunConfig) -> dict[str, Any]:
     return next((dict(method.options) for method in config.methods if method.name == "trust"), {})
 
 
-def trust_orders(config: RunConfig, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[ScanOrder | str]:
-    """The orders that the experiment's first TRUST uses on a network with these traversals."""
-    return TrustOptions(**trust_options(config)).chosen(traversals)
+def trust_orders(config: RunConfig, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list[ScanOrder | str]:
+    """The orders that the experiment's first TRUST uses on a network with these scan orders."""
+    return TrustOptions(**trust_options(config)).chosen(scan_orders)
 
 
 def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progress: Progress = SILENT) -> LossSurface:
     """The loss on a grid of `points` x `points` around the networks of the first three orders and their mean."""
-    orders = trust_orders(experiment.config, _network(experiment, domain).traversals)[:3]
+    orders = trust_orders(experiment.config, _network(experiment, domain).scan_orders)[:3]
     if len(orders) < 3:
         raise ConfigError(f"a plane goes through three networks and TRUST has {len(orders)} orders here; give k=3")
     progress.start(points * points, "points")
@@ -139,7 +139,7 @@ def span_plane(weights: Sequence[Tensor]) -> Plane:
 def weight_norms(experiment: Experiment, domain: Domain) -> dict[str, WeightNorms]:
     """Norms over orders of the SS2D tensors, separately for weights and biases."""
     network = _network(experiment, domain)
-    adapted = adapt_under_orders(experiment, domain, trust_orders(experiment.config, network.traversals))
+    adapted = adapt_under_orders(experiment, domain, trust_orders(experiment.config, network.scan_orders))
     roles = network.parameter_roles()
     layers = [adapted.method.weights.by_name(weights) for weights in adapted.weights]
     adapted.method.reset()
@@ -173,14 +173,14 @@ def memory_by_k(
         )
     model, batch = _network(experiment, domain), experiment.images(domain)[0][0][:images]
     options = {**trust_options(experiment.config), "mode": "replicate"}
-    counts = [k for k in counts if k <= len(model.traversals)]
+    counts = [k for k in counts if k <= len(model.scan_orders)]
 
     def forward() -> None:
         with torch.no_grad():
             model(batch)
 
     def adapt(k: int) -> None:
-        method = create_method("trust", model, **{**options, "orders": take_orders(k, model.traversals)})
+        method = create_method("trust", model, **{**options, "orders": take_orders(k, model.scan_orders)})
         method(batch)
         method.reset()
 

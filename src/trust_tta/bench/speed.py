@@ -25,7 +25,7 @@ from trust_tta.models.networks import require_vmamba
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.functional import grouped_scan
 from trust_tta.ops.selfcheck import Check, check_backend
-from trust_tta.orders import PAPER_ORDERS, VMAMBA_TRAVERSALS, ScanOrder, find_order
+from trust_tta.orders import PAPER_ORDERS, VMAMBA_SCAN_ORDERS, ScanOrder, find_order
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
 
@@ -279,7 +279,7 @@ def network_cases(model: VMamba, at: Place) -> list[Case]:
         NAIVE,
         *trust_modes(split=at.batch > 1),
         Step(f"averaging the weights of {ORDERS} orders", ORDERS, _averaging),
-        Step("offline ranking of all orders", len(model.traversals), _ranking),
+        Step("offline ranking of all orders", len(model.scan_orders), _ranking),
     ]
     return [_case(model, "network", step, at) for step in steps]
 
@@ -324,9 +324,9 @@ def scaling_cases(model: VMamba, at: Place) -> list[Case]:
     ]
 
 
-def take_orders(k: int, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[ScanOrder | str]:
+def take_orders(k: int, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list[ScanOrder | str]:
     """The first `k` orders of a network: the paper's six, if it has them, then the others."""
-    orders = [find_order(name, traversals) for name in traversals]
+    orders = [find_order(name, scan_orders) for name in scan_orders]
     papers = [order for order in PAPER_ORDERS if order in orders]
     return [*papers, *(order for order in orders if order not in papers)][:k]
 

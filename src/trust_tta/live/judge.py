@@ -49,7 +49,9 @@ class Judge:
             use_batch_statistics(self.network)
         self._stem = _Stem(self.network)
         self._inspection = Recorder(_Inspection(self._stem), [])
-        self._slots = torch.zeros(1) if hasattr(self.network, "slots") else None  # others are not recorded
+        self._directions = (
+            torch.zeros(1) if hasattr(self.network, "scan_directions") else None
+        )  # others are not recorded
         own = dict(self.network.named_parameters())
         self._own: list[Tensor] = [own[name] for name in method.adapted]  # the judge's copies of what the method adapts
         self._pass = Forward(self.network)
@@ -116,9 +118,9 @@ class Judge:
     @torch.no_grad()
     def inspection(self, images: Tensor) -> Tensor:
         """The same as one vector, where the images are."""
-        if self._slots is not None and self._slots.device != images.device:
-            self._slots = self._slots.to(images.device)
-        return self._inspection(images, self._slots)
+        if self._directions is not None and self._directions.device != images.device:
+            self._directions = self._directions.to(images.device)
+        return self._inspection(images, self._directions)
 
     @staticmethod
     def split(images: Tensor, inspection: Tensor) -> tuple[Facts, Values]:
@@ -166,7 +168,7 @@ class TrainedSource:
         return tuple(d.double().numpy() for d in self._split(images, self._run(images).cpu())[1:])
 
     def _run(self, images: Tensor) -> Tensor:
-        choose = getattr(self.network, "slots", None)
+        choose = getattr(self.network, "scan_directions", None)
         return self._pass(images, None if choose is None else choose(None, len(images)))
 
     def _split(self, images: Tensor, flat: Tensor) -> list[Tensor]:
@@ -181,7 +183,7 @@ class _WithDepths(nn.Module):
         super().__init__()
         self.network, self.depths = network, depths
 
-    def forward(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor, directions: Tensor | None = None) -> Tensor:
         found: list[Tensor] = []
 
         def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -189,7 +191,7 @@ class _WithDepths(nn.Module):
 
         handles = [norm.register_forward_pre_hook(keep) for norm in self.depths]
         try:
-            logits = self.network(images) if slots is None else self.network(images, slots=slots)
+            logits = self.network(images) if directions is None else self.network(images, directions=directions)
         finally:
             for handle in handles:
                 handle.remove()
@@ -216,9 +218,9 @@ class _Stem(nn.Module):
 
         (network,) = self._network
         handles = [norm.register_forward_pre_hook(stop) for norm in self._norms]
-        choose = getattr(network, "slots", None)
-        try:  # with `slots`, as networks that have them record other passes by themselves
-            network(images) if choose is None else network(images, slots=choose(None, len(images)))
+        choose = getattr(network, "scan_directions", None)
+        try:  # with `directions`, as networks that have them record other passes by themselves
+            network(images) if choose is None else network(images, directions=choose(None, len(images)))
         except _Reached as reached:
             self._norms = [reached.norm]  # the others are not reached
             return reached.values
@@ -235,7 +237,7 @@ class _Inspection(nn.Module):
         super().__init__()
         self.stem = stem
 
-    def forward(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor, directions: Tensor | None = None) -> Tensor:
         return torch.cat([facts_of(images).flatten(), self.stem(images).flatten()])
 
 

@@ -19,7 +19,7 @@ from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Spec, clone
-from trust_tta.methods.trust import Averaging, OrderOptions, Orders, require_orders, traversals_of
+from trust_tta.methods.trust import Averaging, OrderOptions, Orders, require_orders, scan_orders_of
 from trust_tta.methods.views import MeanProbability
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
@@ -43,7 +43,7 @@ class Ensemble(Learner):
     in_bands = True
 
     def start(self) -> None:
-        self.orders = self.options.chosen(traversals_of(self.model))
+        self.orders = self.options.chosen(scan_orders_of(self.model))
         source = {"weights": self.weights.origin}
         zeros = {name: torch.zeros_like(moment) for name, moment in self.weights.moments.items()}
         self.members: dict[str, dict[str, Tensor]] = {
@@ -125,8 +125,8 @@ class Augmentation(Averaging):
     in_bands = True
 
     def start(self) -> None:
-        given, traversals = self.options.orders, traversals_of(self.model)
-        self.orders = [find_order(order, traversals) for order in given or [DEFAULT_ORDER] * self.options.k]
+        given, scan_orders = self.options.orders, scan_orders_of(self.model)
+        self.orders = [find_order(order, scan_orders) for order in given or [DEFAULT_ORDER] * self.options.k]
 
     def adapting_forward(self, images: Tensor, order: OrderLike) -> Logits:
         drawn = self.counters.forwards if self.options.per == "view" else self.counters.batches

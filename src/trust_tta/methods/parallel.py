@@ -127,11 +127,11 @@ def copies_in_place(method: Trust, copies: Sequence[Mapping[str, Tensor]]) -> It
     """Inside, each module that scans runs once for each part of the batch, with the part's weights and order."""
     model: Any = method.model
     modules: dict[str, Any] = _scanning_modules(model)
-    slots = [model.slots(order, 1) for order in method.orders]
+    directions = [model.scan_directions(order, 1) for order in method.orders]
     for path, module in modules.items():
         prefix = f"{path}."
         own = [{n.removeprefix(prefix): v for n, v in each.items() if n.startswith(prefix)} for each in copies]
-        module.forward = partial(_by_parts, module, own, slots)
+        module.forward = partial(_by_parts, module, own, directions)
     try:
         yield
     finally:
@@ -157,7 +157,7 @@ def check_copies(model: nn.Module) -> None:
 def _by_parts(
     module: nn.Module,
     copies: Sequence[dict[str, Tensor]],
-    slots: Sequence[Tensor],
+    directions: Sequence[Tensor],
     x: Tensor,
     order: Tensor,
     residual: Tensor | None = None,
@@ -166,7 +166,7 @@ def _by_parts(
     plain = partial(type(module).forward, module)
     replaced, module.forward = module.forward, plain
     try:
-        parts = zip(copies, x.tensor_split(len(copies)), slots, strict=True)
+        parts = zip(copies, x.tensor_split(len(copies)), directions, strict=True)
         y = torch.cat([functional_call(module, weights, (part, each)) for weights, part, each in parts])
         return y if residual is None else residual + y
     finally:

@@ -77,12 +77,12 @@ class Forward:
 
     def __call__(self, images: Tensor, order: OrderLike | None = None, *, recorded: bool = True) -> Logits:
         run = self.recorder if recorded else self.recorder.plain
-        logits = run(images, self._slots(order, len(images)))
+        logits = run(images, self._directions(order, len(images)))
         return Pixels(logits, (images.shape[2], images.shape[3])) if self.coarse else logits
 
-    def _slots(self, order: OrderLike | None, images: int) -> Tensor | None:
+    def _directions(self, order: OrderLike | None, images: int) -> Tensor | None:
         """An order as the network takes it; None for a network without orders."""
-        choose: Callable[[OrderLike | None, int], Tensor] | None = getattr(self.network, "slots", None)
+        choose: Callable[[OrderLike | None, int], Tensor] | None = getattr(self.network, "scan_directions", None)
         if choose is not None:
             return choose(order, images)
         if order is not None:

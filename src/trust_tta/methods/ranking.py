@@ -13,7 +13,7 @@ from trust_tta.methods.losses import entropy
 from trust_tta.methods.parameters import share
 from trust_tta.methods.safety import check_images
 from trust_tta.methods.statistics import use_batch_statistics
-from trust_tta.methods.trust import require_orders, traversals_of
+from trust_tta.methods.trust import require_orders, scan_orders_of
 from trust_tta.orders import ScanOrder, find_order
 
 
@@ -28,8 +28,8 @@ def rank_orders(
     network = share(model)
     if statistics == "batch":
         use_batch_statistics(network)
-    traversals = traversals_of(model)
-    orders = [find_order(name, traversals) for name in traversals]
+    scan_orders = scan_orders_of(model)
+    orders = [find_order(name, scan_orders) for name in scan_orders]
     sums = torch.zeros(len(orders), dtype=torch.float64)
     images = 0
     with torch.no_grad():

@@ -23,7 +23,7 @@ from trust_tta.methods.views import log_mean_probability, mirrored
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import (
     DEFAULT_ORDER,
-    VMAMBA_TRAVERSALS,
+    VMAMBA_SCAN_ORDERS,
     OrderLike,
     ScanOrder,
     default_orders,
@@ -163,11 +163,11 @@ class OrderOptions(LearningOptions):
             paper_orders(self.k)
         return self
 
-    def chosen(self, traversals: Sequence[str] = VMAMBA_TRAVERSALS) -> list[ScanOrder | str]:
-        """The orders for a network with these traversals."""
+    def chosen(self, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list[ScanOrder | str]:
+        """The orders for a network with these scan orders."""
         if self.orders is None:
-            return list(default_orders(self.k, traversals))
-        return [find_order(order, traversals) for order in self.orders]
+            return list(default_orders(self.k, scan_orders))
+        return [find_order(order, scan_orders) for order in self.orders]
 
 
 def _is_ranked(pair: object) -> bool:
@@ -204,9 +204,9 @@ class Trust(Averaging):
         return names
 
     def start(self) -> None:
-        traversals = traversals_of(self.model)
-        self.orders = self.options.chosen(traversals)
-        self.evaluate_order = find_order(self.options.evaluate_order, traversals)
+        scan_orders = scan_orders_of(self.model)
+        self.orders = self.options.chosen(scan_orders)
+        self.evaluate_order = find_order(self.options.evaluate_order, scan_orders)
         self.needs_entropies = self.options.merge != "mean"
         if self.options.mode != "sequential":  # sums must not depend on how the orders were listed
             self.orders.sort(key=str)
@@ -252,14 +252,14 @@ class Trust(Averaging):
         return log_mean_probability(mirrored(super().infer, images))
 
 
-def traversals_of(model: nn.Module) -> tuple[str, ...]:
-    """The names of a network's traversals, its own first; VMamba's where a network from outside does not say."""
-    names: tuple[str, ...] = getattr(model, "traversals", VMAMBA_TRAVERSALS)
+def scan_orders_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of a network's scan orders, its own first; VMamba's where a network from outside does not say."""
+    names: tuple[str, ...] = getattr(model, "scan_orders", VMAMBA_SCAN_ORDERS)
     return names
 
 
 def require_orders(model: nn.Module) -> None:
-    if not hasattr(model, "slots"):
+    if not hasattr(model, "scan_directions"):
         raise ConfigError(
             f"TRUST permutes traversal orders and {type(model).__name__} has none; "
             "use a VMamba, or another method such as 'tent'"

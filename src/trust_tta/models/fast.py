@@ -44,16 +44,16 @@ class Fast(nn.Module):
     def forward(self, images: Any, order: Orders = None) -> Tensor:
         """Logits of images, which may be pixels, as of `model(images, order=order)`."""
         images = network_input(self.model, images)
-        choose = getattr(self.model, "slots", None)
+        choose = getattr(self.model, "scan_directions", None)
         if choose is None or images.dim() != 4:
             arguments = {} if order is None else {"order": order}
             plain: Tensor = self.model(images, **arguments)
             return plain
-        slots = choose(order, len(images))
-        logits = self.replay(images, slots)
-        return self.model(images, slots=slots) if logits is None else logits
+        directions = choose(order, len(images))
+        logits = self.replay(images, directions)
+        return self.model(images, directions=directions) if logits is None else logits
 
-    def replay(self, images: Tensor, slots: Tensor) -> Tensor | None:
+    def replay(self, images: Tensor, directions: Tensor) -> Tensor | None:
         """Logits of images (n, ...) by a recording, in the making of which a plain pass serves; None without one."""
         if not images.is_cuda:
             return None
@@ -62,7 +62,7 @@ class Fast(nn.Module):
                 return None
             if self._recorder is None:
                 self._recorder = Recorder(self.model, ())
-            return self._recorder(images, slots)
+            return self._recorder(images, directions)
 
     def _can_be_recorded(self) -> bool:
         """Whether passes are all alike; what was recorded of another network is forgotten."""

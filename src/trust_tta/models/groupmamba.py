@@ -166,11 +166,11 @@ class Stem(Downsample):
 class GroupMamba(ScanNetwork):
     """images (n, channels, h, w) -> logits (n, classes).
 
-    A traversal says which direction each group scans: its channels and parameters stay together. In training mode as
+    A scan order says which direction each group scans: its channels and parameters stay together. In training mode as
     in evaluation, the logits are the mean of both heads where there are two.
     """
 
-    rows = FOUR_DIRECTIONS
+    orders = FOUR_DIRECTIONS
     config: GroupMambaConfig
 
     def __init__(self, config: GroupMambaConfig) -> None:
@@ -188,14 +188,14 @@ class GroupMamba(ScanNetwork):
         self.dist_head = nn.Linear(dims[-1], config.num_classes) if config.two_heads else None
         self.apply(initialize_linear)
 
-    def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+    def encode(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
         """The last map (n, dims[-1], h, w)."""
         x = self.check_images(images)
-        if slots is None:
-            slots = self.slots(order, images.shape[0])
+        if directions is None:
+            directions = self.scan_directions(order, images.shape[0])
         for i in range(1, len(self.config.dims) + 1):
             x, height = self.get_submodule(f"patch_embed{i}")(x)
-            route = Route.along(visit(DIRECTIONS, height, x.shape[1] // height, x.device)[slots], x.shape[1])
+            route = Route.along(visit(DIRECTIONS, height, x.shape[1] // height, x.device)[directions], x.shape[1])
             for block in cast(nn.ModuleList, self.get_submodule(f"block{i}")):
                 x = block(x, height, route)
             if i < len(self.config.dims):
@@ -206,7 +206,7 @@ class GroupMamba(ScanNetwork):
     def pool(self, x: Tensor) -> Tensor:
         """The mean over the last map's tokens, mixed and normalized, (n, dims[-1])."""
         x = x.flatten(2).transpose(1, 2).mean(1, keepdim=True)
-        route = Route.along(visit(DIRECTIONS, 1, 1, x.device)[self.slot_table[0]], 1)  # one token has one order
+        route = Route.along(visit(DIRECTIONS, 1, 1, x.device)[self.direction_table[0]], 1)  # one token has one order
         for block in self.post_network:
             x = block(x, 1, route)
         features: Tensor = self.get_submodule(f"norm{len(self.config.dims)}")(x)

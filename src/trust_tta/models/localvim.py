@@ -60,10 +60,10 @@ class Rotary(nn.Module):
 class LocalVim(Vim):
     """images (n, channels, h, w) of one size -> logits (n, classes).
 
-    A traversal permutes the four directions of every layer among its sets of parameters.
+    A scan order permutes the four directions of every layer among its sets of parameters.
     """
 
-    rows = FOUR_DIRECTIONS
+    orders = FOUR_DIRECTIONS
     config: LocalVimConfig
 
     def __init__(self, config: LocalVimConfig) -> None:
@@ -73,19 +73,19 @@ class LocalVim(Vim):
     def make_mixer(self) -> Mixer:
         return LocalMixer(self.config.dim, d_state=self.config.d_state)
 
-    def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+    def encode(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
         """All tokens (n, tokens, dim)."""
         residual = self.embed(images)
-        if slots is None:
-            slots = self.slots(order, images.shape[0])
-        routes = {names: self.route(names, slots) for names in dict.fromkeys(self.config.directions)}
-        for layer, directions in zip(self.layers, self.config.directions, strict=True):
-            residual = layer(residual if self.rope is None else self.rope(residual), routes[directions])
+        if directions is None:
+            directions = self.scan_directions(order, images.shape[0])
+        routes = {names: self.route(names, directions) for names in dict.fromkeys(self.config.directions)}
+        for layer, names in zip(self.layers, self.config.directions, strict=True):
+            residual = layer(residual if self.rope is None else self.rope(residual), routes[names])
         return residual
 
-    def route(self, directions: tuple[str, ...], slots: Tensor) -> Route:
+    def route(self, names: tuple[str, ...], directions: Tensor) -> Route:
         """The way of each set of parameters; a class token comes in the middle of every sequence."""
-        visits = visit(directions, *self.config.grid, slots.device)
+        visits = visit(names, *self.config.grid, directions.device)
         if self.cls_token is not None:
             visits = insert_token(visits, self.middle)
-        return Route.along(visits[slots], self.pos_embed.shape[1])
+        return Route.along(visits[directions], self.pos_embed.shape[1])

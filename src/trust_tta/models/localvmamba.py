@@ -43,15 +43,15 @@ class MultiScan(nn.Module):
 class LocalSS2D(SS2D):
     """SS2D along four of the directions of `sequences`, each weighed by one attention, then summed."""
 
-    def __init__(self, dim: int, config: LocalVMambaConfig, directions: tuple[str, ...]) -> None:
+    def __init__(self, dim: int, config: LocalVMambaConfig, names: tuple[str, ...]) -> None:
         super().__init__(dim, **ss2d_arguments(config, dim))
-        self.directions = directions
+        self.direction_names = names
         self.multi_scan = MultiScan(int(config.ssm_ratio * dim))
 
-    def scan(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Scan SiLU(x), x (b, c, h, w); group k of the parameters reads direction slots[k] of the block's list."""
+    def scan(self, x: Tensor, directions: Tensor) -> Tensor:
+        """Scan SiLU(x), x (b, c, h, w); group k reads the direction `direction_names[directions[k]]`."""
         b, c, height, width = x.shape
-        route = self.route(height, width, slots)
+        route = self.route(height, width, directions)
         u = F.pad(F.silu(x).flatten(2), (0, 1))  # the zero token
         parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
         y = scan_sequences(read(u.unsqueeze(1).expand(-1, 4, -1, -1), route.visits), parameters, backend=self.backend)
@@ -59,18 +59,18 @@ class LocalSS2D(SS2D):
         normal: Tensor = self.out_norm(y.view(b, c, height, width))
         return normal
 
-    def route(self, height: int, width: int, slots: Tensor) -> Route:
+    def route(self, height: int, width: int, directions: Tensor) -> Route:
         """The way of each group through a map."""
-        return Route.along(visit(self.directions, height, width, slots.device)[slots], height * width)
+        return Route.along(visit(self.direction_names, height, width, directions.device)[directions], height * width)
 
 
 class LocalVMamba(VMamba):
     """images (n, channels, h, w) -> logits (n, classes).
 
-    A traversal permutes the four directions of every block among its groups of parameters.
+    A scan order permutes the four directions of every block among its groups of parameters.
     """
 
-    rows = FOUR_DIRECTIONS
+    orders = FOUR_DIRECTIONS
     config: LocalVMambaConfig
 
     def make_op(self, dim: int, block: int) -> SS2D:

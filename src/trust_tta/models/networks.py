@@ -41,7 +41,7 @@ class Network(Protocol):
     Some methods ask for more, and say so when they are made:
     `forward_features(images)` and `forward_head(features)`: pooled features (n, d), and the logits of them;
     `parameter_roles()`: a `trust_tta.models.parameter_roles.Role` for the name of each parameter;
-    `forward(images, order=..., slots=...)`, `slots(order, images)` and `traversals`, their names: scan orders.
+    `forward(images, order=..., directions=...)`, `scan_directions(order, images)` and `scan_orders`, their names.
     """
 
     preprocessing: Preprocessing | None

@@ -42,18 +42,18 @@ class SS2D(nn.Module):
             self.A_logs.copy_(torch.log(torch.arange(1.0, self.A_logs.shape[1] + 1)).expand_as(self.A_logs))
             self.Ds.fill_(1)
 
-    def forward(self, x: Tensor, slots: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x (b, dim, h, w); `slots` (4,) or (b, 4) as in `scan.scan_map`; plus `residual` (b, dim, h, w)."""
+    def forward(self, x: Tensor, directions: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x (b, dim, h, w); `directions` (4,) or (b, 4) as in `scan.scan_map`; plus `residual` (b, dim, h, w)."""
         x = self.in_proj(x)
         if self.gate:
             x, z = x.chunk(2, dim=1)
-        y = self.scan(self.conv2d(x), slots)
+        y = self.scan(self.conv2d(x), directions)
         out: Tensor = self.out_proj(y * F.silu(z) if self.gate else y, residual)
         return out
 
-    def scan(self, x: Tensor, slots: Tensor) -> Tensor:
+    def scan(self, x: Tensor, directions: Tensor) -> Tensor:
         """Scan SiLU(x), x (b, c, h, w), in four directions; their sum, normalized, (b, c, h, w)."""
         parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
-        y = scan_map(x, slots, parameters, backend=self.backend)
+        y = scan_map(x, directions, parameters, backend=self.backend)
         norm = self.out_norm
         return merge_norm(y, x.shape[2], x.shape[3], norm.weight, norm.bias, norm.eps, backend=self.backend)

@@ -33,9 +33,9 @@ class Backbone(VMamba):
         for i, dim in enumerate(config.dims):
             self.add_module(f"outnorm{i}", make_norm(config.norm, dim))
 
-    def forward_maps(self, x: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> list[Tensor]:
+    def forward_maps(self, x: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> list[Tensor]:
         """The normalized map at the end of each stage, fine to coarse."""
-        maps = super().forward_maps(x, order, slots=slots)
+        maps = super().forward_maps(x, order, directions=directions)
         return [self.get_submodule(f"outnorm{i}")(x) for i, x in enumerate(maps)]
 
 
@@ -144,14 +144,14 @@ class UPerNet(nn.Module):
     def num_classes(self) -> int:
         return self.decode_head.conv_seg.out_channels
 
-    def forward(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
-        """Logits at the size of the images, under one order, one for each image, or what `slots` gave for them."""
+    def forward(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
+        """Logits at the size of the images, under one order, one for each image, or what `directions` gave for them."""
         images = network_input(self, images)
-        return resize(self.forward_coarse(images, order, slots=slots), images.shape[2:])
+        return resize(self.forward_coarse(images, order, directions=directions), images.shape[2:])
 
-    def forward_coarse(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+    def forward_coarse(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
         """Logits (n, classes, h', w') as the head gives them, at the stride of the first stage."""
-        logits: Tensor = self.decode_head(self.forward_maps(images, order, slots=slots))
+        logits: Tensor = self.decode_head(self.forward_maps(images, order, directions=directions))
         return logits
 
     def forward_training(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,17 +159,17 @@ class UPerNet(nn.Module):
         maps = self.forward_maps(images)
         return self.decode_head(maps), self.auxiliary_head(maps[-2])
 
-    def forward_maps(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> list[Tensor]:
+    def forward_maps(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> list[Tensor]:
         """The maps of the backbone, fine to coarse."""
-        return self.backbone.forward_maps(self.backbone.embed(images), order, slots=slots)
+        return self.backbone.forward_maps(self.backbone.embed(images), order, directions=directions)
 
     @property
-    def traversals(self) -> tuple[str, ...]:
-        return self.backbone.traversals
+    def scan_orders(self) -> tuple[str, ...]:
+        return self.backbone.scan_orders
 
-    def slots(self, order: Orders, images: int) -> Tensor:
+    def scan_directions(self, order: Orders, images: int) -> Tensor:
         """Which parameter group reads which direction, (4,) or one row for each image, (images, 4)."""
-        return self.backbone.slots(order, images)
+        return self.backbone.scan_directions(order, images)
 
     def parameter_roles(self) -> dict[str, Role]:
         """The role of every parameter: the backbone's own; norms of the decoding head belong to the last stage.

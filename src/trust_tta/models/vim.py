@@ -24,7 +24,7 @@ from trust_tta.ops.tensors import Parameters
 
 # Which direction the forward and the backward set of parameters read: the rows (a), the columns (b), both backwards
 # (c and d).
-TRAVERSALS = {"ac": (0, 2), "ca": (2, 0), "bd": (1, 3), "db": (3, 1)}
+SCAN_ORDERS = {"ac": (0, 2), "ca": (2, 0), "bd": (1, 3), "db": (3, 1)}
 CONV_SIZE = 4
 EPS = 1e-5
 
@@ -121,7 +121,7 @@ class PatchEmbedding(nn.Module):
 class Vim(ScanNetwork):
     """images (n, channels, h, w) of one size -> logits (n, classes)."""
 
-    rows: ClassVar[Mapping[str, Sequence[int]]] = TRAVERSALS
+    orders: ClassVar[Mapping[str, Sequence[int]]] = SCAN_ORDERS
     config: VimConfig
 
     def __init__(self, config: VimConfig) -> None:
@@ -154,12 +154,12 @@ class Vim(ScanNetwork):
         """Where the class token stands."""
         return math.prod(self.config.grid) // 2
 
-    def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+    def encode(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
         """All tokens (n, tokens, dim)."""
         residual = self.embed(images)
-        if slots is None:
-            slots = self.slots(order, images.shape[0])
-        route = Route.along(self.visits(residual.device)[slots], residual.shape[1])
+        if directions is None:
+            directions = self.scan_directions(order, images.shape[0])
+        route = Route.along(self.visits(residual.device)[directions], residual.shape[1])
         for layer in self.layers:
             residual = layer(residual, route)
         return residual

@@ -40,10 +40,10 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, int(config.mlp_ratio * dim)) if config.mlp_ratio > 0 else None
         self.norm2 = make_norm(config.norm, dim) if self.mlp is not None else None
 
-    def forward(self, x: Tensor, slots: Tensor) -> Tensor:
+    def forward(self, x: Tensor, directions: Tensor) -> Tensor:
         x, normal = fork_norm(self.norm, x)
         drops = self.drop_path.drops
-        x = x + self.drop_path(self.op(normal, slots)) if drops else self.op(normal, slots, x)
+        x = x + self.drop_path(self.op(normal, directions)) if drops else self.op(normal, directions, x)
         if self.mlp is not None and self.norm2 is not None:
             x = x + self.drop_path(self.mlp(self.norm2(x))) if drops else self.mlp.add_to(x, self.norm2)
         return x
@@ -57,9 +57,9 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.downsample = downsample
 
-    def forward(self, x: Tensor, slots: Tensor) -> Tensor:
+    def forward(self, x: Tensor, directions: Tensor) -> Tensor:
         for block in self.blocks:
-            x = block(x, slots)
+            x = block(x, directions)
         return x
 
 
@@ -74,8 +74,8 @@ class Classifier(nn.Module):
         self.head = nn.Linear(dim, num_classes)
 
 
-def _slots(order: ScanOrder) -> list[int]:
-    """Which group reads the rows forwards (a), the rows backwards (c), the columns forwards (b) and backwards (d)."""
+def _groups(order: ScanOrder) -> list[int]:
+    """The group that reads rows forwards (a), rows backwards (c), columns forwards (b) and columns backwards (d)."""
     group = order.inverse
     return [group[0], group[2], group[1], group[3]]
 
@@ -95,7 +95,7 @@ def ss2d_arguments(config: VMambaConfig, dim: int) -> dict[str, Any]:
 class VMamba(ScanNetwork):
     """images (n, channels, h, w) -> logits (n, classes)."""
 
-    rows: ClassVar[Mapping[str, Sequence[int]]] = {str(order): _slots(order) for order in ScanOrder.all()}
+    orders: ClassVar[Mapping[str, Sequence[int]]] = {str(order): _groups(order) for order in ScanOrder.all()}
     config: VMambaConfig
     classifier: Classifier
 
@@ -124,9 +124,9 @@ class VMamba(ScanNetwork):
         del block
         return SS2D(dim, **ss2d_arguments(self.config, dim))
 
-    def encode(self, images: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> Tensor:
+    def encode(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
         """The last map (n, dims[-1], h, w)."""
-        return self.forward_maps(self.embed(images), order, slots=slots)[-1]
+        return self.forward_maps(self.embed(images), order, directions=directions)[-1]
 
     def forward_head(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of pooled features."""
@@ -153,18 +153,18 @@ class VMamba(ScanNetwork):
             return None
         return stem.begin(images)
 
-    def forward_begun(self, begun: Begun, slots: Tensor) -> Tensor:
+    def forward_begun(self, begun: Begun, directions: Tensor) -> Tensor:
         """Logits (n, classes) from what `begin` gave."""
         x = cast(Convolutions, self.patch_embed).finish(*begun)
-        return self.forward_head(self.pool(self.forward_maps(x, slots=slots)[-1]))
+        return self.forward_head(self.pool(self.forward_maps(x, directions=directions)[-1]))
 
-    def forward_maps(self, x: Tensor, order: Orders = None, *, slots: Tensor | None = None) -> list[Tensor]:
+    def forward_maps(self, x: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> list[Tensor]:
         """The map at the end of each stage, from the first map on."""
-        if slots is None:
-            slots = self.slots(order, x.shape[0])
+        if directions is None:
+            directions = self.scan_directions(order, x.shape[0])
         maps = []
         for stage in cast(list[Stage], self.layers):
-            x = stage(x, slots)
+            x = stage(x, directions)
             maps.append(x)
             x = stage.downsample(x)
         return maps

@@ -57,38 +57,38 @@ class Recorder:
         self.stream: torch.cuda.Stream | None = None  # of the last replay
         self.unfinished: weakref.ref[Token] | None = None  # a pass whose activations must not be overwritten
 
-    def __call__(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
-        """Logits of images (n, ...) in the order of `slots` (4,) or (n, 4)."""
-        recording = None if slots is None else self._recording(images, slots)
-        if slots is None or recording is None or (self.unfinished is not None and self.unfinished() is not None):
-            return self.plain(images, slots)
+    def __call__(self, images: Tensor, directions: Tensor | None = None) -> Tensor:
+        """Logits of images (n, ...) in the order of `directions` (4,) or (n, 4)."""
+        recording = None if directions is None else self._recording(images, directions)
+        if directions is None or recording is None or (self.unfinished is not None and self.unfinished() is not None):
+            return self.plain(images, directions)
         self._wait_for_last(torch.cuda.current_stream(images.device))
         # What another kind of batch has begun with may lie where this one's passes work.
         recording.beginning.take(images, lasting=self.lasting and self.present is recording.beginning)
         self.present = recording.beginning
-        logits = recording.replay(slots)
+        logits = recording.replay(directions)
         if recording.backward is not None:
             token = Token()
             self.unfinished = weakref.ref(token)
             logits = _Differentiable.apply(logits, recording, token, *self.parameters)  # type: ignore[no-untyped-call]
         return logits
 
-    def plain(self, images: Tensor, slots: Tensor | None = None) -> Tensor:
+    def plain(self, images: Tensor, directions: Tensor | None = None) -> Tensor:
         """The same without a recording."""
-        logits: Tensor = self.network(images) if slots is None else self.network(images, slots=slots)
+        logits: Tensor = self.network(images) if directions is None else self.network(images, directions=directions)
         return logits
 
     def __reduce__(self) -> tuple[Callable[..., Recorder], tuple[nn.Module, list[Tensor]]]:
         """Recordings hold addresses: a copy or a pickle starts without any."""
         return partial(Recorder, lasting=self.lasting), (self.network, self.parameters)
 
-    def _recording(self, images: Tensor, slots: Tensor) -> Recording | None:
+    def _recording(self, images: Tensor, directions: Tensor) -> Recording | None:
         if not images.is_cuda or self.failed or torch.cuda.is_current_stream_capturing():
             return None
         self._forget_if_moved()
         low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         learning = torch.is_grad_enabled() and len(self.parameters) > 0
-        key = (images.shape, images.dtype, slots.shape, learning, low)
+        key = (images.shape, images.dtype, directions.shape, learning, low)
         if key in self.recordings:
             return self.recordings[key]
         if key not in self.seen:  # the first of a kind compiles kernels, which cannot be recorded
@@ -96,7 +96,7 @@ class Recorder:
                 self.seen.add(key)
         elif len(self.recordings) < MOST_RECORDINGS:
             try:
-                self.recordings[key] = self._record(images, slots, learning, low)
+                self.recordings[key] = self._record(images, directions, learning, low)
             except Exception as error:  # whatever it was, a plain pass will raise it again or not need it
                 self.failed, self.recordings, self.beginnings = True, {}, {}
                 problem = reason_of(error)
@@ -109,7 +109,7 @@ class Recorder:
             stream.wait_stream(self.stream)
         self.stream = stream
 
-    def _record(self, images: Tensor, slots: Tensor, learning: bool, low: torch.dtype | None) -> Recording:
+    def _record(self, images: Tensor, directions: Tensor, learning: bool, low: torch.dtype | None) -> Recording:
         if not self.recordings:  # a handle is dead once the recordings that used it are gone
             self.pool = torch.cuda.graph_pool_handle()
         # Weights cast before an update must not serve after it.
@@ -129,7 +129,7 @@ class Recorder:
                     beginning.record({} if low is None else self._frozen(), self.pool, low)
                 self.beginnings[kind] = beginning
             with torch.set_grad_enabled(learning):
-                return Recording(self.beginnings[kind], slots, self.parameters if learning else (), self.pool, low)
+                return Recording(self.beginnings[kind], directions, self.parameters if learning else (), self.pool, low)
 
     def _frozen(self) -> dict[str, Tensor]:
         """The parameters that autocast casts and nothing adapts, by name."""
@@ -203,8 +203,8 @@ class Continuation(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, begun: Begun, *, slots: Tensor) -> Tensor:
-        logits: Tensor = self.network.forward_begun(begun, slots)
+    def forward(self, begun: Begun, *, directions: Tensor) -> Tensor:
+        logits: Tensor = self.network.forward_begun(begun, directions)
         return logits
 
 
@@ -212,9 +212,9 @@ class Recording:
     """One forward pass, and one backward pass where there are parameters, over tensors at fixed addresses."""
 
     def __init__(
-        self, beginning: Beginning, slots: Tensor, parameters: Sequence[Tensor], pool: Any, low: torch.dtype | None
+        self, beginning: Beginning, directions: Tensor, parameters: Sequence[Tensor], pool: Any, low: torch.dtype | None
     ) -> None:
-        self.beginning, self.slots, network = beginning, slots.clone(), beginning.network
+        self.beginning, self.directions, network = beginning, directions.clone(), beginning.network
         # Leaves of our own over the same memory: those of an earlier pass belong to another stream.
         leaves = [p.detach().requires_grad_() for p in parameters]
         names = {id(p): name for name, p in network.named_parameters()}
@@ -224,10 +224,10 @@ class Recording:
 
         def call() -> Tensor:
             given = weights if low is None else {**weights, **beginning.weights, **cast_together(cast, low)}
-            logits: Tensor = functional_call(network, given, (beginning.given,), {"slots": self.slots})
+            logits: Tensor = functional_call(network, given, (beginning.given,), {"directions": self.directions})
             return logits
 
-        with side_stream(slots.device) as stream:  # libraries set up their workspace for a stream on first use
+        with side_stream(directions.device) as stream:  # libraries set up their workspace for a stream on first use
             logits = call()
             self.dlogits = torch.zeros_like(logits)
             if leaves:
@@ -247,9 +247,9 @@ class Recording:
         return list(torch.autograd.grad(logits, leaves, self.dlogits, allow_unused=True))
 
     @torch.no_grad()
-    def replay(self, slots: Tensor) -> Tensor:
+    def replay(self, directions: Tensor) -> Tensor:
         """Logits of the images that the beginning has taken."""
-        self.slots.copy_(slots)
+        self.directions.copy_(directions)
         self.forward.replay()
         return self.logits.clone()
 

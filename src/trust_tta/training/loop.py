@@ -181,7 +181,7 @@ def _recorded(model: nn.Module) -> Callable[[Tensor], Tensor]:
     if not isinstance(model, ScanNetwork):
         return model
     call = Recorder(model, list(model.parameters()))
-    return lambda inputs: call(inputs, model.slots(None, len(inputs)))
+    return lambda inputs: call(inputs, model.scan_directions(None, len(inputs)))
 
 
 def _snapshot(run: _Run[Model]) -> dict[str, Any]:
