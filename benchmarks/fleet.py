@@ -28,7 +28,7 @@ from torch import Tensor
 
 import trust_tta as tt
 from trust_tta.atomic import replacing
-from trust_tta.bench.environment import collect_facts
+from trust_tta.bench.environment import collect_provenance
 from trust_tta.data.embedded import load_sample
 from trust_tta.distributed.averaging import Averaging, Merger, Offer
 from trust_tta.distributed.replicas import Replica, source_of
@@ -257,8 +257,8 @@ def all_jobs(arguments: argparse.Namespace) -> Iterator[Job]:
 
 
 def facts_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    facts = collect_facts(device=torch.device(arguments.device), dtype="float32", config="{}")
-    about = {name: getattr(facts, name) for name in ("trust_tta", "torch", "python", "platform", "commit")}
+    provenance = collect_provenance(device=torch.device(arguments.device), dtype="float32", config="{}")
+    about = {name: getattr(provenance, name) for name in ("trust_tta", "torch", "python", "platform", "commit")}
     gpu = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else None
     policy = policy_of(Condition(""), arguments).model_dump()
     return about | {"device": gpu or "cpu", "replicas": REPLICAS, "batch": BATCH, "policy": policy}

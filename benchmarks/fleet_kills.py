@@ -53,7 +53,7 @@ def cluster_environment() -> dict[str, str]:
 def numbers(cells: list[Cell]) -> list[tuple[object, ...]]:
     """Everything but the times."""
     return [
-        (c.key, c.label, c.result.accuracy, c.result.entropy, c.result.course.accuracy, c.result.course.entropy)
+        (c.key, c.label, c.result.accuracy, c.result.entropy, c.result.history.accuracy, c.result.history.entropy)
         for c in cells
     ]
 

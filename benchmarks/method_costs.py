@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from trust_tta.atomic import write_whole
-from trust_tta.bench.environment import collect_facts
+from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.timing import Case, Limits, Timing, Work, float32_only, measure
 from trust_tta.methods import create_method, gather_fisher, gather_source_statistics
 from trust_tta.models import create_model
@@ -48,7 +48,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images = torch.randn(wanted.batch, 3, wanted.size, wanted.size, generator=torch.Generator().manual_seed(0))
     settings = {key: value for key, value in vars(wanted).items() if key not in ("record", "page")}
-    facts = asdict(collect_facts(device=device, dtype=wanted.dtype, config=json.dumps(settings)))
+    facts = asdict(collect_provenance(device=device, dtype=wanted.dtype, config=json.dumps(settings)))
     rows: list[dict[str, Any]] = []
     for name in wanted.methods.split(","):
         rows.append(cost_of(name, wanted, images.to(device)))

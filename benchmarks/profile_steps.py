@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from trust_tta.bench.environment import collect_facts
+from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.speed import take_orders
 from trust_tta.bench.timing import Limits, Work, device_clock, float32_only, repeat, wall_clock
 from trust_tta.methods.registry import create_method
@@ -176,8 +176,8 @@ def main() -> None:
     images = torch.randn(arguments.batch, 3, arguments.size, arguments.size, device=device)
     chosen = {k: v for k, v in works(model, images).items() if arguments.work is None or k in arguments.work}
     settings = {k: v for k, v in vars(arguments).items() if k != "out"}
-    facts = collect_facts(device=device, dtype=",".join(arguments.dtype), config=json.dumps(settings))
-    record: dict[str, Any] = {"facts": facts.__dict__, "settings": settings, "rows": []}
+    provenance = collect_provenance(device=device, dtype=",".join(arguments.dtype), config=json.dumps(settings))
+    record: dict[str, Any] = {"facts": provenance.__dict__, "settings": settings, "rows": []}
     limits = Limits(seconds=arguments.seconds, least=3, warmups=0)
     for dtype in arguments.dtype:
         for name, make in chosen.items():

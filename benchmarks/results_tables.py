@@ -24,7 +24,7 @@ from trust_tta.report.tables import accuracy_table, calibration_table, cost_tabl
 from trust_tta.report.text import counted
 from trust_tta.results import Cell, format_gain, format_percent
 from trust_tta.results.display import HELD_OUT
-from trust_tta.results.export import flat_row
+from trust_tta.results.export import csv_text, flat_row
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 WIDE, END = 30, 20  # domains that are too many for a table, and those of its beginning and end
@@ -82,6 +82,7 @@ def write_cells(report: Report, path: Path) -> None:
         writer.writeheader()
         for cell in report.cells:
             row = {**flat_row(cell), "label": cell.label}
+            row = {k: csv_text(v) if isinstance(v, str) else v for k, v in row.items()}
             writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
@@ -296,9 +297,10 @@ def circumstances(group: Group) -> str:
     images = f"{samples[0]:,}" if len(samples) == 1 else f"{samples[0]:,} to {samples[-1]:,}"
     networks = sorted({cell.key.checkpoint[:12] for cell in cells})
     device, dtype, torch = (
-        ", ".join(sorted({str(getattr(cell.facts, name)) for cell in cells})) for name in ("device", "dtype", "torch")
+        ", ".join(sorted({str(getattr(cell.provenance, name)) for cell in cells}))
+        for name in ("device", "dtype", "torch")
     )
-    commit = ", ".join(sorted({short_commit(str(cell.facts.commit)) for cell in cells}))
+    commit = ", ".join(sorted({short_commit(str(cell.provenance.commit)) for cell in cells}))
     lines = [
         f"{counted(len(group.domains), 'domain')} of {images} images, batches of {group.batch_size}, "
         f"{len(group.variants)} methods, {len(cells)} cells.",

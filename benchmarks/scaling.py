@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from trust_tta.atomic import replacing
-from trust_tta.bench.environment import collect_facts
+from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.speed import take_orders
 from trust_tta.bench.timing import Case, Limits, Timing, Work, exponent, measure
 from trust_tta.methods.registry import create_method
@@ -181,7 +181,7 @@ def main() -> None:
             list(pool.map(compile_size, [plan] * len(sizes), sizes, [arguments.device] * len(sizes)))
     if arguments.compile == "only":
         return
-    facts = collect_facts(device=device, dtype=plan.dtype, config=json.dumps(asdict(plan)))
+    provenance = collect_provenance(device=device, dtype=plan.dtype, config=json.dumps(asdict(plan)))
     total = physical_memory()
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -190,7 +190,7 @@ def main() -> None:
     for timing in points(plan, device, limits, read_known(arguments.out, plan)):
         rows.append(timing)
         record = {
-            "facts": asdict(facts),
+            "facts": asdict(provenance),
             "plan": asdict(plan),
             "device_bytes": total,
             "rows": [asdict(r) for r in rows],

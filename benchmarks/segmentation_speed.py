@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from trust_tta.atomic import replacing
-from trust_tta.bench.environment import collect_facts
+from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.timing import Limits, Work, device_clock, repeat, wall_clock
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
@@ -75,9 +75,9 @@ def main() -> None:
             found[what] = time_of(passes(model, images, names, recorded=recorded), device, limits)
             found[f"trust / {what}"] = found["trust"]["milliseconds"] / found[what]["milliseconds"]
     settings = {name: getattr(options, name) for name in ("model", "size", "batch", "classes")}
-    facts = collect_facts(device=device, dtype="bfloat16", config=json.dumps(settings))
+    provenance = collect_provenance(device=device, dtype="bfloat16", config=json.dumps(settings))
     with replacing(options.out) as temporary:
-        temporary.write_text(json.dumps({"settings": settings, "found": found, "facts": asdict(facts)}, indent=1))
+        temporary.write_text(json.dumps({"settings": settings, "found": found, "facts": asdict(provenance)}, indent=1))
     print(json.dumps(found, indent=1))
 
 

@@ -147,7 +147,7 @@ def test_no_samples_give_nan_not_an_error() -> None:
         means = (found.accuracy, found.entropy, found.nll, found.brier, found.ece, meter.accuracy)
         assert all(map(math.isnan, means))
         assert found.accuracy_before is None
-        assert (found.samples, found.seconds_median, found.course.samples) == (0, 0.0, ())
+        assert (found.samples, found.seconds_median, found.history.samples) == (0, 0.0, ())
         assert to_json(from_json(CellResult, to_json(found))) == to_json(found)
 
 
@@ -158,10 +158,10 @@ def test_course_and_times() -> None:
     meter.update(two, torch.tensor([1, 1]), before=two, seconds=1.0)
     meter.update(two, torch.tensor([1, 0]), before=two, seconds=1.25)
     found = meter.result(forwards=9, backwards=6, updates=5, skipped_updates=1, peak_memory=7, clean_accuracy=0.5)
-    assert found.course.samples == (1, 2, 2)
-    assert found.course.accuracy == (1.0, 0.5, 1.0)
-    assert found.course.accuracy_before == (0.0, 0.5, 1.0)
-    assert found.course.entropy == pytest.approx([found.entropy] * 3, rel=1e-12)
+    assert found.history.samples == (1, 2, 2)
+    assert found.history.accuracy == (1.0, 0.5, 1.0)
+    assert found.history.accuracy_before == (0.0, 0.5, 1.0)
+    assert found.history.entropy == pytest.approx([found.entropy] * 3, rel=1e-12)
     assert (found.accuracy, found.accuracy_before, meter.accuracy) == (0.8, 0.6, 0.8)
     assert (found.seconds_median, found.seconds_mean, found.seconds_total) == (1.25, 1.75, 5.25)
     assert (found.forwards, found.backwards, found.updates, found.skipped_updates) == (9, 6, 5, 1)
@@ -173,7 +173,7 @@ def test_accuracy_before_needs_every_batch() -> None:
     meter.update(torch.eye(2), torch.tensor([0, 1]), before=torch.eye(2))
     meter.update(torch.eye(2), torch.tensor([0, 1]))
     assert finish(meter).accuracy_before is None
-    assert finish(meter).course.accuracy_before is None
+    assert finish(meter).history.accuracy_before is None
 
 
 @pytest.mark.parametrize("probabilities", [False, True], ids=["logits", "probabilities"])

@@ -136,5 +136,5 @@ def test_the_standard_setting_is_episodic_from_outside(model: VMamba, name: str)
     result = run_domain(outside, replace(make_domain(24), reset_each_batch=True), CPU)
     outside.reset()
     expected = run_domain(create_method(name, model, lr=0.05, episodic=True), domain, CPU)
-    assert result.course.entropy == expected.course.entropy
+    assert result.history.entropy == expected.history.entropy
     assert result.updates == expected.updates > 0

@@ -80,7 +80,7 @@ def test_online_is_a_fresh_method_on_each_domain(tmp_path: Path) -> None:
         for name in ("source", "tent"):
             assert found[name, domain.name].accuracy == accuracy(fresh(config, name), domain)
     tent = found["tent", "contrast"]
-    assert (tent.samples, len(tent.course.samples)) == (50, 4)
+    assert (tent.samples, len(tent.history.samples)) == (50, 4)
     assert (tent.forwards, tent.backwards, tent.updates, tent.skipped_updates) == (8, 4, 4, 0)
     assert tent.accuracy_before is not None
     assert tent.peak_memory is None
@@ -157,17 +157,17 @@ def test_clean_accuracy_samples_and_confusion(tmp_path: Path) -> None:
 def test_bf16_runs_and_is_recorded(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["tent"], data={"domains": ["fog"]}, dtype="bf16")
     (cell,) = run(config)[0]
-    assert cell.facts.dtype == "bf16"
+    assert cell.provenance.dtype == "bf16"
     assert cell.result.broken == 0
 
 
 def test_facts_tell_the_circumstances(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["source"], data={"domains": ["fog"]})
     (cell,) = run(config)[0]
-    assert cell.facts.torch == str(torch.__version__)
-    assert cell.facts.device == "cpu"
-    assert cell.facts.config == config.to_json()
-    assert cell.facts.started < cell.facts.finished
+    assert cell.provenance.torch == str(torch.__version__)
+    assert cell.provenance.device == "cpu"
+    assert cell.provenance.config == config.to_json()
+    assert cell.provenance.started < cell.provenance.finished
 
 
 SPLIT = {"name": "trust", "mode": "split", "k": 2}
@@ -388,7 +388,7 @@ def test_progress_counts_passes_as_finished_cells_had_them(tmp_path: Path) -> No
     slow = replace(cells[1], result=replace(cells[1].result, seconds_total=1000 * cells[0].result.seconds_total))
     with ResultStore(tmp_path / "other.sqlite") as store:
         for cell in (cells[0], slow):
-            store.finish(cell.key, cell.result, cell.facts)
+            store.finish(cell.key, cell.result, cell.provenance)
         costs = [chain.cost for chain in weigh(plan, store).chains]
     assert costs[1] / costs[0] > 50
 

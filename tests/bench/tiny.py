@@ -90,8 +90,8 @@ def numbers(cells: list[Cell]) -> list[tuple[object, ...]]:
             cell.result.entropy,
             cell.result.nll,
             cell.result.reliability,
-            cell.result.course.accuracy,
-            cell.result.course.entropy,
+            cell.result.history.accuracy,
+            cell.result.history.entropy,
             cell.result.forwards,
             cell.result.updates,
         )

@@ -77,8 +77,8 @@ def test_parts_in_two_processes_give_the_numbers_of_one(tmp_path: Path, capsys: 
     tables = [line for line in alone.splitlines() if line.startswith("tent (lr=0.01)") and "*" in line]
     assert tables
     assert all(line in printed for line in tables)
-    assert {cell.facts.threads for cell in shared} == {
-        max(1, cells_of(tmp_path / "alone.sqlite")[0].facts.threads // 2)
+    assert {cell.provenance.threads for cell in shared} == {
+        max(1, cells_of(tmp_path / "alone.sqlite")[0].provenance.threads // 2)
     }
 
     assert main(["bench", str(config), *flags, "--store", str(store), "--processes", "2"]) == 0

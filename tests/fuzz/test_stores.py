@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.fuzz.harness import Drawn, Edit, damaged, edited, edits, fuzz, nothing_written, refusal, values
-from tests.results.samples import FACTS, KEY, RESULT, cell
+from tests.results.samples import KEY, PROVENANCE, RESULT, cell
 from trust_tta.errors import TrustError
 from trust_tta.report.formats import group_text
 from trust_tta.report.model import read_report
@@ -61,11 +61,11 @@ def store(folder: Path) -> bytes:
         opened.plan([KEY, replace(KEY, seed=1), replace(KEY, seed=2)], labels={KEY: "TRUST"})
         opened.claim(replace(KEY, seed=2))
         opened.fail(replace(KEY, seed=2), "no such file")
-        opened.finish(KEY, RESULT, FACTS, label="TRUST")
+        opened.finish(KEY, RESULT, PROVENANCE, label="TRUST")
         for method in ("source", "tent"):
             for domain in ("fog", "snow"):
                 made = cell(method, domain, 0.5)
-                opened.finish(made.key, made.result, made.facts)
+                opened.finish(made.key, made.result, made.provenance)
         opened.keep_pictures(KEY, {0: b"\x89PNG", 1: b"\xff\xd8"}, class_names=["cat", "dog"])
     content = path.read_bytes()
     path.unlink()
@@ -130,7 +130,7 @@ def test_odd_contents_of_stores(folder: Path, place: tuple[str, str], value: Dra
 
 @fuzz(250, column=st.sampled_from(("key", "result", "facts")), changes=edits())
 def test_odd_values_in_records(folder: Path, column: str, changes: list[Edit]) -> None:
-    whole = {"key": KEY, "result": RESULT, "facts": FACTS}[column]
+    whole = {"key": KEY, "result": RESULT, "facts": PROVENANCE}[column]
     try:
         text = json.dumps(edited(json.loads(to_json(whole)), changes))
     except (TypeError, ValueError, RecursionError):

@@ -5,25 +5,26 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.results.samples import FACTS
+from tests.results.samples import PROVENANCE
 from trust_tta.report import model
 from trust_tta.report.model import Group
 from trust_tta.results import (
     Cell,
     CellKey,
     CellResult,
-    Course,
-    Facts,
     Failure,
+    History,
+    Provenance,
     Reliability,
     ResultStore,
     SamplePrediction,
 )
-from trust_tta.results.display import CORRUPTIONS, old_labels
+from trust_tta.results.display import CORRUPTIONS, make_label
 
 # Mean accuracy after and before the update, updates and passes per batch, milliseconds per image.
 PLAUSIBLE = {
@@ -57,7 +58,7 @@ def make_cell(
     options: str = "{}",
     clean: float | None = None,
     predictions: tuple[SamplePrediction, ...] = (),
-    facts: Facts = FACTS,
+    provenance: Provenance = PROVENANCE,
     experiment: str = "main",
     dataset: str = "cifar10-c",
     setting: str = "online",
@@ -87,7 +88,7 @@ def make_cell(
         seconds_mean=milliseconds * batch_size / 1000,
         seconds_total=milliseconds * batch_size * batches / 1000,
         clean_accuracy=clean,
-        course=course,
+        history=course,
         reliability=reliability,
         predictions=predictions,
     )
@@ -104,7 +105,7 @@ def make_cell(
         checkpoint=checkpoint,
         fingerprint=fingerprint,
     )
-    return Cell(made, result, facts, label)
+    return Cell(made, result, provenance, label)
 
 
 def plausible_cells(
@@ -134,7 +135,7 @@ def plausible_cells(
                         before=None if before is None else round(before + shift, 4),
                         work=(updates, passes, milliseconds),
                         options=json.dumps({"k": 6, "lr": 1e-4} if method == "trust" else {}),
-                        facts=replace(FACTS, started=f"2026-01-02T03:{j:02d}:{seed:02d}+00:00"),
+                        provenance=replace(PROVENANCE, started=f"2026-01-02T03:{j:02d}:{seed:02d}+00:00"),
                         experiment=experiment,
                         dataset=dataset,
                         setting=setting,
@@ -145,34 +146,37 @@ def plausible_cells(
 
 
 def make_groups(cells: Sequence[Cell], failures: Sequence[Failure] = (), absent: Sequence[CellKey] = ()) -> list[Group]:
-    """Groups of cells that are labeled as those of a store that recorded no labels."""
-    keys = [
-        *((cell.key, cell.facts.config) for cell in cells),
-        *((f.key, "") for f in failures),
-        *((k, "") for k in absent),
-    ]
-    labels = old_labels(keys)
-    named = [replace(cell, label=labels[cell.key.digest]) for cell in cells]
-    failed = [replace(f, label=labels[f.key.digest]) for f in failures]
-    return model.make_groups([*named, *failed, *(model.Planned(key, labels[key.digest]) for key in absent)])
+    """Groups of cells whose labels name the options that most variants of their method do not share."""
+    variants: dict[str, set[str]] = defaultdict(set)
+    for key in [*(cell.key for cell in cells), *(failure.key for failure in failures), *absent]:
+        variants[key.method].add(key.options)
+
+    def label(key: CellKey) -> str:
+        every = [json.loads(text) for text in variants[key.method]]
+        usual = {n for n, v in key.option_values.items() if 2 * sum(o.get(n, ...) == v for o in every) > len(every)}
+        return make_label(key.method, {n: v for n, v in key.option_values.items() if n not in usual})
+
+    named = [replace(cell, label=label(cell.key)) for cell in cells]
+    failed = [replace(failure, label=label(failure.key)) for failure in failures]
+    return model.make_groups([*named, *failed, *(model.Planned(key, label(key)) for key in absent)])
 
 
 def fill_store(path: Path, cells: Iterable[Cell]) -> Path:
     """A store with finished cells."""
     with ResultStore(path) as store:
         for cell in cells:
-            store.finish(cell.key, cell.result, cell.facts, label=cell.label if cell.label != cell.key.method else None)
+            store.finish(cell.key, cell.result, cell.provenance, label=cell.label)
     return path
 
 
 def _course(
     generator: random.Random, accuracy: float, before: float | None, batches: int, size: int, milliseconds: float
-) -> Course:
+) -> History:
     if not math.isfinite(accuracy):
-        return Course()
+        return History()
     rise = [accuracy - 0.03 * math.exp(-i / 5) + generator.gauss(0, 0.01) for i in range(batches)]
     clipped = tuple(min(max(a, 0.0), 1.0) for a in rise)
-    return Course(
+    return History(
         samples=(size,) * batches,
         accuracy=clipped,
         accuracy_before=None if before is None else tuple(max(a - 0.01, 0.0) for a in clipped),

@@ -18,7 +18,7 @@ def page_of(folder: Path, cells: list[Cell], *, rates: list[Cell] | None = None)
             with ResultStore(folder / f"{name}.sqlite") as store:
                 store.plan([cell.key for cell in held], labels={cell.key: cell.label for cell in held})
                 for cell in held:
-                    store.finish(cell.key, cell.result, cell.facts)
+                    store.finish(cell.key, cell.result, cell.provenance)
     main(["--runs", str(folder), "--out", str(folder)])
     return (folder / "choose.md").read_text(encoding="utf-8")
 

@@ -84,6 +84,21 @@ def test_awkward_labels_are_escaped(name: str, markdown: str, latex: str | None)
     assert next(iter(csv.reader(io.StringIO(to_csv(drawn)).readlines()[1:])))[0] == name
 
 
+@pytest.mark.parametrize("name", ["=1+1", "+SUM(A1)", "-2+3", "@cmd"])
+def test_csv_cells_are_never_formulas(name: str) -> None:
+    """What a user names a method, or a domain, is text for a spreadsheet; gains stay numbers."""
+    table = accuracy_table(group_of(cell("source", "fog", 0.5), cell(name, "fog", 0.4)))
+    rows = list(csv.reader(io.StringIO(to_csv(table))))
+    assert rows[2] == ["'" + name, "40.0", "-10.0"]
+    titles = next(csv.reader(io.StringIO(to_csv(plain_table(["method", name], [])))))
+    assert titles == ["method", "'" + name]
+
+
+def test_html_in_markdown_is_shown_as_text() -> None:
+    table = accuracy_table(group_of(cell("<img src=x onerror=alert(1)>", "fog", 0.5)))
+    assert "| &lt;img src=x onerror=alert(1)&gt; |" in to_markdown(table)
+
+
 def test_equal_as_shown_is_equally_best_and_lower_wins_for_errors() -> None:
     tie = [cell("tent", "fog", 0.50001), cell("trust", "fog", 0.50002), cell("sar", "fog", 0.4)]
     assert [line.entries[0].best for line in accuracy_table(group_of(*tie)).lines] == [True, False, True]

@@ -101,7 +101,7 @@ def test_each_number_leads_to_its_runs(tmp_path: Path) -> None:
     assert {data["runs"][int(i)][method] for i in str(traced[0]["data-r"]).split(",")} == {"bn"}
     run = dict(zip(data["header"], data["runs"][0], strict=True))
     assert run["accuracy"] == next(c.result.accuracy for c in cells if c.key.digest == run["digest"])
-    assert data["facts"][run["facts"]]["torch"] == cells[0].facts.torch
+    assert data["facts"][run["facts"]]["torch"] == cells[0].provenance.torch
 
 
 def test_one_cell(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
         HOSTILE, HOSTILE, dataset=HOSTILE, experiment=HOSTILE, setting=HOSTILE, options=json.dumps({HOSTILE: HOSTILE})
     )
     second = make_cell(HOSTILE, "fog", dataset=HOSTILE, experiment=HOSTILE, setting=HOSTILE)
-    cells = [replace(c, facts=replace(c.facts, config=HOSTILE, device=HOSTILE)) for c in (cell, second)]
+    cells = [replace(c, provenance=replace(c.provenance, config=HOSTILE, device=HOSTILE)) for c in (cell, second)]
     page = page_of(tmp_path, cells, title=HOSTILE, records=ALL)
     assert [tag for tag, _ in page.tags if tag == "img"] == []
     assert len([tag for tag, _ in page.tags if tag == "script"]) == 2
@@ -178,7 +178,9 @@ def test_control_characters_do_not_reach_the_page(tmp_path: Path) -> None:
     attack = "\x1b]0;owned\x07\x1b[2J\u202ereversed\x9b1m\r"
     cell = make_cell(attack, attack, dataset=attack, experiment=attack, options=json.dumps({"a": attack}))
     other = make_cell(attack, attack, dataset=attack, experiment=attack, options=json.dumps({"a": 1}))
-    store = fill_store(tmp_path / "store.db", [replace(cell, facts=replace(cell.facts, config=attack)), other])
+    store = fill_store(
+        tmp_path / "store.db", [replace(cell, provenance=replace(cell.provenance, config=attack)), other]
+    )
     with ResultStore(store) as opened:
         key = make_cell("tent", "fog", dataset=attack, experiment=attack).key
         opened.claim(key)

@@ -59,7 +59,7 @@ def pages(folder: Path, cells: list[Cell], *flags: str, absent: int = 0) -> dict
     with ResultStore(folder / "store.sqlite") as store:
         store.plan([cell.key for cell in cells], labels={cell.key: cell.label for cell in cells})
         for cell in cells[: len(cells) - absent]:
-            store.finish(cell.key, cell.result, cell.facts)
+            store.finish(cell.key, cell.result, cell.provenance)
     main([str(CONFIG), str(folder / "store.sqlite"), "--out", str(folder / "out"), *flags])
     return {path.name: path.read_text(encoding="utf-8") for path in (folder / "out").iterdir()}
 

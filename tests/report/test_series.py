@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.report.samples import make_cell, make_groups
-from tests.results.samples import FACTS
+from tests.results.samples import PROVENANCE
 from trust_tta.report import series
-from trust_tta.results import Cell, Course
+from trust_tta.results import Cell, History
 
 
 def means(sweep: series.Sweep) -> tuple[tuple[object, float], ...]:
@@ -25,7 +25,7 @@ def test_costs_are_per_batch_and_per_image() -> None:
 
 def test_cost_without_a_course_counts_batches_from_the_samples() -> None:
     cell = make_cell("tent", "fog", batches=3, batch_size=8)
-    bare = replace(cell, result=replace(cell.result, course=Course(), samples=17, updates=3))
+    bare = replace(cell, result=replace(cell.result, history=History(), samples=17, updates=3))
     (group,) = make_groups([bare])
     assert group.costs[0].updates == 1  # ceil(17 / 8) = 3 batches
 
@@ -38,8 +38,8 @@ def test_unknown_times_give_no_time() -> None:
 
 def test_running_accuracy_weights_batches_by_their_size() -> None:
     cell = make_cell("tent", "fog", accuracy=0.7)
-    course = Course(samples=(3, 1), accuracy=(1.0, 0.0), entropy=(0.0, 0.0), seconds=(0.0, 0.0))
-    (group,) = make_groups([replace(cell, result=replace(cell.result, course=course))])
+    course = History(samples=(3, 1), accuracy=(1.0, 0.0), entropy=(0.0, 0.0), seconds=(0.0, 0.0))
+    (group,) = make_groups([replace(cell, result=replace(cell.result, history=course))])
     (curve,) = series.running_accuracy(group, "fog")
     assert curve.points == ((3.0, 1.0), (4.0, 0.75))
 
@@ -54,7 +54,7 @@ def test_long_streams_are_thinned_and_keep_their_end() -> None:
 def test_the_stream_order_is_that_of_the_runs() -> None:
     starts = {"snow": "03", "fog": "01", "contrast": "02"}
     cells = [
-        make_cell("tent", d, setting="continual", facts=replace(FACTS, started=f"2026-01-01T{t}:00:00+00:00"))
+        make_cell("tent", d, setting="continual", provenance=replace(PROVENANCE, started=f"2026-01-01T{t}:00:00+00:00"))
         for d, t in starts.items()
     ]
     (group,) = make_groups(cells)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trust_tta.results import Cell, CellKey, CellResult, Course, Facts, Reliability
+from trust_tta.results import Cell, CellKey, CellResult, History, Provenance, Reliability
 
-FACTS = Facts(
+PROVENANCE = Provenance(
     trust_tta="0.1.0",
     torch="2.13.0",
     numpy="2.4.6",
@@ -49,7 +49,7 @@ RESULT = CellResult(
     seconds_mean=0.02,
     seconds_total=0.04,
     peak_memory=2**31,
-    course=Course(
+    history=History(
         samples=(2, 1), accuracy=(1.0, 0.0), accuracy_before=(0.5, 0.0), entropy=(0.1, 0.1), seconds=(0.01, 0.03)
     ),
     reliability=Reliability(),
@@ -78,4 +78,4 @@ def cell(
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
-    return Cell(key, replace(RESULT, accuracy=accuracy), FACTS)
+    return Cell(key, replace(RESULT, accuracy=accuracy), PROVENANCE)

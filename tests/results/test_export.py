@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.results.samples import RESULT, cell
-from trust_tta.results import Cell, CellKey, Facts, write_csv, write_parquet
+from trust_tta.results import Cell, CellKey, Provenance, write_csv, write_parquet
 from trust_tta.results.export import columns, flat_row
 
 CELLS = [
@@ -23,7 +23,7 @@ ORDERED = [CELLS[1], CELLS[0], CELLS[2]]
 def test_columns_are_stable() -> None:
     names = list(columns())
     assert names[:4] == ["digest", "label", "experiment", "dataset"]
-    assert len(names) == len(set(names)) == 2 + len(fields(CellKey)) + 17 + len(fields(Facts))
+    assert len(names) == len(set(names)) == 2 + len(fields(CellKey)) + 17 + len(fields(Provenance))
     assert list(flat_row(CELLS[0])) == names
 
 
@@ -36,6 +36,16 @@ def test_csv_holds_every_number_exactly(tmp_path: Path) -> None:
         for name, kind in columns().items():
             same = row[name] == "" if expected[name] is None else repr(kind(row[name])) == repr(expected[name])
             assert same, name
+
+
+def test_csv_text_is_never_a_formula(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    names = ["=1+1", "+1+1", "-cmd", "@SUM(A1)", "\t=1", "\r=1", "-0.5"]
+    write_csv([replace(CELLS[0], label=name) for name in names], path)
+    with path.open(encoding="utf-8", newline="") as file:
+        assert {row["label"] for row in csv.DictReader(file)} == {
+            "'=1+1", "'+1+1", "'-cmd", "'@SUM(A1)", "'\t=1", "' =1", "-0.5",
+        }  # fmt: skip
 
 
 def test_parquet_holds_typed_columns_and_nulls(tmp_path: Path) -> None:
@@ -59,7 +69,7 @@ def test_a_failed_export_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
     path.write_text("old")
 
     with pytest.raises(AttributeError):
-        write_csv([CELLS[0], replace(CELLS[1], facts=None)], path)  # type: ignore[arg-type]
+        write_csv([CELLS[0], replace(CELLS[1], provenance=None)], path)  # type: ignore[arg-type]
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.results.samples import FACTS
+from tests.results.samples import PROVENANCE
 from tests.results.worker import compute, keys
 from trust_tta.results import Cell, Counts, ResultStore, write_csv
 from trust_tta.results.store import Claimant
@@ -68,7 +68,7 @@ def test_killed_again_and_again_the_store_resumes_and_ends_as_if_undisturbed(tmp
     with ResultStore(path) as store:
         assert store.counts() == Counts(done=n)
         write_csv(store.results(), tmp_path / "killed.csv")
-    write_csv((Cell(key, compute(key), FACTS) for key in keys(n)), tmp_path / "calm.csv")
+    write_csv((Cell(key, compute(key), PROVENANCE) for key in keys(n)), tmp_path / "calm.csv")
     assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
 
 
@@ -82,7 +82,7 @@ def test_processes_that_share_a_store_do_each_cell_once(tmp_path: Path) -> None:
     assert sorted(seed for seeds in done for seed in seeds) == list(range(n))
     assert sum(bool(seeds) for seeds in done) > 1
     with ResultStore(path) as store:
-        assert store.results() == [Cell(key, compute(key), FACTS) for key in keys(n)]
+        assert store.results() == [Cell(key, compute(key), PROVENANCE) for key in keys(n)]
 
 
 @linux_only

@@ -12,9 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.results.samples import FACTS, KEY, RESULT
+from tests.results.samples import KEY, PROVENANCE, RESULT
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.results import CellKey, CellResult, Course, Facts, Reliability, SamplePrediction, from_json, to_json
+from trust_tta.results import (
+    CellKey,
+    CellResult,
+    History,
+    Provenance,
+    Reliability,
+    SamplePrediction,
+    from_json,
+    to_json,
+)
 from trust_tta.results.codec import SCHEMA_VERSION
 
 WORDS = st.text(max_size=12)
@@ -40,10 +49,10 @@ KEYS = st.builds(
 
 
 @st.composite
-def courses(draw: st.DrawFn) -> Course:
+def courses(draw: st.DrawFn) -> History:
     n = draw(st.integers(0, 9))
     column = st.lists(FLOATS, min_size=n, max_size=n).map(tuple)
-    return Course(
+    return History(
         samples=draw(st.lists(COUNTS, min_size=n, max_size=n).map(tuple)),
         accuracy=draw(column),
         accuracy_before=draw(st.none() | column),
@@ -73,7 +82,7 @@ RESULTS = st.builds(
     nll=FLOATS,
     seconds_total=FLOATS,
     peak_memory=st.none() | COUNTS,
-    course=courses(),
+    history=courses(),
     reliability=st.builds(Reliability, count=bins(COUNTS), confidence=bins(FLOATS), correct=bins(COUNTS)),
     confusion=st.none() | st.lists(st.lists(COUNTS, max_size=3).map(tuple), max_size=3).map(tuple),
     predictions=st.lists(PREDICTIONS, max_size=3).map(tuple),
@@ -112,7 +121,7 @@ def test_result_round_trip_is_bit_exact_strict_json(result: CellResult) -> None:
 
 
 def test_facts_round_trip() -> None:
-    assert from_json(Facts, to_json(FACTS)) == FACTS
+    assert from_json(Provenance, to_json(PROVENANCE)) == PROVENANCE
 
 
 def test_digest_is_sha256_of_the_sorted_compact_json_of_the_fields() -> None:
@@ -161,7 +170,7 @@ def changed(**changes: object) -> str:
     [
         ("{", "not JSON"),
         ("[]", "not a CellKey"),
-        (to_json(FACTS), "not a CellKey"),
+        (to_json(PROVENANCE), "not a CellKey"),
         (changed(schema=SCHEMA_VERSION + 1), "upgrade trust-tta"),
         (changed(schema="1"), "schema version '1'"),
         (changed(data={}), "has the fields"),
@@ -175,6 +184,15 @@ def test_foreign_json_is_refused_in_one_line(text: str, match: str) -> None:
     with pytest.raises(DataError, match=match) as caught:
         from_json(CellKey, text)
     assert "\n" not in str(caught.value)
+
+
+def test_records_keep_the_stored_names_of_version_0_1_0() -> None:
+    """Renamed classes and fields are stored under their first names, so that all stores can be read."""
+    assert json.loads(to_json(PROVENANCE))["kind"] == "Facts"
+    stored = json.loads(to_json(RESULT))
+    assert stored["data"]["course"]["samples"] == list(RESULT.history.samples)
+    assert "history" not in stored["data"]
+    assert from_json(CellResult, json.dumps(stored)) == RESULT
 
 
 def test_fields_that_came_later_may_be_absent_and_no_others() -> None:
@@ -196,7 +214,7 @@ def test_what_json_cannot_hold_is_refused_when_written() -> None:
 
 def test_uneven_course_and_bins_are_refused() -> None:
     with pytest.raises(DataError, match=r"\[1, 2\]"):
-        Course(samples=(1, 2), accuracy=(0.5,), entropy=(0.1, 0.2), seconds=(0.1, 0.2))
+        History(samples=(1, 2), accuracy=(0.5,), entropy=(0.1, 0.2), seconds=(0.1, 0.2))
     with pytest.raises(DataError, match="15"):
         Reliability(count=(1,))
 

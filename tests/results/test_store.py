@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.results.samples import FACTS, KEY, RESULT
+from tests.results.samples import KEY, PROVENANCE, RESULT
 from tests.results.test_record import KEYS, RESULTS, exact
 from trust_tta.errors import DataError, StateError, TrustError
-from trust_tta.results import Cell, CellKey, CellResult, Counts, Course, ResultStore, to_json, write_csv, write_parquet
+from trust_tta.results import Cell, CellKey, CellResult, Counts, History, ResultStore, to_json, write_csv, write_parquet
 from trust_tta.results.order_records import read_records
 from trust_tta.results.store import CLOCK_SECONDS, LEASE_SECONDS, Failure
 from trust_tta.results.store_file import create_file
@@ -43,13 +43,13 @@ def execute(path: Path, statement: str) -> None:
 @given(key=KEYS, result=RESULTS)
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_cells_come_back_bit_for_bit(store: ResultStore, key: CellKey, result: CellResult) -> None:
-    if not store.finish(key, result, FACTS):
+    if not store.finish(key, result, PROVENANCE):
         return
     (cell,) = store.results(lambda k: k == key)
     assert exact(cell.result) == exact(result)
-    assert (cell.key, cell.facts) == (key, FACTS)
-    (bare,) = store.results(lambda k: k == key, course=False)
-    assert exact(bare.result) == exact(replace(result, course=Course()))
+    assert (cell.key, cell.provenance) == (key, PROVENANCE)
+    (bare,) = store.results(lambda k: k == key, history=False)
+    assert exact(bare.result) == exact(replace(result, history=History()))
 
 
 def test_results_survive_reopening_in_an_order_of_their_own(path: Path) -> None:
@@ -61,7 +61,7 @@ def test_results_survive_reopening_in_an_order_of_their_own(path: Path) -> None:
     ]
     with ResultStore(path) as store:
         for key in keys:
-            assert store.finish(key, RESULT, FACTS)
+            assert store.finish(key, RESULT, PROVENANCE)
     with ResultStore(path, create=False) as store:
         found = [(cell.key.domain, cell.key.method, cell.key.seed) for cell in store.results()]
     domains = ("gaussian_noise", "zoom_blur", "fog", "art_painting")
@@ -81,7 +81,7 @@ def test_life_of_a_cell(store: ResultStore, path: Path) -> None:
     assert store.retry_failed() == 1
     assert store.claim(KEY)
     assert store.failures() == []
-    assert store.finish(KEY, RESULT, FACTS)
+    assert store.finish(KEY, RESULT, PROVENANCE)
     assert not store.claim(KEY)
     store.fail(KEY, "too late")
     store.plan([KEY])
@@ -142,15 +142,15 @@ def test_whoever_finishes_first_is_recorded(path: Path, late_first: bool) -> Non
         move_claims_elsewhere(path)
         assert new.claim(KEY)
         first, second = (late, new) if late_first else (new, late)
-        assert first.finish(KEY, replace(RESULT, accuracy=0.25), FACTS)
-        assert not second.finish(KEY, replace(RESULT, accuracy=0.75), FACTS)
+        assert first.finish(KEY, replace(RESULT, accuracy=0.25), PROVENANCE)
+        assert not second.finish(KEY, replace(RESULT, accuracy=0.75), PROVENANCE)
         assert [cell.result.accuracy for cell in new.results()] == [0.25]
 
 
 def test_a_group_is_claimed_whole_or_not_at_all(path: Path) -> None:
     keys = [replace(KEY, seed=seed) for seed in range(4)]
     with ResultStore(path) as one, ResultStore(path) as two:
-        one.finish(keys[0], RESULT, FACTS)
+        one.finish(keys[0], RESULT, PROVENANCE)
         assert one.claim(keys[2])
         assert two.claim_all(keys) == ()
         assert two.counts() == Counts(done=1, running=1)
@@ -161,13 +161,13 @@ def test_a_group_is_claimed_whole_or_not_at_all(path: Path) -> None:
 
 def test_a_cell_is_never_half_recorded(path: Path) -> None:
     with ResultStore(path) as store, pytest.raises(DataError, match="cannot hold"):
-        store.finish(KEY, replace(RESULT, nll=object()), FACTS)  # type: ignore[arg-type]
+        store.finish(KEY, replace(RESULT, nll=object()), PROVENANCE)  # type: ignore[arg-type]
     with pytest.raises(sqlite3.IntegrityError):
         execute(path, "INSERT INTO cells (digest, key, status) VALUES ('d', 'k', 'done')")
 
 
 def test_making_a_store_never_replaces_one_made_meanwhile(store: ResultStore, path: Path) -> None:
-    store.finish(KEY, RESULT, FACTS)
+    store.finish(KEY, RESULT, PROVENANCE)
     create_file(path)
     with ResultStore(path) as again:
         assert again.counts() == Counts(done=1)
@@ -182,7 +182,7 @@ def test_missing_store_is_not_made_when_only_reading(path: Path) -> None:
 
 def test_a_store_beside_which_nothing_can_be_written_is_read(path: Path) -> None:
     with ResultStore(path) as store:
-        store.finish(KEY, RESULT, FACTS)
+        store.finish(KEY, RESULT, PROVENANCE)
     before = path.read_bytes()
     shared = path.with_name(f"{path.name}-shm")
     shared.symlink_to(path.parent / "nowhere" / "file")  # SQLite can make it as little as on a read-only disk
@@ -258,7 +258,7 @@ def _other_database(path: Path) -> None:
 def _store(path: Path) -> None:
     with ResultStore(path) as store:
         for seed in range(40):
-            store.finish(replace(KEY, seed=seed), RESULT, FACTS)
+            store.finish(replace(KEY, seed=seed), RESULT, PROVENANCE)
 
 
 def _cut(path: Path) -> None:
@@ -271,6 +271,11 @@ def _scribbled(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[8192:16384] = b"\xa5" * 8192
     path.write_bytes(data)
+
+
+def _before_first_release(path: Path) -> None:
+    _store(path)
+    execute(path, "UPDATE store SET schema_version = 2")
 
 
 def _newer(path: Path) -> None:
@@ -286,9 +291,10 @@ def _newer(path: Path) -> None:
         (_other_database, "not a results store"),
         (_cut, "is damaged"),
         (_scribbled, "is damaged"),
+        (_before_first_release, "older than trust-tta 0.1.0; run the benchmark again"),
         (_newer, "schema version 99"),
     ],
-    ids=["empty", "text", "other-database", "cut", "scribbled", "newer"],
+    ids=["empty", "text", "other-database", "cut", "scribbled", "before-0.1.0", "newer"],
 )
 def test_what_is_no_readable_store_is_refused_untouched(
     tmp_path: Path, make: Callable[[Path], None], match: str
@@ -318,7 +324,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 def test_a_store_whose_damage_cannot_be_told_in_utf8_is_one_line(path: Path) -> None:
     """SQLite's own message quotes the schema, in which a byte is no text."""
     with ResultStore(path) as store:
-        store.finish(KEY, RESULT, FACTS)
+        store.finish(KEY, RESULT, PROVENANCE)
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE cells", b"CREATE \xffABLE cells"))
     with pytest.raises(DataError, match="is damaged"):
         ResultStore(path, create=False)
@@ -345,7 +351,7 @@ def test_a_store_of_views_and_triggers_is_refused_before_they_run(path: Path, st
 
 def test_a_damaged_course_is_reported_not_returned(path: Path) -> None:
     with ResultStore(path) as store:
-        store.finish(KEY, RESULT, FACTS)
+        store.finish(KEY, RESULT, PROVENANCE)
         execute(path, "UPDATE cells SET course = x'00112233'")
         with pytest.raises(DataError, match="damaged"):
             store.results()
@@ -366,10 +372,14 @@ def replace_by_text(path: Path) -> None:
 def test_a_store_lost_during_a_run_is_saved_beside(path: Path, lose: Callable[[Path], None], moment: str) -> None:
     """What was recorded before and what is recorded now both survive in a new file."""
     store, second = ResultStore(path), replace(KEY, seed=1)
-    store.finish(KEY, RESULT, FACTS, label="mine")
+    store.finish(KEY, RESULT, PROVENANCE, label="mine")
     store.claim(second)
     lose(path)
-    step = {"finish": lambda: store.finish(second, RESULT, FACTS), "heartbeat": store.heartbeat, "close": store.close}
+    step = {
+        "finish": lambda: store.finish(second, RESULT, PROVENANCE),
+        "heartbeat": store.heartbeat,
+        "close": store.close,
+    }
     with pytest.raises(StateError, match="was (removed|replaced by another file) during the run; .*saved") as caught:
         step[moment]()
     store.close()
@@ -396,7 +406,7 @@ def test_two_losses_are_saved_under_two_names(path: Path) -> None:
 def test_labels_are_recorded_by_the_plan_and_may_be_changed(store: ResultStore) -> None:
     other = replace(KEY, options='{"k": 2}')
     store.plan([KEY, other], labels={KEY: "mine", other: "two"})
-    store.finish(KEY, RESULT, FACTS)
+    store.finish(KEY, RESULT, PROVENANCE)
     assert [cell.label for cell in store.results()] == ["mine"]
     assert store.claim(other)
     store.fail(other, "no")
@@ -426,7 +436,7 @@ def test_labels_are_recorded_by_the_plan_and_may_be_changed(store: ResultStore) 
 )
 def test_what_is_stored_but_makes_no_sense_is_one_line(path: Path, statement: str) -> None:
     with ResultStore(path) as store:
-        store.finish(KEY, RESULT, FACTS)
+        store.finish(KEY, RESULT, PROVENANCE)
         store.keep_pictures(KEY, {1: b"picture"}, class_names=["a"])
     execute(path, statement)
     with ResultStore(path, create=False) as store, pytest.raises(DataError, match="is damaged") as caught:
@@ -446,7 +456,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is a folder in which nobody can make a file")
 def test_errors_name_the_user_s_file() -> None:
-    cells = [Cell(KEY, RESULT, FACTS)]
+    cells = [Cell(KEY, RESULT, PROVENANCE)]
     for write in (write_csv, write_parquet):
         with pytest.raises(OSError, match="'/proc/out'") as caught:
             write(cells, "/proc/out")

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tests.results.samples import FACTS, KEY, RESULT
-from trust_tta.results import CellKey, CellResult, Course, ResultStore
+from tests.results.samples import KEY, PROVENANCE, RESULT
+from trust_tta.results import CellKey, CellResult, History, ResultStore
 
 
 def keys(n: int) -> Iterator[CellKey]:
@@ -19,8 +19,8 @@ def compute(key: CellKey) -> CellResult:
     """A result that is large on disk and follows from the key alone."""
     draw = random.Random(key.seed)
     column = tuple(draw.random() for _ in range(700))
-    course = Course(samples=(1,) * 700, accuracy=column, entropy=column, seconds=column)
-    return replace(RESULT, accuracy=draw.random(), course=course)
+    course = History(samples=(1,) * 700, accuracy=column, entropy=column, seconds=column)
+    return replace(RESULT, accuracy=draw.random(), history=course)
 
 
 def main(path: str, n: int) -> None:
@@ -28,7 +28,7 @@ def main(path: str, n: int) -> None:
     with ResultStore(path) as store:
         for key in keys(n):
             if store.claim(key):
-                store.finish(key, compute(key), FACTS)
+                store.finish(key, compute(key), PROVENANCE)
                 sys.stdout.write(f"{key.seed}\n")
                 sys.stdout.flush()
 

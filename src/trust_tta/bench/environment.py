@@ -14,7 +14,7 @@ import trust_tta
 from trust_tta import __version__
 from trust_tta.errors import ConfigError
 from trust_tta.optional import version_of
-from trust_tta.results.record import Facts
+from trust_tta.results.record import Provenance
 
 
 def choose_device(name: str) -> torch.device:
@@ -45,9 +45,9 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def collect_facts(*, device: torch.device, dtype: str, config: str) -> Facts:
-    """The facts of this process; the times of each cell are filled in later."""
-    return Facts(
+def collect_provenance(*, device: torch.device, dtype: str, config: str) -> Provenance:
+    """Versions and hardware of this process; each cell fills in its times."""
+    return Provenance(
         trust_tta=__version__,
         torch=str(torch.__version__),
         numpy=np.__version__,

@@ -20,7 +20,7 @@ from trust_tta.data.masks import resize_mask
 from trust_tta.data.segmentation_metrics import IGNORED, Overlap, count_overlap, sum_overlaps
 from trust_tta.errors import ConfigError, DataError, ShapeError
 from trust_tta.ops.segmentation_logits import Logits, bands_at
-from trust_tta.results.record import BINS, CellResult, Course, MaskSample, Reliability, SamplePrediction
+from trust_tta.results.record import BINS, CellResult, History, MaskSample, Reliability, SamplePrediction
 
 _SMALLEST = float(torch.finfo(torch.float32).tiny)  # a probability of 0 must not make a mean infinite
 _SUM_TOLERANCE = 0.02  # half precision
@@ -116,15 +116,15 @@ class Meter(ABC, Generic[Sums]):
             seconds_total=math.fsum(seconds),
             peak_memory=peak_memory,
             clean_accuracy=clean_accuracy,
-            course=self._course(),
+            history=self._history(),
             reliability=bins,
             **self.details(),
         )
 
-    def _course(self) -> Course:
+    def _history(self) -> History:
         before = [self.score([batch], before=True) for batch in self.batches]
         known = tuple(value for value in before if value is not None)
-        return Course(
+        return History(
             samples=tuple(batch.images for batch in self.batches),
             accuracy=tuple(cast(float, self.score([batch])) for batch in self.batches),
             accuracy_before=known if known and len(known) == len(before) else None,

@@ -106,7 +106,7 @@ def weigh(plan: Plan, store: ResultStore) -> Plan:
     """The plan with costs taken from finished cells of the same methods, where the store has any."""
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
     wanted = {(chain.keys[0].method, chain.keys[0].options) for chain in plan.chains}
-    for cell in store.results(lambda key: (key.method, key.options) in wanted, course=False):
+    for cell in store.results(lambda key: (key.method, key.options) in wanted, history=False):
         seconds[cell.key.method, cell.key.options].append(cell.result.seconds_total / max(1, cell.batches))
     known = {kind: statistics.median(found) for kind, found in seconds.items()}
     foreseen = {(chain.keys[0].method, chain.keys[0].options): chain.cost for chain in plan.chains}

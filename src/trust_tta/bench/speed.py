@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from trust_tta.bench.environment import collect_facts, now
+from trust_tta.bench.environment import collect_provenance, now
 from trust_tta.bench.timing import Case, Limits, Timing, Work, copy_bandwidth, exponent, float32_only, measure, refuse
 from trust_tta.errors import ConfigError
 from trust_tta.methods import merging
@@ -72,11 +72,11 @@ def failed_backends(record: dict[str, Any]) -> list[str]:
 def _describe(settings: Settings, model: VMamba, device: torch.device, checks: dict[str, Check]) -> dict[str, Any]:
     """The record before its rows: environment, checks, counts, the speed of a copy."""
     config = canonical_json(asdict(settings))
-    facts = collect_facts(device=device, dtype=",".join(settings.dtypes), config=config)
+    provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)
     brief = replace(settings.limits, seconds=settings.limits.seconds / 4)
     return {
         "schema_version": SCHEMA_VERSION,
-        "facts": {**asdict(facts), "started": now()},
+        "facts": {**asdict(provenance), "started": now()},
         "settings": asdict(settings),
         "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
         "copy_bytes_per_second": copy_bandwidth(device, limits=brief),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from trust_tta.bench.config import FROM_CLEAN, RunConfig
-from trust_tta.bench.environment import collect_facts, now
+from trust_tta.bench.environment import collect_provenance, now
 from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.plan import CLEAN_IMAGES, Chain, Plan, weigh
 from trust_tta.bench.runner import Conditions, kept_pictures, run_stream
@@ -20,7 +20,7 @@ from trust_tta.methods.clean import gather_from_clean
 from trust_tta.methods.registry import create_method, method_options
 from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.display import format_gain, format_percent, plain_text
-from trust_tta.results.record import CellKey, CellResult, Facts
+from trust_tta.results.record import CellKey, CellResult, Provenance
 from trust_tta.results.store import ResultStore
 
 POLL_SECONDS = 1.0  # between checks of cells that another process holds
@@ -84,7 +84,7 @@ class Finished:
 
     key: CellKey
     result: CellResult
-    facts: Facts
+    provenance: Provenance
     pictures: Mapping[int, bytes]
     class_names: tuple[str, ...]
 
@@ -103,7 +103,7 @@ class ChainRunner:
     def __init__(self, experiment: Experiment, *, recorded: str | None = None) -> None:
         self.experiment = experiment
         config = experiment.config
-        self.facts = collect_facts(
+        self.provenance = collect_provenance(
             device=experiment.device, dtype=config.dtype, config=config.to_json() if recorded is None else recorded
         )
 
@@ -136,7 +136,7 @@ class ChainRunner:
             yield Finished(
                 key,
                 result,
-                replace(self.facts, started=started, finished=finished),
+                replace(self.provenance, started=started, finished=finished),
                 kept_pictures(domain.dataset, result),
                 () if all(name.isdigit() for name in names) else names,
             )
@@ -166,7 +166,7 @@ class Writer:
     def finish(self, chain: Chain, found: Finished) -> None:
         if found.pictures or found.result.pixels:
             self.store.keep_pictures(found.key, found.pictures, class_names=found.class_names)
-        self.store.finish(found.key, found.result, found.facts, label=chain.method.shown)
+        self.store.finish(found.key, found.result, found.provenance, label=chain.method.shown)
         self.progress.note(f"{self._name(chain, found.key)}  {self._numbers(found)}")
 
     def fail(self, chain: Chain, keys: Iterable[CellKey], message: str) -> None:
@@ -274,8 +274,8 @@ def _refuse_lacking(chains: Sequence[Chain], store: ResultStore) -> None:
     if not wanted:
         return
     cells, lacking = 0, set[str]()
-    for cell in store.results(lambda key: key.digest in wanted, course=False):
-        had = json.loads(cell.facts.config)
+    for cell in store.results(lambda key: key.digest in wanted, history=False):
+        had = json.loads(cell.provenance.config)
         missing = {name for name, amount in wanted[cell.key.digest].items() if amount > had.get(name, 0)}
         cells += bool(missing)
         lacking |= missing

@@ -92,7 +92,7 @@ def _show_results(config: RunConfig, outcome: Outcome) -> list[Cell]:
         for failure in store.failures(lambda key: key.digest in digests):
             key = failure.key
             say(f"failed: {failure.label} on {key.domain}, seed {key.seed}, batch {key.batch_size}: {failure.message}")
-        cells = store.results(lambda key: key.digest in digests, course=False)
+        cells = store.results(lambda key: key.digest in digests, history=False)
     for block in results_text(cells):
         say(f"\n{block}".removesuffix("\n"))
     say(f"\nresults are in {config.store}")

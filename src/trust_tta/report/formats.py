@@ -7,6 +7,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 
 from trust_tta.atomic import write_whole
@@ -17,6 +18,7 @@ from trust_tta.report.tables import Column, DataTable, Entry, Line, accuracy_tab
 from trust_tta.report.text import safe
 from trust_tta.results import Cell
 from trust_tta.results.display import MISSING
+from trust_tta.results.export import csv_text
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MISSING: "--"}
 _LATEX |= {c: rf"\{c}" for c in "&%$#_{}"}
@@ -47,7 +49,7 @@ def to_markdown(table: DataTable) -> str:
     rule = ["---", *("---" if column.role == "words" else "---:" for column in table.columns[1:])]
     body = [[line.head, *(f"**{_shown(e)}**" if e.best else _shown(e) for e in line.entries)] for line in table.lines]
     head = ["", *(column.title for column in table.columns[1:])]
-    rows = [rule if row is rule else [text.replace("|", r"\|") for text in row] for row in (head, rule, *body)]
+    rows = [rule if row is rule else [_markdown(text) for text in row] for row in (head, rule, *body)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -57,11 +59,11 @@ def to_csv(table: DataTable) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = [[c.title, f"{c.title} std"] if w else [c.title] for c, w in zip(table.columns[1:], wide, strict=True)]
-    writer.writerow([table.columns[0].title, *(title for both in heads for title in both)])
+    writer.writerow(map(csv_text, [table.columns[0].title, *(title for both in heads for title in both)]))
     for line in table.lines:
         texts = [["" if "gap" in e.role.split() else e.text, *([e.spread] if w else [])]
                  for e, w in zip(line.entries, wide, strict=True)]  # fmt: skip
-        writer.writerow([line.head, *(text for both in texts for text in both)])
+        writer.writerow(map(csv_text, [line.head, *(text for both in texts for text in both)]))
     return out.getvalue()
 
 
@@ -128,6 +130,11 @@ def _align(line: Sequence[str], widths: Sequence[int], words: Sequence[bool]) ->
 def _latex_entry(entry: Entry) -> str:
     text = rf"\textbf{{{_latex(entry.text)}}}" if entry.best else _latex(entry.text)
     return rf"{text} {{\scriptsize$\pm$ {_latex(entry.spread)}}}" if entry.spread else text
+
+
+def _markdown(text: str) -> str:
+    """Text of a pipe table's cell: HTML and pipes are shown, not interpreted."""
+    return escape(text, quote=False).replace("|", r"\|")
 
 
 def _latex(text: str) -> str:

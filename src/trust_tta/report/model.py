@@ -227,7 +227,7 @@ class Report:
         """When the first run began and the last ended: UTC, ISO 8601."""
         if not self.cells:
             return None
-        return min(cell.facts.started for cell in self.cells), max(cell.facts.finished for cell in self.cells)
+        return min(cell.provenance.started for cell in self.cells), max(cell.provenance.finished for cell in self.cells)
 
     @property
     def seconds(self) -> float:
@@ -244,7 +244,7 @@ def read_report(path: str | os.PathLike[str], *, order_records: Iterable[OrderRe
         items: list[Item] = [*store.results(), *store.failures()]
         absent, labels = [*store.keys("pending"), *store.keys("running")], store.labels()
         counts, pictures, class_names = store.counts(), store.pictures(), store.class_names()
-    groups = make_groups([*items, *(Planned(key, labels[key.digest]) for key in absent)])
+    groups = make_groups([*items, *(Planned(key, labels.get(key.digest, key.method)) for key in absent)])
     return Report(tuple(groups), counts, pictures, class_names, tuple(order_records))
 
 

@@ -23,13 +23,13 @@ from trust_tta.report.summary import summarize
 from trust_tta.report.tables import accuracy_table
 from trust_tta.report.text import domain_name, duration, safe
 from trust_tta.report.theme import palette_css
-from trust_tta.results import Cell, CellKey, Facts
+from trust_tta.results import Cell, CellKey, Provenance
 from trust_tta.results.select import VALUES
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_FACTS = tuple(f.name for f in fields(Facts) if f.name not in ("started", "finished"))
+_FACTS = tuple(f.name for f in fields(Provenance) if f.name not in ("started", "finished"))
 _KEY = tuple(f.name for f in fields(CellKey) if f.name != "options")
 _PICTURES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"RIFF", "image/webp"))
 
@@ -104,7 +104,7 @@ def _environment() -> Environment:
 
 
 def _circumstances(cell: Cell) -> tuple[tuple[str, object], ...]:
-    return tuple((name, getattr(cell.facts, name)) for name in _FACTS)
+    return tuple((name, getattr(cell.provenance, name)) for name in _FACTS)
 
 
 def _payload(cells: Sequence[Cell], facts: Sequence[tuple[tuple[str, object], ...]]) -> dict[str, object]:
@@ -118,8 +118,8 @@ def _payload(cells: Sequence[Cell], facts: Sequence[tuple[tuple[str, object], ..
             places[cell.key.options],
             *(getattr(cell.result, name) for name in VALUES),
             facts.index(_circumstances(cell)),
-            cell.facts.started,
-            cell.facts.finished,
+            cell.provenance.started,
+            cell.provenance.finished,
         ]
         for cell in cells
     ]

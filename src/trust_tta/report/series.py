@@ -94,7 +94,7 @@ def running_accuracy(group: Group, domain: str | None = None) -> list[Curve]:
     curves = []
     for variant in group.variants:
         places = [(variant.label, d) for d in (group.domains if domain is None else [domain])]
-        cells = [cell for place in places for cell in group.at.get(place, []) if cell.result.course.samples]
+        cells = [cell for place in places for cell in group.at.get(place, []) if cell.result.history.samples]
         if cells and all(place in group.at for place in places):
             points = _thin(_mean_curve([_running(cell) for cell in cells]))
             end = group.mean(variant.label) if domain is None else group.entry(variant.label, domain)
@@ -106,7 +106,7 @@ def stream_order(group: Group) -> list[str]:
     """The domains in the order in which they came, by the start of their runs."""
     first: dict[str, str] = {}
     for cell in group.cells:
-        first[cell.key.domain] = min(cell.facts.started, first.get(cell.key.domain, cell.facts.started))
+        first[cell.key.domain] = min(cell.provenance.started, first.get(cell.key.domain, cell.provenance.started))
     return sorted(first, key=lambda domain: (first[domain], group.domains.index(domain)))
 
 
@@ -194,7 +194,7 @@ def _mean_value(group: Group, variant: Variant) -> Value:
 
 def _running(cell: Cell) -> list[Point]:
     seen, right, points = 0, 0.0, []
-    for n, accuracy in zip(cell.result.course.samples, cell.result.course.accuracy, strict=True):
+    for n, accuracy in zip(cell.result.history.samples, cell.result.history.accuracy, strict=True):
         seen, right = seen + n, right + n * accuracy
         if seen:
             points.append((float(seen), right / seen))

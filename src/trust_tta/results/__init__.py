@@ -3,7 +3,16 @@
 from trust_tta.results.codec import SCHEMA_VERSION, canonical_json, from_json, to_json
 from trust_tta.results.display import format_gain, format_percent, format_value, make_label
 from trust_tta.results.export import write_csv, write_parquet
-from trust_tta.results.record import Cell, CellKey, CellResult, Course, Facts, Reliability, SamplePrediction, discordant
+from trust_tta.results.record import (
+    Cell,
+    CellKey,
+    CellResult,
+    History,
+    Provenance,
+    Reliability,
+    SamplePrediction,
+    discordant,
+)
 from trust_tta.results.select import Aggregate, Table, table
 from trust_tta.results.store import Counts, Failure, ResultStore
 
@@ -14,9 +23,9 @@ __all__ = [
     "CellKey",
     "CellResult",
     "Counts",
-    "Course",
-    "Facts",
     "Failure",
+    "History",
+    "Provenance",
     "Reliability",
     "ResultStore",
     "SamplePrediction",

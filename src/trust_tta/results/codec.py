@@ -7,14 +7,12 @@ import json
 import math
 from dataclasses import fields, is_dataclass
 from functools import cache
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from trust_tta.errors import DataError
 
-# 2: pictures and class names in stores, the confidence before the update; 3: labels, and which images were right.
 SCHEMA_VERSION = 3
-LATER = MappingProxyType({"later": True})  # metadata of a field that records of an earlier version do not have
 
 Record = TypeVar("Record")
 
@@ -26,12 +24,12 @@ def canonical_json(value: object) -> str:
 
 def to_json(record: object) -> str:
     """A record as JSON with its kind and schema version."""
-    return canonical_json({"schema": SCHEMA_VERSION, "kind": type(record).__name__, "data": encode(record)})
+    return canonical_json({"schema": SCHEMA_VERSION, "kind": stored_kind(type(record)), "data": encode(record)})
 
 
 def from_json(kind: type[Record], text: str) -> Record:
     """The record of type `kind` that `to_json` wrote."""
-    name = kind.__name__
+    name = stored_kind(kind)
     try:
         envelope = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -41,6 +39,12 @@ def from_json(kind: type[Record], text: str) -> Record:
     check_schema(envelope["schema"], what=f"a {name} record")
     record: Record = decode(kind, envelope["data"], where=name)
     return record
+
+
+def stored_kind(kind: type) -> str:
+    """The name under which records of a class are stored: its own, or that of its `STORED_KIND`."""
+    name: str = getattr(kind, "STORED_KIND", kind.__name__)
+    return name
 
 
 def check_schema(found: object, *, what: str) -> None:
@@ -56,7 +60,7 @@ def check_schema(found: object, *, what: str) -> None:
 def encode(value: object) -> Any:
     """Plain lists, dicts, strings and numbers; NaN, infinities and bytes become strings, since JSON has none."""
     if is_dataclass(value):
-        return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
+        return {f.metadata.get("stored", f.name): encode(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if isinstance(value, float):
@@ -95,19 +99,18 @@ def decode(kind: Any, data: Any, *, where: str) -> Any:
 
 
 def _decode_record(kind: Any, data: Any, where: str) -> Any:
-    hints = _hints(kind)
-    if not isinstance(data, dict) or data.keys() | _later(kind) != hints.keys():
+    known, added = _stored_fields(kind)
+    if not isinstance(data, dict) or data.keys() | added != known.keys():
         found = sorted(data) if isinstance(data, dict) else type(data).__name__
-        raise DataError(f"{where} has the fields {found}, expected {sorted(hints)}; the record was changed")
-    return kind(**{name: decode(hints[name], data[name], where=f"{where}.{name}") for name in data})
+        raise DataError(f"{where} has the fields {found}, expected {sorted(known)}; the record was changed")
+    values = {known[key][0]: decode(known[key][1], data[key], where=f"{where}.{key}") for key in data}
+    return kind(**values)
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _stored_fields(kind: Any) -> tuple[dict[str, tuple[str, Any]], frozenset[str]]:
+    """Field name and type by stored key; and the keys that records of earlier releases may lack."""
     hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
-
-
-@cache
-def _later(kind: Any) -> frozenset[str]:
-    return frozenset(f.name for f in fields(kind) if "later" in f.metadata)
+    known = {f.metadata.get("stored", f.name): (f.name, hints[f.name]) for f in fields(kind)}
+    added = frozenset(f.metadata.get("stored", f.name) for f in fields(kind) if f.metadata.get("optional"))
+    return known, added

@@ -1,9 +1,10 @@
-"""Finished cells as one flat file: one row per cell, the same columns in the same order always."""
+"""Finished cells as a flat CSV or Parquet file: one row per cell, always the same columns."""
 
 from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -12,26 +13,38 @@ from typing import Any, get_args, get_type_hints
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
 from trust_tta.results.display import key_rank
-from trust_tta.results.record import Cell, CellKey, CellResult, Facts
+from trust_tta.results.record import Cell, CellKey, CellResult, Provenance
 from trust_tta.results.select import VALUES
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 
 
 def columns() -> dict[str, type]:
-    """The names of the flat columns with their types, without regard to whether they may be empty."""
-    key, result, facts = (get_type_hints(kind) for kind in (CellKey, CellResult, Facts))
-    kinds = {"digest": str, "label": str, **key, **{name: result[name] for name in VALUES}}
-    kinds |= {f"run_{name}": kind for name, kind in facts.items()}
-    return {name: (get_args(kind) or (kind,))[0] for name, kind in kinds.items()}  # `int` of `int | None`
+    """The flat columns and their types; optional columns have the type of their values."""
+    hints = {kind: get_type_hints(kind) for kind in (CellKey, CellResult, Provenance)}
+    types = {"digest": str, "label": str, **hints[CellKey]}
+    types |= {name: hints[CellResult][name] for name in VALUES}
+    types |= {f"run_{f.name}": hints[Provenance][f.name] for f in fields(Provenance)}
+    return {name: (get_args(kind) or (kind,))[0] for name, kind in types.items()}  # `int` of `int | None`
 
 
 def flat_row(cell: Cell) -> dict[str, Any]:
-    """One cell as flat columns; what is not text in a name becomes a question mark."""
+    """One cell as flat columns; characters that UTF-8 cannot hold become question marks."""
     row = {"digest": cell.key.digest, "label": cell.label}
     row |= {f.name: getattr(cell.key, f.name) for f in fields(CellKey)}
     row |= {name: getattr(cell.result, name) for name in VALUES}
-    row |= {f"run_{f.name}": getattr(cell.facts, f.name) for f in fields(Facts)}
+    row |= {f"run_{f.name}": getattr(cell.provenance, f.name) for f in fields(Provenance)}
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
     return row | {name: text.encode("utf-8", "replace").decode("utf-8") for name, text in texts.items()}
+
+
+def csv_text(text: str) -> str:
+    """A text cell that no spreadsheet takes for a formula: an apostrophe precedes = + - @, tab and return.
+
+    Numbers such as "-0.2" and "+1.3" stay numbers.
+    """
+    formula = text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _NUMBER.fullmatch(text)
+    return ("'" * formula + text).replace("\r", " ")  # the csv module does not quote a return
 
 
 def write_csv(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:
@@ -39,7 +52,9 @@ def write_csv(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:
     with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns(), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(flat_row(cell) for cell in _sorted(cells))
+        for cell in _sorted(cells):
+            row = flat_row(cell).items()
+            writer.writerow({name: csv_text(value) if isinstance(value, str) else value for name, value in row})
 
 
 def write_parquet(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:

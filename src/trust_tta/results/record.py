@@ -7,10 +7,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.results.codec import LATER, canonical_json, encode
+from trust_tta.results.codec import canonical_json, encode
 
 BINS = 15
 
@@ -52,8 +52,8 @@ class CellKey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
-    """The stream batch by batch; every tuple has one entry per batch."""
+class History:
+    """Values per batch along the stream; every tuple has one entry per batch."""
 
     samples: tuple[int, ...] = ()
     accuracy: tuple[float, ...] = ()  # after the update
@@ -65,7 +65,7 @@ class Course:
         columns = (self.accuracy, self.entropy, self.seconds, self.accuracy_before)
         lengths = {len(self.samples)} | {len(column) for column in columns if column is not None}
         if len(lengths) > 1:
-            raise DataError(f"the columns of a course have lengths {sorted(lengths)}; give one entry per batch in each")
+            raise DataError(f"the columns of a history have lengths {sorted(lengths)}; give one entry per batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class SamplePrediction:
     before: int | None
     after: int  # -1 where the output held a NaN; so too before
     confidence: float  # in `after`
-    confidence_before: float | None = field(default=None, metadata=LATER)
+    confidence_before: float | None = field(default=None, metadata={"optional": True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,17 +141,17 @@ class CellResult:
     seconds_total: float
     peak_memory: int | None = None  # bytes
     clean_accuracy: float | None = None  # on clean images after the domain: what was forgotten
-    course: Course
+    history: History = field(metadata={"stored": "course"})
     reliability: Reliability
     confusion: tuple[tuple[int, ...], ...] | None = None  # [label][prediction]
     predictions: tuple[SamplePrediction, ...] = ()
     # One bit per image in the order of the stream, most significant first: was it right after the update?
     # Empty where it was not kept; cells with the same fingerprint met the same images in the same order.
-    correct: bytes = field(default=b"", metadata=LATER)
+    correct: bytes = field(default=b"", metadata={"optional": True})
     # Of predictions of pixels, for each class: pixels predicted where labeled, predicted, labeled. The accuracies are
     # then means of the IoU over classes, and the other means are over labeled pixels.
-    pixels: tuple[tuple[int, ...], ...] | None = field(default=None, metadata=LATER)
-    masks: tuple[MaskSample, ...] = field(default=(), metadata=LATER)
+    pixels: tuple[tuple[int, ...], ...] | None = field(default=None, metadata={"optional": True})
+    masks: tuple[MaskSample, ...] = field(default=(), metadata={"optional": True})
 
     @property
     def mean_dice(self) -> float | None:
@@ -176,8 +176,10 @@ class CellResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The environment of a run, which explains the numbers but does not identify the cell."""
+class Provenance:
+    """Software, hardware, configuration and times of a run; not part of the cell's identity."""
+
+    STORED_KIND: ClassVar[str] = "Facts"
 
     trust_tta: str
     torch: str
@@ -200,7 +202,7 @@ class Cell:
 
     key: CellKey
     result: CellResult
-    facts: Facts
+    provenance: Provenance
     label: str = ""
 
     def __post_init__(self) -> None:
@@ -210,7 +212,7 @@ class Cell:
     @property
     def batches(self) -> int:
         """How many batches the cell's stream had."""
-        return len(self.result.course.samples) or max(1, -(-self.result.samples // self.key.batch_size))
+        return len(self.result.history.samples) or max(1, -(-self.result.samples // self.key.batch_size))
 
 
 def discordant(one: Cell, other: Cell) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from trust_tta.errors import ConfigError
 from trust_tta.results.display import Rank, rank
 from trust_tta.results.record import Cell, CellKey, CellResult
 
-_NO_NUMBERS = ("course", "reliability", "confusion", "predictions", "correct", "pixels", "masks")
+_NO_NUMBERS = ("history", "reliability", "confusion", "predictions", "correct", "pixels", "masks")
 VALUES = tuple(f.name for f in fields(CellResult) if f.name not in _NO_NUMBERS)
 _KEY_FIELDS = tuple(f.name for f in fields(CellKey))
 

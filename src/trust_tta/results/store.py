@@ -1,4 +1,4 @@
-"""The results store: one SQLite file that several processes may fill; it holds whole cells only, through any crash."""
+"""The results store: one SQLite file that several processes may write; crashes leave only whole cells."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 from trust_tta.errors import DataError, StateError
 from trust_tta.results.codec import from_json, to_json
-from trust_tta.results.display import key_rank, old_labels, plain_text
-from trust_tta.results.record import Cell, CellKey, CellResult, Course, Facts
+from trust_tta.results.display import key_rank, plain_text
+from trust_tta.results.record import Cell, CellKey, CellResult, History, Provenance
 from trust_tta.results.store_file import (
     NO_CLAIM,
     RELEASE,
@@ -29,15 +29,14 @@ from trust_tta.results.store_file import (
     identity,
     open_file,
     save_elsewhere,
-    version_of,
 )
 
 Status: TypeAlias = Literal["pending", "running", "done", "failed"]
 Where: TypeAlias = Callable[[CellKey], bool]
 
 LEASE_SECONDS = 120.0
-CLOCK_SECONDS = 60.0  # how far apart the clocks of machines that share a store may be
-_MOST_COURSE = 1 << 26  # bytes, of more than a million batches
+CLOCK_SECONDS = 60.0  # largest clock difference between machines that share a store
+MAX_HISTORY_BYTES = 1 << 26  # more than a million batches
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,6 @@ class ResultStore:
         self._me = Claimant.current()
         self._writes = False  # a reader may not be allowed to write
         self._connection: sqlite3.Connection | None = open_file(self.path, reading=not create)
-        self._version = version_of(self._connection)
         self._identity = identity(self.path)
 
     def __enter__(self) -> ResultStore:
@@ -176,10 +174,10 @@ class ResultStore:
         self._renewed = now
         self.check_file()
 
-    def finish(self, key: CellKey, result: CellResult, facts: Facts, *, label: str | None = None) -> bool:
+    def finish(self, key: CellKey, result: CellResult, provenance: Provenance, *, label: str | None = None) -> bool:
         """Record a finished cell for good; False when another process had already recorded it."""
-        bare = replace(result, course=Course())
-        row = (key.digest, to_json(key), to_json(bare), _pack(result.course), to_json(facts), label)
+        bare = replace(result, history=History())
+        row = (key.digest, to_json(key), to_json(bare), _pack(result.history), to_json(provenance), label)
         with self._transaction() as connection:
             recorded = connection.execute(_FINISH, row).rowcount == 1
         self.check_file()
@@ -196,14 +194,14 @@ class ResultStore:
 
     def pictures(self) -> dict[tuple[str, int], bytes]:
         """The kept pictures by the fingerprint of their stream and their index in the data set."""
-        rows = self._rows("SELECT fingerprint, place, content FROM pictures") if self._version > 1 else []
+        rows = self._rows("SELECT fingerprint, place, content FROM pictures")
         if any(list(map(type, row)) != [str, int, bytes] for row in rows):
-            raise damaged(self.path, "a picture is not one")
+            raise damaged(self.path, "a picture is not stored as bytes")
         return {(fingerprint, place): content for fingerprint, place, content in rows}
 
     def class_names(self) -> dict[str, tuple[str, ...]]:
         """The names of the classes of each data set of which pictures were kept."""
-        rows = self._rows("SELECT dataset, names FROM classes") if self._version > 1 else []
+        rows = self._rows("SELECT dataset, names FROM classes")
         with self._decoding():
             found = {dataset: tuple(json.loads(names)) for dataset, names in rows}
         if any(not isinstance(name, str) for names in found.values() for name in names):
@@ -223,21 +221,21 @@ class ResultStore:
             connection.executemany("UPDATE cells SET status = 'pending' WHERE digest = ? AND status = 'failed'", rows)
         return len(rows)
 
-    def results(self, where: Where | None = None, *, course: bool = True) -> list[Cell]:
-        """The finished cells, in an order that does not depend on when they ran; without `course` it is left empty."""
+    def results(self, where: Where | None = None, *, history: bool = True) -> list[Cell]:
+        """The finished cells, sorted by key; `history=False` leaves their histories empty."""
         keys, labels = self.keys("done", where=where), self.labels()
-        columns = f"result, facts, {'course' if course else 'NULL'}"
+        columns = f"result, facts, {'course' if history else 'NULL'}"
         cells = []
         for key in keys:
             (row,) = self._rows(f"SELECT {columns} FROM cells WHERE digest = ?", key.digest)
             with self._decoding():
-                result, facts = from_json(CellResult, row[0]), from_json(Facts, row[1])
-                whole = replace(result, course=_unpack(row[2])) if course else result
-                cells.append(Cell(key, whole, facts, labels[key.digest]))
+                result, provenance = from_json(CellResult, row[0]), from_json(Provenance, row[1])
+                whole = replace(result, history=_unpack(row[2])) if history else result
+                cells.append(Cell(key, whole, provenance, labels.get(key.digest, "")))
         return cells
 
     def find(self, key: CellKey) -> CellResult | None:
-        """The result of one cell without its course, or None where it is not finished."""
+        """The result of one cell without its history, or None if it is not finished."""
         rows = self._rows("SELECT result FROM cells WHERE digest = ? AND status = 'done'", key.digest)
         with self._decoding():
             return from_json(CellResult, rows[0][0]) if rows else None
@@ -247,7 +245,7 @@ class ResultStore:
         messages = dict(self._rows("SELECT digest, message FROM cells WHERE status = 'failed'"))
         labels = self.labels()
         keys = self.keys("failed", where=where)
-        return [Failure(key, str(messages[key.digest]), labels[key.digest]) for key in keys]
+        return [Failure(key, str(messages[key.digest]), labels.get(key.digest, key.method)) for key in keys]
 
     def keys(self, status: Status | None = None, *, where: Where | None = None) -> list[CellKey]:
         """The keys of all cells, or of those in one state, in the order of `results`."""
@@ -259,16 +257,10 @@ class ResultStore:
         return sorted((key for key in found if where is None or where(key)), key=key_rank)
 
     def labels(self) -> dict[str, str]:
-        """The label of every cell by the digest of its key; those of cells stored without one are worked out."""
-        known = "label" if self._version > 2 else "NULL"
-        rows = self._rows(f"SELECT digest, {known} FROM cells")
-        found = {digest: plain_text(str(label)) for digest, label in rows if label}
-        if len(found) < len(rows):
-            old = self._rows(f"SELECT key, facts FROM cells WHERE {known} IS NULL OR {known} = ''")
-            with self._decoding():
-                pairs = [(from_json(CellKey, k), from_json(Facts, f).config if f else "") for k, f in old]
-            found |= old_labels(pairs)
-        return found
+        """The recorded labels by the digest of their cell's key."""
+        return {
+            digest: plain_text(str(label)) for digest, label in self._rows("SELECT digest, label FROM cells") if label
+        }
 
     def counts(self) -> Counts:
         """How many cells are in each state."""
@@ -371,22 +363,22 @@ def _process_state(pid: int) -> tuple[str, str] | None:
     return after_name[0], after_name[19]
 
 
-def _pack(course: Course) -> bytes:
-    """Little-endian: number of batches, whether there is a before, then each column in turn; compressed."""
-    n, before = len(course.samples), course.accuracy_before
-    columns = [course.accuracy, course.entropy, course.seconds, *([before] if before is not None else [])]
+def _pack(history: History) -> bytes:
+    """Little-endian: number of batches, whether there is `accuracy_before`, then each column; compressed."""
+    n, before = len(history.samples), history.accuracy_before
+    columns = [history.accuracy, history.entropy, history.seconds, *([before] if before is not None else [])]
     numbers = [number for column in columns for number in column]
-    return zlib.compress(struct.pack(f"<q?{n}q{len(numbers)}d", n, before is not None, *course.samples, *numbers))
+    return zlib.compress(struct.pack(f"<q?{n}q{len(numbers)}d", n, before is not None, *history.samples, *numbers))
 
 
-def _unpack(blob: bytes) -> Course:
+def _unpack(blob: bytes) -> History:
     stream = zlib.decompressobj()
-    data = stream.decompress(blob, _MOST_COURSE)
+    data = stream.decompress(blob, MAX_HISTORY_BYTES)
     if not stream.eof:
-        raise ValueError("a course was cut, or unpacks to more than any course has")
+        raise ValueError("a history is cut or too large")
     n, has_before = struct.unpack_from("<q?", data)
     samples = struct.unpack_from(f"<{n}q", data, 9)
     offsets = range(9 + 8 * n, len(data), 8 * n) if n else range(0)
     columns = [struct.unpack_from(f"<{n}d", data, offset) for offset in offsets] or [()] * (3 + has_before)
     names = ("accuracy", "entropy", "seconds", *(("accuracy_before",) if has_before else ()))
-    return Course(samples=samples, **dict(zip(names, columns, strict=True)))
+    return History(samples=samples, **dict(zip(names, columns, strict=True)))

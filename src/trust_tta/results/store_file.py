@@ -1,4 +1,4 @@
-"""The file of a results store: made whole, recognized before SQLite may touch it, and saved when it is lost."""
+"""The SQLite file of a results store: creation, checks before opening, and a copy when it is removed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,8 @@ APPLICATION_ID = 0x54727354  # "TrsT", at byte 68 of the file
 BUSY_SECONDS = 60.0
 
 _MAGIC = b"SQLite format 3\x00"
-# Pictures belong to a stream, not to a cell: all methods that met the stream share them.
-_PICTURES = """
-CREATE TABLE pictures (
-    fingerprint TEXT NOT NULL,
-    place INTEGER NOT NULL,
-    content BLOB NOT NULL,
-    PRIMARY KEY (fingerprint, place)
-) WITHOUT ROWID;
-CREATE TABLE classes (dataset TEXT PRIMARY KEY, names TEXT NOT NULL) WITHOUT ROWID;
-"""
 NO_CLAIM = "token = NULL, claimant = NULL, expires = NULL"
 RELEASE = f"UPDATE cells SET status = 'pending', {NO_CLAIM}"
-_LABELS = "ALTER TABLE cells ADD COLUMN label TEXT"
 _TABLES = f"""
 PRAGMA application_id = {APPLICATION_ID};
 CREATE TABLE store (schema_version INTEGER NOT NULL);
@@ -45,12 +34,19 @@ CREATE TABLE cells (
     result TEXT,
     course BLOB,
     facts TEXT,
+    label TEXT,
     CHECK ((status = 'done') = (result IS NOT NULL AND course IS NOT NULL AND facts IS NOT NULL)),
     CHECK ((status = 'running') = (token IS NOT NULL AND claimant IS NOT NULL AND expires IS NOT NULL)),
     CHECK (status != 'failed' OR message IS NOT NULL)
 ) WITHOUT ROWID;
-{_LABELS};
-{_PICTURES}
+-- Pictures belong to a stream: all methods that ran on it share them.
+CREATE TABLE pictures (
+    fingerprint TEXT NOT NULL,
+    place INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    PRIMARY KEY (fingerprint, place)
+) WITHOUT ROWID;
+CREATE TABLE classes (dataset TEXT PRIMARY KEY, names TEXT NOT NULL) WITHOUT ROWID;
 """
 
 _FOREIGN = "SELECT type, name FROM sqlite_schema WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
@@ -65,30 +61,23 @@ def create_file(path: Path) -> None:
 
 
 def open_file(path: Path, *, reading: bool = False) -> sqlite3.Connection:
-    """Open an existing store; one that is none, damaged or newer is refused and left alone.
+    """Open an existing store; a file that is not one, is damaged or has another version is refused and not changed.
 
-    An older one is brought to the present version, unless it is only read. For `reading` it need not be possible to
-    write beside the store, as long as nobody else is writing.
+    With `reading`, the folder need not be writable as long as no other process has the store open.
     """
     _check_header(path)
     address = path.absolute().as_uri()
     alone = not path.with_name(f"{path.name}-wal").exists()
     try:
-        return _connect(path, address, upgrade=not reading)
+        return _connect(path, address)
     except StateError:
         if reading and alone:
-            return _connect(path, f"{address}?mode=ro&immutable=1", upgrade=False)
+            return _connect(path, f"{address}?mode=ro&immutable=1")
         raise
 
 
-def version_of(connection: sqlite3.Connection) -> int:
-    """The schema version of an open store."""
-    row: tuple[int] | None = connection.execute("SELECT schema_version FROM store").fetchone()
-    return row[0] if row else 0
-
-
 def identity(path: Path) -> tuple[int, int] | None:
-    """What tells the file at `path` from any other, or None where there is none."""
+    """Device and inode of the file at `path`, or None if there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -97,11 +86,11 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def save_elsewhere(connection: sqlite3.Connection, path: Path) -> Path:
-    """Copy an open store whose file is gone from `path` to a new file beside it, and say which."""
+    """Copy an open store whose file was removed from `path` to a new file beside it; returns its path."""
     with _new_file(path) as temporary:
         with explained(path), closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
             connection.backup(copy)
-            copy.execute(f"{RELEASE} WHERE status = 'running'")  # they are held in the file that is gone
+            copy.execute(f"{RELEASE} WHERE status = 'running'")  # their claims are in the removed file
             copy.execute("PRAGMA journal_mode = WAL")
         names = (path.with_name(f"{path.stem}.saved{'' if n == 1 else f'-{n}'}{path.suffix}") for n in count(1))
         return next(name for name in names if _publish(temporary, name))
@@ -109,7 +98,7 @@ def save_elsewhere(connection: sqlite3.Connection, path: Path) -> Path:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """What SQLite's errors mean: trouble with the surroundings, or a broken file."""
+    """Turn SQLite's errors into a StateError (disk, permissions, locks) or a DataError (damaged file)."""
     try:
         yield
     except UnicodeDecodeError as error:  # not even the message about a broken file is text
@@ -134,47 +123,30 @@ def _unwritable(path: Path, why: object) -> StateError:
     )
 
 
-def _connect(path: Path, address: str, *, upgrade: bool) -> sqlite3.Connection:
+def _connect(path: Path, address: str) -> sqlite3.Connection:
     with explained(path):
         connection = sqlite3.connect(address, isolation_level=None, timeout=BUSY_SECONDS, uri=True)
         try:
             connection.execute("PRAGMA synchronous = FULL")
             if odd := connection.execute(_FOREIGN).fetchone():  # a view may never end, a trigger may change anything
                 raise damaged(path, f"it holds the {odd[0]} {odd[1]!r}, which no store has")
-            check_schema(version_of(connection), what=f"the results store '{path}'")
+            row = connection.execute("SELECT schema_version FROM store").fetchone()
+            check_schema(row[0] if row else 0, what=f"the results store '{path}'")
+            if row[0] < SCHEMA_VERSION:
+                raise DataError(f"the results store '{path}' is older than trust-tta 0.1.0; run the benchmark again")
             (health,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if health != "ok":
                 raise damaged(path, health)
-            if upgrade:
-                _upgrade(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
 
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Add what stores of earlier versions lack, unless another process has."""
-    if version_of(connection) == SCHEMA_VERSION:
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        version = version_of(connection)
-        steps = [*_PICTURES.split(";")] if version < 2 else []
-        steps += [_LABELS] if version < 3 else []
-        for statement in filter(str.strip, steps):
-            connection.execute(statement)
-        connection.execute("UPDATE store SET schema_version = ?", [SCHEMA_VERSION])
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
 def _check_header(path: Path) -> None:
-    """Recognize a store by its first bytes, read as a plain file so that nothing can change it."""
+    """Recognize a store by its first bytes, before SQLite opens it."""
     try:
-        if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write
+        if path.exists() and not path.is_file():  # opening a pipe would block
             raise OSError(0, "it is a folder, a pipe or a device")
         with path.open("rb") as file:
             header = file.read(100)
@@ -185,7 +157,7 @@ def _check_header(path: Path) -> None:
 
 
 def _publish(temporary: Path, path: Path) -> bool:
-    """Give the finished file its name; False where there is a file of that name, which is left as it is."""
+    """Give the finished file its name; False if a file of that name exists, which is not changed."""
     flush_file(temporary)
     try:
         os.link(temporary, path)  # unlike a rename it never replaces a store that another process has just made
@@ -201,7 +173,7 @@ def _publish(temporary: Path, path: Path) -> bool:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; what is left of the file at the end is removed."""
+    """A temporary file name beside `path`, removed at the end."""
     temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -328,7 +328,9 @@
     all("small", copy).forEach((item) => item.remove());
     return copy.textContent.trim();
   };
-  const quoted = (text) => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  // An apostrophe keeps a spreadsheet from taking text for a formula; numbers stay numbers.
+  const inert = (text) => /^[=+\-@\t\r]/.test(text) && !/^[+-]?(\d+\.?\d*|\.\d+|inf|nan)$/.test(text) ? `'${text}` : text;
+  const quoted = (text) => /[",\n\r]/.test(inert(text)) ? `"${inert(text).replaceAll('"', '""')}"` : inert(text);
   // Numbers only, so that a program can read them: gaps are empty, spreads have columns of their own.
   const csvText = (table) => {
     const rows = grid(table);
