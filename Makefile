@@ -52,7 +52,7 @@ $(VENV)/docs: $(VENV)/base
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
-# The variable silences a notice of the theme that docs/decisions.md speaks of.
+# The variable silences a notice of the theme that docs/develop/decisions.md speaks of.
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

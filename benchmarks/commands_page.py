@@ -1,4 +1,4 @@
-"""Write the tables of flags in docs/commands.md from the parsers of the commands.
+"""Write the tables of flags in docs/reference/commands.md from the parsers of the commands.
 
     PYTHONPATH=src python -m benchmarks.commands_page
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trust_tta.cli.main import build_parser
 
-PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
 _TABLE = re.compile(r"(<!-- flags: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -1,7 +1,7 @@
 """Export networks to ONNX and measure them beside PyTorch, on two threads: docs/results/export.json, and its table.
 
     PYTHONPATH=src python -m benchmarks.export [--rounds N] [--seconds S] [--record FILE] [NETWORK ...]
-    PYTHONPATH=src python -m benchmarks.export --page        the table in docs/export.md, from the record
+    PYTHONPATH=src python -m benchmarks.export --page        the table in docs/guides/export.md, from the record
 
 Networks without a shipped checkpoint have random weights: neither time nor size depends on them. Each network is
 written to the record as soon as it is measured, in place of its former row, with the machine it was measured on. Nano
@@ -40,7 +40,7 @@ from trust_tta.preprocessing import Preprocessing
 
 DOCS = Path(__file__).parents[1] / "docs"
 RECORD = DOCS / "results" / "export.json"
-PAGE = DOCS / "export.md"
+PAGE = DOCS / "guides" / "export.md"
 NETWORKS = ("vmamba_nano", "vmamba_tiny_s1l8")
 SHIPPED = {"vmamba_nano": "vmamba_nano_cifar10"}
 THREADS = 2
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="measurements of each, in turn (default 20)")
     parser.add_argument("--seconds", type=float, default=30, help="most, for the rounds of a network (default 30)")
     parser.add_argument("--record", type=Path, default=RECORD)
-    parser.add_argument("--page", action="store_true", help="write the table in docs/export.md, measure nothing")
+    parser.add_argument("--page", action="store_true", help="write the table in docs/guides/export.md, measure nothing")
     arguments = parser.parse_args()
     if not arguments.page:
         if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin while they wait would count as work

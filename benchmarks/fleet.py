@@ -1,7 +1,7 @@
 """Eight replicas that each see an eighth of a stream, with and without averaging, against one that sees everything.
 
     PYTHONPATH=src python -m benchmarks.fleet --data data/CIFAR-10-C --device cuda --processes 6 --out FILE
-    PYTHONPATH=src python -m benchmarks.fleet --render --out docs/results/fleet.json   # writes into docs/fleet.md
+    PYTHONPATH=src python -m benchmarks.fleet --render --out docs/results/fleet.json  # into docs/guides/fleet.md
 
 The replicas are those of `trust_tta.distributed`, in lockstep in one process: no cluster is needed. Without --data, the
 shipped images are corrupted. Runs that FILE holds are not repeated; none is begun after --seconds.
@@ -275,11 +275,11 @@ def join(files: Sequence[str], out: Path) -> None:
 
 
 def render(arguments: argparse.Namespace) -> None:
-    """Fill the tables of docs/fleet.md and draw docs/assets/fleet.svg."""
+    """Fill the tables of docs/guides/fleet.md and draw docs/assets/fleet.svg."""
     record = json.loads(Path(arguments.out).read_text(encoding="utf-8"))
-    page, kills = DOCS / "fleet.md", DOCS / "results" / "fleet_kills.json"
+    page, kills = DOCS / "guides" / "fleet.md", DOCS / "results" / "fleet_kills.json"
     tables = {"averaging": averaging_table(record["runs"]), "poisoned": poisoned_table(record["runs"])}
-    tables["chart"] = "![Accuracy against images seen, by how often a fleet averages](assets/fleet.svg)"
+    tables["chart"] = "![Accuracy against images seen, by how often a fleet averages](../assets/fleet.svg)"
     workers = DOCS / "results" / "fleet_speed.json"
     tables["workers"] = workers_table(json.loads(workers.read_text(encoding="utf-8"))) if workers.exists() else ""
     tables["kills"] = kills_table(json.loads(kills.read_text(encoding="utf-8"))) if kills.exists() else ""
@@ -407,7 +407,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no run is begun")
     parser.add_argument("--out", required=True, metavar="FILE")
     parser.add_argument("--join", metavar="FILES", help="make FILE of the runs of these, with --render")
-    parser.add_argument("--render", action="store_true", help="write the tables and charts of docs/fleet.md from FILE")
+    parser.add_argument("--render", action="store_true", help="write the tables and charts of the guide from FILE")
     arguments = parser.parse_args()
     if arguments.join:
         join(arguments.join.split(","), Path(arguments.out))

@@ -1,4 +1,4 @@
-"""Write docs/performance.md from the records in docs/results: python benchmarks/performance_page.py"""
+"""Write docs/develop/performance.md from the records in docs/results: python benchmarks/performance_page.py"""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def main() -> None:
     measured = [*accuracy_section(), *profile_section(final), *scaling_section("scaling_h200.json")]
     on_cpu = (cpu_lines(cpu), *one_image_section(), *half_precision_section(cpu), *scaling_section("scaling_cpu.json"))
     sections = (HEAD, "## On one H200", *tables, *measured, "## On a CPU", *on_cpu)
-    write_whole(DOCS / "performance.md", "\n\n".join(sections) + "\n")
+    write_whole(DOCS / "develop" / "performance.md", "\n\n".join(sections) + "\n")
 
 
 HEAD = """# Performance
 
-*Written by `python benchmarks/performance_page.py` from the records in [results](results/README.md), which
+*Written by `python benchmarks/performance_page.py` from the records in [results](../results/README.md), which
 `trust-tta speed --out FILE` wrote. Run it on your machine: it measures everything side by side and prints this table.*
 
 A step adapts on the batch, merges, and predicts the batch again. The network is VMamba-T (s1l8, batch norm) at 224
 pixels with random weights; float32 is computed without TF32; bf16 is autocast. Times are medians, in milliseconds, of
 the whole step as the caller sees it; memory is the peak of allocated tensors, including that of recorded passes. What
-made it faster, and what did not, is in [the history](results/speed_history.md)."""
+made it faster, and what did not, is in [the history](speed_history.md)."""
 
 
 def record_line(final: Speeds) -> str:

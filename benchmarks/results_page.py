@@ -88,7 +88,7 @@ def short() -> str:
             paragraph(
                 "One step of TRUST, six orders, VMamba-T at 224 pixels, batch 128, on an H200:",
                 f"{ms['float32']:.0f} ms in float32 and {ms['bf16']:.0f} ms in bf16; the released code takes",
-                f"{authors} ms ([performance](docs/performance.md)).",
+                f"{authors} ms ([performance](docs/develop/performance.md)).",
             ),
         ]
     )
@@ -205,7 +205,7 @@ HEAD = """# Results
 
 Records as the tools wrote them; each was made by the command next to it. The tables are written by
 `python -m benchmarks.results_page`, `python -m benchmarks.choose_page`, `python benchmarks/results_tables.py` and
-`python benchmarks/performance_page.py`, except for [the history of optimizations](speed_history.md).
+`python benchmarks/performance_page.py`, except for [the history of optimizations](../develop/speed_history.md).
 
 | file | command | machine |
 | --- | --- | --- |
@@ -248,7 +248,7 @@ the plan is in the record, of which the end was cut | one H200 |
 minutes | one H200 |
 | `benign_streams.json`, `ruinous_streams_cpu.json` | the same on corrupted images, and with methods that learn no \
 weights | two cores of a server CPU, busy |
-| `ruinous_streams.json` | the same on few batches, at the learning rate that [the page on the guard](../guard.md) \
+| `ruinous_streams.json` | the same on few batches, at the learning rate that [the guard's page](../guides/guard.md) \
 names | two cores of a server CPU, busy |
 | `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 300 --kills 100 --requests 100000 \
 --streams 1000 --malformed 5000` | the same |
@@ -260,8 +260,8 @@ missing | one H200 |
 | two cores of a server CPU |
 | `authors_h200.json`, `authors_six_corruptions.json` | the authors' code, measured elsewhere | one H200 |
 
-What the speed records say is on the page [performance](../performance.md). A page shows what its record holds, which
-may be a part of what its configuration names, and lists the commits; `tide` has today's defaults in all of them. In
+What the speed records say is on the page [performance](../develop/performance.md). A page shows what its record holds,
+which may be a part of what its configuration names, and lists the commits; `tide` has today's defaults in all of them. In
 `targets` the untouched network and `bn` on clean and on single images were computed on two cores of a server CPU (of
 single images five runs of six).
 

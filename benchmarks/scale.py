@@ -1,4 +1,4 @@
-"""What a fleet would take, from measured costs: fills the tables of docs/scale.md.
+"""What a fleet would take, from measured costs: fills the tables of docs/develop/scale.md.
 
     PYTHONPATH=src python -m benchmarks.scale
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "scale.md"
+PAGE = ROOT / "docs" / "develop" / "scale.md"
 RECORD = ROOT / "docs" / "results" / "speed_h200.json"
 PROFILE = RECORD.with_name("profile_h200.json")
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -51,7 +51,7 @@ def test_the_small_scale_is_the_same_experiment_on_shipped_images(path: Path) ->
 
 
 def test_the_documents_list_every_key_as_it_is_declared() -> None:
-    """Write the table that this prints between the markers of docs/protocol.md after a key has changed."""
+    """Write the table that this prints between the markers of docs/reference/protocol.md after a key has changed."""
 
     def shown(default: object) -> str:
         if default is ... or default is None or default == {}:
@@ -60,7 +60,7 @@ def test_the_documents_list_every_key_as_it_is_declared() -> None:
 
     rows = [f"| `{key}` | {shown(default)} | {text} |" for key, default, text in outline(RunConfig)]
     table = "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
-    page = (FOLDER.parent / "docs" / "protocol.md").read_text(encoding="utf-8")
+    page = (FOLDER.parent / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
     assert page.split("<!-- keys -->\n")[1].split("\n<!-- end -->")[0] == table, table
 
 

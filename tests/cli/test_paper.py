@@ -80,7 +80,7 @@ def test_a_wheel_carries_the_configurations() -> None:
 
 def test_the_document_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "--markdown", "--configs", str(ROOT / paper.FOLDER)]) == 0
-    assert capsys.readouterr().out in (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out in (ROOT / "docs" / "results" / "paper.md").read_text(encoding="utf-8")
 
 
 def test_every_command_of_the_table_parses() -> None:

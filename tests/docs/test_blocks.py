@@ -142,7 +142,7 @@ def test_toml_parses(block: Block) -> None:
 def test_the_configurations_of_the_protocol_are_some(tmp_path: Path) -> None:
     from trust_tta.bench.parsing import read_config, read_parts
 
-    whole, parted, _ = blocks(DOCS / "protocol.md", "toml")  # the last is of things from outside
+    whole, parted, _ = blocks(DOCS / "reference" / "protocol.md", "toml")  # the last is of things from outside
     path = tmp_path / "mine.toml"
     path.write_text(whole.code, encoding="utf-8")
     assert read_config(path, {}).experiment == "mine"

@@ -17,7 +17,7 @@ from trust_tta.models.pretrained import PRETRAINED
 
 
 def test_every_command_has_a_section_with_an_example() -> None:
-    written = sections(DOCS / "commands.md")
+    written = sections(DOCS / "reference" / "commands.md")
     assert list(written) == list(COMMANDS)
     for name, text in written.items():
         assert re.search(rf"^(\w+=\S+ )?trust-tta {name}\b", text, re.MULTILINE), name
@@ -25,32 +25,32 @@ def test_every_command_has_a_section_with_an_example() -> None:
 
 def test_every_flag_is_in_the_table_of_its_command() -> None:
     """Run `python -m benchmarks.commands_page` after a flag has changed."""
-    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
     assert fill(page) == page
     assert re.findall(r"<!-- flags: (\w+) -->", page) == list(COMMANDS)
 
 
 def test_known_checkpoints() -> None:
-    rows = table_rows(sections(DOCS / "checkpoints.md")["A published VMamba"])
+    rows = table_rows(sections(DOCS / "guides" / "checkpoints.md")["A published VMamba"])
     written = {row[0].strip("`"): (row[1].strip("`"), float(row[2].split()[0])) for row in rows}
     assert written == {known.name: (known.variant, known.accuracy) for known in PRETRAINED.values()}
 
 
 def test_the_page_of_the_networks_lists_their_checkpoints() -> None:
-    rows = table_rows(sections(DOCS / "networks.md")["Published files"])
+    rows = table_rows(sections(DOCS / "guides" / "networks.md")["Published files"])
     written = {row[0].strip("`"): (float(row[1]), row[2]) for row in rows}
     others = [known for known in PRETRAINED.values() if "_vmamba" not in f"_{known.variant}"]
     assert written == {known.name: (known.accuracy, known.license) for known in others}
 
 
 def test_what_a_network_must_have_is_said_of_every_method() -> None:
-    rows = table_rows(sections(DOCS / "checkpoints.md")["Your own network"])
+    rows = table_rows(sections(DOCS / "guides" / "checkpoints.md")["Your own network"])
     named = re.findall(r"`(\w+)`", " ".join(row[0] for row in rows))
     assert set(named) == set(list_methods()) - {"trust_naive", "ensemble", "repetition", "augmentation"}
 
 
 def test_settings_and_their_other_names() -> None:
-    rows = table_rows(sections(DOCS / "protocol.md")["Settings"])
+    rows = table_rows(sections(DOCS / "reference" / "protocol.md")["Settings"])
     assert [row[0].strip("`") for row in rows] == list(SETTINGS)
     for row in rows:
         for alias in re.findall(r"`(\w+)`", row[1]):
@@ -58,7 +58,7 @@ def test_settings_and_their_other_names() -> None:
 
 
 def test_layouts() -> None:
-    rows = table_rows(sections(DOCS / "adding_a_dataset.md")["5. A data set of the package"])
+    rows = table_rows(sections(DOCS / "guides" / "adding_a_dataset.md")["5. A data set of the package"])
     assert {row[0].strip("`") for row in rows} == {spec.layout for spec in DATASETS}
 
 

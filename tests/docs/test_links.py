@@ -28,8 +28,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
 
 
-PROMISES = [(promise, place) for promise, places in table_rows((DOCS / "promises.md").read_text(encoding="utf-8"))
-            for place in re.findall(r"`([^`]+)`", places)]  # fmt: skip
+_PROMISES_PAGE = (DOCS / "develop" / "promises.md").read_text(encoding="utf-8")
+PROMISES = [
+    (promise, place) for promise, places in table_rows(_PROMISES_PAGE) for place in re.findall(r"`([^`]+)`", places)
+]
 
 
 @pytest.mark.parametrize(("promise", "place"), PROMISES, ids=[place for _, place in PROMISES])

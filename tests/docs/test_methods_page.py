@@ -14,7 +14,7 @@ from tests.methods.networks import LEARNERS, OPEN, batches, make, run, vmamba
 from trust_tta.methods.base import Learner, LearningOptions, MethodOptions
 from trust_tta.methods.registry import find_method, list_methods, method_options
 
-PAGES = (DOCS / "methods.md", DOCS / "trust.md")
+PAGES = (DOCS / "reference" / "methods.md", DOCS / "reference" / "trust.md")
 SECTIONS = {name: text for page in PAGES for name, text in sections(page).items()}
 EVERYONE, LEARNING = MethodOptions.defaults(), LearningOptions.defaults()
 S, K, P = 2, 3, 4
@@ -55,7 +55,7 @@ def defaults_in(text: str) -> dict[str, Any]:
     return {option.strip("`"): ast.literal_eval(default.strip("`")) for option, default, _ in table_rows(text)}
 
 
-COSTS = {row[0].strip("`"): row[1:4] for row in table_rows(sections(DOCS / "methods.md")["What a batch costs"])}
+COSTS = {row[0].strip("`"): row[1:4] for row in table_rows(sections(PAGES[0])["What a batch costs"])}
 
 
 def test_every_method_has_its_cost() -> None:

@@ -69,7 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--small", action="store_true", help="run on the shipped network and images")
     add("--root", default="data", metavar="DIR", help="folder that holds the data sets (default: data)")
     add("--configs", metavar="DIR", help="folder of their configurations (default: the shipped ones)")
-    add("--markdown", action="store_true", help="print the list as the table of docs/paper.md")
+    add("--markdown", action="store_true", help="print the list as the table of docs/results/paper.md")
 
 
 def run(arguments: Namespace) -> None:
@@ -164,7 +164,7 @@ def listing(items: Sequence[Item]) -> str:
 
 
 def markdown(items: Sequence[Item]) -> str:
-    """The table of docs/paper.md."""
+    """The table of docs/results/paper.md."""
     rows = []
     for item in items:
         command = f"trust-tta bench {FOLDER}/{item.path.name}"

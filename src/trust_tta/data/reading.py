@@ -359,5 +359,5 @@ def _load_outside(name: str, root: Path, options: tuple[tuple[str, Any], ...]) -
         raise ConfigError(f"the data set '{name}' cannot be made from a folder and {dict(options)}: {error}") from error
     lacking = [field for field in ("images", "labels", "class_names") if not hasattr(content, field)]
     if lacking:
-        raise DataError(f"the data set '{name}' has no {' and no '.join(lacking)}; see docs/adding_a_dataset.md")
+        raise DataError(f"the data set '{name}' has no {' and no '.join(lacking)}; see docs/guides/adding_a_dataset.md")
     return content
