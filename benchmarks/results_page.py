@@ -261,7 +261,7 @@ missing | one H200 |
 | `authors_h200.json`, `authors_six_corruptions.json` | the authors' code, measured elsewhere | one H200 |
 
 What the speed records say is on the page [performance](../develop/performance.md). A page shows what its record holds,
-which may be a part of what its configuration names, and lists the commits; `tide` has today's defaults in all of them. In
+which may be a part of what its configuration names, and lists the commits. In
 `targets` the untouched network and `bn` on clean and on single images were computed on two cores of a server CPU (of
 single images five runs of six).
 
