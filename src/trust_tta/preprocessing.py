@@ -1,4 +1,4 @@
-"""How images become network input: stated by checkpoints, applied to data, called by users.
+"""Image preprocessing: resize, crop and normalize images into network input.
 
 Resizing and cropping happen on uint8 with Pillow; scaling and normalizing on one float32 tensor. PyTorch, NumPy and
 Pillow are imported with the first image.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-MOST_PIXELS = 1 << 26  # of a resized image, before it is cropped
+MAX_PIXELS = 1 << 26  # of a resized image, before it is cropped
 
 Side = Annotated[int, Field(ge=1, le=8192)]
 Finite = Annotated[float, Field(ge=-1e4, le=1e4, allow_inf_nan=False)]
@@ -40,7 +40,7 @@ _EIGHT_BITS = ("RGB", "RGBA", "RGBX", "RGBa", "L", "LA", "La", "P", "PA", "1", "
 
 
 class Preprocessing(Schema):
-    """How an image becomes (3, size, size).
+    """Resize, crop and normalize an image to (3, size, size).
 
     With `crop`: the short side is scaled to `resize` (None: not at all) and the middle is cut out.
     Without: the whole image is squashed to size x size, whatever its shape, or scaled so that its short side is `size`
@@ -140,7 +140,7 @@ class Preprocessing(Schema):
         return planes.sub_(mean * 255).div_(std * 255)
 
     def for_layout(self, layout: str) -> Preprocessing:
-        """What remains to be done for images of a disk layout: some were cropped already, arrays are never cropped."""
+        """Preprocessing for images of a disk layout: some are cropped already, arrays are never cropped."""
         if layout in ("cifar", "array-c"):
             return self.changed(resize=None, crop=False)
         if layout == "folder-c" and self.crop:
@@ -154,8 +154,8 @@ class Preprocessing(Schema):
         highs = [(1 - mean) / std for mean, std in zip(self.mean, self.std, strict=True)]
         return min(lows), max(highs)
 
-    def doubt(self, images: torch.Tensor) -> str:
-        """Why a float batch (n, 3, h, w) cannot have gone through this preprocessing; empty where it can."""
+    def mismatch(self, images: torch.Tensor) -> str:
+        """Reason why a float batch (n, 3, h, w) cannot have gone through this preprocessing, or ""."""
         import torch
 
         height, width = images.shape[-2:]
@@ -178,7 +178,7 @@ class Preprocessing(Schema):
 
     @classmethod
     def from_mapping(cls, stated: Mapping[str, Any], *, where: str = "preprocessing") -> Preprocessing:
-        """What a file states; without `crop`, it crops only if it resizes."""
+        """Preprocessing as a file states it; without `crop`, it crops only if it resizes."""
         return parse(cls, {"resize": None, "crop": stated.get("resize") is not None, **stated}, where=where)
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
@@ -192,10 +192,10 @@ class Preprocessing(Schema):
 
         if pixels.shape[:2] == (height, width):
             return pixels
-        if height * width > MOST_PIXELS:
+        if height * width > MAX_PIXELS:
             raise DataError(
                 f"an image of {pixels.shape[0]}x{pixels.shape[1]} pixels would be resized to {height}x{width}, "
-                f"more than {MOST_PIXELS} pixels; cut it first, or use a preprocessing without a crop"
+                f"more than {MAX_PIXELS} pixels; cut it first, or use a preprocessing without a crop"
             )
         filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
         resized = Image.fromarray(np.ascontiguousarray(pixels)).resize((width, height), filters[self.interpolation])
@@ -223,15 +223,15 @@ def find_preset(name: str) -> Preprocessing:
 
 
 def network_input(network: nn.Module, images: Any) -> torch.Tensor:
-    """`images` as `network` takes them: pixels go through its preprocessing, floats are taken as they are.
+    """Float images for `network`: pixels go through its preprocessing, floats are returned unchanged.
 
-    The first float batches of a trained network are checked, and doubts are reported once.
+    The first float batches of a trained network are checked, and a mismatch is reported once.
     """
     import torch
 
     if isinstance(images, torch.Tensor) and images.is_floating_point():
         if not torch.compiler.is_compiling() and getattr(network, "unchecked_batches", False):
-            _look_at(network, images)
+            _check_batch(network, images)
         return images
     preprocessing = getattr(network, "preprocessing", None)
     if preprocessing is None:
@@ -245,8 +245,8 @@ def network_input(network: nn.Module, images: Any) -> torch.Tensor:
     return batch.to(first.device, first.dtype)
 
 
-def _look_at(network: Any, images: torch.Tensor) -> None:
-    """Warn if a batch cannot have gone through the network's preprocessing; this waits for the device once."""
+def _check_batch(network: Any, images: torch.Tensor) -> None:
+    """Warn if a batch cannot have gone through the network's preprocessing; synchronizes with the device."""
     import torch
 
     if type(images) is not torch.Tensor or images.numel() == 0 or images.dim() != 4 or torch.jit._trace.is_tracing():
@@ -255,13 +255,13 @@ def _look_at(network: Any, images: torch.Tensor) -> None:
         return
     network.unchecked_batches -= 1
     try:
-        doubt = network.preprocessing.doubt(images) if network.preprocessing else ""
+        problem = network.preprocessing.mismatch(images) if network.preprocessing else ""
     except RuntimeError:  # under vmap and the like there are no values to check
         return
-    if doubt:
+    if problem:
         network.unchecked_batches = 0
         warnings.warn(
-            f"{doubt}; give pixels, or use model.preprocessing(pixels): predictions will be poor, and adaptation may "
+            f"{problem}; give pixels, or use model.preprocessing(pixels): predictions will be poor, and adaptation may "
             "hide it",
             TrustWarning,
             stacklevel=users_level(),

@@ -1,4 +1,4 @@
-"""timm's door, both ways: `import trust_tta.timm` registers our networks there, and "timm:NAME" is a network here.
+"""timm integration: `import trust_tta.timm` registers our networks in timm, and "timm:NAME" names a timm network here.
 
 import timm, trust_tta.timm
 model = timm.create_model("vmamba_tiny_s1l8", pretrained=True)
@@ -36,7 +36,7 @@ _FIELDS = {"in_chans": "in_channels", "drop_path_rate": "drop_path", "img_size":
 
 
 class TimmNetwork(ScanNetwork):
-    """What timm asks of a network, over ours: parameters, names and logits are the same.
+    """timm's interface on our networks: parameters, names and logits are the same.
 
     `forward_features` gives the last map (n, d, h, w) or all tokens (n, l, d); `forward_head` normalizes, pools and
     classifies them.
@@ -55,14 +55,14 @@ class TimmNetwork(ScanNetwork):
             for module, channels, reduction in self.describe_stages()
         ]
 
-    # What a family says of itself
+    # Defined by each family
 
     def describe_stages(self) -> list[tuple[str, int, int]]:
-        """The module that ends each stage, the channels of its map, and by how much this is smaller than the image."""
+        """Last module of each stage, the channels of its map, and the reduction of its size."""
         raise NotImplementedError
 
     def as_map(self, arguments: tuple[Any, ...], given: Tensor) -> Tensor:
-        """What the module that ends a stage was given and gave, as a map (n, c, h, w)."""
+        """Output `given` of a stage's last module as a map (n, c, h, w); `arguments` were its inputs."""
         del arguments
         return given
 
@@ -72,7 +72,7 @@ class TimmNetwork(ScanNetwork):
         return self.encode(images, order, directions=directions)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits of what `forward_features` gave, or of features (n, d) that are pooled already."""
+        """Logits of the output of `forward_features`, or of pooled features (n, d)."""
         pooled = features if features.dim() == 2 else self.pool(features)
         return pooled if pre_logits or self.num_classes == 0 else super().forward_head(pooled)
 
@@ -154,7 +154,7 @@ class TimmNetwork(ScanNetwork):
         self.preprocessing, self.classes = found.preprocessing, found.classes if head else None
 
     def no_weight_decay(self) -> set[str]:
-        """What training leaves out of the decay: everything but the weights of projections and convolutions."""
+        """Parameters without weight decay: all but the weights of projections and convolutions."""
         return {name for name, p in self.named_parameters() if p.dim() < 2 or name.endswith(_NOT_DECAYED)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _make(variant: str, *, num_classes: int = 1000, global_pool: str | None = No
 
 
 def _cfg(variant: str, known: Pretrained | None) -> dict[str, Any]:
-    """What timm knows of a variant and its published weights; our reader takes the name of a checkpoint as a file."""
+    """timm's default_cfg of a variant and its published weights; `file` is the name of our checkpoint."""
     config, wanted = VARIANTS[variant], known.preprocessing if known else default_preprocessing(variant)
     return {
         "file": known.name if known else None,

@@ -40,7 +40,7 @@ def test_the_check_sees_every_gradient() -> None:
     check = selfcheck.check_backend("cpu", "cpu")
     assert check.passed
     assert 0 < check.error < 1e-5
-    assert not selfcheck.Check(float("nan"), "dA").passed
+    assert not selfcheck.BackendCheck(float("nan"), "dA").passed
 
 
 def test_extras_are_described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

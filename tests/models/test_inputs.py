@@ -1,4 +1,4 @@
-"""What a network makes of its input: pixels are preprocessed, and floats it cannot have meant are told once."""
+"""Network input: pixels are preprocessed, and float batches of a wrong range or size are reported once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def scaled(factor: float, *, size: int = 32) -> Tensor:
     ],
     ids=["0..255", "0..1", "twice", "large", "small"],
 )
-def test_floats_that_were_not_preprocessed_are_told_once(shipped: tt.VMamba, images: Tensor, words: str) -> None:
+def test_unpreprocessed_floats_warn_once(shipped: tt.VMamba, images: Tensor, words: str) -> None:
     with torch.no_grad():
         with pytest.warns(TrustWarning, match=words) as caught:
             shipped(images)
@@ -65,7 +65,7 @@ def test_floats_that_were_not_preprocessed_are_told_once(shipped: tt.VMamba, ima
         shipped(images)
 
 
-def test_a_method_tells_it_too(shipped: tt.VMamba) -> None:
+def test_methods_warn_about_unpreprocessed_floats(shipped: tt.VMamba) -> None:
     with pytest.warns(TrustWarning, match="0 to 255"):
         tt.create_method("bn", shipped)(scaled(1.0))
 
@@ -80,7 +80,7 @@ def test_methods_take_pixels_and_pictures() -> None:
     assert torch.equal(*outputs)
 
 
-def test_what_was_preprocessed_is_never_doubted() -> None:
+def test_preprocessed_images_never_mismatch() -> None:
     rng = np.random.default_rng(0)
     black, white = np.zeros((2, 64, 64, 3), np.uint8), np.full((2, 64, 64, 3), 255, np.uint8)
     noise = rng.integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
@@ -91,7 +91,7 @@ def test_what_was_preprocessed_is_never_doubted() -> None:
         Preprocessing(size=64, mean=(0.5,) * 3, std=(0.5,) * 3),
     ):
         for images in (black, white, noise, noise // 8, 255 - noise // 8):
-            assert preprocessing.doubt(preprocessing(images)) == ""
+            assert preprocessing.mismatch(preprocessing(images)) == ""
 
 
 def test_random_normal_and_zero_images_raise_no_warning(shipped: tt.VMamba) -> None:
@@ -103,14 +103,14 @@ def test_random_normal_and_zero_images_raise_no_warning(shipped: tt.VMamba) -> N
     assert shipped.unchecked_batches == 1  # both were among the three that are checked
 
 
-def test_an_untrained_network_has_no_expectations() -> None:
+def test_an_untrained_network_is_not_checked() -> None:
     model = tt.create_model("vmamba_nano", depths=(1, 1), dims=(8, 16)).eval()
     with torch.no_grad():
         model(scaled(1.0))
         assert model(IMAGES).shape == (8, 10)
 
 
-def test_only_the_first_batches_are_looked_at(shipped: tt.VMamba) -> None:
+def test_only_the_first_batches_are_checked(shipped: tt.VMamba) -> None:
     good = torch.randn(2, 3, 32, 32)
     for _ in range(3):
         network_input(shipped, good)
@@ -120,7 +120,7 @@ def test_only_the_first_batches_are_looked_at(shipped: tt.VMamba) -> None:
         network_input(shipped, scaled(1.0))
 
 
-def test_a_compiled_network_is_not_recompiled_by_the_look(shipped: tt.VMamba) -> None:
+def test_the_check_does_not_recompile_a_compiled_network(shipped: tt.VMamba) -> None:
     torch.compiler.reset()
     passes = 0
 

@@ -45,7 +45,7 @@ def test_a_module_is_copied() -> None:
         ("Missing", {}, "has no 'Missing'"),
     ],
 )
-def test_what_gives_no_network_is_told_in_one_line(name: str, options: dict[str, Any], words: str) -> None:
+def test_a_factory_without_a_network_fails_with_one_line(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         tt.create_model(f"{HERE}:{name}", **options)
     assert "\n" not in str(caught.value)
@@ -76,7 +76,7 @@ def test_a_network_that_knows_no_preprocessing_refuses_pixels() -> None:
         ({"crop_mode": "squash"}, {"size": 224, "resize": None, "crop": False}),
     ],
 )
-def test_a_timm_network_says_how_it_is_fed(changes: dict[str, Any], wanted: dict[str, Any]) -> None:
+def test_preprocessing_is_read_from_timms_configuration(changes: dict[str, Any], wanted: dict[str, Any]) -> None:
     model = tt.create_model(f"{HERE}:like_timm", **changes)
     mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
     assert model.preprocessing == Preprocessing(mean=mean, std=std, interpolation="bilinear", **wanted)
@@ -112,7 +112,7 @@ def test_a_factory_with_weights_of_its_own_needs_no_file() -> None:
         Checkpoint.open(None, variant="vmamba_nano")
 
 
-def test_weights_of_the_users_own_come_with_the_preprocessing_that_she_gives(tmp_path: Path) -> None:
+def test_a_given_preprocessing_replaces_the_networks_own_for_other_weights(tmp_path: Path) -> None:
     """What the network states is that of other weights, as timm's configurations are; the file says nothing."""
     torch.save(foreign.SmallCNN().state_dict(), tmp_path / "mine.pth")
     wanted = Preprocessing(size=24, resize=None, mean=(0.1, 0.2, 0.3))
@@ -122,7 +122,7 @@ def test_weights_of_the_users_own_come_with_the_preprocessing_that_she_gives(tmp
         Checkpoint.open(None, variant=f"{HERE}:pretrained", preprocessing=wanted)
 
 
-def test_a_silent_network_is_fed_as_imagenet_with_a_warning() -> None:
+def test_an_unknown_preprocessing_defaults_to_imagenet_with_a_warning() -> None:
     with pytest.warns(TrustWarning, match="does not say how its images are preprocessed"):
         found = Checkpoint.open(None, variant=f"{HERE}:Plain")
     assert (found.preprocessing, found.num_classes) == (Preprocessing(), 7)

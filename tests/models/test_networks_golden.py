@@ -91,8 +91,8 @@ def flip_directions(state: State, config: Config) -> tuple[State, Config]:
     return state, {**config, "directions": [[back(name) for name in four] for four in config["directions"]]}
 
 
-def permute_slots(state: State, order: tuple[int, ...]) -> State:
-    """Slot k of a LocalVMamba with the parameters of slot order[k]."""
+def permute_groups(state: State, order: tuple[int, ...]) -> State:
+    """Group k of a LocalVMamba with the parameters of group order[k]."""
     rows = list(order)
     stacked = ("x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds")
     return {
@@ -129,7 +129,7 @@ FAMILIES = {
         LocalVMamba,
         {
             "flipped": flip_directions,
-            "slots_reversed": lambda state, config: (permute_slots(state, (3, 2, 1, 0)), config),
+            "slots_reversed": lambda state, config: (permute_groups(state, (3, 2, 1, 0)), config),
         },
         networks={"rect": UpstreamLocalVMamba},
     ),
@@ -201,7 +201,7 @@ def test_exchanged_directions_are_an_order_of_vim(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", [name for name in golden_files() if name.startswith("localvmamba")])
-def test_reversed_slots_are_an_order_of_localvmamba(file: str) -> None:
+def test_reversed_groups_are_a_scan_order_of_localvmamba(file: str) -> None:
     arrays = load_golden(f"networks/{file}.npz")
     network = build(FAMILIES["localvmamba"], json.loads(str(arrays["config"])), state_of(arrays)).double()
     found = logits_of(network, arrays["x"], order="dcba")
@@ -311,7 +311,7 @@ def pictures(model: ScanNetwork, n: int = 4) -> Tensor:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_every_traversal_gives_another_answer_and_images_may_have_their_own(name: str) -> None:
+def test_scan_orders_give_different_logits_and_each_image_may_have_its_own(name: str) -> None:
     model = tiny(name).double()
     images = pictures(model).double()
     with torch.no_grad():
@@ -348,7 +348,7 @@ def test_an_order_is_a_permutation_of_the_groups_of_parameters(name: str, order:
     model, permuted = tiny(name).double(), tiny(name).double()
     images, state = pictures(model).double(), model.state_dict()
     if name.startswith("localvmamba"):
-        permuted.load_state_dict(permute_slots(state, tt.ScanOrder(order).inverse.indices))
+        permuted.load_state_dict(permute_groups(state, tt.ScanOrder(order).inverse.indices))
     else:
         moved = {}
         for key, value in state.items():
@@ -364,7 +364,7 @@ def test_orders_change_nothing_when_the_groups_share_their_parameters(name: str)
     model = tiny(name).double()
     state, images = model.state_dict(), pictures(model).double()
     first = {key: state[re.sub(r"_[123](\.|$)", r"_0\1", key)] for key in state}
-    model.load_state_dict(permute_slots(first, (0, 0, 0, 0)))
+    model.load_state_dict(permute_groups(first, (0, 0, 0, 0)))
     with torch.no_grad():
         wanted = model(images)
         for order in ("bcda", "badc", "dcba", "adbc"):
@@ -387,7 +387,7 @@ def test_an_order_of_groupmamba_is_a_permutation_of_its_groups_with_their_channe
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_a_transposed_traversal_of_vim_is_the_network_on_transposed_images() -> None:
+def test_a_transposed_scan_order_of_vim_is_the_network_on_transposed_images() -> None:
     model, turned = (tiny("vim_tiny", image_size=(32, 32)).double() for _ in range(2))
     assert isinstance(model, Vim)
     assert isinstance(turned, Vim)
@@ -521,7 +521,7 @@ def test_a_mixer_of_localvim_scans_around_the_class_token() -> None:
 
 @pytest.mark.parametrize("mode", ["sequential", "replicate", "split"])
 @pytest.mark.parametrize("name", TINY)
-def test_trust_adapts_under_the_traversals_of_the_network(name: str, mode: str) -> None:
+def test_trust_adapts_under_the_scan_orders_of_the_network(name: str, mode: str) -> None:
     model = tiny(name)
     method = tt.create_method("trust", model, lr=1e-3, mode=mode)  # type: ignore[call-overload]
     expected = model.scan_orders if len(model.scan_orders) < 24 else ("abcd", "abdc", "adcb", "bacd", "badc", "dbca")

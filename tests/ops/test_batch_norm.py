@@ -10,7 +10,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from trust_tta.methods.statistics import Statistics, StreamNorm  # noqa: E402
-from trust_tta.ops import batch_norm as norm_module  # noqa: E402
+from trust_tta.ops import batch_norm as batch_norm_ops  # noqa: E402
 from trust_tta.ops.batch_norm import BatchNorm2d, batch_norm, fork_norm, moments  # noqa: E402
 from trust_tta.ops.triton import batch_norm as triton_norm  # noqa: E402
 
@@ -42,7 +42,7 @@ def test_by_the_statistics_of_the_batch(
 ) -> None:
     """The values, both gradients of the map at once, and those of the weights; over several blocks and over one."""
     gelu = way == "gelu"
-    monkeypatch.setattr(norm_module, "can_use_one_kernel", lambda x: way == "one-kernel")
+    monkeypatch.setattr(batch_norm_ops, "can_use_one_kernel", lambda x: way == "one-kernel")
     monkeypatch.setattr(triton_norm, "PROGRAMS", programs)
     monkeypatch.setattr(triton_norm, "ELEMENTS", 512)
     x, weight, bias = maps(*shape, seed=0, dtype=dtype), normal(shape[1], seed=1), normal(shape[1], seed=2)

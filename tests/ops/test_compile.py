@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from trust_tta.ops.triton import mlp as triton_mlp
 from trust_tta.ops.triton import batch_norm as triton_norm
-from trust_tta.ops.triton import linear as triton_products
-from trust_tta.ops.triton import convolution as triton_patches
+from trust_tta.ops.triton import linear as triton_linear
+from trust_tta.ops.triton import convolution as triton_convolution
 from trust_tta.ops.tensors import Parameters
 from trust_tta.ops.triton import backward, forward, layout, map_gradient, matmul, parameters, scan_map
 
@@ -51,8 +51,8 @@ class Compiled:
     def kind(self, value):
         return KINDS[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
 
-modules = (backward, forward, layout, map_gradient, matmul, parameters, triton_mlp, triton_norm, triton_patches)
-for module in (*modules, triton_products):
+modules = (backward, forward, layout, map_gradient, matmul, parameters, triton_mlp, triton_norm, triton_convolution)
+for module in (*modules, triton_linear):
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         setattr(module, name, Compiled(getattr(module, name)))
 
@@ -63,8 +63,8 @@ with torch.device("meta"):
     x = torch.empty(batch, side, side, c, dtype=dtype).permute(0, 3, 1, 2)
     slots = torch.empty((batch, 4) if sys.argv[6] == "per-image" else 4, dtype=torch.int64)
     y, saved = scan_map.scan_map_forward(x, slots, Parameters(*(torch.empty(s) for s in shapes)))
-    triton_patches.extract_patches(torch.empty(batch, c, side, side), 3, 2, 1)
-    triton_patches.pad_channels(torch.empty(batch, 3, 4 * side, 4 * side), 8, dtype)
+    triton_convolution.extract_patches(torch.empty(batch, c, side, side), 3, 2, 1)
+    triton_convolution.pad_channels(torch.empty(batch, 3, 4 * side, 4 * side), 8, dtype)
     weight = torch.empty(c)
     _, merged, mean, scale = layout.merge_norm(y, side, side, weight, weight, 1e-5)
     rows = torch.empty(batch * side * side, c, dtype=dtype)
@@ -73,9 +73,9 @@ with torch.device("meta"):
     _, *moments = triton_norm.normalize_small(few, weight, weight, 1e-5)
     stream = triton_norm.Stream(*(torch.empty((c,) * i) for i in (1, 1, 0, 0, 1, 1, 0, 1, 1)))
     *affine, kept = triton_norm.follow_stream((weight, weight), stream, (weight, weight), weight, 3, 1e-5, -1e-3)
-    first, second = (triton_products.Weight(w, w) for w in torch.empty(2, 4 * c, c, dtype=dtype))
-    hidden = triton_products.product(rows, first, torch.empty(4 * c, dtype=dtype), gelu=True)
-    triton_products.product(hidden, triton_products.Weight(*torch.empty(2, c, 4 * c, dtype=dtype)), add=rows)
+    first, second = (triton_linear.Weight(w, w) for w in torch.empty(2, 4 * c, c, dtype=dtype))
+    hidden = triton_linear.product(rows, first, torch.empty(4 * c, dtype=dtype), gelu=True)
+    triton_linear.product(hidden, triton_linear.Weight(*torch.empty(2, c, 4 * c, dtype=dtype)), add=rows)
     narrow = dtype != torch.float32 and triton_mlp.takes(c, 4 * c)
     layers = [torch.empty(s, dtype=dtype) for s in ((4 * c, c), (4 * c,), (c, 4 * c), (c,))]
     if narrow:
@@ -87,8 +87,8 @@ with torch.device("meta"):
         triton_mlp.mlp_input_gradient(rows, rows, *layers[:3], triton_mlp.Norm(*(4 * [weight]), 1e-5))
     totals = triton_norm.sums(rows, rows, weight, weight, 1e-5)
     triton_norm.input_gradient(rows, rows, (weight,) * 3, totals, 1e-5, add=rows)
-    triton_products.hidden_gradient(rows, rows, first, torch.empty(4 * c, dtype=dtype), second)
-    triton_products.product(rows, second, slope_at=hidden)
+    triton_linear.hidden_gradient(rows, rows, first, torch.empty(4 * c, dtype=dtype), second)
+    triton_linear.product(rows, second, slope_at=hidden)
     layout.merge_norm_backward(merged, merged, mean, scale, weight)
     scan_map.scan_map_backward(
         torch.empty_like(y), x, slots, saved, train_projections=True, train_scan=True

@@ -14,7 +14,7 @@ from trust_tta.bench.timing import float32_only
 from trust_tta.methods.statistics import use_batch_statistics
 from trust_tta.models import layers
 from trust_tta.models.layers import make_stem
-from trust_tta.ops import batch_norm as norm
+from trust_tta.ops import batch_norm as batch_norm_ops
 from trust_tta.ops import convolution, functional
 from trust_tta.ops.batch_norm import moments
 from trust_tta.ops.convolution import (
@@ -99,13 +99,13 @@ def test_on_a_gpu_only_full_precision_uses_the_product(precise: bool) -> None:
 @pytest.mark.usefixtures("nan_empty")
 def test_the_kernel_extracts_the_same_patches(case: tuple[int, ...], channels_last: bool) -> None:
     pytest.importorskip("triton")
-    from trust_tta.ops.triton import convolution as triton_patches
+    from trust_tta.ops.triton import convolution as triton_convolution
 
     b, c, h, w, _, size, stride, padding = case
     x = torch.randn(b, c, h, w, generator=torch.Generator().manual_seed(0))
     x = x.to("cuda" if torch.cuda.is_available() else "cpu")
     x = x.to(memory_format=torch.channels_last) if channels_last else x
-    ours = triton_patches.extract_patches(x, size, stride, padding)
+    ours = triton_convolution.extract_patches(x, size, stride, padding)
     assert torch.equal(ours, extract_patches(x, size, stride, padding))
 
 
@@ -154,7 +154,7 @@ def test_a_norm_takes_the_bias_before_it_along(device: str, batch: bool, monkeyp
     """In half precision, against the same layers in float64; on a CPU by Triton's interpreter."""
     if device == "cpu":
         pytest.importorskip("triton")
-        for module, name in ((layers, "bias_can_wait"), (norm, "can_use_kernels")):
+        for module, name in ((layers, "bias_can_wait"), (batch_norm_ops, "can_use_kernels")):
             monkeypatch.setattr(module, name, lambda *given: True)
     torch.manual_seed(0)
     stem: Any = make_stem(3, 32, 4, overlapping=True, norm="batch").to(device).eval().requires_grad_(False)
@@ -193,7 +193,7 @@ def test_a_norm_takes_the_bias_before_it_along(device: str, batch: bool, monkeyp
 def test_layers_go_on_from_the_first_convolution(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the moments of its map where the norm after it needs them, which are then not taken again."""
     pytest.importorskip("triton")
-    for module, name in ((layers, "bias_can_wait"), (norm, "can_use_kernels")):
+    for module, name in ((layers, "bias_can_wait"), (batch_norm_ops, "can_use_kernels")):
         monkeypatch.setattr(module, name, lambda *given: True)
     torch.manual_seed(0)
     stem: Any = make_stem(3, 32, 4, overlapping=True, norm="batch").eval().requires_grad_(False)
@@ -208,7 +208,9 @@ def test_layers_go_on_from_the_first_convolution(batch: bool, monkeypatch: pytes
     if batch:
         variance, mean = torch.var_mean(first.double(), (0, 2, 3), correction=0)
         torch.testing.assert_close(known, (mean.float(), variance.float()), rtol=1e-5, atol=1e-6)
-        monkeypatch.setattr(norm, "moments", lambda x: pytest.fail("taken again") if x is first else moments(x))
+        monkeypatch.setattr(
+            batch_norm_ops, "moments", lambda x: pytest.fail("taken again") if x is first else moments(x)
+        )
     else:
         assert known is None
     torch.testing.assert_close(stem.finish(first, known), wanted, rtol=1e-4, atol=1e-4)
@@ -338,7 +340,7 @@ def test_a_depthwise_gradient_is_a_convolution(size: int, with_bias: bool) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_depthwise_gradient_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "LEAST", 0)
+    monkeypatch.setattr(convolution, "MIN_ELEMENTS", 0)
     conv = DepthwiseConv2d(32, 3, bias=False).cuda()
     x = torch.randn(3, 32, 14, 14, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
     dy, found = torch.randn(3, 32, 14, 14, device="cuda"), []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trust_tta.methods.statistics import use_batch_statistics
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
-from trust_tta.ops import batch_norm as norm
+from trust_tta.ops import batch_norm as batch_norm_ops
 
 CONFIG = VMambaConfig(depths=(2, 1), dims=(96, 192), num_classes=10, norm="batch", drop_path=0.0)
 
@@ -32,13 +32,13 @@ def test_logits_and_every_gradient(low: bool, kinds: set[str], monkeypatch: pyte
     images = torch.randn(16, 3, 224, 224, device="cuda")
     labels = torch.arange(16, device="cuda") % 10
     called: list[int] = []
-    kernel = norm.batch_norm
+    kernel = batch_norm_ops.batch_norm
 
     def counted(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         called.append(1)
         return kernel(*given, **named)
 
-    monkeypatch.setattr(norm, "batch_norm", counted)
+    monkeypatch.setattr(batch_norm_ops, "batch_norm", counted)
     results = []
     for backend in ("auto", "reference"):
         model.set_scan_backend(backend)

@@ -14,9 +14,9 @@ pytest.importorskip("triton")
 
 from trust_tta.models.layers import Linear2d, Mlp  # noqa: E402
 from trust_tta.ops import functional  # noqa: E402
-from trust_tta.ops import linear as products  # noqa: E402
+from trust_tta.ops import linear as linear_ops  # noqa: E402
 from trust_tta.ops.batch_norm import moments  # noqa: E402
-from trust_tta.ops.triton import linear as triton_products  # noqa: E402
+from trust_tta.ops.triton import linear as triton_linear  # noqa: E402
 from trust_tta.ops.triton import mlp as triton_mlp  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,7 +27,7 @@ DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.fixture(params=[0, 132], ids=["usual-tiles", "small-tiles"])
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below how many tiles they are small."""
-    monkeypatch.setattr(triton_products, "FEW", request.param)
+    monkeypatch.setattr(triton_linear, "FEW", request.param)
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
@@ -52,8 +52,8 @@ def check(ours: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: lis
 def test_a_layer_with_its_residual(rows: int, inner: int, columns: int, dtype: torch.dtype) -> None:
     x, residual = normal(1, rows, 1, inner, seed=0, dtype=dtype), normal(1, rows, 1, columns, seed=1, dtype=dtype)
     weight, bias = normal(columns, inner, seed=2, dtype=dtype) / inner**0.5, normal(columns, seed=3, dtype=dtype)
-    check(products.fused_linear, products.linear, [x, weight.detach(), bias, residual])
-    check(lambda x, w: products.fused_linear(x, w, None), lambda x, w: F.linear(x, w), [x.detach(), weight.detach()])
+    check(linear_ops.fused_linear, linear_ops.linear, [x, weight.detach(), bias, residual])
+    check(lambda x, w: linear_ops.fused_linear(x, w, None), lambda x, w: F.linear(x, w), [x.detach(), weight.detach()])
 
 
 @DTYPES
@@ -71,7 +71,7 @@ def test_two_layers_with_gelu_between_them(
     def plain(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor) -> Tensor:
         return residual + F.linear(F.gelu(F.linear(x, weight1, bias1)), weight2, bias2)
 
-    check(products.fused_mlp, plain, [x, weight1.detach(), bias1, weight2.detach(), bias2, residual])
+    check(linear_ops.fused_mlp, plain, [x, weight1.detach(), bias1, weight2.detach(), bias2, residual])
 
 
 @pytest.mark.parametrize("rows", [1, 130])
@@ -91,8 +91,8 @@ def test_narrow_layers_in_one_kernel(channels: int, rows: int, monkeypatch: pyte
     def plain(x: Tensor, residual: Tensor) -> Tensor:
         return residual + F.linear(F.gelu(F.linear(x, *exact[:2])), *exact[2:])
 
-    check(lambda x, residual: products.fused_mlp(x, *weights, residual), plain, [x, residual])
-    check(lambda x: products.fused_mlp(x, *weights), lambda x: plain(x, torch.zeros_like(x)), [x.detach()])
+    check(lambda x, residual: linear_ops.fused_mlp(x, *weights, residual), plain, [x, residual])
+    check(lambda x: linear_ops.fused_mlp(x, *weights), lambda x: plain(x, torch.zeros_like(x)), [x.detach()])
 
 
 @pytest.mark.parametrize("batch", [True, False], ids=["statistics-of-the-batch", "fixed"])
@@ -116,7 +116,7 @@ def test_the_norm_before_narrow_layers(channels: int, rows: int, batch: bool) ->
     leaves = [t.requires_grad_() for t in (x, *affine)]
     statistics = moments(x.permute(0, 3, 1, 2)) if batch else fixed
     with torch.set_grad_enabled(batch):
-        found = products.fused_norm_mlp(x, statistics, (affine[0], affine[1]), 1e-5, layers)
+        found = linear_ops.fused_norm_mlp(x, statistics, (affine[0], affine[1]), 1e-5, layers)
     assert found.dtype == dtype
     assert (found.double() - wanted).norm() <= 1e-2 * wanted.norm()
     if batch:
@@ -133,7 +133,7 @@ def test_other_layers_take_two_kernels(channels: int, hidden: int) -> None:
 
 def test_frozen_weights_get_no_gradient_and_keep_nothing() -> None:
     x, weight = normal(1, 4, 1, 16, seed=0).requires_grad_(), normal(8, 16, seed=1)
-    y = products.fused_linear(x, weight, None)
+    y = linear_ops.fused_linear(x, weight, None)
     assert y.grad_fn is not None
     (function,) = [f for f, _ in y.grad_fn.next_functions if f is not None]
     saved: Any = function
@@ -144,8 +144,8 @@ def test_frozen_weights_get_no_gradient_and_keep_nothing() -> None:
 def test_both_parts_of_a_weight_are_what_a_tensor_core_reads() -> None:
     """Of a float32 it reads the first 10 bits after the point: what is lost of the parts is below float32."""
     weight = normal(50, 30, seed=0, device="cpu") * torch.logspace(-20, 20, 30)
-    high, low = triton_products.prepare(weight, rows=1 << 20)
-    read = [(part.view(torch.int32) & triton_products.KEPT).view(torch.float32) for part in (high, low)]
+    high, low = triton_linear.prepare(weight, rows=1 << 20)
+    read = [(part.view(torch.int32) & triton_linear.KEPT).view(torch.float32) for part in (high, low)]
     assert torch.equal(read[0], high)
     assert torch.equal(high + low, weight)
     assert ((read[0].double() + read[1] - weight).abs() <= 2**-20 * weight.abs()).all()
@@ -157,9 +157,9 @@ def test_three_products_of_parts_have_the_error_of_float32(inner: int) -> None:
     x, weight = normal(64, inner, seed=1, device="cpu"), normal(64, inner, seed=2, device="cpu")
     parts = []
     for given in (x, weight):
-        high, low = triton_products.prepare(given, rows=1 << 20)
+        high, low = triton_linear.prepare(given, rows=1 << 20)
         parts.append(
-            [(part.view(torch.int32) & triton_products.KEPT).view(torch.float32).double() for part in (high, low)]
+            [(part.view(torch.int32) & triton_linear.KEPT).view(torch.float32).double() for part in (high, low)]
         )
     (x_high, x_low), (w_high, w_low) = parts
     split = x_high @ w_high.T + x_high @ w_low.T + x_low @ w_high.T

@@ -70,7 +70,7 @@ def test_gelu_and_its_slope(size: int) -> None:
 def test_large_float32_products_alone_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(2, 3, 3, 8), torch.randn(4, 8)
     assert not onednn.takes(x, weight)
-    monkeypatch.setattr(onednn, "LEAST", 1)
+    monkeypatch.setattr(onednn, "MIN_ELEMENTS", 1)
     assert onednn.takes(x, weight) == onednn.AVAILABLE
     assert not onednn.takes(x.double(), weight.double())
     assert not onednn.takes(x.transpose(1, 3), torch.randn(4, 3))
@@ -83,7 +83,7 @@ def test_large_float32_products_alone_are_taken(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("make", [lambda: Linear2d(8, 8), lambda: Mlp(8, 32)], ids=["linear", "mlp"])
 def test_layers_of_a_network(make: Callable[[], Linear2d | Mlp], monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain with the reference's backend and where the inside is watched."""
-    monkeypatch.setattr(onednn, "LEAST", 1)
+    monkeypatch.setattr(onednn, "MIN_ELEMENTS", 1)
     calls: list[int] = []
     product = onednn._times
     monkeypatch.setattr(onednn, "_times", lambda *given: calls.append(1) or product(*given))  # type: ignore[func-returns-value]

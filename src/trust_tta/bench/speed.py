@@ -24,7 +24,7 @@ from trust_tta.models.factory import create_model
 from trust_tta.models.networks import require_vmamba
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.functional import grouped_scan
-from trust_tta.ops.selfcheck import Check, check_backend
+from trust_tta.ops.selfcheck import BackendCheck, check_backend
 from trust_tta.orders import PAPER_ORDERS, VMAMBA_SCAN_ORDERS, ScanOrder, find_order
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
@@ -69,7 +69,9 @@ def failed_backends(record: dict[str, Any]) -> list[str]:
     return [name for name, check in record["parity"].items() if not check["passed"]]
 
 
-def _describe(settings: Settings, model: VMamba, device: torch.device, checks: dict[str, Check]) -> dict[str, Any]:
+def _describe(
+    settings: Settings, model: VMamba, device: torch.device, checks: dict[str, BackendCheck]
+) -> dict[str, Any]:
     """The record before its rows: environment, checks, counts, the speed of a copy."""
     config = canonical_json(asdict(settings))
     provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)

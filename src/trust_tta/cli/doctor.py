@@ -13,7 +13,7 @@ from trust_tta.errors import BackendError
 from trust_tta.optional import available, version_of
 
 if TYPE_CHECKING:
-    from trust_tta.ops.selfcheck import Check
+    from trust_tta.ops.selfcheck import BackendCheck
 
 EXAMPLES = """\
   trust-tta doctor                      check this machine
@@ -98,7 +98,7 @@ def found_data(root: Path) -> list[tuple[str, str]]:
     return lines or [("none", f"in '{root}'; fetch one with: trust-tta data get cifar10 --root {root}")]
 
 
-def _describe_check(check: Check) -> str:
+def _describe_check(check: BackendCheck) -> str:
     verdict = "ok" if check.passed else "FAILED"
     return f"{verdict}, largest relative error {check.error:.1e} ({check.where})"
 

@@ -55,7 +55,7 @@ def save_pretrained(
         )
     network = _ours(thing if method is None else method.caller.network)
     state = network_state(method) if method is not None else network.state_dict()
-    about = describe(network).texts() | ({"license": license} if license else {})
+    about = describe(network).to_metadata() | ({"license": license} if license else {})
     if method is not None:
         about |= {"adapted_by": method.name, "adapted_to": str(adapted_to)}
     target = Path(folder)

@@ -90,13 +90,13 @@ def _of_network(network: nn.Module) -> Subject:
     if not isinstance(preprocessing, Preprocessing):
         raise ConfigError("the network does not say how its images are preprocessed; set model.preprocessing")
     name, stated = type(network).__name__, describe(network)
-    about = {"trust_tta": __version__, **stated.texts(), **({} if stated.variant else {"network": name})}
+    about = {"trust_tta": __version__, **stated.to_metadata(), **({} if stated.variant else {"network": name})}
     return Subject(network, name.lower(), preprocessing, about)
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Subject:
     name = checkpoint.file.stem if checkpoint.file else checkpoint.variant.replace(":", "_")
-    about = {"trust_tta": __version__, **checkpoint.statement.texts(), "sha256": checkpoint.sha256}
+    about = {"trust_tta": __version__, **checkpoint.info.to_metadata(), "sha256": checkpoint.sha256}
     about |= {"license": checkpoint.license} if checkpoint.license else {}
     known = ("adapted_by", "adapted_from", "adapted_on")
     about |= {key: checkpoint.metadata[key] for key in known if key in checkpoint.metadata}

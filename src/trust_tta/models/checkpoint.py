@@ -1,4 +1,4 @@
-"""A checkpoint: a file of weights and all that is known of the network in it, from one reading of the file."""
+"""Checkpoints: the weights of a file, the network they belong to, its classes and its preprocessing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vmamba import VMamba
 from trust_tta.models.weights import (
     HEADS,
-    Weights,
+    WeightsFile,
     load_state,
     pick_state,
     read_weights,
@@ -51,14 +51,14 @@ Fields: TypeAlias = Mapping[str, Any]
 _TOLERANCE = 2e-3  # of a mean or deviation: how far published figures of one data set lie apart
 CHECKED_BATCHES = 3  # of a loaded network, before its input is trusted
 
-SMALL_NETWORK = 10_000_000  # parameters: built without a thought, whatever the file holds
+MIN_CHECKED_PARAMETERS = 10_000_000  # smaller networks are built whatever the size of the file
 
 _NOTHING: Fields = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A file of weights, and what is known of them: by their name, by the file itself, or by the variant.
+    """Weights of a file, with the network, classes and preprocessing that its name, metadata or variant state.
 
     >>> checkpoint = Checkpoint.open("vmamba_nano_cifar10")
     >>> checkpoint.variant, checkpoint.num_classes, checkpoint.classes[:2]
@@ -69,12 +69,12 @@ class Checkpoint:
     file: Path | None  # None: the weights that the network's own factory gives it
     variant: str  # ours, or "package.module:Name"
     fields: Fields  # in which the network differs from the variant; the arguments of a factory
-    num_classes: int | None  # None: nobody says, as of a file without a classifier
+    num_classes: int | None  # None: unknown, as of a file without a classifier
     classes: tuple[str, ...] | None  # names in label order
     preprocessing: Preprocessing
     sha256: str
     license: str | None
-    metadata: Mapping[str, str] = field(repr=False)  # as the file states it
+    metadata: Mapping[str, str] = field(repr=False)  # of the file
     ema: bool = False
     _state: dict[str, Tensor] | None = field(default=None, repr=False)
 
@@ -108,7 +108,7 @@ class Checkpoint:
         weights = _read(file, ema=ema)
         if known is not None and file is not None:
             check_pretrained(known, file, weights.sha256)
-        stated = read_statement(weights, file, known)
+        stated = read_info(weights, file, known)
         variant = variant or _stated_variant(stated, file)
         own_fields = {**stated.fields, **fields}
         given = _first(num_classes, own_fields.pop("num_classes", None))
@@ -137,7 +137,7 @@ class Checkpoint:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The weights under the network's names; read again where they were let go, if they are still the same."""
+        """State dict under the network's names; read again after `release`, if the file is unchanged."""
         if self._state is None:
             weights = _read(self.file, ema=self.ema)
             state = _named(weights.state, _make_foreign(self.variant, self.fields) or self.variant)
@@ -148,12 +148,12 @@ class Checkpoint:
 
     @property
     def origin(self) -> str:
-        """Where the weights come from, in words."""
+        """Source of the weights, for messages."""
         return f"'{self.file}'" if self.file else f"the factory '{self.variant}'"
 
     @property
-    def statement(self) -> Statement:
-        return Statement(self.variant, self.fields, self.num_classes, self.classes, self.preprocessing)
+    def info(self) -> ModelInfo:
+        return ModelInfo(self.variant, self.fields, self.num_classes, self.classes, self.preprocessing)
 
     @property
     def card(self) -> str | None:
@@ -191,19 +191,19 @@ class Checkpoint:
             sum(t.numel() for t in self.state.values()),
             VARIANTS[self.variant].override(fields).rough_size(),
         )
-        if wanted > 2 * stored + SMALL_NETWORK:
+        if wanted > 2 * stored + MIN_CHECKED_PARAMETERS:
             raise CheckpointError(
                 f"{self.origin} holds {stored:.1e} numbers and the network '{self.variant}' has about {wanted:.1e}; "
                 "give the variant and the fields that it was trained with"
             )
 
     def release(self) -> Checkpoint:
-        """Let go of the weights; `load` reads them again."""
+        """Free the weights; `load` reads them again."""
         object.__setattr__(self, "_state", None)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process reads the weights itself."""
+        """Pickles hold no weights: another process reads the file."""
         plain = {"fields": dict(self.fields), "metadata": dict(self.metadata), "_state": None}
         return {**self.__dict__, **plain}
 
@@ -212,8 +212,8 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
     """Load `source` (.pth, .safetensors or a state dict under upstream's names) into `model`, strictly.
 
     `ema` takes the moving average of the weights where a file holds both; `head=False` leaves the classifier
-    as it is. Nothing is changed when anything does not fit. The model takes over what a file states of its
-    preprocessing and classes.
+    as it is. Nothing is changed when anything does not fit. The preprocessing and classes that a file states
+    are set on the model.
 
     >>> from trust_tta import create_model
     >>> model = create_model("vmamba_nano")
@@ -225,7 +225,7 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
         return model
     file = _path(source)
     weights = read_weights(file, ema=ema)
-    stated = read_statement(weights, file, None)
+    stated = read_info(weights, file, None)
     load_state(model, _named(weights.state, model), origin=f"'{file}'", head=head)
     if isinstance(model, ScanNetwork | UPerNet):
         model.preprocessing = stated.preprocessing or model.preprocessing
@@ -234,8 +234,8 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
 
 
 @dataclass(frozen=True)
-class Statement:
-    """What is known of a checkpoint by its name, or what the file says of itself; often nothing."""
+class ModelInfo:
+    """Description of a network in a file's metadata or by a known checkpoint's name; fields may be unknown."""
 
     variant: str | None
     fields: Fields
@@ -243,27 +243,27 @@ class Statement:
     classes: tuple[str, ...] | None
     preprocessing: Preprocessing | None
 
-    def texts(self) -> dict[str, str]:
-        """As the metadata of a file, from which `read_statement` has it again."""
+    def to_metadata(self) -> dict[str, str]:
+        """Metadata of a weights file; `read_info` is the inverse."""
         texts = {"variant": self.variant, "overrides": json.dumps(dict(self.fields))} if self.variant else {}
         texts |= {"num_classes": str(self.num_classes)} if self.num_classes else {}
         texts |= {"classes": json.dumps(self.classes)} if self.classes else {}
         return texts | ({"preprocessing": self.preprocessing.to_json()} if self.preprocessing else {})
 
 
-def describe(network: nn.Module) -> Statement:
-    """What a network says of itself; of ours, the nearest variant and the fields in which it differs."""
+def describe(network: nn.Module) -> ModelInfo:
+    """Description of a network; of ours, the nearest variant and the fields that differ from it."""
     config, preprocessing = getattr(network, "config", None), getattr(network, "preprocessing", None)
     classes = getattr(network, "classes", None)
     if not isinstance(config, NetworkConfig):
-        return Statement(None, _NOTHING, outputs_of(network), classes, preprocessing)
+        return ModelInfo(None, _NOTHING, outputs_of(network), classes, preprocessing)
     changes = {v: config.changes_from(known) for v, known in VARIANTS.items() if type(known) is type(config)}
     nearest = min(changes, key=lambda variant: len(changes[variant]))
-    return Statement(nearest, changes[nearest], config.num_classes, classes, preprocessing)
+    return ModelInfo(nearest, changes[nearest], config.num_classes, classes, preprocessing)
 
 
 def _locate(source: str | PathLike[str] | None, known: Pretrained | None, variant: str | None) -> Path | None:
-    """The file of a checkpoint; None where a network from outside brings its own weights."""
+    """Path of a checkpoint's file; None where an outside network's factory loads its own weights."""
     if source is None:
         if variant is None or is_ours(variant):
             raise ConfigError(f"the network '{variant}' has no weights of its own; give a checkpoint")
@@ -285,8 +285,8 @@ def _path(source: object) -> Path:
     return Path(source)
 
 
-def _stated_variant(stated: Statement, file: Path | None) -> str:
-    """The variant that a file says it is of; it must be ours, as no code is run because a file names it."""
+def _stated_variant(stated: ModelInfo, file: Path | None) -> str:
+    """Variant that a file states; it must be ours, because a file must not choose which code runs."""
     if stated.variant is None:
         raise ConfigError(f"'{file}' does not say which network it is of; give the name of its variant")
     if not is_ours(stated.variant):
@@ -298,12 +298,12 @@ def _stated_variant(stated: Statement, file: Path | None) -> str:
     return stated.variant
 
 
-def _read(file: Path | None, *, ema: bool) -> Weights:
-    return Weights({}, {}, "") if file is None else read_weights(file, ema=ema)
+def _read(file: Path | None, *, ema: bool) -> WeightsFile:
+    return WeightsFile({}, {}, "") if file is None else read_weights(file, ema=ema)
 
 
 def _make_foreign(variant: str, fields: Fields) -> nn.Module | None:
-    """A network from outside, the same at each call in so far as it depends on PyTorch's seed; None for ours."""
+    """An outside network, built under a fixed seed; None for ours."""
     if is_ours(variant):
         return None
     with torch.random.fork_rng(devices=[]):
@@ -312,14 +312,14 @@ def _make_foreign(variant: str, fields: Fields) -> nn.Module | None:
 
 
 def _named(state: Mapping[str, Tensor], network: nn.Module | str) -> dict[str, Tensor]:
-    """The weights of a file under the names of a network or of our variant; its own where there is no file."""
+    """State dict under the names of a network or variant; the network's own where there is no file."""
     if isinstance(VARIANTS[network] if isinstance(network, str) else network, VMambaConfig | VMamba | UPerNet):
         return rename(state)
     return strip_module(state) if state or isinstance(network, str) else network.state_dict()
 
 
-def _complete(stated: Statement, network: nn.Module) -> Statement:
-    """What a network from outside says of itself, where its file says nothing."""
+def _complete(stated: ModelInfo, network: nn.Module) -> ModelInfo:
+    """Fill unknown fields from the attributes of an outside network."""
     own = cast(ScanNetwork, network)
     return replace(
         stated,
@@ -329,10 +329,10 @@ def _complete(stated: Statement, network: nn.Module) -> Statement:
     )
 
 
-def read_statement(weights: Weights, file: Path | None, known: Pretrained | None) -> Statement:
-    """The statement of a known checkpoint, or of the file's metadata."""
+def read_info(weights: WeightsFile, file: Path | None, known: Pretrained | None) -> ModelInfo:
+    """Description of a known checkpoint, or the one in the file's metadata."""
     if known is not None:
-        return Statement(known.variant, _NOTHING, known.num_classes, known.classes, known.preprocessing)
+        return ModelInfo(known.variant, _NOTHING, known.num_classes, known.classes, known.preprocessing)
     metadata = weights.metadata
     fields = _json(metadata, "overrides", dict, file)
     classes = _json(metadata, "classes", list, file)
@@ -340,7 +340,7 @@ def read_statement(weights: Weights, file: Path | None, known: Pretrained | None
     count = _json(metadata, "num_classes", int, file)
     if classes is not None and not all(isinstance(name, str) for name in classes):
         raise _unreadable("classes", file, "a class name is not a string")
-    return Statement(
+    return ModelInfo(
         variant=metadata.get("variant"),
         fields={name: value for name, value in (fields or {}).items() if name != "num_classes"},
         num_classes=count,
@@ -361,7 +361,7 @@ def _stated_preprocessing(stated: Any, file: Path | None) -> Preprocessing | Non
 
 
 def _json(metadata: Mapping[str, str], name: str, kind: type, file: Path | None) -> Any:
-    """A value of the metadata, which are texts; None where it is absent."""
+    """A JSON value of the metadata; None where it is absent."""
     if name not in metadata:
         return None
     try:
@@ -400,7 +400,7 @@ def _choose(
     variant: str,
     file: Path | None,
 ) -> Preprocessing:
-    """What is given, unless the weights were trained with another; else what is stated, or the variant's default."""
+    """The given preprocessing, else the stated one, else the variant's; refused if training used another."""
     if given is None and stated is None and not is_ours(variant):
         warnings.warn(
             f"the network '{variant}' does not say how its images are preprocessed, and ImageNet's way is assumed; "

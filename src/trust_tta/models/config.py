@@ -1,4 +1,4 @@
-"""The shape of each network, declared once. No PyTorch here: names and fields are checked before it is loaded."""
+"""Configurations of the networks. No PyTorch here: names and fields are checked before it is imported."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import Field, field_validator, model_validator
 from trust_tta.errors import ConfigError
 from trust_tta.schema import Schema, parse, show
 
-MOST_PARAMETERS = 1_000_000_000  # ten times the largest published network; 4 GB in float32
-MOST_STAGES = 16
+MAX_PARAMETERS = 1_000_000_000  # ten times the largest published network; 4 GB in float32
+MAX_STAGES = 16
 
 Classes = Annotated[int, Field(ge=1, le=1_000_000)]
 Depth = Annotated[int, Field(ge=1, le=256)]
@@ -21,13 +21,13 @@ States = Annotated[int, Field(ge=1, le=256)]
 Ratio = Annotated[float, Field(gt=0, le=16, allow_inf_nan=False)]
 DropPath = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Side = Annotated[int, Field(ge=1, le=16_384)]
-Stages = Field(min_length=1, max_length=MOST_STAGES)
+Stages = Field(min_length=1, max_length=MAX_STAGES)
 Direction = Annotated[str, Field(pattern=r"^(h|v|w([2-9]|[1-9][0-9]))(_flip)?$")]
 Four: TypeAlias = tuple[Direction, Direction, Direction, Direction]
 
 
 class NetworkConfig(Schema):
-    """What the configurations of all networks share."""
+    """Base class of the configurations: fields and checks of all networks."""
 
     num_classes: Classes = 1000
     in_channels: Annotated[int, Field(ge=1, le=1024)] = 3
@@ -35,8 +35,8 @@ class NetworkConfig(Schema):
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
         self.fit_together()
-        if (count := self.rough_size()) > MOST_PARAMETERS:
-            raise ValueError(f"about {count:.1e} parameters; at most {MOST_PARAMETERS:.0e} are built, reduce dims")
+        if (count := self.rough_size()) > MAX_PARAMETERS:
+            raise ValueError(f"about {count:.1e} parameters; at most {MAX_PARAMETERS:.0e} are built, reduce dims")
         return self
 
     def fit_together(self) -> None:
@@ -114,7 +114,7 @@ class VMambaConfig(NetworkConfig):
             given["norm_layer"] = given["norm_layer"].lower()  # as upstream does
         values = _translate(given, _VMAMBA, _VMAMBA_FIXED, _VMAMBA_VALUES)
         depths = values.get("depths", cls.defaults()["depths"])
-        if isinstance(values.get("dims"), int) and isinstance(depths, list | tuple) and len(depths) <= MOST_STAGES:
+        if isinstance(values.get("dims"), int) and isinstance(depths, list | tuple) and len(depths) <= MAX_STAGES:
             # upstream doubles a single width at every stage
             values["dims"] = tuple(values["dims"] * 2**i for i in range(len(depths)))
         return parse(VMambaConfig, values, where="upstream configuration")

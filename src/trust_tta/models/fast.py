@@ -1,4 +1,4 @@
-"""`tt.fast`: a network for predictions alone, as quick as the passes of the methods."""
+"""`tt.fast`: prediction-only forward passes, by CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trust_tta.ops import functional
 from trust_tta.ops.cuda_graphs import Recorder
 from trust_tta.preprocessing import network_input
 
-MOST_PIXELS = 1 << 24  # of a batch whose plain passes are recorded
+MAX_PIXELS = 1 << 24  # of a batch for which model(images) captures a CUDA graph
 
 
 class Fast(nn.Module):
-    """The network `model` with its outputs, for predictions: no gradients are kept.
+    """Prediction-only wrapper of the network `model`: the same logits, no gradients.
 
-    On a CUDA device, networks of this package are recorded from the second batch of a shape on, and then replayed.
-    Weights that change their values in place are seen; what else changes in the network (modules, tensors, backends)
-    makes it be recorded anew. In training mode, with hooks, and where a recording fails, it is called as it is. On a
-    CPU there is nothing to record: it is called without gradients. Calls from several threads take turns.
+    On a CUDA device, forward passes of this package's networks are captured as CUDA graphs from the second batch of a
+    shape on, and replayed. In-place updates of weights take effect; other changes of the network (modules, tensors,
+    backends) lead to a new capture. In training mode, with hooks, and where a capture fails, the network is called
+    directly; so it is on a CPU. Calls are serialized between threads.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,7 +42,7 @@ class Fast(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Any, order: Orders = None) -> Tensor:
-        """Logits of images, which may be pixels, as of `model(images, order=order)`."""
+        """Logits of images or pixels, as of `model(images, order=order)`."""
         images = network_input(self.model, images)
         choose = getattr(self.model, "scan_directions", None)
         if choose is None or images.dim() != 4:
@@ -54,7 +54,7 @@ class Fast(nn.Module):
         return self.model(images, directions=directions) if logits is None else logits
 
     def replay(self, images: Tensor, directions: Tensor) -> Tensor | None:
-        """Logits of images (n, ...) by a recording, in the making of which a plain pass serves; None without one."""
+        """Replays a captured graph on images (n, ...); captures it on first use. None where it cannot be captured."""
         if not images.is_cuda:
             return None
         with self._lock:
@@ -65,7 +65,7 @@ class Fast(nn.Module):
             return self._recorder(images, directions)
 
     def _can_be_recorded(self) -> bool:
-        """Whether passes are all alike; what was recorded of another network is forgotten."""
+        """Whether the forward pass may be captured; drops graphs of a network that has changed."""
         inner = [child for module in self._parts for child in module._modules.values()]
         if not self._parts or inner != self._inner:
             self._parts = [self.model, *list(self.model.modules())[1:]]  # the first may be a weak reference
@@ -90,11 +90,11 @@ class Fast(nn.Module):
         return getattr(self.model, "classes", None)
 
     def train(self, mode: bool = True) -> Fast:
-        """The modes are those of the network; nothing changes."""
+        """No effect: the wrapped network keeps its mode."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Recordings hold addresses, and a lock its threads: a copy starts without."""
+        """Copies and pickles hold neither CUDA graphs nor the lock."""
         own = ("_lock", "_parts", "_inner", "_shape", "_recorder")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -104,7 +104,7 @@ class Fast(nn.Module):
 
 
 def _settings() -> list[Any]:
-    """What a caller may set for all of PyTorch that chooses between kernels."""
+    """Global PyTorch settings that choose between kernels."""
     cudnn: Any = torch.backends.cudnn
     matmul = torch.backends.cuda.matmul
     if hasattr(cudnn, "conv"):  # reading the old flags fails once the new ones were set
@@ -115,20 +115,20 @@ def _settings() -> list[Any]:
 
 
 def may_replay(images: Any) -> bool:
-    """Whether a plain call on these images can be a recorded pass: nobody looks inside of it or differentiates it.
+    """Whether model(images) may replay a CUDA graph: no gradients, no tracing, no tensor subclass or mode.
 
-    Of large batches the device has enough to do while the host prepares; their recordings would only take memory.
+    Large batches keep the device busy anyway; their graphs would only take memory.
     """
     if type(images) is not Tensor or not images.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    if "replay" not in functional.USED or images.dim() != 4 or images[:, 0].numel() > MOST_PIXELS:
+    if "replay" not in functional.USED or images.dim() != 4 or images[:, 0].numel() > MAX_PIXELS:
         return False
     watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     return not watched and torch._C._functorch.peek_interpreter_stack() is None and not torch.jit._trace.is_tracing()
 
 
 def fast(model: nn.Module) -> Fast:
-    """The network for predictions alone: the same logits, sooner, where it can be.
+    """Wrap a network for prediction only: the same logits, faster on a GPU.
 
     >>> import torch
     >>> from trust_tta import create_model
@@ -141,6 +141,6 @@ def fast(model: nn.Module) -> Fast:
         raise ConfigError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
     if hasattr(model, "adapt") and hasattr(model, "reset"):
         raise ConfigError(
-            f"{type(model).__name__} is a method, which is fast by itself; give the network, or use it as it is"
+            f"{type(model).__name__} is a method, which is fast by itself; give the network, or call the method"
         )
     return model if isinstance(model, Fast) else Fast(model)

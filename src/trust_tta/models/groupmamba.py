@@ -99,7 +99,7 @@ class DepthwiseConvolution(nn.Module):
         self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
 
-class Mlp(nn.Module):
+class GroupMambaMlp(nn.Module):
     """Two linear layers with GELU between them, and in maps of several tokens a 3x3 convolution before it."""
 
     def __init__(self, dim: int, hidden: int, *, convolving: bool) -> None:
@@ -117,7 +117,7 @@ class Mlp(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class GroupMambaBlock(nn.Module):
     """x + scan(x), then x + MLP(norm(x)); x (b, l, dim). The last one, of a mean, normalizes what it scanned."""
 
     def __init__(self, dim: int, mlp_ratio: float, drop_path: float = 0.0, *, of_means: bool = False) -> None:
@@ -125,7 +125,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=EPS) if of_means else None
         self.norm2 = nn.LayerNorm(dim, eps=EPS)
         self.attn = GroupedScan(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), convolving=not of_means)
+        self.mlp = GroupMambaMlp(dim, int(dim * mlp_ratio), convolving=not of_means)
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, height: int, route: Route) -> Tensor:
@@ -148,7 +148,7 @@ class Downsample(nn.Module):
         return tokens, x.shape[2]
 
 
-class Stem(Downsample):
+class GroupMambaStem(Downsample):
     """Three convolutions, the first of which halves the images, and a downsampling."""
 
     def __init__(self, channels: int, hidden: int, dim: int) -> None:
@@ -179,11 +179,13 @@ class GroupMamba(ScanNetwork):
         dims, count = config.dims, sum(config.depths)
         rates = iter([config.drop_path * i / max(1, count - 1) for i in range(count)])
         for i, (dim, depth, ratio) in enumerate(zip(dims, config.depths, config.mlp_ratios, strict=True)):
-            down = Downsample(dims[i - 1], dim) if i else Stem(config.in_channels, config.stem_dim, dim)
+            down = Downsample(dims[i - 1], dim) if i else GroupMambaStem(config.in_channels, config.stem_dim, dim)
             self.add_module(f"patch_embed{i + 1}", down)
-            self.add_module(f"block{i + 1}", nn.ModuleList(Block(dim, ratio, next(rates)) for _ in range(depth)))
+            self.add_module(
+                f"block{i + 1}", nn.ModuleList(GroupMambaBlock(dim, ratio, next(rates)) for _ in range(depth))
+            )
             self.add_module(f"norm{i + 1}", nn.LayerNorm(dim, eps=EPS))
-        self.post_network = nn.ModuleList([Block(dims[-1], config.mlp_ratios[-1], of_means=True)])
+        self.post_network = nn.ModuleList([GroupMambaBlock(dims[-1], config.mlp_ratios[-1], of_means=True)])
         self.head = nn.Linear(dims[-1], config.num_classes)
         self.dist_head = nn.Linear(dims[-1], config.num_classes) if config.two_heads else None
         self.apply(initialize_linear)

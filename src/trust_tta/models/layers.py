@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.ops import linear as products
+from trust_tta.ops import linear as linear_ops
 from trust_tta.ops.batch_norm import BatchNorm2d, fork_norm, moments
 from trust_tta.ops.convolution import FirstConv2d, StridedConv2d, bias_can_wait
 from trust_tta.ops.cpu import onednn
@@ -36,13 +36,13 @@ class Linear2d(nn.Linear):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer, and plus `residual` (b, out, h, w)."""
         x, residual = x.permute(0, 2, 3, 1), None if residual is None else residual.permute(0, 2, 3, 1)
-        usable = self.backend in FUSED_BACKENDS and products.can_use_kernels(x, self.out_features, residual)
-        call = products.linear
+        usable = self.backend in FUSED_BACKENDS and linear_ops.can_use_kernels(x, self.out_features, residual)
+        call = linear_ops.linear
         if self.backend in FUSED_BACKENDS and onednn.takes(x, self.weight):
             call = onednn.linear
         # In half precision the library is as fast, unless something follows.
-        elif usable and (residual is not None or products.is_full_precision(x)):
-            call = products.fused_linear
+        elif usable and (residual is not None or linear_ops.is_full_precision(x)):
+            call = linear_ops.fused_linear
         return call(x, self.weight, self.bias, residual).permute(0, 3, 1, 2)
 
 
@@ -96,7 +96,7 @@ class Mlp(nn.Module):
             return y
         given = None if residual is None else residual.permute(0, 2, 3, 1)
         weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
-        call = onednn.mlp if by_onednn else products.fused_mlp
+        call = onednn.mlp if by_onednn else linear_ops.fused_mlp
         return call(x.permute(0, 2, 3, 1), *weights, given).permute(0, 3, 1, 2)
 
     def add_to(self, x: Tensor, norm: nn.Module) -> Tensor:
@@ -107,14 +107,14 @@ class Mlp(nn.Module):
             y: Tensor = self(normal, x)
             return y
         rows, affine = x.permute(0, 2, 3, 1), (norm.weight, norm.bias)
-        return products.fused_norm_mlp(rows, norm.statistics(x), affine, norm.eps, weights).permute(0, 3, 1, 2)
+        return linear_ops.fused_norm_mlp(rows, norm.statistics(x), affine, norm.eps, weights).permute(0, 3, 1, 2)
 
     def takes_norm(self, norm: nn.Module, x: Tensor, weights: Sequence[Tensor]) -> TypeGuard[BatchNorm2d]:
-        """Whether the kernels take the norm along."""
+        """Whether one kernel computes the norm and the MLP."""
         watched = self._forward_hooks or self._forward_pre_hooks or norm._forward_hooks or norm._forward_pre_hooks
         if not isinstance(norm, BatchNorm2d) or watched or not norm.uses_kernels(x):
             return False
-        return self.uses_kernels(x, x) and products.takes_norm(x, weights)
+        return self.uses_kernels(x, x) and linear_ops.takes_norm(x, weights)
 
     def _is_plain(self) -> bool:
         """Whether both layers may be computed at once."""
@@ -125,7 +125,7 @@ class Mlp(nn.Module):
         if not self._is_plain():
             return False
         given = None if residual is None else residual.permute(0, 2, 3, 1)
-        return products.can_use_kernels(x.permute(0, 2, 3, 1), self.fc2.out_features, given)
+        return linear_ops.can_use_kernels(x.permute(0, 2, 3, 1), self.fc2.out_features, given)
 
 
 class PatchMerging(nn.Module):
@@ -144,7 +144,7 @@ class PatchMerging(nn.Module):
 
 
 class Convolutions(nn.Sequential):
-    """Layers in turn; a norm takes the bias of the convolution before it along where that saves a pass over the map."""
+    """Sequential layers; a norm adds the bias of the convolution before it where that saves a pass over the map."""
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
@@ -153,13 +153,13 @@ class Convolutions(nn.Sequential):
         return self._apply_in_turn(self._layers(), x, None)
 
     def begin(self, images: Tensor) -> Begun:
-        """The first convolution of images, yet without its bias, and its moments if the norm after it needs them."""
+        """First convolution of images without its bias, and its moments if the next norm needs them."""
         first, norm, *_ = self._layers()
         x: Tensor = first.before_bias(images)
         return x, moments(x) if _takes_bias(norm, x) and norm.running_mean is None else None
 
     def finish(self, x: Tensor, known: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The layers after the first, from what `begin` gave."""
+        """The layers after the first, from the output of `begin`."""
         layers = self._layers()
         return self._apply_in_turn(layers, x, layers.popleft().bias, known)
 
@@ -169,7 +169,7 @@ class Convolutions(nn.Sequential):
     def _apply_in_turn(
         self, layers: deque[Any], x: Tensor, bias: Tensor | None, known: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """The layers one after the other; `bias` is that of the convolution that made x, if x is yet without it.
+        """Apply the layers in turn; `bias` is the one that the last convolution has not added to x yet.
 
         `known` are the moments of x, for a norm that comes first.
         """
@@ -233,7 +233,7 @@ def reset_steps(weight: Tensor, bias: Tensor) -> None:
 
 
 def initialize_linear(module: nn.Module) -> None:
-    """As upstream begins training, for `Module.apply`."""
+    """Upstream's initialization of linear layers, for `Module.apply`."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

@@ -36,9 +36,9 @@ from trust_tta.schema import show
 
 
 class Network(Protocol):
-    """What every method needs of a network, which is an `nn.Module`: images (n, c, h, w) to logits (n, classes).
+    """Interface that every method needs: an `nn.Module` from images (n, c, h, w) to logits (n, classes).
 
-    Some methods ask for more, and say so when they are made:
+    Some methods need more, and check it when they are created:
     `forward_features(images)` and `forward_head(features)`: pooled features (n, d), and the logits of them;
     `parameter_roles()`: a `trust_tta.models.parameter_roles.Role` for the name of each parameter;
     `forward(images, order=..., directions=...)`, `scan_directions(order, images)` and `scan_orders`, their names.
@@ -61,7 +61,7 @@ _FAMILIES: dict[type[NetworkConfig], Callable[[Any], nn.Module]] = {
 
 
 def find_network(name: str) -> Any:
-    """What `name` stands for: a configuration, or an object from outside; an unknown name is refused."""
+    """Configuration of our variant `name`, or the outside object of that name; an unknown name is refused."""
     return resolve(name, VARIANTS, group="trust_tta.models")
 
 
@@ -71,7 +71,7 @@ def is_ours(name: str) -> bool:
 
 
 def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
-    """The network `name` as it is made, with the preprocessing it is known to want.
+    """Build the network `name` with its default preprocessing.
 
     `fields` are those of the configuration of our networks, and the arguments of the factory for others.
     """
@@ -89,21 +89,21 @@ def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
 
 
 def require_vmamba(network: nn.Module, *, by: str) -> VMamba:
-    """The network where it is a VMamba; others are refused in the words of who asks."""
+    """The network, if it is a VMamba; `by` names the caller in the error."""
     if not isinstance(network, VMamba):
         raise ConfigError(f"{by} needs a VMamba, and the network is a {type(network).__name__}")
     return network
 
 
 def require_ours(network: nn.Module, *, by: str) -> ScanNetwork:
-    """The network where it is one of our classifiers; others are refused in the words of who asks."""
+    """The network, if it is one of our classifiers; `by` names the caller in the error."""
     if not isinstance(network, ScanNetwork):
         raise ConfigError(f"{by} needs one of our scan networks, and the network is a {type(network).__name__}")
     return network
 
 
 def outputs_of(network: nn.Module) -> int | None:
-    """The number of classes that a network tells apart, as it says itself or as its last linear layer has outputs."""
+    """Number of classes, as the network states or as its last linear layer has outputs."""
     if isinstance(network, ScanNetwork):
         return network.config.num_classes
     stated = getattr(network, "num_classes", None)
@@ -122,7 +122,7 @@ def _call(name: str, found: Any, fields: Mapping[str, Any]) -> nn.Module:
         raise ConfigError(f"'{name}' is {show(found)}; give a class or a function that returns an nn.Module")
     try:
         network = found(**fields)
-    except Exception as error:  # whatever another package raises, it is the call that does not fit
+    except Exception as error:  # another package may raise anything
         given = f" with {', '.join(fields)}" if fields else ""
         raise ConfigError(
             f"the network '{name}' cannot be made{given}: {type(error).__name__}: {reason_of(error)}"
@@ -140,12 +140,12 @@ def _set(network: nn.Module, name: str, value: object) -> None:
 
 
 def _prepare(network: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Before every pass of a network from outside: pixels become its input."""
+    """Forward pre-hook of an outside network: pixels go through its preprocessing."""
     return (network_input(network, arguments[0]), *arguments[1:]) if arguments else None
 
 
 def _timm_preprocessing(network: nn.Module) -> Preprocessing | None:
-    """What a timm network says of its input, in `pretrained_cfg` or `default_cfg`."""
+    """Preprocessing of a timm network, from `pretrained_cfg` or `default_cfg`."""
     for name in ("pretrained_cfg", "default_cfg"):
         stated = getattr(network, name, None)
         values = stated if isinstance(stated, Mapping) else getattr(stated, "__dict__", {})

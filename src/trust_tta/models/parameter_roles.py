@@ -1,4 +1,4 @@
-"""What a parameter is for. Methods choose what to adapt by role, never by the spelling of a name."""
+"""Roles of parameters. Methods choose what to adapt by role, never by the spelling of a name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Kind = Literal["norm", "scan", "projection", "other"]
 class Role:
     """The role of one parameter.
 
-    `norm`: affine weight of a normalization that may be adapted; `scan`: what makes the recurrence (A, D,
-    steps, B, C); `projection`: what leads into and out of it; `other`: everything else.
+    `norm`: affine weight of a normalization that may be adapted; `scan`: parameters of the recurrence (A, D,
+    steps, B, C); `projection`: layers into and out of it; `other`: everything else.
     `last`: belongs to the last stage or to the head.
     """
 

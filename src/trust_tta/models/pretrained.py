@@ -150,7 +150,7 @@ def cache_folder() -> Path:
 
 
 def locate(pretrained: Pretrained, *, progress: Progress = SILENT) -> Path:
-    """The file of a known checkpoint: shipped, cached, or downloaded now. Whoever reads it checks its hash."""
+    """Path of a known checkpoint: shipped, cached, or downloaded now. The caller checks its hash."""
     if pretrained.address is None:
         return Path(str(resources.files("trust_tta") / "assets" / pretrained.file))
     path = cache_folder() / pretrained.file
@@ -177,7 +177,7 @@ def hub_folder(source: str | os.PathLike[str], *, revision: str | None = None) -
     repository, _, stated = str(source).partition("@")
     try:
         found = library.snapshot_download(repository, revision=revision or stated or None, allow_patterns=_HUB_FILES)
-    except Exception as error:  # whatever the library raises, there is nothing to read
+    except Exception as error:  # the library may raise anything
         raise CheckpointError(
             f"'{source}' is not a folder here and cannot be fetched from the hub: {reason_of(error)}"
         ) from error

@@ -1,4 +1,4 @@
-"""Maps as sequences of tokens: in which order they are visited, scanned, and put back.
+"""Maps as sequences of tokens: scan directions, the scan itself, and the way back to the map.
 
 Directions have LocalMamba's names: "h" by rows, "v" by columns, "wK" by windows of KxK tokens, row by row inside each;
 "_flip" is the same backwards. A map that windows do not divide is padded with zero tokens on the right and below; they
@@ -77,5 +77,5 @@ def scan_sequences(u: Tensor, parameters: Parameters, *, backend: str = "auto") 
 
 
 def _at_least_float32(weight: Tensor) -> Tensor:
-    """The recurrence multiplies rounding errors along the whole sequence."""
+    """In half precision, rounding errors would multiply along the sequence."""
     return weight.to(torch.promote_types(weight.dtype, torch.float32))

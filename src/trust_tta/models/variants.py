@@ -144,7 +144,7 @@ SegmenterName: TypeAlias = Literal[
 
 
 def default_preprocessing(variant: str) -> Preprocessing:
-    """What the networks of a variant are fed with unless their checkpoint says otherwise."""
+    """Preprocessing of a variant, unless its checkpoint states another."""
     if variant.startswith("upernet_"):
         return find_preset("pixels224" if variant == "upernet_vmamba_nano" else "pixels512")
     return find_preset("cifar32" if variant == "vmamba_nano" else "imagenet")

@@ -87,7 +87,7 @@ class Mixer(nn.Module):
         return [attrgetter(name.format(end))(self) for end in self.ends]
 
 
-class Layer(nn.Module):
+class VimLayer(nn.Module):
     """residual + mixer(norm(residual)); the residual is float32 at least, whatever the weights are."""
 
     def __init__(self, dim: int, mixer: Mixer, drop_path: float) -> None:
@@ -132,7 +132,7 @@ class Vim(ScanNetwork):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(config.grid) + config.class_token, dim))
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
-        self.layers = nn.ModuleList(Layer(dim, self.make_mixer(), rate) for rate in rates)
+        self.layers = nn.ModuleList(VimLayer(dim, self.make_mixer(), rate) for rate in rates)
         self.norm_f = nn.RMSNorm(dim, eps=EPS)
         self.head = nn.Linear(dim, config.num_classes)
         self._initialize()
@@ -142,7 +142,7 @@ class Vim(ScanNetwork):
             if weight is not None:
                 nn.init.trunc_normal_(weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        for layer in cast(list[Layer], self.layers):  # the sum of all layers is as large as one
+        for layer in cast(list[VimLayer], self.layers):  # the sum of all layers is as large as one
             nn.init.kaiming_uniform_(layer.mixer.out_proj.weight, a=math.sqrt(5))
             layer.mixer.out_proj.weight.data.div_(math.sqrt(len(self.layers)))
 

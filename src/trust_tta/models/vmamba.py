@@ -1,4 +1,4 @@
-"""VMamba: a stem, stages of SS2D blocks, a head. The traversal order is an argument of the forward pass."""
+"""VMamba: a stem, stages of SS2D blocks, a head. The scan order is an argument of the forward pass."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _groups(order: ScanOrder) -> list[int]:
 
 
 def ss2d_arguments(config: VMambaConfig, dim: int) -> dict[str, Any]:
-    """What an SS2D of this width is made with."""
+    """Constructor arguments of an SS2D of this width."""
     return {
         "inner": int(config.ssm_ratio * dim),
         "d_state": config.d_state,
@@ -120,7 +120,7 @@ class VMamba(ScanNetwork):
         self.apply(initialize_linear)
 
     def make_op(self, dim: int, block: int) -> SS2D:
-        """What scans in a block, counted over all stages."""
+        """SS2D of a block; blocks are counted over all stages."""
         del block
         return SS2D(dim, **ss2d_arguments(self.config, dim))
 
@@ -142,9 +142,9 @@ class VMamba(ScanNetwork):
         return x
 
     def begin(self, images: Tensor) -> Begun | None:
-        """What `forward_begun` goes on from: the first convolution of images, which no order and few methods change.
+        """First convolution of the images, which no scan order and few methods change, for `forward_begun`.
 
-        None where it is not a pass of its own.
+        None where it is fused with later layers or adapted.
         """
         stem, first = self.patch_embed, self.patch_embed[0]
         if not isinstance(stem, Convolutions) or stem._forward_hooks or stem._forward_pre_hooks:
@@ -154,7 +154,7 @@ class VMamba(ScanNetwork):
         return stem.begin(images)
 
     def forward_begun(self, begun: Begun, directions: Tensor) -> Tensor:
-        """Logits (n, classes) from what `begin` gave."""
+        """Logits (n, classes) from the output of `begin`."""
         x = cast(Convolutions, self.patch_embed).finish(*begun)
         return self.forward_head(self.pool(self.forward_maps(x, directions=directions)[-1]))
 

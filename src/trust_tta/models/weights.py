@@ -1,4 +1,4 @@
-"""Weights in files: read safely, named as our networks name them, loaded strictly or not at all."""
+"""Reading weights files without running code, renaming parameters, and strict loading."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from trust_tta.errors import CheckpointError
 
-LARGEST_FILE = 8 << 30  # bytes
-HEADS = (  # what depends on the classes
+MAX_FILE_BYTES = 8 << 30  # bytes
+HEADS = (  # prefixes of the parameters that depend on the classes
     "classifier.head.", "head.", "dist_head.", "decode_head.conv_seg.", "auxiliary_head.conv_seg.",
 )  # fmt: skip
 AUXILIARY = "auxiliary_head."  # for training: files may come without it
@@ -48,15 +48,15 @@ _HARMLESS_TYPES = ["bool", "bytes", "dict", "float", "frozenset", "int", "list",
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
-    """What one reading of a file gives: the parameters under the file's names, its metadata, its sha256."""
+class WeightsFile:
+    """Content of a weights file: the parameters under the file's names, its metadata and its sha256."""
 
     state: dict[str, Tensor]
     metadata: dict[str, str]
     sha256: str
 
 
-def read_weights(path: Path, *, ema: bool = False) -> Weights:
+def read_weights(path: Path, *, ema: bool = False) -> WeightsFile:
     """Open `path` once and read everything; no code of the file is run.
 
     `ema` takes the moving average of the weights where a file holds both.
@@ -65,8 +65,8 @@ def read_weights(path: Path, *, ema: bool = False) -> Weights:
         raise CheckpointError(f"no checkpoint at '{path}'; give the path of a .pth or .safetensors file")
     try:
         with path.open("rb") as file:
-            if (size := path.stat().st_size) > LARGEST_FILE:
-                raise CheckpointError(f"'{path}' has {size} bytes; files up to {LARGEST_FILE} bytes are read")
+            if (size := path.stat().st_size) > MAX_FILE_BYTES:
+                raise CheckpointError(f"'{path}' has {size} bytes; files up to {MAX_FILE_BYTES} bytes are read")
             if path.suffix == ".safetensors":
                 content, metadata, digest = _read_safetensors(file)
             else:
@@ -76,7 +76,7 @@ def read_weights(path: Path, *, ema: bool = False) -> Weights:
         raise
     except Exception as error:  # the readers raise many types; each means the same to a user
         raise CheckpointError(f"'{path}' cannot be read as a checkpoint: {_explain(error)}") from error
-    return Weights(pick_state(content, origin=f"'{path}'", ema=ema), metadata, digest)
+    return WeightsFile(pick_state(content, origin=f"'{path}'", ema=ema), metadata, digest)
 
 
 def encode_weights(state: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
@@ -111,7 +111,7 @@ def _read_pickle(file: BinaryIO) -> Any:
 
 
 def _refuse_compressed(file: BinaryIO) -> None:
-    """PyTorch stores plainly; what unpacks to more than the file holds is not its work."""
+    """Refuse a zip file that expands: PyTorch stores its archives uncompressed."""
     file.seek(0, 2)
     size = file.tell()
     with zipfile.ZipFile(file) as archive:
@@ -121,7 +121,7 @@ def _refuse_compressed(file: BinaryIO) -> None:
 
 
 class StandIn:
-    """In place of an object of another package, whose code is not run: it holds nothing."""
+    """Empty placeholder for an object of another package, whose code is not run."""
 
     origin = ""
 
@@ -133,14 +133,14 @@ class StandIn:
 
 
 class _EmptyMapping:
-    """The same for classes that are filled like a dict."""
+    """Placeholder for classes that are filled like a dict."""
 
     def __new__(cls, *arguments: Any) -> OrderedDict[Any, Any]:  # type: ignore[misc]
         return OrderedDict()
 
 
 def _stand_in(name: str) -> Any:
-    """What a file gets where it asks for the object `name`; what no checkpoint needs is refused."""
+    """Placeholder for the pickled object `name`; objects that no checkpoint needs are refused."""
     module, _, rest = name.partition(".")
     standard = module in sys.stdlib_module_names or name.rpartition(".")[0] in _compat_pickle.IMPORT_MAPPING
     harmless = name in _HARMLESS or module in _HARMLESS_MODULES or (module == "builtins" and rest in _HARMLESS_TYPES)
@@ -164,7 +164,7 @@ def _explain(error: BaseException) -> str:
 
 
 def pick_state(content: object, *, origin: str, ema: bool = False) -> dict[str, Tensor]:
-    """The state dict in what a file or a user gave, plain or under a known key."""
+    """State dict of a file's content, plain or under a known key."""
     if isinstance(content, StandIn):
         raise CheckpointError(
             f"{origin} holds a whole '{_printable(content.origin)}', and no code of a file is run; "
@@ -209,7 +209,7 @@ def strip_module(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_state(model: nn.Module, state: Mapping[str, Tensor], *, origin: str, head: bool = True) -> None:
     """Load `state`, under the model's names, strictly; nothing is changed when anything does not fit.
 
-    `head=False` leaves what classifies as it is, and so does a file with no auxiliary head that of the network.
+    `head=False` keeps the classifier of the model; a file without an auxiliary head keeps the auxiliary head.
     """
     own = model.state_dict()
     state = dict(state)
@@ -262,7 +262,7 @@ def _check(own: Mapping[str, Tensor], state: Mapping[str, Tensor], origin: str) 
 
 
 def _misfit(own: Tensor, given: Tensor) -> str:
-    """What keeps a tensor from being loaded; cheap facts first, so that no wrong tensor is ever computed with."""
+    """Reason why a tensor cannot be loaded, or ""; cheap checks first, so that no wrong tensor is computed with."""
     if not _plain(given):
         kind = "without data" if given.is_meta else f"of layout {str(given.layout).removeprefix('torch.')}"
         return f"not a plain tensor: ({kind})"
@@ -287,6 +287,6 @@ def _plain(tensor: Tensor) -> bool:
 
 
 def _printable(text: str) -> str:
-    """A name from a file as it may be shown: escapes instead of control characters and broken Unicode."""
+    """A name from a file for messages, with control characters and broken Unicode escaped."""
     shown = repr(text)[1:-1]
     return shown if len(shown) <= 120 else shown[:117] + "..."

@@ -12,12 +12,12 @@ from trust_tta.ops.functional import HAS_TRITON
 from trust_tta.ops.linear import FUSED_BACKENDS
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-LEAST = 1 << 20  # elements of a map that is worth several kernels of our own: they are slower to launch
-FEW_ROWS = 1024  # pixels of all images that one kernel normalizes
+MIN_ELEMENTS = 1 << 20  # elements of a map that is worth several kernels of our own: they are slower to launch
+MAX_SMALL_ROWS = 1024  # pixels of all images that one kernel normalizes
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """As PyTorch's, by our kernels where `backend` allows them and they can be used."""
+    """PyTorch's BatchNorm2d, computed by our kernels where `backend` allows them and they support the input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -72,12 +72,12 @@ def fork_norm(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def can_use_kernels(x: Tensor) -> bool:
     """Whether the kernels take this map (b, c, h, w) here."""
-    return x.numel() >= LEAST and _fits(x)
+    return x.numel() >= MIN_ELEMENTS and _fits(x)
 
 
 def can_use_one_kernel(x: Tensor) -> bool:
     """Whether one kernel takes this small map (b, c, h, w) here, by the statistics of the batch."""
-    return x.numel() < LEAST and _fits(x) and 1 < x.numel() // x.shape[1] <= FEW_ROWS
+    return x.numel() < MIN_ELEMENTS and _fits(x) and 1 < x.numel() // x.shape[1] <= MAX_SMALL_ROWS
 
 
 def _fits(x: Tensor) -> bool:

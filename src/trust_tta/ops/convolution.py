@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from trust_tta.ops import functional
-from trust_tta.ops import linear as products
+from trust_tta.ops import linear as linear_ops
 from trust_tta.ops.functional import HAS_TRITON
 
-LEAST = 1 << 20  # elements of a map whose gradient is worth turning a weight
+MIN_ELEMENTS = 1 << 20  # elements of a map whose gradient is worth turning a weight
 MIN_CHANNELS = 16  # with fewer, the product is too thin
 
 
@@ -67,7 +67,7 @@ class DepthwiseConv2d(nn.Conv2d):
         if "turned" not in functional.USED or not (learning and x.is_cuda) or torch.compiler.is_compiling():
             return super().forward(x)
         low = _low(x)
-        if low.itemsize != 2 or x.numel() < LEAST:
+        if low.itemsize != 2 or x.numel() < MIN_ELEMENTS:
             return super().forward(x)
         bias = None if self.bias is None else self.bias.to(low)
         y: Tensor = _Depthwise.apply(x.to(low), self.weight.to(low), bias)  # type: ignore[no-untyped-call]
@@ -91,9 +91,11 @@ class FirstConv2d(nn.Conv2d):
     def _pad_and_convolve(self, x: Tensor, bias: Tensor | None) -> Tensor:
         low = _low(x)
         if bias is None and self._takes_images(x):
-            from trust_tta.ops.triton import convolution as triton_patches
+            from trust_tta.ops.triton import convolution as triton_convolution
 
-            return triton_patches.convolve(x.detach(), self.weight.detach(), low, self.stride[0], int(self.padding[0]))
+            return triton_convolution.convolve(
+                x.detach(), self.weight.detach(), low, self.stride[0], int(self.padding[0])
+            )
         y: Tensor = self._conv_forward(_pad_channels(x, low), _pad_channels(self.weight, low), bias)
         return y
 
@@ -109,20 +111,20 @@ class FirstConv2d(nn.Conv2d):
 
 def _is_narrow(x: Tensor, out: int) -> bool:
     """Whether a kernel of our own convolves x in half precision: for few channels the library is slow."""
-    if "narrow" not in functional.USED or not HAS_TRITON or x.numel() < LEAST:
+    if "narrow" not in functional.USED or not HAS_TRITON or x.numel() < MIN_ELEMENTS:
         return False
-    from trust_tta.ops.triton import convolution as triton_patches
+    from trust_tta.ops.triton import convolution as triton_convolution
 
-    return triton_patches.takes_narrow(x.shape[1], out)
+    return triton_convolution.takes_narrow(x.shape[1], out)
 
 
 def _pad_channels(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x (b, c, h, w) in `dtype` with at least eight channels, channel-last in memory."""
     plain = x.shape[1] > 8 or (torch.is_grad_enabled() and x.requires_grad)
     if "pad" in functional.USED and HAS_TRITON and x.is_cuda and type(x) in (Tensor, nn.Parameter) and not plain:
-        from trust_tta.ops.triton import convolution as triton_patches
+        from trust_tta.ops.triton import convolution as triton_convolution
 
-        return triton_patches.pad_channels(x.detach(), 8, dtype)
+        return triton_convolution.pad_channels(x.detach(), 8, dtype)
     padded = F.pad(x.to(dtype), (0, 0, 0, 0, 0, max(0, 8 - x.shape[1])))
     return padded.contiguous(memory_format=torch.channels_last)
 
@@ -143,14 +145,14 @@ def _low(x: Tensor) -> torch.dtype:
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     """`F.conv2d` of x (b, c, h, w) by weight (out, c, k, k); the result is channel-last in memory."""
     if x.is_cuda:
-        from trust_tta.ops.triton import convolution as triton_patches
+        from trust_tta.ops.triton import convolution as triton_convolution
 
-        patches = triton_patches.extract_patches(x, weight.shape[2], stride, padding)
+        patches = triton_convolution.extract_patches(x, weight.shape[2], stride, padding)
     else:
         patches = extract_patches(x, weight.shape[2], stride, padding)
     rows, matrix = patches.flatten(3), _matrix(weight)
-    fused = products.can_use_kernels(rows, len(matrix))
-    return (products.fused_linear if fused else products.linear)(rows, matrix, bias).permute(0, 3, 1, 2)
+    fused = linear_ops.can_use_kernels(rows, len(matrix))
+    return (linear_ops.fused_linear if fused else linear_ops.linear)(rows, matrix, bias).permute(0, 3, 1, 2)
 
 
 def _matrix(weight: Tensor) -> Tensor:
@@ -160,13 +162,13 @@ def _matrix(weight: Tensor) -> Tensor:
 
 def input_gradient(dy: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:
     """The gradient of x (b, c, h, w) on a GPU: that of the patches as a product, summed where they overlap."""
-    from trust_tta.ops.triton import convolution as triton_patches
+    from trust_tta.ops.triton import convolution as triton_convolution
 
     rows, matrix = dy.permute(0, 2, 3, 1).contiguous(), _matrix(weight).T.contiguous()
-    fused = products.can_use_kernels(rows, len(matrix))
-    dpatches = (products.fused_linear if fused else products.linear)(rows, matrix, None)
+    fused = linear_ops.can_use_kernels(rows, len(matrix))
+    dpatches = (linear_ops.fused_linear if fused else linear_ops.linear)(rows, matrix, None)
     size, channels = weight.shape[2], weight.shape[1]
-    return triton_patches.sum_patches(dpatches.unflatten(3, (size, size, channels)), shape, stride, padding)
+    return triton_convolution.sum_patches(dpatches.unflatten(3, (size, size, channels)), shape, stride, padding)
 
 
 def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
@@ -209,9 +211,9 @@ class _Frozen(torch.autograd.Function):
         ctx.shape, ctx.stride, ctx.padding = x.shape, stride, padding
         if not narrow:
             return F.conv2d(x, weight, None, stride, padding)
-        from trust_tta.ops.triton import convolution as triton_patches
+        from trust_tta.ops.triton import convolution as triton_convolution
 
-        return triton_patches.convolve_narrow(x, weight, stride, padding)
+        return triton_convolution.convolve_narrow(x, weight, stride, padding)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -20,8 +20,8 @@ from trust_tta.ops.functional import HAS_TRITON
 FUSED_BACKENDS = ("auto", "triton", "cpu")  # a layer with another backend is PyTorch's
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-LEAST = 132 * 128 * 128  # elements of a result for which kernels fill a large GPU
-LEAST_FLOAT32 = 1 << 14  # in float32, where the library has no tensor cores, smaller tiles are worth it
+MIN_ELEMENTS = 132 * 128 * 128  # elements of a result for which kernels fill a large GPU
+MIN_ELEMENTS_FLOAT32 = 1 << 14  # in float32, where the library has no tensor cores, smaller tiles are worth it
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
@@ -73,7 +73,7 @@ def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> 
     if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
         return False
     dtype = _dtype(x)
-    least = LEAST_FLOAT32 if dtype == torch.float32 else LEAST
+    least = MIN_ELEMENTS_FLOAT32 if dtype == torch.float32 else MIN_ELEMENTS
     if not x.is_contiguous() or x.numel() // x.shape[-1] * columns < least:
         return False
     if residual is not None and (residual.dtype != dtype or not residual.is_contiguous()):
@@ -109,9 +109,9 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _kernels() -> Any:
-    from trust_tta.ops.triton import linear as triton_products
+    from trust_tta.ops.triton import linear as triton_linear
 
-    return triton_products
+    return triton_linear
 
 
 def _whole_mlp(x: Tensor, weight1: Tensor) -> Any:

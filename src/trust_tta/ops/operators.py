@@ -23,7 +23,7 @@ _GATHERED = "Tensor x_proj, Tensor dt_proj, Tensor A, Tensor D, Tensor dt_bias"
 
 
 class Backend(Protocol):
-    """What the packages `scan.cpu` and `scan.triton` provide."""
+    """Interface of the packages `ops.cpu` and `ops.triton`."""
 
     def scan_forward(self, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
         """Return y (b, g, c, l) and the states that the backward starts from, float32 of `states_shape`."""
@@ -38,7 +38,7 @@ class Backend(Protocol):
         """Return the shape of `Saved.u` for a map x of the given shape (b, c, h, w)."""
 
     def scan_map_forward(self, x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
-        """Return y as `reference.scan_map` does, or `merged` into (b, h, w, c), and what the backward needs."""
+        """Return y as `reference.scan_map` does, or merged into (b, h, w, c), and the tensors for the backward."""
 
     def scan_map_backward(
         self, dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
@@ -52,9 +52,9 @@ class Backend(Protocol):
 def get_backend(triton: bool) -> Backend:
     """Import the backend where it is first used: numba and Triton are slow to load."""
     if triton:
-        from trust_tta.ops import triton as gpu
+        from trust_tta.ops import triton as triton_backend
 
-        return gpu
+        return triton_backend
     from trust_tta.ops import cpu
 
     return cpu
@@ -199,16 +199,16 @@ def run_merge_norm(
     y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The normalized map (b, h, w, c), and for the backward the merged map, its mean and 1 / deviation (b, h, w, 1)."""
-    from trust_tta.ops.triton import merge_norm as by_kernel
+    from trust_tta.ops.triton import merge_norm as triton_merge_norm
 
-    return by_kernel(y, height, width, weight, bias, eps)
+    return triton_merge_norm(y, height, width, weight, bias, eps)
 
 
 def run_merge_norm_alone(*arguments: Any) -> tuple[Tensor, ...]:
     """As `run_merge_norm`, with nothing kept for a backward."""
-    from trust_tta.ops.triton import merge_norm as by_kernel
+    from trust_tta.ops.triton import merge_norm as triton_merge_norm
 
-    return by_kernel(*arguments, keep=False)
+    return triton_merge_norm(*arguments, keep=False)
 
 
 def run_merge_norm_backward(

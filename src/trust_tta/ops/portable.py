@@ -1,4 +1,4 @@
-"""The scans in operators that every runtime has, for networks that leave PyTorch: no custom kernel.
+"""The scans in standard operators, for export to ONNX and other runtimes: no custom kernel.
 
 A sequence is cut into chunks, which are scanned side by side, one step of all chunks after the other; the states at
 their ends are a shorter sequence, and scanned likewise. Decays are multiplied, never divided and never summed as

@@ -14,7 +14,7 @@ NAMES = ("y", "du", "ddelta", "dA", "dB", "dC", "dD", "ddelta_bias")
 
 
 @dataclass(frozen=True)
-class Check:
+class BackendCheck:
     """The largest relative error of a backend against the reference, and where it was found."""
 
     error: float
@@ -42,9 +42,9 @@ def unusable_backends() -> dict[str, str]:
     return {"triton": "not usable: no CUDA device (TRITON_INTERPRET=1 checks it in the interpreter)"}
 
 
-def check_backend(name: str, device: str) -> Check:
+def check_backend(name: str, device: str) -> BackendCheck:
     """Output and every gradient of one backend against the reference, with one and with three states per channel."""
-    worst = Check(0.0, "y")
+    worst = BackendCheck(0.0, "y")
     for state in (1, 3):
         inputs = _inputs(state)
         expected = _outputs(inputs, "reference")
@@ -52,7 +52,7 @@ def check_backend(name: str, device: str) -> Check:
         for where, got, want in zip(NAMES, actual, expected, strict=True):
             error = ((got.double().cpu() - want).abs().max() / want.abs().max()).item()
             if not error <= worst.error:
-                worst = Check(error, where)
+                worst = BackendCheck(error, where)
     return worst
 
 

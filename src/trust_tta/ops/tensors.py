@@ -1,4 +1,4 @@
-"""The tensors that travel between the files of this package, by name and shape.
+"""Names and shapes of the tensors that the scans pass to each other.
 
 Sizes: b images, g groups, m directions (1, or 2: forward and backward), c channels, l positions, n states, r the rank
 of the step sizes. In SS2D g = 2, the rows and the columns of a map.
@@ -80,7 +80,7 @@ class Gathered(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward of `scan_map` reads besides the map; each backend leaves empty what it does not keep."""
+    """Tensors saved for the backward of `scan_map`; each backend leaves those empty that it does not save."""
 
     projected: Tensor  # (b, 2, 2, r+2n, l), on a CPU (b, l, 4, r+2n): low-rank step sizes, B and C
     states: Tensor  # Triton: the states between chunks

@@ -329,7 +329,7 @@ class Service:
 def adapted_checkpoint(network: Network, method: Method) -> bytes:
     """The network with a method's weights and statistics, and its metadata, as safetensors."""
     about = {"adapted_by": method.name, "adapted_from": network.checkpoint.sha256}
-    return encode_weights(network_state(method), {**network.checkpoint.statement.texts(), **about})
+    return encode_weights(network_state(method), {**network.checkpoint.info.to_metadata(), **about})
 
 
 def _close(lock: int | None) -> None:

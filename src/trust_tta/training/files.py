@@ -15,7 +15,7 @@ from torch import nn
 from trust_tta.atomic import write_whole
 from trust_tta.data.download import file_sha256
 from trust_tta.errors import CheckpointError
-from trust_tta.models.checkpoint import Statement
+from trust_tta.models.checkpoint import ModelInfo
 from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.data import TrainingData
@@ -46,7 +46,7 @@ class Origin:
         """The description inside the weights file, from which the network can be rebuilt and fed."""
         classes = self.data.dataset.class_names
         return {
-            **Statement(self.variant, self.overrides, len(classes), classes, self.preprocessing).texts(),
+            **ModelInfo(self.variant, self.overrides, len(classes), classes, self.preprocessing).to_metadata(),
             "recipe": json.dumps(dict(self.recipe)),
             "accuracy": f"{accuracy:.4f}",
             "data": self.data.description,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LEAST = 1 << 24  # multiplications of a product that is worth a call
+MIN_ELEMENTS = 1 << 24  # multiplications of a product that is worth a call
 AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -21,11 +21,11 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or not x.is_contiguous():
         return False
     watched = torch.is_autocast_enabled("cpu") or torch._C._functorch.peek_interpreter_stack() is not None
-    return not watched and torch._C._get_mkldnn_enabled() and x.numel() * weight.shape[0] >= LEAST
+    return not watched and torch._C._get_mkldnn_enabled() and x.numel() * weight.shape[0] >= MIN_ELEMENTS
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
-    """As `products.linear`."""
+    """As `linear_ops.linear`."""
     y: Tensor = _Linear.apply(x, weight, bias, residual)  # type: ignore[no-untyped-call]
     return y
 
@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
 def mlp(
     x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None = None
 ) -> Tensor:
-    """As `products.fused_mlp`; the derivative of GELU is kept instead of the hidden map."""
+    """As `linear_ops.fused_mlp`; the derivative of GELU is kept instead of the hidden map."""
     y: Tensor = _Mlp.apply(x, weight1, bias1, weight2, bias2, residual)  # type: ignore[no-untyped-call]
     return y
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from trust_tta.ops.triton.launch import ceil_div, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
-FEW_MAPS = 8  # maps of a batch for which the library is slow
-MOST_ROWS = 256  # that a program holds as one block
+MAX_LIBRARY_MAPS = 8  # maps of a batch for which the library is slow
+MAX_ROWS = 256  # that a program holds as one block
 
 
 def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
@@ -25,7 +25,7 @@ def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
     k = x.shape[2]
     wide, scalar = y.dtype == torch.float32, y.dtype == torch.float32 and m > k
     short = not scalar and (length <= 64 or (m > 32 and length <= 256))
-    if wide and (add or short) and b * g > FEW_MAPS:  # the library is faster
+    if wide and (add or short) and b * g > MAX_LIBRARY_MAPS:  # the library is faster
         weights = weight.expand(b, g, m, k).reshape(b * g, m, k)
         y.view(b * g, m, length).baddbmm_(weights, x.reshape(b * g, k, length), beta=int(add))
         return
@@ -73,7 +73,7 @@ def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
 
 def can_fuse(dy: Tensor, x: Tensor) -> bool:
     """Whether `fused_gradients` takes dy (b, g, m, l) and x (b, g, k, l): a program holds all of their rows."""
-    return dy.dtype != torch.float32 and dy.shape[2] <= 2 * MOST_ROWS and x.shape[2] <= 64
+    return dy.dtype != torch.float32 and dy.shape[2] <= 2 * MAX_ROWS and x.shape[2] <= 64
 
 
 def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_image: bool) -> Tensor:
@@ -93,8 +93,8 @@ def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_im
             STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
             STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
-            STRIDE_DB=dx.stride(0), STRIDE_DG=dx.stride(1), FIRST=_within(m, MOST_ROWS),
-            REST=0 if m <= MOST_ROWS else _within(m - MOST_ROWS, MOST_ROWS), BLOCK_K=_within(k, 64), BLOCK_L=block_l,
+            STRIDE_DB=dx.stride(0), STRIDE_DG=dx.stride(1), FIRST=_within(m, MAX_ROWS),
+            REST=0 if m <= MAX_ROWS else _within(m - MAX_ROWS, MAX_ROWS), BLOCK_K=_within(k, 64), BLOCK_L=block_l,
             WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
     return partial

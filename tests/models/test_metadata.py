@@ -1,4 +1,4 @@
-"""What a checkpoint states of its network: variant, classes, preprocessing."""
+"""Metadata of a checkpoint: variant, classes, preprocessing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def described(tmp_path: Path) -> Path:
     return write_described(tmp_path / "net.safetensors", variant="vmamba_nano", num_classes="10", preprocessing=stated)
 
 
-def test_a_file_that_describes_itself_needs_no_words(described: Path) -> None:
+def test_metadata_states_variant_classes_and_preprocessing(described: Path) -> None:
     found = find(described)
     assert (found.variant, found.num_classes) == ("vmamba_nano", 10)
     assert found.preprocessing == Preprocessing(
@@ -50,7 +50,7 @@ def test_a_file_that_describes_itself_needs_no_words(described: Path) -> None:
     )
 
 
-def test_a_file_that_is_silent_on_the_crop_cuts_what_it_scales(tmp_path: Path) -> None:
+def test_metadata_without_crop_crops_if_it_resizes(tmp_path: Path) -> None:
     stated = json.dumps({"size": 48, "resize": 56, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.21, 0.22]})
     path = write_described(tmp_path / "net.safetensors", variant="vmamba_nano", preprocessing=stated)
     assert find(path).preprocessing == Preprocessing(
@@ -94,11 +94,13 @@ def test_another_size_with_the_same_normalisation_is_taken(described: Path) -> N
 
 
 @pytest.mark.parametrize(("variant", "preset"), [("vmamba_nano", "cifar32"), ("vmamba_tiny_s1l8_bn", "imagenet")])
-def test_a_silent_file_goes_by_its_variant(tmp_path: Path, variant: str, preset: str) -> None:
+def test_a_file_without_metadata_gets_the_preprocessing_of_its_variant(
+    tmp_path: Path, variant: str, preset: str
+) -> None:
     assert find(write_checkpoint(tmp_path), variant=variant).preprocessing == find_preset(preset)
 
 
-def test_a_silent_file_without_a_variant_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_metadata_or_variant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not say which network it is of"):
         find(write_checkpoint(tmp_path))
 
@@ -110,7 +112,7 @@ def test_a_broken_description_is_refused(tmp_path: Path, stated: str) -> None:
         find(path, variant="vmamba_nano")
 
 
-def test_what_is_left_to_do_depends_on_how_images_lie_on_disk() -> None:
+def test_preprocessing_for_a_disk_layout() -> None:
     own = find_preset("imagenet")
     assert own.for_layout("domains") == own
     assert own.for_layout("folder-c") == find_preset("imagenet-c")
