@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trust_tta.config_io import MOST_BYTES, parse_json, parse_toml, read_json, read_text, read_toml
+from trust_tta.config_io import MAX_BYTES, parse_json, parse_toml, read_json, read_text, read_toml
 from trust_tta.errors import ConfigError, DataError
 
 
@@ -17,7 +17,7 @@ from trust_tta.errors import ConfigError, DataError
         (b"x = " + b"[" * 100 + b"]" * 100, "nested deeper than 64 levels"),
         (b"x = \xff", "is not UTF-8 text: .*save it as UTF-8"),
         (b"x = ", "is not TOML: Invalid value"),
-        (b"#" * (MOST_BYTES + 1), "is larger than"),
+        (b"#" * (MAX_BYTES + 1), "is larger than"),
     ],
     ids=["digits", "deep", "rather deep", "bytes", "cut off", "large"],
 )

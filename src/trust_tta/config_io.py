@@ -1,7 +1,8 @@
-"""Text, JSON and TOML files of users: read within limits, with one line for what is wrong."""
+"""Reading text, JSON and TOML files within size limits, with one-line errors."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import stat
@@ -14,8 +15,8 @@ from typing import Any, NoReturn
 
 from trust_tta.errors import ConfigError, TrustError
 
-MOST_BYTES = 16 << 20
-DEEPEST = 64  # arrays and tables inside each other
+MAX_BYTES = 16 << 20
+MAX_DEPTH = 64  # nesting of arrays and tables
 
 
 def read_text(path: Path | str, *, error: type[TrustError] = ConfigError) -> str:
@@ -24,15 +25,15 @@ def read_text(path: Path | str, *, error: type[TrustError] = ConfigError) -> str
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block, a device need not end
             raise error(f"'{path}' is not a file; give the path of a text file")
         with Path(path).open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except TrustError:
         raise
     except FileNotFoundError:
-        raise error(f"there is no file '{path}'; check the path") from None
+        raise error(f"there is no file '{path}'; {_nearest_file(Path(path)) or 'check the path'}") from None
     except (OSError, ValueError) as problem:
         raise error(f"'{path}' cannot be read: {_one_line(problem)}") from problem
-    if len(content) > MOST_BYTES:
-        raise error(f"'{path}' is larger than {MOST_BYTES} bytes; a configuration is far smaller")
+    if len(content) > MAX_BYTES:
+        raise error(f"'{path}' is larger than {MAX_BYTES} bytes; a configuration is far smaller")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -55,12 +56,12 @@ def read_asset(name: str, *, room: str = "") -> str:
 
 
 def parse_json(text: str, *, where: str, error: type[TrustError] = ConfigError) -> Any:
-    """What JSON text stands for; NaN and Infinity are refused, as JSON has neither."""
+    """Parsed JSON; NaN and Infinity are refused, as JSON has neither."""
     return _parse(partial(json.loads, parse_constant=_refuse_constant), text, "JSON", where=where, error=error)
 
 
 def parse_toml(text: str, *, where: str, error: type[TrustError] = ConfigError) -> dict[str, Any]:
-    """What TOML text stands for."""
+    """Parsed TOML."""
     table: dict[str, Any] = _parse(tomllib.loads, text, "TOML", where=where, error=error)
     return table
 
@@ -71,18 +72,18 @@ def _parse(loads: Callable[[str], Any], text: str, kind: str, *, where: str, err
     except (ValueError, RecursionError) as problem:
         raise error(f"{where} is not {kind}: {_one_line(problem)}") from problem
     if is_too_deep(value):
-        raise error(f"{where} is nested deeper than {DEEPEST} levels; make it flatter")
+        raise error(f"{where} is nested deeper than {MAX_DEPTH} levels; make it flatter")
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not valid in JSON")
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether lists and tables lie deeper inside each other than anything that walks them may recurse."""
+    """Whether lists and tables are nested deeper than MAX_DEPTH."""
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [child for item in level for child in _children(item)]
         if not level:
             return False
@@ -94,8 +95,15 @@ def _children(item: Any) -> list[Any]:
     return [value for value in values if isinstance(value, (dict, list, tuple))]
 
 
+def _nearest_file(path: Path) -> str:
+    """A question with the file of the same folder and suffix whose name is nearest; "" if none is close."""
+    siblings = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, siblings, n=1)
+    return f"did you mean '{path.with_name(close[0])}'?" if close else ""
+
+
 def _one_line(problem: BaseException) -> str:
     if isinstance(problem, RecursionError):
-        return f"it is nested deeper than {DEEPEST} levels"
+        return f"it is nested deeper than {MAX_DEPTH} levels"
     text = " ".join(str(problem).split())
     return "it has an integer of thousands of digits" if "integer string conversion" in text else text[:200]

@@ -15,13 +15,13 @@ from typing import Annotated, Any, TypeVar, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from trust_tta.config_io import DEEPEST, is_too_deep
+from trust_tta.config_io import MAX_DEPTH, is_too_deep
 from trust_tta.errors import ConfigError
 
-_LARGEST = 2**63 - 1  # the largest integer of arrays, files and databases
+_MAX_INTEGER = 2**63 - 1  # the largest integer of arrays, files and databases
 
-Count = Annotated[int, Field(ge=1, le=_LARGEST)]
-Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
+Count = Annotated[int, Field(ge=1, le=_MAX_INTEGER)]
+Natural = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -57,7 +57,7 @@ _WANTED = {
     "too_short": "at least {min_length} of them",
     "too_long": "at most {max_length} of them",
 }
-_LONGEST_VALUE = 80  # characters of a wrong value that are worth showing
+_MAX_SHOWN = 80  # characters of a wrong value in a message
 
 
 class Schema(BaseModel):
@@ -71,14 +71,14 @@ class Schema(BaseModel):
         except ValidationError as error:
             raise ConfigError("; ".join(_mistakes(error, type(self)))) from None
 
-    # As pydantic marks its own: inner models are then validated with their outer one, not made one by one.
+    # Pydantic's own marker: inner models are validated together with the outer one.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @model_validator(mode="before")
     @classmethod
     def _lists_are_tuples(cls, values: Any) -> Any:
         if is_too_deep(values):
-            raise ValueError(f"is nested deeper than {DEEPEST} levels; make it flatter")
+            raise ValueError(f"is nested deeper than {MAX_DEPTH} levels; make it flatter")
         return {name: _tuples(value) for name, value in values.items()} if isinstance(values, dict) else values
 
     def changed(self: S, **changes: Any) -> S:
@@ -104,16 +104,21 @@ def parse(schema: type[S], values: Mapping[str, Any], *, where: str = "") -> S:
     return made
 
 
-def examine(schema: type[S], values: Mapping[str, Any]) -> tuple[S | None, list[str]]:
-    """`values` as a `schema`, or None and every mistake in them, for a caller that collects more."""
+def examine(
+    schema: type[S], values: Mapping[str, Any], *, flags: Mapping[str, str] | None = None
+) -> tuple[S | None, list[str]]:
+    """`values` as a `schema`, or None and every mistake in them, for a caller that collects more.
+
+    `flags`: the command-line flag of a dotted key, which messages then name in its place.
+    """
     try:
         return schema.model_validate({str(key): value for key, value in values.items()}), []
     except ValidationError as error:
-        return None, _mistakes(error, schema)
+        return None, _mistakes(error, schema, flags or {})
 
 
 def outline(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Dotted key, default (`...` where there is none) and meaning of each field, for flags and documents."""
+    """Dotted key, default (`...` if required) and description of each field, for flags and documentation."""
     for name, field in schema.model_fields.items():
         inner = field.annotation if isinstance(field.annotation, type) else None
         if inner is not None and issubclass(inner, BaseModel):
@@ -123,11 +128,11 @@ def outline(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", default, field.description or ""
 
 
-def _mistakes(error: ValidationError, schema: type[BaseModel]) -> list[str]:
-    """What is wrong with each key, and what is allowed; what the branches of a union want is joined by "or"."""
+def _mistakes(error: ValidationError, schema: type[BaseModel], flags: Mapping[str, str] | None = None) -> list[str]:
+    """One message per wrong key: the value and what is allowed; alternatives of a union are joined by "or"."""
     mistakes: dict[str, list[str]] = {}
     for details in error.errors(include_url=False):
-        problem, wanted = _mistake(details, schema)
+        problem, wanted = _mistake(details, schema, flags or {})
         mistakes.setdefault(problem, []).extend([wanted] if wanted not in mistakes.get(problem, ()) else [])
     return [f"{problem}; {' or '.join(wanted)}" if any(wanted) else problem for problem, wanted in mistakes.items()]
 
@@ -149,16 +154,18 @@ def show(value: object) -> str:
         text = f"an integer of {int(math.log10(abs(value))) + 1} digits" if isinstance(value, int) else "a value"
     except RecursionError:
         text = f"a {type(value).__name__} nested too deep"
-    if "\n" in text:  # a network, a tensor or an array: its kind says enough
+    if "\n" in text:  # a network, a tensor or an array: show its type
         text = f"a {type(value).__name__}"
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
-def _mistake(details: ErrorDetails, schema: type[BaseModel]) -> tuple[str, str]:
-    """What is wrong, and what is wanted in its place."""
+def _mistake(details: ErrorDetails, schema: type[BaseModel], flags: Mapping[str, str]) -> tuple[str, str]:
+    """The problem and its remedy."""
     kind, value = details["type"], details["input"]
     path, siblings = _walk(schema, details["loc"])
     key = ".".join(path) or "value"
+    whole = key.rstrip("0123456789").removesuffix(".")  # an entry of a list belongs to the list's flag
+    key = flags.get(whole if path and path[-1].isdigit() else key, key)
     if kind == "extra_forbidden":
         return f"{key}: there is no such option", did_you_mean(path[-1], siblings)
     if kind == "missing":
@@ -175,9 +182,9 @@ def _mistake(details: ErrorDetails, schema: type[BaseModel]) -> tuple[str, str]:
 
 
 def _walk(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
-    """The keys of a location as the user wrote them, and the names allowed beside the last one.
+    """The keys of a location as the user wrote them, and the names allowed at the last level.
 
-    Pydantic's locations also hold the branches of a union, which nobody wrote.
+    Pydantic's locations also contain the branches of a union, which are skipped.
     """
     path: list[str] = []
     fields, inside, keyed = schema.model_fields, True, False

@@ -129,8 +129,11 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         ({"methods": []}, "methods: the list is empty; name at least one"),
         ({"methods": ["tent", {"name": "tent", "lr": 1e-4}]}, "'tent' is there twice with the same options"),
         ({"data": {"dataset": "cifar11"}}, "unknown data set 'cifar11'"),
-        ({"data": {"dataset": "array"}}, "has the files images and labels"),
-        ({"data": {"dataset": "sample", "images": "mine.npy"}}, "data.images: the data set 'array', and no other"),
+        ({"data": {"dataset": "array"}}, "needs the files images and labels"),
+        (
+            {"data": {"dataset": "sample", "images": "mine.npy"}},
+            "data.images: only the data set 'array' takes images and labels",
+        ),
         ({"experiment": "a\x1b[31mred"}, "experiment: 'a\\x1b[31mred' has control characters"),
         ({"methods": [{"name": "tent", "label": "x\n"}]}, "label: 'x\\n' has control characters"),
         ({"methods": [{"name": "tent", "label": "trust"}, "trust"]}, "two methods have the label 'trust'"),
@@ -201,7 +204,7 @@ def test_flags_change_the_file(tmp_path: Path) -> None:
 
 
 def test_an_option_of_a_method_that_is_not_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trust.k is for a method that is not run"):
+    with pytest.raises(ConfigError, match="trust.k: the method 'trust' is not run; add it to --methods"):
         read(tmp_path, OURS, {"method_options": [("trust", "k", 4)]})
 
 

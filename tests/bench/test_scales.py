@@ -167,7 +167,7 @@ def test_a_data_set_picks_its_part_and_other_flags_change_all(tmp_path: Path) ->
     assert (picked.data.dataset, picked.data.root, picked.data.domains) == ("pacs", "here", ("photo",))
     assert read_config(path, {"data": {"dataset": "pacs"}}).data.domains == ("photo",)
     assert {part.data.limit for part in read_parts(path, {"data": {"limit": 7}})} == {7}
-    with pytest.raises(ConfigError, match="no part is of the data set 'imagenet-c'; the parts are of CIFAR10_C, pacs"):
+    with pytest.raises(ConfigError, match="no part uses the data set 'imagenet-c'; the parts use CIFAR10_C, pacs"):
         read_parts(path, {"data": {"dataset": "imagenet-c"}})
     with pytest.raises(ConfigError, match=r"has 2 parts \(cifar10-c, pacs\); choose one with --dataset"):
         read_config(path)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.arguments import use_passive_threads
 
 
 @pytest.mark.parametrize(
@@ -22,5 +22,5 @@ def test_commands_let_threads_sleep(
     given: dict[str, str], policy: str, spins: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(given))
-    wait_politely()
+    use_passive_threads()
     assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == (policy, spins)

@@ -56,7 +56,7 @@ def test_a_folder_becomes_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--corruptions", "fogg"], "--corruptions 'fogg' is unknown; did you mean 'fog'?"),
+        (["--corruptions", "fogg"], "unknown corruption 'fogg'; did you mean 'fog'?"),
         (["--severities", "6"], "severity 6 does not exist"),
         (["--workers", "0"], "workers 0 is not possible"),
         (["--labels", "nothing.npy"], "nothing.npy is missing"),

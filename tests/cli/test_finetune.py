@@ -86,13 +86,13 @@ def test_the_papers_settings_are_the_defaults(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--checkpoint", "missing.pth"], "--checkpoint missing.pth: there is no such checkpoint"),
+        (["--checkpoint", "missing.pth"], "no checkpoint at 'missing.pth'"),
         (["--checkpoint", NANO, "--set", "depths=[1,1,1]"], "does not fit the network"),
         (["--checkpoint", NANO, "--preprocessing", "imagenet"], "was trained with mean"),
-        (["--checkpoint", NANO, "--preprocessing", "square"], "--preprocessing 'square' is unknown"),
-        (["--checkpoint", NANO, "--seed", "-1"], "--seed is -1; give a value >= 0"),
+        (["--checkpoint", NANO, "--preprocessing", "square"], "unknown preprocessing 'square'"),
+        (["--checkpoint", NANO, "--seed", "-1"], "seed is -1; give a value >= 0"),
         (["--checkpoint", NANO, "--seed", str(2**63)], "give a value < 9223372036854775808"),
-        (["--checkpoint", NANO, "--epochs", "0", "--lr", "-1"], "--epochs is 0; give a value >= 1; --lr is -1; give"),
+        (["--checkpoint", NANO, "--epochs", "0", "--lr", "-1"], "epochs is 0; give a value >= 1; lr is -1; give"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

@@ -250,7 +250,7 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("flags", "words"),
     [
         (["--data", "imagenet-c"], "not one to train on"),
-        (["--data", "pacs", "--target", "clipart"], "--target 'clipart' is unknown"),
+        (["--data", "pacs", "--target", "clipart"], "pacs has no domain 'clipart'"),
         (["--data", "pacs", "--share", "1.5"], "share held out is 1.5"),
         (["--data", "pacs", "--size", "4"], "at least 8 pixels"),
         (["--data", "pacs", "--size", "0"], "--size 0: give at least 8 pixels"),
@@ -258,9 +258,9 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--data", "pacs", "--recipe", "missing.toml"], "there is no file 'missing.toml'"),
         (
             ["--data", "pacs", "--model", "vmamba_nanno"],
-            "--model 'vmamba_nanno' is unknown; did you mean 'vmamba_nano'?",
+            "unknown network 'vmamba_nanno'; did you mean 'vmamba_nano'?",
         ),
-        (["--data", "pasc"], "--data 'pasc' is unknown; did you mean 'pacs'?"),
+        (["--data", "pasc"], "unknown data set 'pasc'; did you mean 'pacs'?"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

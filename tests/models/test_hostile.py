@@ -134,7 +134,7 @@ def test_a_header_of_safetensors_that_states_a_huge_length(tmp_path: Path) -> No
 METADATA: dict[str, tuple[dict[str, str], str]] = {
     "infinite size": (
         {"preprocessing": '{"size": Infinity, "mean": [0, 0, 0], "std": [1, 1, 1]}'},
-        "Infinity is not a number of JSON",
+        "Infinity is not valid in JSON",
     ),
     "huge size": (
         {"preprocessing": '{"size": 1000000000, "mean": [0, 0, 0], "std": [1, 1, 1]}'},
@@ -142,15 +142,15 @@ METADATA: dict[str, tuple[dict[str, str], str]] = {
     ),
     "nan mean": (
         {"preprocessing": '{"size": 32, "mean": [NaN, 0, 0], "std": [1, 1, 1]}'},
-        "NaN is not a number of JSON",
+        "NaN is not valid in JSON",
     ),
     "deep preprocessing": ({"preprocessing": "[" * 100_000}, "the preprocessing stated in .* nested deeper than 64"),
     "deep overrides": ({"overrides": '{"a":' * 100_000}, "the overrides stated in .* nested deeper than 64"),
     "list of overrides": ({"overrides": "[1]"}, r"the overrides stated in .* \(it is \[1\]\)"),
     "digits": ({"num_classes": "1" * 5000}, "the num_classes stated in"),
     "words": ({"num_classes": "ten"}, "the num_classes stated in"),
-    "infinite ratio": ({"overrides": '{"ssm_ratio": Infinity}'}, "Infinity is not a number of JSON"),
-    "nan ratio": ({"overrides": '{"ssm_ratio": NaN}'}, "NaN is not a number of JSON"),
+    "infinite ratio": ({"overrides": '{"ssm_ratio": Infinity}'}, "Infinity is not valid in JSON"),
+    "nan ratio": ({"overrides": '{"ssm_ratio": NaN}'}, "NaN is not valid in JSON"),
     "huge network": ({"overrides": '{"dims": [16384, 16384], "depths": [99, 99]}'}, "parameters; at most 1e"),
     "classes": ({"classes": "[1, 2]"}, "a class name is not a string"),
     "variant": ({"variant": "vmamba_nanno"}, "did you mean 'vmamba_nano'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from trust_tta.plugins import resolve
 from trust_tta.preprocessing import Preprocessing, find_preset
 from trust_tta.results.codec import canonical_json
 from trust_tta.results.display import make_label
@@ -77,10 +79,10 @@ class ModelConfig(Schema):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str | None) -> str | None:
-        from trust_tta.models.networks import find_network
+        from trust_tta.models.variants import VARIANTS
 
         if name is not None:
-            find_network(name)
+            resolve(name, VARIANTS, group="trust_tta.models")
         return name
 
     @field_validator("checkpoint")
@@ -158,8 +160,11 @@ class DataConfig(Schema):
     @field_validator("images", "labels")
     @classmethod
     def _belong_to_arrays(cls, path: str | None, info: ValidationInfo) -> str | None:
-        if (info.data.get("dataset", ARRAY) == ARRAY) == (path is None) and "dataset" in info.data:
-            raise ValueError(f"the data set '{ARRAY}', and no other, has the files images and labels")
+        dataset = info.data.get("dataset")
+        if dataset == ARRAY and path is None:
+            raise ValueError(f"the data set '{ARRAY}' needs the files images and labels")
+        if dataset not in (ARRAY, None) and path is not None:
+            raise ValueError(f"only the data set '{ARRAY}' takes images and labels, not '{dataset}'; omit them")
         return path
 
     @field_validator("domains")
@@ -274,6 +279,13 @@ class RunConfig(Schema):
         default=0, description="images per domain whose predictions are kept, with small pictures"
     )
     confusion: bool = Field(default=False, description="keep the confusion matrix of each cell")
+
+    @field_validator("device")
+    @classmethod
+    def _device_exists(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"{show(device)} is unknown; give auto, cpu, cuda or cuda:1")
+        return device
 
     @field_validator("methods")
     @classmethod

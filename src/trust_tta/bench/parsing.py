@@ -1,4 +1,4 @@
-"""Reading experiments from TOML, from flags or from both; all mistakes are reported at once."""
+"""Reading experiments from a TOML file, from flags or from both; one error lists all mistakes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from trust_tta.bench.config import RunConfig
 from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError
-from trust_tta.schema import did_you_mean, examine, show
+from trust_tta.schema import did_you_mean, examine, outline, show
 
 PARTS, SMALL = "parts", "small"
 
-# Names that other projects' configurations use, dotted and in any case, and ours for them.
+# Names in other projects' configurations, dotted and in any case, and our keys.
 ALIASES = {
     "setting": "stream.setting",
     "rng_seed": "stream.seeds",
@@ -32,15 +32,16 @@ ALIASES = {
     "optim.steps": "options.steps",
     "model.episodic": "options.episodic",
 }
-_KEPT = ("methods", "model.overrides", "model.preprocessing", "data.options", "options")  # they have keys of their own
+# Tables with keys of the user's own, which are not flattened.
+_FREE_TABLES = ("methods", "model.overrides", "model.preprocessing", "data.options", "options")
 
 
 @dataclass(frozen=True)
-class Tables:
-    """The tables of one experiment; its mistakes are prefixed with `where`."""
+class Section:
+    """The keys and values of one experiment; `where` is the prefix of its mistakes."""
 
     where: str
-    content: dict[str, Any]
+    values: dict[str, Any]
 
 
 def read_config(path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False) -> RunConfig:
@@ -55,47 +56,61 @@ def read_config(path: Path | None, changes: Mapping[str, Any] | None = None, *, 
 def read_parts(
     path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False
 ) -> tuple[RunConfig, ...]:
-    """The experiments of a TOML file, one for each of its [[parts]], or the one of its small scale.
+    """The experiments of a TOML file: one per [[parts]], or the one of [small].
 
-    A data set among the `changes` selects the parts that use it. The small scale is checked even if not chosen.
+    `changes`: values of the command line; a data set among them selects the parts that use it. The section [small] is
+    checked even if it is not chosen.
     """
     content, changes = {} if path is None else read_toml(path), changes or {}
     mistakes: list[str] = []
     name, origin = ("experiment", "the command line") if path is None else (path.stem, str(path))
-    little = _small_scale(content, name=name, mistakes=mistakes)
-    chosen = _full_scale(content, mistakes)
+    reduced = _small_section(content, name, mistakes)
+    chosen = _full_sections(content, mistakes)
     if small:
-        if little is None and not mistakes:
+        if reduced is None and not mistakes:
             raise ConfigError(f"{origin} has no section [{SMALL}]; omit --small, or write one")
-        chosen = [little] if little is not None else []
+        chosen = [reduced] if reduced is not None else []
     elif PARTS in content and "dataset" in changes.get("data", {}):
-        chosen = _pick_parts(chosen, changes["data"]["dataset"])
-    configs = [_make(tables.where, change(tables.content, changes), name, mistakes) for tables in chosen]
-    if little is not None and not small:
-        _make(little.where, little.content, name, mistakes)
+        chosen = _select_dataset(chosen, changes["data"]["dataset"])
+    keys = [key for key, _, _ in outline(RunConfig)] if path is None else [key for key, _ in _flatten(changes)]
+    flags = {key: flag_of(key) for key in keys if path is None or key != "methods"}  # a file lists methods, too
+    configs = [_check(s.where, apply_changes(s.values, changes), name, mistakes, flags) for s in chosen]
+    if reduced is not None and not small:
+        _check(reduced.where, reduced.values, name, mistakes)
     if mistakes:
-        raise _error_of(mistakes, origin)
+        raise _as_error(mistakes, origin)
     return tuple(config for config in configs if config is not None)
 
 
 def parse_config(content: Mapping[str, Any], *, name: str, origin: str) -> RunConfig:
     """The experiment that nested tables describe; one ConfigError lists all mistakes."""
     mistakes: list[str] = []
-    config = _make("", content, name, mistakes)
+    config = _check("", content, name, mistakes)
     if config is None or mistakes:
-        raise _error_of(mistakes, origin)
+        raise _as_error(mistakes, origin)
     return config
 
 
+def flag_of(key: str) -> str:
+    """The command-line flag of a key: `model.name` is --model, `stream.batch_size` is --batch-size."""
+    table, _, name = key.rpartition(".")
+    return f"--{table if name == 'name' else name}".replace("_", "-")
+
+
 def translate(content: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` under our names, as nested tables; what is unknown keeps its name."""
+    """`content` with our keys in place of their ALIASES, as nested tables; unknown keys stay."""
     translated: dict[str, Any] = {}
     for name, value in _flatten(content):
         if name == "corruption.num_ex" and value == -1:  # means all images
             continue
         if name == "corruption.severity" and isinstance(value, list) and len(value) == 1:
             (value,) = value
-        _put(translated, ALIASES.get(name, name).split("."), value)
+        *tables, last = ALIASES.get(name, name).split(".")
+        table: Any = translated
+        for inner in tables:
+            table = table.setdefault(inner, {}) if isinstance(table, dict) else None
+        if isinstance(table, dict):  # else a value stands where a table should be, which is reported later
+            table[last] = value
     return translated
 
 
@@ -109,11 +124,12 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def change(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with the changes of a command line: `methods` selects methods, `method_options` sets options."""
-    rest = {name: value for name, value in changes.items() if name not in ("methods", "method_options")}
-    merged = merge(content, rest)
-    tables = [{"name": entry} if isinstance(entry, str) else entry for entry in _listed(merged.get("methods", []))]
+def apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with those of a command line: `methods` selects methods, `method_options` sets their options."""
+    merged = merge(
+        values, {name: value for name, value in changes.items() if name not in ("methods", "method_options")}
+    )
+    tables = _method_tables(merged.get("methods", []))
     if not all(isinstance(table, Mapping) for table in tables):  # reported with the other mistakes
         return merged
     if "methods" in changes:  # in this order; a name without a table stands for the method's defaults
@@ -121,72 +137,76 @@ def change(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         tables = [table for name, found in named.items() for table in found or [{"name": name}]]
     for method, option, value in changes.get("method_options", ()):
         if method not in [table.get("name") for table in tables]:
-            raise ConfigError(f"the option {method}.{option} is for a method that is not run; add it to --methods")
+            raise ConfigError(f"--option {method}.{option}: the method '{method}' is not run; add it to --methods")
         tables = [{**table, option: value} if table.get("name") == method else table for table in tables]
-    merged["methods"] = tables
+    if tables or "methods" in merged:
+        merged["methods"] = tables
     return merged
 
 
-def _error_of(mistakes: list[str], origin: str) -> ConfigError:
+def _as_error(mistakes: list[str], origin: str) -> ConfigError:
     count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
     return ConfigError(f"{origin} has {count}: {'; '.join(mistakes)}")
 
 
-def _make(where: str, content: Mapping[str, Any], name: str, mistakes: list[str]) -> RunConfig | None:
+def _check(
+    where: str,
+    content: Mapping[str, Any],
+    name: str,
+    mistakes: list[str],
+    flags: Mapping[str, str] | None = None,
+) -> RunConfig | None:
     """One experiment; its mistakes are added with the prefix `where`, those of a shared section only once."""
     values = {"experiment": name, **content}
     named = values["experiment"] if isinstance(values["experiment"], str) else name
     values.setdefault("store", f"runs/{named}.sqlite")
     for section in ("model", "data"):
         values.setdefault(section, {})
-    found = _share_options(values)
-    config, wrong = examine(RunConfig, values)
+    found = _distribute_options(values)
+    config, wrong = examine(RunConfig, values, flags=flags)
     known = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in mistakes}
     mistakes += [f"{where}{mistake}" for mistake in (*wrong, *found) if mistake not in known]
     return config
 
 
-def _share_options(values: dict[str, Any]) -> list[str]:
-    """Give the options of the table `options` to the methods that have them; returns what is wrong with it."""
+def _distribute_options(values: dict[str, Any]) -> list[str]:
+    """Give the options of the table `options` to the methods that have them; returns the mistakes in it."""
     shared = values.pop("options", {})
     if not isinstance(shared, Mapping):
         return [f"options is {show(shared)}; give a table"]
-    methods = [{"name": entry} if isinstance(entry, str) else entry for entry in _listed(values.get("methods", []))]
-    known = [_options_of(method.get("name")) if isinstance(method, Mapping) else None for method in methods]
-    if shared:
-        values["methods"] = [
-            method if valid is None else {**{o: v for o, v in shared.items() if o in valid}, **method}
-            for method, valid in zip(methods, known, strict=True)
-        ]
-    if None in known:  # unknown methods are reported anyway
+    if not shared:
         return []
-    every = {option for valid in known for option in valid or ()}
+    from trust_tta.methods.registry import method_options
+
+    methods = _method_tables(values.get("methods", []))
+    known: list[Mapping[str, Any]] = []
+    for method in methods:
+        try:
+            known.append(method_options(method.get("name")))
+        except (ConfigError, AttributeError):  # an unknown method, which is reported with the other mistakes
+            return []
+    values["methods"] = [
+        {**{option: value for option, value in shared.items() if option in valid}, **method}
+        for method, valid in zip(methods, known, strict=True)
+    ]
+    every = {option for valid in known for option in valid}
     return [f"options.{o}: no listed method has it; {did_you_mean(o, sorted(every))}" for o in shared if o not in every]
 
 
-def _options_of(method: Any) -> Mapping[str, Any] | None:
-    from trust_tta.methods.registry import method_options
-
-    try:
-        return method_options(method)
-    except (ConfigError, TypeError):
-        return None
-
-
-def _full_scale(content: Mapping[str, Any], mistakes: list[str]) -> list[Tables]:
-    """One experiment for each of the file's [[parts]], or the file itself; a part's sections replace the file's."""
+def _full_sections(content: Mapping[str, Any], mistakes: list[str]) -> list[Section]:
+    """One section per [[parts]], or the file itself; tables of a part replace those of the file."""
     base = translate({name: value for name, value in content.items() if name not in (PARTS, SMALL)})
     parts = content.get(PARTS)
     if parts is None:
-        return [Tables("", base)]
+        return [Section("", base)]
     if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
         mistakes.append(f"{PARTS}: {show(parts)} is not a list of tables; write [[{PARTS}]] before each")
-        return [Tables("", base)]
-    return [Tables(f"{PARTS}[{i}]: ", {**base, **translate(part)}) for i, part in enumerate(parts, start=1)]
+        return [Section("", base)]
+    return [Section(f"{PARTS}[{i}]: ", {**base, **translate(part)}) for i, part in enumerate(parts, start=1)]
 
 
-def _small_scale(content: Mapping[str, Any], *, name: str, mistakes: list[str]) -> Tables | None:
-    """The file with its sections replaced by those of [small]: one experiment, with its own name and store."""
+def _small_section(content: Mapping[str, Any], name: str, mistakes: list[str]) -> Section | None:
+    """The file with the tables of [small] in place of its own, under its own name and store."""
     section = content.get(SMALL)
     if section is None:
         return None
@@ -195,19 +215,19 @@ def _small_scale(content: Mapping[str, Any], *, name: str, mistakes: list[str]) 
         return None
     base = translate({key: value for key, value in content.items() if key not in (PARTS, SMALL, "store")})
     base["experiment"] = f"{base.get('experiment', name)}-{SMALL}"
-    return Tables(f"{SMALL}: ", {**base, **translate(section)})
+    return Section(f"{SMALL}: ", {**base, **translate(section)})
 
 
-def _pick_parts(parts: Sequence[Tables], dataset: str) -> list[Tables]:
-    """The parts of one data set."""
+def _select_dataset(sections: Sequence[Section], dataset: str) -> list[Section]:
+    """The sections that use a data set."""
     from trust_tta.data.classes import fold_name
 
-    data = [part.content.get("data") for part in parts]
+    data = [section.values.get("data") for section in sections]
     present = [str(table.get("dataset")) if isinstance(table, Mapping) else "none" for table in data]
-    picked = [p for p, name in zip(parts, present, strict=True) if fold_name(name) == fold_name(dataset)]
-    if not picked:
-        raise ConfigError(f"no part is of the data set {dataset!r}; the parts are of {', '.join(present)}")
-    return picked
+    selected = [s for s, name in zip(sections, present, strict=True) if fold_name(name) == fold_name(dataset)]
+    if not selected:
+        raise ConfigError(f"no part uses the data set {dataset!r}; the parts use {', '.join(present)}")
+    return selected
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -215,22 +235,14 @@ def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
     pairs: list[tuple[str, Any]] = []
     for key, value in content.items():
         name = f"{prefix}{key.lower()}"
-        if isinstance(value, Mapping) and value and name not in _KEPT:
+        if isinstance(value, Mapping) and value and name not in _FREE_TABLES:
             pairs += _flatten(value, f"{name}.")
         else:
             pairs.append((name, value))
     return pairs
 
 
-def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set a value in nested tables, created where missing; anything else in their place is reported later."""
-    for name in path[:-1]:
-        inner: Any = table.setdefault(name, {})
-        if not isinstance(inner, dict):
-            return
-        table = inner
-    table[path[-1]] = value
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+def _method_tables(methods: Any) -> list[Any]:
+    """Methods, given as one or a list of names and tables, as tables."""
+    listed = list(methods) if isinstance(methods, list | tuple) else [methods]
+    return [{"name": entry} if isinstance(entry, str) else entry for entry in listed]

@@ -6,8 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli import names
-from trust_tta.cli.arguments import add_option_argument, add_run_arguments, read_experiments, wait_politely
+from trust_tta.cli.arguments import add_option_argument, add_run_arguments, read_experiments, use_passive_threads
 from trust_tta.cli.output import Drawer, say, try_folder
 from trust_tta.cli.rank import print_ranking, rank, with_limit
 from trust_tta.errors import ConfigError
@@ -42,15 +41,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    wait_politely()
-    names.check_run(arguments)
-    names.check_options(arguments.option)
+    use_passive_threads()
     try_folder("--out", arguments.out)
     points = surface_points(small=arguments.small) if arguments.points is None else arguments.points
     if points < 2:
         raise ConfigError(f"--points {arguments.points} make no surface; give 2 or more")
-    changed = {"method_options": arguments.option} | ({} if arguments.config else {"methods": ["trust"]})
-    parts = read_experiments(arguments, changed)
+    changed = {} if arguments.config else {"methods": ["trust"]}
+    parts = read_experiments(arguments, method_options=arguments.option, **changed)
     analyse(arguments.kind, parts, Path(arguments.out), points=points, every=arguments.domains is not None)
 
 

@@ -1,17 +1,13 @@
-"""Flags that several commands share, the syntax of their values, and what they change in a configuration."""
+"""Flags shared by several commands, and the syntax of their values."""
 
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
@@ -19,7 +15,7 @@ if TYPE_CHECKING:
     from trust_tta.bench.config import RunConfig
     from trust_tta.schema import Schema
 
-# The metavar of a key's flag, where its default does not determine it; tables have no flag.
+# Metavars of flags that the default value does not determine.
 _KINDS = {
     "model.name": "NAME",
     "model.checkpoint": "FILE",
@@ -35,16 +31,15 @@ _KINDS = {
     "stream.seeds": "N[,N]",
     "store": "FILE",
 }
-_TABLES = ("methods", "model.overrides", "data.options")
-_TABLE_FLAGS = {"--override": "model.overrides", "--data-option": "data.options"}
+_TABLE_FLAGS = {"model.overrides": "--override", "data.options": "--data-option"}
 _RESULTS = ("clean_after", "keep_samples", "confusion")  # for benchmarks only
 
 
-def wait_politely() -> None:
-    """Let PyTorch's threads sleep while they wait; call this before it is imported.
+def use_passive_threads() -> None:
+    """Let idle OpenMP threads sleep instead of spin; call this before PyTorch is imported.
 
-    Spinning threads slow down a busy machine: by a factor of 10 on two cores. GNU's may spin for 20 microseconds
-    first: a busy machine does not feel it, and an operation that follows at once need not wake them.
+    Spinning slows down a busy machine, by a factor of 10 on two cores. 20 microseconds of spinning are kept with GNU's
+    OpenMP, so that an operation that follows at once need not wake the threads.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -52,19 +47,19 @@ def wait_politely() -> None:
 
 
 def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
-    """The configuration file, and a flag for each of its keys; with `results` also for what a benchmark keeps."""
+    """The configuration file and a flag for each of its keys; with `results`, also those of `bench` only."""
     from trust_tta.bench.config import RunConfig
+    from trust_tta.bench.parsing import flag_of
     from trust_tta.schema import outline
 
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file; flags override what it says")
     for key, default, text in outline(RunConfig):
-        if key not in _TABLES and (results or key not in _RESULTS):
-            _add_flag(parser, key, default, text)
-    for flag, key in _TABLE_FLAGS.items():
-        text = next(text for name, _, text in outline(RunConfig) if name == key)
-        parser.add_argument(
-            flag, type=setting, action="append", default=[], metavar="NAME=VALUE", help=f"{text}; repeatable"
-        )
+        if key in _TABLE_FLAGS:
+            flag, text = _TABLE_FLAGS[key], f"{text}; repeatable"
+            parser.add_argument(flag, type=setting, action="append", default=[], metavar="NAME=VALUE", help=text)
+        elif key != "methods" and (results or key not in _RESULTS):
+            shown = "" if default in (..., None) or "default" in text else f" (default {_written(default)})"
+            _add_flag(parser, flag_of(key), default, f"{text}{shown}".replace("`", "'"), kind=_KINDS.get(key))
     parser.add_argument("--small", action="store_true", help="run the configuration's section [small]")
 
 
@@ -80,67 +75,28 @@ def add_option_argument(parser: ArgumentParser, *, method: str = "METHOD") -> No
     )
 
 
-def read_experiments(arguments: Namespace, changed: dict[str, Any]) -> tuple[RunConfig, ...]:
-    """The experiments of the configuration, with what the flags and `changed` change in it."""
-    from trust_tta.bench.parsing import read_parts
+def read_experiments(arguments: Namespace, **changes: Any) -> tuple[RunConfig, ...]:
+    """The experiments of the configuration, with the values of the flags and `changes`."""
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.bench.parsing import flag_of, read_parts
+    from trust_tta.schema import outline
 
-    path = Path(arguments.config) if arguments.config else None
-    with in_words_of_flags(arguments):
-        return read_parts(path, changes(arguments) | changed, small=arguments.small)
-
-
-def changes(arguments: Namespace) -> dict[str, Any]:
-    """What the flags of `add_run_arguments` change in a configuration."""
-    changed: dict[str, Any] = {}
-    tables = {key: dict(getattr(arguments, flag[2:].replace("-", "_"))) for flag, key in _TABLE_FLAGS.items()}
-    for key, given in [*_given(arguments).items(), *((key, table) for key, table in tables.items() if table)]:
+    changed: dict[str, Any] = dict(changes)
+    for key, _, _ in outline(RunConfig):
+        flag = _TABLE_FLAGS.get(key, flag_of(key))
+        given = getattr(arguments, flag[2:].replace("-", "_"), None)
+        if key == "methods" or given is None or (key in _TABLE_FLAGS and not given):
+            continue
         *outer, name = key.split(".")
         table = changed
         for inner in outer:
             table = table.setdefault(inner, {})
-        table[name] = given
-    return changed
+        table[name] = dict(given) if key in _TABLE_FLAGS else given
+    return read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
 
 
-@contextmanager
-def in_words_of_flags(arguments: Namespace) -> Iterator[None]:
-    """Let mistakes in a configuration name flags instead of keys, where flags were typed or should have been."""
-    from trust_tta.bench.config import RunConfig
-    from trust_tta.schema import outline
-
-    try:
-        yield
-    except ConfigError as error:
-        keys = _given(arguments) if arguments.config else [key for key, _, _ in outline(RunConfig)]
-        raise ConfigError(name_flags(str(error), keys)) from error
-
-
-def name_flags(message: str, keys: Iterable[str]) -> str:
-    """The message with the flags of `keys` in their place, also of single entries of a list."""
-    for key in keys:
-        message = re.sub(rf"(?<![\w.-]){re.escape(key)}(\.\d+)?(?= is |: )", _flag(key), message)
-    return message
-
-
-def _flag(key: str) -> str:
-    """The flag of a key: its table's name if the key is called `name`, else its own."""
-    table, _, name = key.rpartition(".")
-    return f"--{table if name == 'name' else name}".replace("_", "-")
-
-
-def _given(arguments: Namespace) -> dict[str, Any]:
-    """The keys of a configuration for which a flag was typed."""
-    from trust_tta.bench.config import RunConfig
-    from trust_tta.schema import outline
-
-    values = {key: getattr(arguments, _flag(key)[2:].replace("-", "_"), None) for key, _, _ in outline(RunConfig)}
-    return {key: value for key, value in values.items() if value is not None and key not in _TABLES}
-
-
-def _add_flag(parser: ArgumentParser, key: str, default: object, text: str) -> None:
-    flag, kind = _flag(key), _KINDS.get(key)
-    shown = "" if default in (..., None) or "default" in text else f" (default {_written(default)})"
-    text = f"{text}{shown}".replace("`", "'").replace("%", "%%")
+def _add_flag(parser: _ActionsContainer, flag: str, default: object, text: str, *, kind: str | None) -> None:
+    text = text.replace("%", "%%")
     if isinstance(default, bool):
         parser.add_argument(flag, action=BooleanOptionalAction, default=None, help=text)
         return

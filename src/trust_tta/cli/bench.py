@@ -5,8 +5,13 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from trust_tta.cli import names
-from trust_tta.cli.arguments import add_option_argument, add_run_arguments, names_list, read_experiments, wait_politely
+from trust_tta.cli.arguments import (
+    add_option_argument,
+    add_run_arguments,
+    names_list,
+    read_experiments,
+    use_passive_threads,
+)
 from trust_tta.cli.engines import add_engine_arguments, check_engine
 from trust_tta.cli.output import try_file
 from trust_tta.errors import ConfigError, TrustError
@@ -37,15 +42,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    wait_politely()
-    check(arguments)
+    use_passive_threads()
+    check_engine(arguments)
+    if arguments.export:
+        if Path(arguments.export).suffix not in (".csv", ".parquet"):
+            raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
+        try_file("--export", arguments.export)
+    changed = {"methods": arguments.methods} if arguments.methods is not None else {}
+    parts = read_experiments(arguments, method_options=arguments.option, **changed)
     from trust_tta.cli.cells import export, list_cells, run_parts
     from trust_tta.cli.engines import make_engine
 
-    changed = {"method_options": arguments.option}
-    if arguments.methods is not None:
-        changed["methods"] = arguments.methods
-    parts = read_experiments(arguments, changed)
     if arguments.list:
         for config in parts:
             list_cells(config)
@@ -58,15 +65,3 @@ def run(arguments: Namespace) -> None:
         export(cells, Path(arguments.export))
     if problems:
         raise TrustError("; ".join(problems))
-
-
-def check(arguments: Namespace) -> None:
-    """Everything that can be refused before PyTorch is loaded."""
-    names.check_run(arguments)
-    names.check_each("--methods", arguments.methods, names.methods())
-    names.check_options(arguments.option)
-    check_engine(arguments)
-    if arguments.export:
-        if Path(arguments.export).suffix not in (".csv", ".parquet"):
-            raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
-        try_file("--export", arguments.export)

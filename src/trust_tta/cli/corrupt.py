@@ -8,7 +8,6 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
-from trust_tta.cli import names
 from trust_tta.cli.arguments import integers, names_list
 from trust_tta.cli.output import Drawer, say, try_folder
 from trust_tta.errors import ConfigError
@@ -33,7 +32,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    names.check_each("--corruptions", arguments.corruptions, names.corruptions())
     try_folder("OUTPUT", arguments.output)
     from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder
     from trust_tta.data.corruptions.table import CORRUPTIONS

@@ -6,7 +6,6 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from pathlib import Path
 
-from trust_tta.cli import names
 from trust_tta.cli.output import Drawer, say, try_folder
 from trust_tta.errors import CheckpointError, DataError, TrustError
 
@@ -74,7 +73,6 @@ def check(arguments: Namespace) -> None:
     root = Path(arguments.root)
     if not root.is_dir():
         raise DataError(f"'{root}' is not a folder; give the folder that holds your data sets, or is one")
-    names.check_flags(arguments)
     classes = _classes(arguments.checkpoint) if arguments.checkpoint else None
     with Drawer() as drawer:
         if arguments.dataset:

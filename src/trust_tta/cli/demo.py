@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.arguments import use_passive_threads
 from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError, TrustError
 
@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    wait_politely()
+    use_passive_threads()
     out = try_folder("--out", arguments.out)
     import torch
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
-from trust_tta.cli import names
-from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.arguments import use_passive_threads
 from trust_tta.cli.output import Drawer, say, try_file
 
 EXAMPLES = """\
@@ -54,10 +53,7 @@ def _size(text: str) -> Any:
 
 
 def run(arguments: Namespace) -> None:
-    wait_politely()
-    names.check_flags(arguments)
-    if arguments.checkpoint is None:
-        names.check_checkpoint("SOURCE", arguments.source)
+    use_passive_threads()
     if arguments.out:
         try_file("--out", arguments.out)
     from trust_tta.export import export_network

@@ -5,8 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from trust_tta.cli import names
-from trust_tta.cli.arguments import add_schema_arguments, name_flags, schema_values, setting, wait_politely
+from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, use_passive_threads
 from trust_tta.cli.output import Drawer, try_folder
 from trust_tta.cli.train import add_data_arguments, conclude
 from trust_tta.errors import ConfigError
@@ -31,20 +30,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    wait_politely()
-    from trust_tta.preprocessing import PRESETS
-    from trust_tta.schema import examine
+    use_passive_threads()
+    from trust_tta.data.specs import find_spec
+    from trust_tta.preprocessing import find_preset
+    from trust_tta.schema import parse
     from trust_tta.training.recipe import FinetuneRecipe
 
-    names.check("--data", arguments.data, names.datasets())
-    names.check_flags(arguments)
-    if arguments.preprocessing:
-        names.check("--preprocessing", arguments.preprocessing, PRESETS)
-    preprocessing = PRESETS[arguments.preprocessing] if arguments.preprocessing else None
-    given = schema_values(arguments, FinetuneRecipe)
-    recipe, mistakes = examine(FinetuneRecipe, given)
-    if recipe is None:
-        raise ConfigError(name_flags("; ".join(mistakes), given))
+    find_spec(arguments.data)  # refuses an unknown name before PyTorch is imported
+    preprocessing = find_preset(arguments.preprocessing) if arguments.preprocessing else None
+    recipe = parse(FinetuneRecipe, schema_values(arguments, FinetuneRecipe), where="the recipe")
     out = try_folder("--out", arguments.out)
     if (out / "model.safetensors").exists():
         raise ConfigError(f"'{out / 'model.safetensors'}' exists and would be lost; give another --out, or delete it")

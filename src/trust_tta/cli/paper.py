@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trust_tta
-from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.arguments import use_passive_threads
 from trust_tta.cli.output import say
 from trust_tta.errors import BackendError, CheckpointError, ConfigError, DataError, TrustError
 
@@ -77,7 +77,7 @@ def run(arguments: Namespace) -> None:
     if arguments.run is None:
         say((markdown(items) if arguments.markdown else listing(items)).removesuffix("\n"))
         return
-    wait_politely()
+    use_passive_threads()
     chosen = _choose(items, arguments.run)
     problems: list[str] = []
     seconds: dict[str, float] = {}

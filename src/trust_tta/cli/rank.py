@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trust_tta.cli import names
-from trust_tta.cli.arguments import add_run_arguments, changes, in_words_of_flags, wait_politely
+from trust_tta.cli.arguments import add_run_arguments, read_experiments, use_passive_threads
 from trust_tta.cli.output import Drawer, say, try_file, try_folder
 from trust_tta.errors import ConfigError
 
@@ -38,17 +37,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    wait_politely()
-    names.check_run(arguments)
+    use_passive_threads()
     if not 1 <= arguments.k <= 24:
         raise ConfigError(f"--k {arguments.k}: there are 24 orders, give 1 to 24")
     if arguments.json:
         (try_file if arguments.json.endswith(".json") else try_folder)("--json", arguments.json)
-    from trust_tta.bench.parsing import read_config
-
-    changed: dict[str, Any] = {**changes(arguments), "methods": ["source"]}
-    with in_words_of_flags(arguments):
-        config = read_config(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
+    (config, *others) = read_experiments(arguments, methods=["source"])
+    if others:
+        names = ", ".join(part.data.dataset for part in (config, *others))
+        raise ConfigError(f"{arguments.config} has {len(others) + 1} parts ({names}); choose one with --dataset")
     ranking = rank(config)
     print_ranking(ranking, arguments.k)
     if arguments.json:

@@ -11,8 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli import names
-from trust_tta.cli.arguments import wait_politely
+from trust_tta.cli.arguments import use_passive_threads
 from trust_tta.cli.engines import add_cluster_arguments, check_cluster
 from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError
@@ -62,7 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    wait_politely()
+    use_passive_threads()
     from trust_tta.optional import require
 
     for package in ("starlette", "uvicorn", "httptools", "prometheus_client", "python_multipart"):
@@ -127,8 +126,10 @@ def _serve_on_cluster(
 
 def _check(arguments: Namespace) -> None:
     """Everything that can be refused before PyTorch is loaded."""
-    names.check_flags(arguments)
-    names.check("--method", arguments.method, names.methods())
+    from trust_tta.methods.registry import METHODS
+    from trust_tta.plugins import resolve
+
+    resolve(arguments.method, METHODS, group="trust_tta.methods")
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")
     check_cluster(arguments, "replicas")

@@ -8,8 +8,7 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trust_tta.cli import names
-from trust_tta.cli.arguments import integers, names_list, wait_politely
+from trust_tta.cli.arguments import integers, names_list, use_passive_threads
 from trust_tta.cli.output import Drawer, say, try_file
 from trust_tta.errors import BackendError
 
@@ -50,8 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     """Measure, print, write; a backend that fails its self-check is not timed and makes the run fail."""
-    wait_politely()
-    names.check_flags(arguments)
+    use_passive_threads()
     out = try_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
     from trust_tta.atomic import write_whole
     from trust_tta.bench.environment import choose_device

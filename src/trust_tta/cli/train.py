@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli import names
-from trust_tta.cli.arguments import add_schema_arguments, name_flags, schema_values, setting, wait_politely
+from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, use_passive_threads
 from trust_tta.cli.engines import add_engine_arguments, check_engine, open_cluster
 from trust_tta.cli.output import Drawer, say, try_folder
 from trust_tta.config_io import read_toml
@@ -66,11 +65,9 @@ def add_data_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     """Train one network, or one for each domain that is left out; one that fails does not keep the others waiting."""
-    wait_politely()
+    use_passive_threads()
     if arguments.size is not None and arguments.size < 8:
         raise ConfigError(f"--size {arguments.size}: give at least 8 pixels")
-    names.check("--data", arguments.data, names.datasets())
-    names.check_flags(arguments)
     check_engine(arguments)
     recipe = read_recipe(arguments)
     targets = arguments.target.split(",") if arguments.target is not None else [None]
@@ -101,6 +98,7 @@ def run(arguments: Namespace) -> None:
 def _check_targets(
     arguments: Namespace, targets: Sequence[str | None], recipe: TrainRecipe | PixelRecipe, *, several: bool
 ) -> None:
+    from trust_tta.data.specs import find_domain, find_spec
     from trust_tta.training.recipe import PixelRecipe
 
     dense = isinstance(recipe, PixelRecipe)
@@ -112,8 +110,9 @@ def _check_targets(
         raise ConfigError(
             f"--out {arguments.out}: of several targets each needs a folder; give {arguments.out}_{{domain}}"
         )
-    if not dense and arguments.target and (known := names.domains(arguments.data)):
-        names.check_each("--target", targets, known)
+    if not dense and arguments.target and (spec := find_spec(arguments.data)).domains:
+        for target in targets:
+            find_domain(spec, target)
 
 
 def _training(
@@ -145,6 +144,7 @@ def _training(
 def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
     """The file, then the flags, over defaults that fit the data and the size; all mistakes in one line."""
     from trust_tta.models.variants import VARIANTS
+    from trust_tta.plugins import resolve
     from trust_tta.training.recipe import PixelRecipe, TrainRecipe, labels_pixels, pixel_recipe, recipe_for
 
     recipe: TrainRecipe | PixelRecipe
@@ -153,9 +153,11 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
     if "drop_path" in dict(arguments.set):
         mistakes.append("--set drop_path has no effect in training; use --drop-path")
     try:
-        VARIANTS[arguments.model].override(dict(arguments.set))
+        resolve(arguments.model, VARIANTS, group="trust_tta.models")
+        if arguments.model in VARIANTS:
+            VARIANTS[arguments.model].override(dict(arguments.set))
     except ConfigError as error:
-        mistakes.append(f"--set: {error}")
+        mistakes.append(str(error))
     try:
         recipe = (
             pixel_recipe(given, where=arguments.recipe or "")
@@ -163,7 +165,7 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
             else recipe_for(arguments.data, given, size=arguments.size, where=arguments.recipe or "")
         )
     except ConfigError as error:
-        mistakes.append(name_flags(str(error), flags))
+        mistakes.append(str(error))
     if mistakes:
         raise ConfigError("; ".join(mistakes))
     return recipe
