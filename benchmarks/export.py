@@ -32,7 +32,7 @@ import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.export import export_network
 from trust_tta.export.check import accuracy, open_onnx
-from trust_tta.export.network import Input, PixelNetwork
+from trust_tta.export.network import Input, PixelInputNetwork
 from trust_tta.export.onnx import quantize
 from trust_tta.models.base import ScanNetwork
 from trust_tta.optional import require
@@ -69,7 +69,7 @@ def measure(name: str, *, rounds: int, seconds: float) -> dict[str, Any]:
         small = shutil.copyfile(exported.path, Path(folder, "int8.onnx"))
         quantize(small)
         files = {FILE: open_onnx(exported.path, threads=THREADS), SMALL: open_onnx(small, threads=THREADS)}
-        ours = PixelNetwork(model, preprocessing, "float", backend="auto")
+        ours = PixelInputNetwork(model, preprocessing, "float", backend="auto")
         image = torch.rand(1, 3, size, size)
         works: dict[str, Callable[[], object]] = {
             FILE: partial(files[FILE], image),

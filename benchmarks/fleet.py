@@ -29,7 +29,7 @@ from torch import Tensor
 import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.distributed.averaging import Averaging, Merger, Offer
 from trust_tta.distributed.replicas import Replica, source_of
 from trust_tta.methods.base import Method

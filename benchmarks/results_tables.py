@@ -89,7 +89,7 @@ def write_cells(report: Report, path: Path) -> None:
 def page(group: Group, config: Path) -> str:
     found = (difference_table(group), duel_table(group), cost_table(group, load_published()), calibration_table(group))
     tables = [f"{table.caption}.\n\n{to_markdown(table)}" for table in found if table is not None]
-    what = "Mean IoU" if group.labels_pixels else "Accuracy"
+    what = "Mean IoU" if group.is_segmentation else "Accuracy"
     sections = (
         f"# {config.stem}, {group.setting}\n\n{commands(config, group)}",
         circumstances(group),

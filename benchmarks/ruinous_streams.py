@@ -45,7 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import trust_tta as tt
 from trust_tta.atomic import replacing
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.live import inputs
 from trust_tta.live.alarms import Reference, calibrate
 from trust_tta.live.inputs import Fetched, facts_of

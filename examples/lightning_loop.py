@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trust_tta as tt
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 
 
 class Evaluation(lightning.LightningModule):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trust_tta as tt
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 
 
 def evaluate(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]]) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 
 ROOT = Path(__file__).resolve().parents[1]
 # torchvision's operators are declared where a build for GPUs does not find its own: see tests/libraries.py.

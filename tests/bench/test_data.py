@@ -13,7 +13,7 @@ from trust_tta.bench.config import DataConfig
 from trust_tta.bench.data import CorruptedImages, ExperimentData
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.dataset import ArrayImages
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.errors import ConfigError, DataError
 
 

@@ -13,7 +13,7 @@ from tests.bench.tiny import run, tiny_config
 from trust_tta.bench.runner import small_picture
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.corruptions.apply import corrupt
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.results import ResultStore
 
 

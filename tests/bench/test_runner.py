@@ -12,7 +12,7 @@ import torch
 from tests.bench.tiny import OVERRIDES, run, tiny_config, write_checkpoint
 from trust_tta.bench.runner import Conditions, run_domain, run_stream
 from trust_tta.data.dataset import array_dataset
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.data.streams import Domain, StreamConfig, stream_datasets
 from trust_tta.errors import ShapeError
 from trust_tta.methods.base import Method

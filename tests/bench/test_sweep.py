@@ -18,8 +18,8 @@ from trust_tta.bench.config import RunConfig
 from trust_tta.bench.data import ExperimentData, prepare
 from trust_tta.bench.plan import make_plan, weigh
 from trust_tta.bench.sweep import sweep
-from trust_tta.data.corrupt_tree import corrupt_array
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.corrupt_dataset import corrupt_array
+from trust_tta.data.sample import load_sample
 from trust_tta.data.streams import Domain
 from trust_tta.errors import BackendError, CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.methods.base import Method

@@ -10,7 +10,7 @@ from PIL import Image
 
 from trust_tta.cli.main import main
 from trust_tta.data.corruptions.apply import corrupt
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 
 
 def test_an_array_becomes_a_corrupted_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

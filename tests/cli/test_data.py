@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trust_tta.cli.main import main
-from trust_tta.data.specs import DATASETS
+from trust_tta.data.registry import DATASETS
 
 
 def test_the_list_names_every_data_set(capsys: pytest.CaptureFixture[str]) -> None:

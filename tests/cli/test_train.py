@@ -21,7 +21,7 @@ from trust_tta.cli.main import main
 from trust_tta.cli.output import Drawer
 from trust_tta.data.class_names import PACS_CLASSES
 from trust_tta.data.dataset import Dataset
-from trust_tta.data.reading import open_dataset
+from trust_tta.data.loading import open_dataset
 from trust_tta.errors import DataError
 from trust_tta.models.weights import read_weights
 from trust_tta.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing

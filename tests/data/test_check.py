@@ -11,7 +11,7 @@ import pytest
 from tests.data.trees import PACS_ROOT, WNIDS, Seen, class_tree, corrupted_arrays, save, thumbnails
 from trust_tta.data.check import Finding, check_root, find_present
 from trust_tta.data.class_names import PACS_CLASSES
-from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder
+from trust_tta.data.corrupt_dataset import corrupt_array, corrupt_folder
 
 
 def _errors(findings: list[Finding]) -> list[str]:
@@ -246,6 +246,6 @@ def test_arbitrary_damage_is_reported_and_never_raised(tmp_path: Path) -> None:
 
 
 def test_checking_and_reading_do_without_torch() -> None:
-    modules = "trust_tta.data.check, trust_tta.data.reading, trust_tta.data.embedded"
+    modules = "trust_tta.data.check, trust_tta.data.loading, trust_tta.data.sample"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
-from tests.data.pictures import make_pictures
+from tests.data.image_files import make_pictures
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.blur import blur_along, disk_kernel, streak_weights, zoom_places
 from trust_tta.data.corruptions.digital import affine_places, hsv_to_rgb, rgb_to_hsv

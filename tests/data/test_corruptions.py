@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.data.pictures import make_pictures
+from tests.data.image_files import make_pictures
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.table import (
     ALL_CORRUPTIONS,

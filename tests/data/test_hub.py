@@ -12,8 +12,8 @@ import pytest
 from trust_tta.cli.main import main
 from trust_tta.data import available_domains, open_dataset
 from trust_tta.data.class_names import CIFAR10_CLASSES
-from trust_tta.data.embedded import load_sample
 from trust_tta.data.hub import from_datasets
+from trust_tta.data.sample import load_sample
 from trust_tta.errors import ConfigError, DataError
 
 datasets: Any = pytest.importorskip("datasets", reason="needs the extra 'hub'")

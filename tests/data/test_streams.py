@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.data.trees import class_tree, corrupted_arrays, thumbnails
 from trust_tta.data.dataset import Dataset, array_dataset
-from trust_tta.data.reading import open_dataset
+from trust_tta.data.loading import open_dataset
 from trust_tta.data.streams import (
     GRADUAL_SEVERITIES,
     SETTINGS,
@@ -20,7 +20,7 @@ from trust_tta.data.streams import (
     Setting,
     StreamConfig,
     correlated_order,
-    draw_segments,
+    draw_sequence,
     parse_setting,
     stream_datasets,
 )
@@ -290,11 +290,11 @@ def test_mistakes() -> None:
 
 def test_a_sequence_draws_every_pair_once_before_any_twice() -> None:
     pairs = [(domain, severity) for domain in DOMAINS for severity in (1, 2, 3, 4, 5)]
-    drawn = draw_segments(pairs, count=100, seed=3)
+    drawn = draw_sequence(pairs, count=100, seed=3)
     for start in range(0, 90, 15):
         assert len(set(drawn[start : start + 15])) == 15
-    assert draw_segments(pairs, count=70, seed=3) == drawn[:70]
-    assert draw_segments(pairs, count=100, seed=4) != drawn
+    assert draw_sequence(pairs, count=70, seed=3) == drawn[:70]
+    assert draw_sequence(pairs, count=100, seed=4) != drawn
 
 
 def test_a_sequence_never_resets_and_brings_other_images_each_time() -> None:

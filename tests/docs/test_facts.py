@@ -10,7 +10,7 @@ from benchmarks.commands_page import fill
 from tests.docs.pages import DOCS, PAGES, sections, table_rows
 from trust_tta.bench.config import DataConfig
 from trust_tta.cli.main import COMMANDS
-from trust_tta.data.specs import DATASETS
+from trust_tta.data.registry import DATASETS
 from trust_tta.data.streams import SETTINGS, parse_setting
 from trust_tta.methods.registry import list_methods
 from trust_tta.models.pretrained import PRETRAINED

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.report.browser import CHROMIUM, FLAGS
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.export import export_network
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "browser"

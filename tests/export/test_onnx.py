@@ -15,7 +15,7 @@ from torch import nn
 import trust_tta as tt
 from tests.export.networks import SMALL, small
 from trust_tta.cli.main import main
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.errors import TrustError
 from trust_tta.export import Exported, export_network
 from trust_tta.export.check import Agreement

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.fuzz.harness import Drawn, damaged, fuzz, nothing_written, refusal, values
 from trust_tta.data.arrays import open_array, open_corrupted, open_images, open_labels, read_batch
 from trust_tta.data.images import check_image, read_image
-from trust_tta.data.specs import find_spec
+from trust_tta.data.registry import find_spec
 from trust_tta.preprocessing import find_preset
 
 IMAGES = np.arange(5 * 4 * 32 * 32 * 3, dtype=np.uint32).astype(np.uint8).reshape(20, 32, 32, 3)

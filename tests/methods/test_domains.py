@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trust_tta import corrupt
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.methods.domains import FEATURES, DomainWatch, describe, haar
 
 N = 16

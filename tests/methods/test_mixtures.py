@@ -15,7 +15,7 @@ import trust_tta as tt
 from tests.methods.networks import batches, make, run, same, vmamba
 from tests.methods.test_domains import as_input, shipped
 from trust_tta import corrupt
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.methods.domains import VARIANCES, DomainWatch, describe
 from trust_tta.methods.mixtures import GROUPS, MIXED, QUEUE, Mixture
 from trust_tta.methods.statistics import Statistics, StreamNorm

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 import trust_tta as tt
 from tests.golden import shared_path
 from trust_tta.data.class_names import CIFAR10_CLASSES
-from trust_tta.data.embedded import load_sample
-from trust_tta.data.specs import find_spec
+from trust_tta.data.registry import find_spec
+from trust_tta.data.sample import load_sample
 from trust_tta.errors import CheckpointError, ConfigError
 from trust_tta.models import pretrained
 from trust_tta.preprocessing import find_preset

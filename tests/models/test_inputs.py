@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 import trust_tta as tt
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.errors import TrustWarning
 from trust_tta.preprocessing import PRESETS, Preprocessing, network_input
 

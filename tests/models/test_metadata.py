@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from tests.bench.tiny import OVERRIDES, write_checkpoint
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.dataset import array_dataset
-from trust_tta.data.specs import find_spec
+from trust_tta.data.registry import find_spec
 from trust_tta.errors import CheckpointError, ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.factory import create_model
 from trust_tta.models.pretrained import PRETRAINED, locate
 from trust_tta.preprocessing import PRESETS, Preprocessing, find_preset
+from trust_tta.training.artifacts import Origin
 from trust_tta.training.data import TrainingData
-from trust_tta.training.files import Origin
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.21, 0.22)
 

@@ -30,7 +30,7 @@ from trust_tta.models.sequences import Route, read, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vim import Vim
 from trust_tta.models.weights import load_state
-from trust_tta.training.head import fit_head
+from trust_tta.training.linear_probe import fit_head
 from trust_tta.training.recipe import FinetuneRecipe
 
 State = dict[str, Tensor]

@@ -16,12 +16,14 @@ from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.models.config import UPerNetConfig
 from trust_tta.models.upernet import UPerNet
 from trust_tta.training.loop import FitResult, fit
-from trust_tta.training.recipe import PixelRecipe
+from trust_tta.training.recipe import SegmentationRecipe
 from trust_tta.training.segmentation import segmentation
 
 CLASSES = 3
 # Every random part is on, so that a resumed run must get every one of them right.
-SHORT = PixelRecipe(epochs=3, batch_size=4, warmup_epochs=1, drop_path=0.3, crop=10, balance=0.5, plain_share=0.34)
+SHORT = SegmentationRecipe(
+    epochs=3, batch_size=4, warmup_epochs=1, drop_path=0.3, crop=10, balance=0.5, plain_share=0.34
+)
 
 
 def network() -> UPerNet:
@@ -47,7 +49,7 @@ def stripes(n: int, *, height: int = 12, width: int = 16) -> tuple[NDArray[np.ui
 
 
 def learn(
-    path: Path | None = None, recipe: PixelRecipe = SHORT, *, images: int = 10, **options: Any
+    path: Path | None = None, recipe: SegmentationRecipe = SHORT, *, images: int = 10, **options: Any
 ) -> FitResult[UPerNet]:
     pictures, masks = stripes(images)
     task = segmentation(CLASSES, masks, recipe)

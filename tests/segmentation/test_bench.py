@@ -19,7 +19,7 @@ from trust_tta.bench.metrics import PixelMeter
 from trust_tta.bench.parsing import parse_config
 from trust_tta.bench.sweep import sweep
 from trust_tta.data.corruptions.apply import corrupt
-from trust_tta.data.segmentation import PixelDataset
+from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.errors import ConfigError, ShapeError
 from trust_tta.models.factory import create_model
@@ -67,7 +67,7 @@ def test_an_experiment_on_pixels_records_the_mean_iou(tmp_path: Path) -> None:
     model = create_model("upernet_vmamba_nano", num_classes=11, checkpoint=tmp_path / "net.pth", **OVERRIDES)
     for domain in ("clean", "contrast"):
         dataset = ExperimentData(config.data).open(domain, severity=5, seed=0)
-        assert isinstance(dataset, PixelDataset)
+        assert isinstance(dataset, SegmentationDataset)
         ious = slow_ious(model, dataset)
         result = cells[domain, "source"].result
         assert result.samples == 5
@@ -82,7 +82,7 @@ def test_an_experiment_on_pixels_records_the_mean_iou(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def slow_ious(model: Any, dataset: PixelDataset) -> list[float]:
+def slow_ious(model: Any, dataset: SegmentationDataset) -> list[float]:
     """One picture after the other, and one class after the other."""
     predictions, labels = [], []
     for i in range(len(dataset)):
@@ -104,8 +104,8 @@ def test_corruptions_touch_the_picture_alone_at_its_own_size(tmp_path: Path) -> 
     config = config_of(tmp_path)
     data = ExperimentData(config.data)
     clean, foggy = (data.open(domain, severity=3, seed=7) for domain in ("clean", "fog"))
-    assert isinstance(clean, PixelDataset)
-    assert isinstance(foggy, PixelDataset)
+    assert isinstance(clean, SegmentationDataset)
+    assert isinstance(foggy, SegmentationDataset)
     for i in range(2):
         np.testing.assert_array_equal(clean.mask(i), foggy.mask(i))
         expected = corrupt(clean.images.read(i)[None], "fog", 3, 7, first_index=i)[0]
@@ -126,7 +126,7 @@ def test_the_corruptions_are_the_domains_unless_some_are_given(tmp_path: Path) -
 def test_classes_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
     data = ExperimentData(config_of(tmp_path).data)
     dataset = data.open("clean", severity=5, seed=0)
-    assert isinstance(dataset, PixelDataset)
+    assert isinstance(dataset, SegmentationDataset)
     outputs = np.arange(11)[::-1].copy()
     turned = dataset.renumber(outputs, dataset.class_names[::-1])
     mask, other = dataset.mask(0), turned.mask(0)

@@ -11,9 +11,9 @@ import torch
 from tests.golden import shared_folder
 from tests.segmentation.trees import HEIGHT, STORED, WIDTH, make_tree, stored_mask
 from trust_tta.data.check import check_root
-from trust_tta.data.reading import available_domains, open_dataset
-from trust_tta.data.segmentation import PixelDataset, distinct_colors
-from trust_tta.data.specs import DATASETS, find_spec
+from trust_tta.data.loading import available_domains, open_dataset
+from trust_tta.data.registry import DATASETS, find_spec
+from trust_tta.data.segmentation import SegmentationDataset, distinct_colors
 from trust_tta.data.streams import StreamConfig, stream_datasets
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
@@ -36,15 +36,15 @@ READ = {
 every_set = pytest.mark.parametrize("name", CLASSES)
 
 
-def open_pixels(name: str, root: Path, **options: object) -> PixelDataset:
+def open_segmentation(name: str, root: Path, **options: object) -> SegmentationDataset:
     dataset = open_dataset(name, root, options=options)
-    assert isinstance(dataset, PixelDataset)
+    assert isinstance(dataset, SegmentationDataset)
     return dataset
 
 
 @every_set
 def test_labels_are_read_by_the_rules_of_each_set(name: str, tmp_path: Path) -> None:
-    dataset = open_pixels(name, make_tree(name, tmp_path), protocol="native")
+    dataset = open_segmentation(name, make_tree(name, tmp_path), protocol="native")
     assert len(dataset) == 3
     assert len(dataset.class_names) == len(dataset.palette) == CLASSES[name]
     assert len({tuple(color) for color in dataset.palette.tolist()}) >= CLASSES[name] - 3  # ADE's table repeats some
@@ -55,10 +55,10 @@ def test_labels_are_read_by_the_rules_of_each_set(name: str, tmp_path: Path) -> 
 @every_set
 def test_protocols_decide_on_the_sizes(name: str, tmp_path: Path) -> None:
     root = make_tree(name, tmp_path)
-    native = open_pixels(name, root, protocol="native", scale=(64, 48))
+    native = open_segmentation(name, root, protocol="native", scale=(64, 48))
     assert native.image(0).shape == (48, 64, 3)
     assert native.mask(0).shape == (HEIGHT, WIDTH)
-    squash = open_pixels(name, root, protocol="squash")
+    squash = open_segmentation(name, root, protocol="squash")
     size = (560, 1120) if name == "cityscapes" else (224, 224)
     assert squash.image(0).shape == (*size, 3)
     assert squash.mask(0).shape == size
@@ -112,22 +112,22 @@ def test_a_folder_of_ones_own_may_have_splits_and_must_name_its_classes(tmp_path
 @pytest.mark.parametrize(("limit", "kept"), [(2, [0, 2]), (5, [0, 1, 2, 3, 4]), (8, [0, 1, 2, 3, 4])])
 def test_a_limit_takes_pictures_at_even_distances_and_each_once(limit: int, kept: list[int], tmp_path: Path) -> None:
     dataset = open_dataset("camvid", make_tree("camvid", tmp_path, images=5), limit=limit)
-    assert isinstance(dataset, PixelDataset)
+    assert isinstance(dataset, SegmentationDataset)
     assert [Path(name).stem for name in dataset.masks.names] == [f"a{k}" for k in kept]
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
     root = make_tree("camvid", tmp_path)
     with pytest.raises(ConfigError, match="unknown protocol 'nativ'; did you mean 'native'"):
-        open_pixels("camvid", root, protocol="nativ")
+        open_segmentation("camvid", root, protocol="nativ")
     with pytest.raises(ConfigError, match="there is no option protokol; did you mean 'protocol'"):
-        open_pixels("camvid", root, protokol="native")
+        open_segmentation("camvid", root, protokol="native")
     with pytest.raises(ConfigError, match="scale is 5; give a width and a height"):
-        open_pixels("camvid", root, scale=5)
+        open_segmentation("camvid", root, scale=5)
 
 
 def test_batches_hold_pictures_and_labels(tmp_path: Path) -> None:
-    dataset = open_pixels("camvid", make_tree("camvid", tmp_path), scale=(40, 40), protocol="squash")
+    dataset = open_segmentation("camvid", make_tree("camvid", tmp_path), scale=(40, 40), protocol="squash")
     (domain,) = stream_datasets([dataset], StreamConfig(batch_size=2), preprocessing=Preprocessing(), workers=2)
     batches = list(domain.batches)
     assert [tuple(b.images.shape) for b in batches] == [(2, 3, 40, 40), (1, 3, 40, 40)]
@@ -146,7 +146,7 @@ def test_colors_of_classes_differ() -> None:
 
 
 def test_class_names_are_whole() -> None:
-    specs = {spec.name: spec for spec in DATASETS if spec.layout == "pixels"}
+    specs = {spec.name: spec for spec in DATASETS if spec.layout == "segmentation"}
     assert set(specs) == set(CLASSES)
     assert specs["voc20"].class_names == specs["voc21"].class_names[1:]
     assert specs["context59"].class_names == specs["context60"].class_names[1:]
@@ -157,7 +157,7 @@ def test_class_names_are_whole() -> None:
 
 def test_real_camvid_is_read() -> None:
     root = shared_folder("data/CamVid")
-    dataset = open_pixels("camvid", root, protocol="native")
+    dataset = open_segmentation("camvid", root, protocol="native")
     assert (len(dataset), dataset.domain) == (233, "test")
     assert dataset.image(0).shape == (180, 240, 3)
     counts = np.bincount(np.concatenate([dataset.mask(i).ravel() for i in range(0, 233, 29)]), minlength=256)

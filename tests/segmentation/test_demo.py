@@ -12,7 +12,7 @@ import torch
 import trust_tta as tt
 from trust_tta.bench import config
 from trust_tta.cli.main import main
-from trust_tta.data.class_names import pixel_classes
+from trust_tta.data.class_names import segmentation_classes
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.pretrained import PRETRAINED
 from trust_tta.preprocessing import Preprocessing
@@ -36,7 +36,7 @@ def test_it_runs_on_what_ships(
 
 def test_the_shipped_segmenter_knows_its_classes() -> None:
     model = tt.create_model("upernet_vmamba_nano", checkpoint="upernet_vmamba_nano_camvid")
-    assert model.classes == tuple(pixel_classes("camvid"))
+    assert model.classes == tuple(segmentation_classes("camvid"))
     stated = json.loads(Checkpoint.open("upernet_vmamba_nano_camvid").metadata["preprocessing"])
     assert model.preprocessing == Preprocessing.from_mapping(stated)
     assert model.preprocessing(np.zeros((1, 180, 240, 3), np.uint8)).shape == (1, 3, 180, 240)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.golden import load_golden
 from tests.models.test_upernet import golden_network
-from trust_tta.data.segmentation_metrics import count_overlap
+from trust_tta.data.segmentation_metrics import count_confusion
 from trust_tta.models.upernet import resize
 from trust_tta.ops import segmentation_logits as bands
-from trust_tta.training.segmentation import AUXILIARY_WEIGHT, pixel_loss, two_head_loss
+from trust_tta.training.segmentation import AUXILIARY_WEIGHT, segmentation_loss, two_head_loss
 
 every_case = pytest.mark.parametrize("case", ["some", "all", "two"])
 
@@ -31,7 +31,7 @@ def test_losses_and_gradients_are_the_original_ones(
     golden = load_golden("segmentation/losses.npz")
     key, labels = f"avg_non_ignore_{labeled_only}/{case}", torch.from_numpy(golden[f"label_{case}"])
     full = leaf(golden["logits_full"])
-    direct = pixel_loss(full, labels, labeled_only=labeled_only)
+    direct = segmentation_loss(full, labels, labeled_only=labeled_only)
     np.testing.assert_allclose(direct.item(), golden[f"{key}/direct_loss"], rtol=0, atol=1e-10)
     np.testing.assert_allclose(torch.autograd.grad(direct, full)[0], golden[f"{key}/direct_grad"], rtol=0, atol=1e-10)
 
@@ -41,7 +41,7 @@ def test_losses_and_gradients_are_the_original_ones(
     np.testing.assert_allclose(total.item(), golden[f"{key}/total_loss"], rtol=0, atol=1e-10)
     np.testing.assert_allclose(gradients[0], golden[f"{key}/grad_low"], rtol=0, atol=1e-10)
     np.testing.assert_allclose(gradients[1], golden[f"{key}/grad_aux"], rtol=0, atol=1e-10)
-    parts = [pixel_loss(logits, labels, labeled_only=labeled_only).item() for logits in (low, auxiliary)]
+    parts = [segmentation_loss(logits, labels, labeled_only=labeled_only).item() for logits in (low, auxiliary)]
     np.testing.assert_allclose(parts[0], golden[f"{key}/decode_loss"], rtol=0, atol=1e-10)
     np.testing.assert_allclose(AUXILIARY_WEIGHT * parts[1], golden[f"{key}/aux_loss_weighted"], rtol=0, atol=1e-10)
 
@@ -52,7 +52,7 @@ def test_the_accuracy_of_labeled_pixels_is_the_original_one(case: str) -> None:
     labels = torch.from_numpy(golden[f"label_{case}"])
     for name, logits in (("decode", golden["logits_low"]), ("aux", golden["logits_aux"])):
         predictions = resize(torch.from_numpy(logits), labels.shape[1:]).argmax(1)
-        found = 100 * count_overlap(predictions, labels, classes=5).accuracy
+        found = 100 * count_confusion(predictions, labels, classes=5).accuracy
         assert found == pytest.approx(float(golden[f"avg_non_ignore_False/{case}/{name}_acc_seg"][0]), abs=1e-4)
 
 
@@ -62,8 +62,8 @@ def test_a_training_step_is_the_original_one() -> None:
     labels = torch.from_numpy(golden["label"])
     main, auxiliary = network.forward_training(torch.from_numpy(golden["img"]).double())
     losses = {
-        "decode.loss_ce": pixel_loss(main, labels),
-        "aux.loss_ce": AUXILIARY_WEIGHT * pixel_loss(auxiliary, labels),
+        "decode.loss_ce": segmentation_loss(main, labels),
+        "aux.loss_ce": AUXILIARY_WEIGHT * segmentation_loss(auxiliary, labels),
         "total": two_head_loss(main, auxiliary, labels),
     }
     for name, loss in losses.items():

@@ -13,13 +13,13 @@ from PIL import Image
 
 from tests.golden import load_golden, load_golden_json
 from trust_tta.data.masks import (
-    PixelProtocol,
+    ResizeProtocol,
     find_protocol,
     keep_ratio,
     lookup_table,
     read_mask,
+    resize_image,
     resize_mask,
-    resize_pixels,
 )
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.models.upernet import slide, windows
@@ -86,7 +86,7 @@ def test_resized_pixels_and_labels_are_the_original_ones(name: str, scale: tuple
     image, label = golden["resize/img_in"], golden["resize/label_in"]
     size = (14, 14) if scale is None else keep_ratio(image.shape[0], image.shape[1], scale)
     np.testing.assert_array_equal(resize_mask(label, *size), golden[f"resize/{name}_label"])
-    np.testing.assert_array_equal(resize_pixels(image, *size), golden[f"resize/{name}_img"])
+    np.testing.assert_array_equal(resize_image(image, *size), golden[f"resize/{name}_img"])
 
 
 def test_normalizing_and_padding_are_the_original_ones() -> None:
@@ -102,7 +102,7 @@ def test_normalizing_and_padding_are_the_original_ones() -> None:
 @pytest.mark.parametrize("case", MLMP)
 def test_squashing_follows_mlmp(case: str) -> None:
     golden, settings = load_golden("segmentation/mlmp.npz"), load_golden_json("segmentation/mlmp.json")[case]
-    protocol = PixelProtocol("squash", tuple(settings["resize"]))
+    protocol = ResizeProtocol("squash", tuple(settings["resize"]))
     image, label = golden[f"{case}/img_in"], golden[f"{case}/label_in"]
     assert list(protocol.size_of(*image.shape[:2])) == settings["resized_hw"]
     np.testing.assert_array_equal(protocol.resize_mask(label), golden[f"{case}/label_resized"])

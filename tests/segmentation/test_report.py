@@ -17,7 +17,7 @@ from tests.segmentation.test_bench import config_of
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.metrics import PixelMeter, mask_picture
 from trust_tta.bench.sweep import sweep
-from trust_tta.data.segmentation_metrics import IGNORED, count_overlap
+from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
 from trust_tta.report.model import Report, read_report
 from trust_tta.report.page import write_page
 from trust_tta.report.published import load_published
@@ -141,5 +141,5 @@ def test_the_mean_iou_is_that_of_torchmetrics() -> None:
     theirs = torchmetrics.multiclass_jaccard_index(logits.argmax(1), labels, average="none", **options)
     torch.testing.assert_close(meter.batches[0].overlap.iou.float(), theirs)
     dice = torchmetrics.multiclass_f1_score(logits.argmax(1), labels, average="none", **options)
-    torch.testing.assert_close(count_overlap(logits.argmax(1), labels, classes=6).dice.float(), dice)
+    torch.testing.assert_close(count_confusion(logits.argmax(1), labels, classes=6).dice.float(), dice)
     assert meter.accuracy == pytest.approx(float(theirs.mean()), abs=1e-6)

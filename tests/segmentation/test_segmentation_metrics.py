@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.golden import load_golden, load_golden_json
-from trust_tta.data.segmentation_metrics import Overlap, count_overlap, sum_overlaps
+from trust_tta.data.segmentation_metrics import ConfusionCounts, count_confusion, sum_counts
 from trust_tta.errors import ShapeError
 
 CLASSES = 6
@@ -20,11 +20,11 @@ CASES = (
 )  # fmt: skip
 
 
-def counts_of(case: str) -> list[Overlap]:
+def counts_of(case: str) -> list[ConfusionCounts]:
     golden = load_golden("segmentation/metrics.npz")
     images = sum(name.startswith(f"{case}/pred") for name in golden)
     pairs = [(golden[f"{case}/pred{i}"], golden[f"{case}/label{i}"]) for i in range(images)]
-    return [count_overlap(torch.from_numpy(p), torch.from_numpy(t), classes=CLASSES) for p, t in pairs]
+    return [count_confusion(torch.from_numpy(p), torch.from_numpy(t), classes=CLASSES) for p, t in pairs]
 
 
 def scores(values: torch.Tensor) -> list[float | None]:
@@ -44,7 +44,7 @@ def test_counts_are_the_original_ones(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_the_original_ones(case: str) -> None:
     golden = load_golden_json("segmentation/metrics.json")["cases"][case]
-    total = sum_overlaps(counts_of(case), classes=CLASSES)
+    total = sum_counts(counts_of(case), classes=CLASSES)
     per_class = {"IoU": total.iou, "Dice": total.dice, "Acc": total.recall, "Precision": total.precision}
     for name, found in per_class.items():
         expected = golden["per_class"][name]
@@ -71,7 +71,7 @@ def test_counts_equal_those_made_pixel_by_pixel(seed: int) -> None:
             if t < 4:
                 labeled[t] += 1
                 right[t] += p == t
-    found = count_overlap(torch.from_numpy(predictions), torch.from_numpy(labels), classes=4)
+    found = count_confusion(torch.from_numpy(predictions), torch.from_numpy(labels), classes=4)
     assert (found.right.tolist(), found.predicted.tolist(), found.labeled.tolist()) == (right, predicted, labeled)
     ious = [r / (p + t - r) for r, p, t in zip(right, predicted, labeled, strict=True) if p + t - r]
     assert found.mean_iou == pytest.approx(sum(ious) / len(ious))
@@ -80,9 +80,9 @@ def test_counts_equal_those_made_pixel_by_pixel(seed: int) -> None:
 def test_counts_of_a_data_set_do_not_depend_on_how_it_is_divided() -> None:
     rng = np.random.default_rng(0)
     predictions, labels = (torch.from_numpy(rng.integers(0, 5, (9, 4, 4))) for _ in range(2))
-    whole = count_overlap(predictions, labels, classes=5)
-    parts = [count_overlap(predictions[a:b], labels[a:b], classes=5) for a, b in pairwise((0, 2, 3, 9))]
-    total = sum_overlaps(parts, classes=5)
+    whole = count_confusion(predictions, labels, classes=5)
+    parts = [count_confusion(predictions[a:b], labels[a:b], classes=5) for a, b in pairwise((0, 2, 3, 9))]
+    total = sum_counts(parts, classes=5)
     assert torch.equal(total.right, whole.right)
     assert total.mean_iou == whole.mean_iou
     # the mean over images, which is another measure, differs
@@ -91,13 +91,13 @@ def test_counts_of_a_data_set_do_not_depend_on_how_it_is_divided() -> None:
 
 def test_a_perfect_prediction_scores_one_and_no_pixels_score_nothing() -> None:
     labels = torch.tensor([[0, 1], [2, 255]])
-    perfect = count_overlap(labels.where(labels != 255, 0), labels, classes=3)
+    perfect = count_confusion(labels.where(labels != 255, 0), labels, classes=3)
     assert (perfect.mean_iou, perfect.mean_dice, perfect.accuracy) == (1.0, 1.0, 1.0)
-    assert math.isnan(sum_overlaps([], classes=3).mean_iou)
+    assert math.isnan(sum_counts([], classes=3).mean_iou)
 
 
 def test_shapes_that_differ_are_refused() -> None:
     with pytest.raises(ShapeError, match="give integers of one shape"):
-        count_overlap(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(3, 2, dtype=torch.int64), classes=2)
+        count_confusion(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(3, 2, dtype=torch.int64), classes=2)
     with pytest.raises(ShapeError, match="give integers of one shape"):
-        count_overlap(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64), classes=2)
+        count_confusion(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64), classes=2)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.conftest import SetThreads
 from tests.segmentation.learning import CLASSES, SHORT, learn, stripes
-from tests.segmentation.test_datasets import open_pixels
+from tests.segmentation.test_datasets import open_segmentation
 from tests.segmentation.trees import write_pair
 from tests.training.samples import flat
 from trust_tta.cli.main import main
@@ -26,12 +26,18 @@ from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.training import open_pixel_data
+from trust_tta.training import open_segmentation_data
 from trust_tta.training.augment import channel_constants, normalize
 from trust_tta.training.evaluation import evaluate
 from trust_tta.training.loop import learning_rate
-from trust_tta.training.recipe import PixelRecipe, pixel_recipe
-from trust_tta.training.segmentation import class_weights, pixel_loss, read_pixels, scale_and_crop, segmentation
+from trust_tta.training.recipe import SegmentationRecipe, segmentation_recipe
+from trust_tta.training.segmentation import (
+    class_weights,
+    read_segmentation_arrays,
+    scale_and_crop,
+    segmentation,
+    segmentation_loss,
+)
 from trust_tta.training.tasks import Samples
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +64,7 @@ def test_killed_and_resumed_equals_undisturbed_bit_for_bit(tmp_path: Path) -> No
 
 
 def test_the_network_learns_to_label_pixels() -> None:
-    recipe = pixel_recipe({"epochs": 25, "batch_size": 8, "lr": 1e-2, "ema_decay": 0.9, "scales": [0.8, 1.25]})
+    recipe = segmentation_recipe({"epochs": 25, "batch_size": 8, "lr": 1e-2, "ema_decay": 0.9, "scales": [0.8, 1.25]})
     images, masks = stripes(16)
     metric = segmentation(CLASSES, masks, recipe).metric
     result = learn(recipe=recipe, images=16)
@@ -67,7 +73,7 @@ def test_the_network_learns_to_label_pixels() -> None:
 
 
 def test_the_learning_rate_falls_by_a_polynomial() -> None:
-    recipe = PixelRecipe(epochs=10, warmup_epochs=2, lr=0.5, power=0.9)
+    recipe = SegmentationRecipe(epochs=10, warmup_epochs=2, lr=0.5, power=0.9)
     rates = [learning_rate(step, 5, recipe) for step in range(50)]
     np.testing.assert_allclose(rates[:10], 0.5 * np.arange(1, 11) / 10)
     np.testing.assert_allclose(rates[10:], 0.5 * (1 - np.arange(40) / 40) ** 0.9)
@@ -134,7 +140,7 @@ def test_weighed_losses_are_those_of_pytorch() -> None:
     labels = torch.randint(0, 3, (2, 4, 5), generator=draw)
     labels[0, 0] = IGNORED
     total = F.cross_entropy(logits, labels, weight=weights, ignore_index=IGNORED, reduction="sum")
-    torch.testing.assert_close(pixel_loss(logits, labels, weights=weights), total / labels.numel())
+    torch.testing.assert_close(segmentation_loss(logits, labels, weights=weights), total / labels.numel())
 
 
 # from end to end
@@ -178,11 +184,11 @@ def test_a_share_of_a_folder_of_ones_own_is_held_out(tmp_path: Path) -> None:
     for i in range(6):
         write_pair(tmp_path / f"images/a{i}.jpg", tmp_path / f"masks/a{i}.png", seed=i)
     (tmp_path / "classes.txt").write_text("".join(f"class {k}\n" for k in range(12)))
-    one, same, other = (open_pixel_data("masks", tmp_path, share=0.3, seed=seed) for seed in (0, 0, 1))
+    one, same, other = (open_segmentation_data("masks", tmp_path, share=0.3, seed=seed) for seed in (0, 0, 1))
     assert (len(one.dataset), len(one.held_out)) == (4, 2)
     assert one.held_out.masks.names == same.held_out.masks.names != other.held_out.masks.names
     assert not {*one.dataset.masks.names} & {*one.held_out.masks.names}
-    images, masks = read_pixels(one.dataset, Preprocessing(size=16, resize=None, crop=False))
+    images, masks = read_segmentation_arrays(one.dataset, Preprocessing(size=16, resize=None, crop=False))
     assert (images.shape, masks.shape) == ((4, 16, 16, 3), (4, 16, 16))
 
 
@@ -194,7 +200,7 @@ def test_pictures_of_several_sizes_want_a_size(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("".join(f"class {k}\n" for k in range(12)))
     fed = Preprocessing(size=20, resize=None, crop=False, keep_ratio=True)
     with pytest.raises(ConfigError, match=r"the pictures of masks have sizes from .* give a size for all"):
-        read_pixels(open_pixels("masks", tmp_path, protocol="native"), fed)
+        read_segmentation_arrays(open_segmentation("masks", tmp_path, protocol="native"), fed)
 
 
 @pytest.mark.parametrize(

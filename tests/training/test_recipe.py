@@ -18,7 +18,7 @@ from trust_tta.training.loop import (
     set_drop_path,
     update_average,
 )
-from trust_tta.training.recipe import FinetuneRecipe, TrainRecipe, pixel_recipe, recipe_for
+from trust_tta.training.recipe import FinetuneRecipe, TrainRecipe, recipe_for, segmentation_recipe
 
 
 def test_every_mistake_is_reported_at_once() -> None:
@@ -71,7 +71,7 @@ def test_the_committed_recipes_are_valid() -> None:
     assert files
     for file in files:
         given = tomllib.loads(file.read_text())
-        made = pixel_recipe(given) if file.name == "camvid.toml" else recipe_for("pacs", given, where=file.name)
+        made = segmentation_recipe(given) if file.name == "camvid.toml" else recipe_for("pacs", given, where=file.name)
         recipe = made.model_dump(mode="json")
         assert {name: recipe[name] for name in given} == given
 

@@ -141,19 +141,19 @@ class DataConfig(Schema):
     @property
     def corrupts(self) -> bool:
         """Whether the images are corrupted as they are read."""
-        return self.dataset in (SAMPLE, ARRAY) or self.labels_pixels
+        return self.dataset in (SAMPLE, ARRAY) or self.is_segmentation
 
     @property
-    def labels_pixels(self) -> bool:
+    def is_segmentation(self) -> bool:
         """Whether every pixel has a label; clean pictures are then corrupted as they are read."""
-        from trust_tta.data.specs import find_spec
+        from trust_tta.data.registry import find_spec
 
-        return self.dataset not in (SAMPLE, ARRAY) and find_spec(self.dataset).layout == "pixels"
+        return self.dataset not in (SAMPLE, ARRAY) and find_spec(self.dataset).layout == "segmentation"
 
     @field_validator("dataset")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        from trust_tta.data.specs import find_spec
+        from trust_tta.data.registry import find_spec
 
         return name if name in (SAMPLE, ARRAY) else find_spec(name).name
 
@@ -175,7 +175,7 @@ class DataConfig(Schema):
         if domains is None or dataset is None:
             return domains
         from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
-        from trust_tta.data.specs import find_domain, find_spec
+        from trust_tta.data.registry import find_domain, find_spec
 
         if dataset in (SAMPLE, ARRAY):
             known = (CLEAN, *ALL_CORRUPTIONS)
@@ -183,7 +183,9 @@ class DataConfig(Schema):
                 raise ValueError(f"{show(unknown[0])} is not a corruption; {did_you_mean(unknown[0], known)}")
             return domains
         spec = find_spec(dataset)
-        if spec.layout == "pixels":  # corruptions of the evaluation's split, or splits, which only the folder may know
+        if (
+            spec.layout == "segmentation"
+        ):  # corruptions of the evaluation's split, or splits, which only the folder may know
             return domains
         return tuple(find_domain(spec, name).name for name in domains) if spec.domains else domains
 
@@ -304,11 +306,11 @@ class RunConfig(Schema):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
-        from trust_tta.data.specs import find_spec
+        from trust_tta.data.registry import find_spec
         from trust_tta.data.streams import parse_setting
 
         setting = parse_setting(self.stream.setting)
-        if setting.correlated and self.data.labels_pixels:
+        if setting.correlated and self.data.is_segmentation:
             raise ValueError(f"stream.setting: the images of {self.data.dataset} have no classes to be correlated by")
         if self.model.per_domain and setting.reset == "never":
             raise ValueError("model.checkpoint: one network for each {domain} needs a reset at each; use online")

@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 
 from trust_tta.bench.config import ARRAY, CLEAN, DataConfig, StreamsConfig
 from trust_tta.data.arrays import open_images, open_labels
+from trust_tta.data.class_matching import numeric_class_names
 from trust_tta.data.class_names import CIFAR10_CLASSES
-from trust_tta.data.classes import numbered_classes
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
 from trust_tta.data.dataset import Dataset, Images, align_classes, array_dataset, join_datasets
-from trust_tta.data.embedded import load_sample
-from trust_tta.data.files import hash_pixels, hash_texts
-from trust_tta.data.masks import PixelProtocol
-from trust_tta.data.reading import available_domains, open_dataset
-from trust_tta.data.segmentation import OWN_MASKS, PixelDataset
-from trust_tta.data.specs import DiskLayout, find_spec
+from trust_tta.data.file_io import hash_array, hash_strings
+from trust_tta.data.loading import available_domains, open_dataset
+from trust_tta.data.masks import ResizeProtocol
+from trust_tta.data.registry import DiskLayout, find_spec
+from trust_tta.data.sample import load_sample
+from trust_tta.data.segmentation import OWN_MASKS, SegmentationDataset
 from trust_tta.data.streams import (
     GRADUAL_SEVERITIES,
     Domain,
     StreamConfig,
-    draw_segments,
+    draw_sequence,
     parse_setting,
     stream_datasets,
 )
@@ -52,7 +52,7 @@ class CorruptedImages:
     corruption: str
     severity: int
     seed: int
-    protocol: PixelProtocol | None = None
+    protocol: ResizeProtocol | None = None
     made: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class CorruptedImages:
         probes = 1 if self.protocol else _PROBES  # pictures differ in size
         first = np.stack([self.read(index) for index in range(min(probes, len(self)))])
         recipe = f"{self.corruption} {self.severity} {self.seed}"
-        return hash_texts((self.clean.digest(), recipe, hash_pixels(first)))
+        return hash_strings((self.clean.digest(), recipe, hash_array(first)))
 
 
 class ExperimentData:
@@ -78,7 +78,7 @@ class ExperimentData:
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
-        arrays = config.corrupts and not config.labels_pixels
+        arrays = config.corrupts and not config.is_segmentation
         self.layout: DiskLayout = "array-c" if arrays else find_spec(config.dataset).layout
         self._by_domain: dict[tuple[str, int], Dataset] = {}
         self._clean: dict[str | None, Dataset] = {}
@@ -103,13 +103,13 @@ class ExperimentData:
     def open(self, domain: str, *, severity: int, seed: int) -> Dataset:
         """One domain at one severity; the seed matters only where images are corrupted as they are read."""
         config = self.config
-        if config.labels_pixels and domain not in (CLEAN, *ALL_CORRUPTIONS):
+        if config.is_segmentation and domain not in (CLEAN, *ALL_CORRUPTIONS):
             return open_dataset(config.dataset, config.folder, domain=domain, options=config.options)
         if config.corrupts:
             clean = self.clean()
             if domain == CLEAN:
                 return clean
-            protocol = clean.protocol if isinstance(clean, PixelDataset) else None
+            protocol = clean.protocol if isinstance(clean, SegmentationDataset) else None
             images = CorruptedImages(clean.images, domain, severity, seed, protocol)
             return replace(clean, domain=domain, images=images, severity=severity)
         if (domain, severity) not in self._by_domain:
@@ -141,9 +141,9 @@ class ExperimentData:
         config = self.config
         if config.dataset == ARRAY:
             images, labels = open_images(Path(str(config.images))), open_labels(Path(str(config.labels)))
-            names = numbered_classes(labels, where=config.labels)
+            names = numeric_class_names(labels, where=config.labels)
             return array_dataset(images, labels, names, name=ARRAY, domain=CLEAN)
-        if config.labels_pixels:
+        if config.is_segmentation:
             return replace(open_dataset(config.dataset, config.folder, options=config.options), domain=CLEAN)
         if config.corrupts:
             images, labels = load_sample()
@@ -183,7 +183,7 @@ class ExperimentData:
             severities = SEVERITIES
         pairs = [(domain, severity) for domain in self.domains() for severity in severities]
         if setting.sequence:
-            pairs = draw_segments(pairs, count=streams.segments, seed=seed)
+            pairs = draw_sequence(pairs, count=streams.segments, seed=seed)
         for domain, severity in pairs:
             yield self.open(domain, severity=severity, seed=seed)
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from trust_tta.data.masks import resize_mask
-from trust_tta.data.segmentation_metrics import IGNORED, Overlap, count_overlap, sum_overlaps
+from trust_tta.data.segmentation_metrics import IGNORED, ConfusionCounts, count_confusion, sum_counts
 from trust_tta.errors import ConfigError, DataError, ShapeError
 from trust_tta.ops.segmentation_logits import Logits, bands_at
 from trust_tta.results.record import BINS, CellResult, History, MaskSample, Reliability, SamplePrediction
@@ -313,8 +313,8 @@ def reliability(confidence: Tensor, correct: Tensor) -> Reliability:
 
 @dataclass(frozen=True, kw_only=True)
 class PixelBatch(BatchSums):
-    overlap: Overlap
-    before: Overlap | None = None
+    overlap: ConfusionCounts
+    before: ConfusionCounts | None = None
 
 
 @dataclass(kw_only=True)
@@ -335,7 +335,7 @@ class PixelMeter(Meter[PixelBatch]):
         known = [overlap for overlap in overlaps if overlap is not None]
         if before and (not known or len(known) < len(overlaps)):
             return None
-        return sum_overlaps(known, classes=self.classes).mean_iou
+        return sum_counts(known, classes=self.classes).mean_iou
 
     def measure(self, outputs: Tensor, labels: Tensor, before: Logits | None, indices: Tensor | None) -> PixelBatch:
         """The sums over outputs after the update and `before` it, and labels (n, h', w')."""
@@ -355,8 +355,8 @@ class PixelMeter(Meter[PixelBatch]):
         return PixelBatch(
             images=len(labels),
             scored=sum(one.scored for one in found),
-            overlap=sum_overlaps((one.overlap for one in found), classes=self.classes),
-            before=None if earlier is None else count_overlap(earlier, labels, classes=self.classes),
+            overlap=sum_counts((one.overlap for one in found), classes=self.classes),
+            before=None if earlier is None else count_confusion(earlier, labels, classes=self.classes),
             entropy=math.fsum(one.entropy for one in found),
             nll=math.fsum(one.nll for one in found),
             brier=math.fsum(one.brier for one in found),
@@ -384,7 +384,7 @@ class PixelMeter(Meter[PixelBatch]):
         return PixelBatch(
             images=0,
             scored=len(truth),
-            overlap=count_overlap(band.argmax(1), labels, classes=self.classes),
+            overlap=count_confusion(band.argmax(1), labels, classes=self.classes),
             entropy=float(torch.special.entr(p).sum()),
             nll=-float(of_truth[inside].double().sum()),
             brier=float((p.square().sum(1) - 2 * of_truth.exp() + 1)[inside].double().sum()),
@@ -393,7 +393,7 @@ class PixelMeter(Meter[PixelBatch]):
         )
 
     def details(self) -> dict[str, Any]:
-        total = sum_overlaps((batch.overlap for batch in self.batches), classes=self.classes)
+        total = sum_counts((batch.overlap for batch in self.batches), classes=self.classes)
         counts = (total.right.tolist(), total.predicted.tolist(), total.labeled.tolist())
         return {
             "masks": tuple(sorted(self.masks, key=lambda kept: kept.index)),

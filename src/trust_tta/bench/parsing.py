@@ -220,7 +220,7 @@ def _small_section(content: Mapping[str, Any], name: str, mistakes: list[str]) -
 
 def _select_dataset(sections: Sequence[Section], dataset: str) -> list[Section]:
     """The sections that use a data set."""
-    from trust_tta.data.classes import fold_name
+    from trust_tta.data.class_matching import fold_name
 
     data = [section.values.get("data") for section in sections]
     present = [str(table.get("dataset")) if isinstance(table, Mapping) else "none" for table in data]

@@ -12,7 +12,7 @@ from typing import Any
 
 from trust_tta.bench.config import FROM_CLEAN, MethodConfig, ModelConfig, RunConfig
 from trust_tta.bench.data import ExperimentData, align, prepare
-from trust_tta.data.files import hash_pixels, hash_texts
+from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.streams import Domain
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
@@ -162,13 +162,13 @@ def fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str
     for domain in cells:
         dataset, batches = domain.dataset, domain.batches
         mask = dataset.class_mask if config.data.class_mask else None
-        before = hash_texts(
+        before = hash_strings(
             (
                 before,
                 dataset.fingerprint,
-                hash_pixels(batches.order[: batches.images]),
+                hash_array(batches.order[: batches.images]),
                 repr(preprocessing[dataset.domain]),
-                "" if mask is None else hash_pixels(mask),
+                "" if mask is None else hash_array(mask),
                 config.dtype,
             )
         )

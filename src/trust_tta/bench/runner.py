@@ -18,7 +18,7 @@ from torch import Tensor
 from trust_tta.bench.environment import autocast, wait_for
 from trust_tta.bench.metrics import PICTURE_SIDE, ClassificationMeter, Meter, PixelMeter
 from trust_tta.data.dataset import Dataset, spread
-from trust_tta.data.segmentation import PixelDataset
+from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.data.streams import Domain
 from trust_tta.methods.base import Method
 from trust_tta.progress import SILENT, Progress
@@ -83,7 +83,7 @@ def make_meter(
     domain: Domain, conditions: Conditions, *, probabilities: bool = False, keep: Iterable[int] = ()
 ) -> Meter[Any]:
     """The metrics of the domain's task."""
-    if isinstance(domain.dataset, PixelDataset):
+    if isinstance(domain.dataset, SegmentationDataset):
         return PixelMeter(
             classes=len(domain.dataset.class_names),
             probabilities=probabilities,
@@ -132,7 +132,7 @@ def kept_indices(domain: Domain, count: int) -> list[int]:
 
 def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
     """The images whose predictions were kept, before preprocessing, by index."""
-    if isinstance(dataset, PixelDataset):
+    if isinstance(dataset, SegmentationDataset):
         return {kept.index: small_picture(dataset.image(kept.index), side=PICTURE_SIDE) for kept in result.masks}
     return {kept.index: small_picture(dataset.image(kept.index)) for kept in result.predictions}
 

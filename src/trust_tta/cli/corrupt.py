@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     try_folder("OUTPUT", arguments.output)
-    from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder
+    from trust_tta.data.corrupt_dataset import corrupt_array, corrupt_folder
     from trust_tta.data.corruptions.table import CORRUPTIONS
 
     source = Path(arguments.input)

@@ -44,7 +44,7 @@ def run(arguments: Namespace) -> None:
 
 
 def list_datasets() -> None:
-    from trust_tta.data.specs import DATASETS, GROUP
+    from trust_tta.data.registry import DATASETS, GROUP
     from trust_tta.plugins import installed
 
     for spec in DATASETS:
@@ -68,7 +68,7 @@ def get(name: str, root: Path, *, archive: str | None) -> None:
 
 
 def check(arguments: Namespace) -> None:
-    from trust_tta.data.check import check_outside, check_root
+    from trust_tta.data.check import check_plugin_dataset, check_root
 
     root = Path(arguments.root)
     if not root.is_dir():
@@ -76,7 +76,7 @@ def check(arguments: Namespace) -> None:
     classes = _classes(arguments.checkpoint) if arguments.checkpoint else None
     with Drawer() as drawer:
         if arguments.dataset:
-            findings = check_outside(arguments.dataset, root, classes=classes, thorough=arguments.thorough)
+            findings = check_plugin_dataset(arguments.dataset, root, classes=classes, thorough=arguments.thorough)
         else:
             findings = check_root(root, classes=classes, thorough=arguments.thorough, progress=drawer)
     for finding in findings:

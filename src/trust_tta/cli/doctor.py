@@ -80,7 +80,7 @@ def versions() -> list[tuple[str, str]]:
 
 def shipped() -> list[tuple[str, str]]:
     """The network and the images that ship with the package, each checked against its pinned hash."""
-    from trust_tta.data.embedded import load_sample
+    from trust_tta.data.sample import load_sample
     from trust_tta.models.checkpoint import Checkpoint
     from trust_tta.models.pretrained import PRETRAINED
 

@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     use_passive_threads()
-    from trust_tta.data.specs import find_spec
+    from trust_tta.data.registry import find_spec
     from trust_tta.preprocessing import find_preset
     from trust_tta.schema import parse
     from trust_tta.training.recipe import FinetuneRecipe

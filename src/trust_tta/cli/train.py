@@ -15,7 +15,7 @@ from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError, TrustError
 
 if TYPE_CHECKING:
-    from trust_tta.training import PixelRecipe, TrainRecipe
+    from trust_tta.training import SegmentationRecipe, TrainRecipe
     from trust_tta.training.parallel_runs import Training
     from trust_tta.training.runs import Written
 
@@ -30,7 +30,7 @@ KEPT = "the epochs before this one are kept"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    from trust_tta.training.recipe import PixelRecipe, Recipe, TrainRecipe
+    from trust_tta.training.recipe import Recipe, SegmentationRecipe, TrainRecipe
 
     add = parser.add_argument
 
@@ -49,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     recipe.add_argument("--recipe", metavar="FILE", help="TOML file with any of the following; flags override it")
     add_schema_arguments(recipe, TrainRecipe)
     pixels = parser.add_argument_group("recipe for labels of pixels (its defaults for the others differ; see the docs)")
-    add_schema_arguments(pixels, PixelRecipe, but=Recipe)
+    add_schema_arguments(pixels, SegmentationRecipe, but=Recipe)
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:
@@ -96,12 +96,12 @@ def run(arguments: Namespace) -> None:
 
 
 def _check_targets(
-    arguments: Namespace, targets: Sequence[str | None], recipe: TrainRecipe | PixelRecipe, *, several: bool
+    arguments: Namespace, targets: Sequence[str | None], recipe: TrainRecipe | SegmentationRecipe, *, several: bool
 ) -> None:
-    from trust_tta.data.specs import find_domain, find_spec
-    from trust_tta.training.recipe import PixelRecipe
+    from trust_tta.data.registry import find_domain, find_spec
+    from trust_tta.training.recipe import SegmentationRecipe
 
-    dense = isinstance(recipe, PixelRecipe)
+    dense = isinstance(recipe, SegmentationRecipe)
     if several and (dense or not all(targets) or len(set(targets)) < len(targets)):
         raise ConfigError(f"--target {arguments.target}: give domains of a data set that has some, each once, as A,B")
     if dense and arguments.target is not None:
@@ -116,7 +116,7 @@ def _check_targets(
 
 
 def _training(
-    arguments: Namespace, target: str | None, recipe: TrainRecipe | PixelRecipe, *, several: bool
+    arguments: Namespace, target: str | None, recipe: TrainRecipe | SegmentationRecipe, *, several: bool
 ) -> Training:
     out = arguments.out.replace("{domain}", target or "all")
     try_folder("--out", out)
@@ -141,14 +141,20 @@ def _training(
     )
 
 
-def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
+def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
     """The file, then the flags, over defaults that fit the data and the size; all mistakes in one line."""
     from trust_tta.models.variants import VARIANTS
     from trust_tta.plugins import resolve
-    from trust_tta.training.recipe import PixelRecipe, TrainRecipe, labels_pixels, pixel_recipe, recipe_for
+    from trust_tta.training.recipe import (
+        SegmentationRecipe,
+        TrainRecipe,
+        is_segmentation,
+        recipe_for,
+        segmentation_recipe,
+    )
 
-    recipe: TrainRecipe | PixelRecipe
-    flags = schema_values(arguments, TrainRecipe) | schema_values(arguments, PixelRecipe)
+    recipe: TrainRecipe | SegmentationRecipe
+    flags = schema_values(arguments, TrainRecipe) | schema_values(arguments, SegmentationRecipe)
     mistakes, given = [], (read_toml(arguments.recipe) if arguments.recipe else {}) | flags
     if "drop_path" in dict(arguments.set):
         mistakes.append("--set drop_path has no effect in training; use --drop-path")
@@ -160,8 +166,8 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
         mistakes.append(str(error))
     try:
         recipe = (
-            pixel_recipe(given, where=arguments.recipe or "")
-            if labels_pixels(arguments.data)
+            segmentation_recipe(given, where=arguments.recipe or "")
+            if is_segmentation(arguments.data)
             else recipe_for(arguments.data, given, size=arguments.size, where=arguments.recipe or "")
         )
     except ConfigError as error:
@@ -173,13 +179,13 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | PixelRecipe:
 
 def conclude(trained: Written, arguments: Namespace) -> None:
     """Print how good the network is, where it is, and a command that tries it."""
-    from trust_tta.training.recipe import labels_pixels
+    from trust_tta.training.recipe import is_segmentation
 
     images = f"{trained.record['measured_on']} images"
     score = f"{100 * trained.accuracy:.2f} %"
     say(
         f"the mean IoU on {images} is {score}"
-        if labels_pixels(arguments.data)
+        if is_segmentation(arguments.data)
         else f"{score} of the {images} are right"
     )
     say(f"the network is in {trained.weights}; next: {next_command(trained, arguments)}")

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.config_io import read_json
-from trust_tta.data.classes import numbered_classes
+from trust_tta.data.class_matching import numeric_class_names
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, array_dataset
-from trust_tta.data.specs import DatasetSpec
+from trust_tta.data.registry import DatasetSpec
 from trust_tta.errors import DataError, reason_of
 
 LABELS = "labels.npy"
@@ -33,7 +33,7 @@ OFFICIAL_BATCHES: dict[str, dict[str, tuple[str, ...]]] = {
 LabeledImages: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (n, 32, 32, 3) and their labels (n,)."""
 
-_MOST_BATCH_BYTES = 1 << 28  # CIFAR-100's training set has 155 MB
+MAX_BATCH_BYTES = 1 << 28  # CIFAR-100's training set has 155 MB
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
@@ -144,7 +144,7 @@ def open_corrupted(spec: DatasetSpec, folder: Path, domain: str, *, severity: in
     blocks = find_blocks(path, len(images), labels, one=one)
     place = blocks.find(severity, path=path)
     chosen = labels[place] if len(labels) == len(images) else labels
-    names = spec.class_names or numbered_classes(labels, where=folder / LABELS)
+    names = spec.class_names or numeric_class_names(labels, where=folder / LABELS)
     known = severity if blocks.severities else None
     return array_dataset(images[place][:limit], chosen[:limit], names, name=spec.name, domain=domain, severity=known)
 
@@ -178,8 +178,8 @@ def _read_batch_file(path: Path) -> LabeledImages:
 def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:
     """One official Python batch of CIFAR-10 or CIFAR-100 (fine labels)."""
     try:
-        if file.seek(0, os.SEEK_END) > _MOST_BATCH_BYTES:
-            raise pickle.UnpicklingError(f"it is larger than {_MOST_BATCH_BYTES} bytes")
+        if file.seek(0, os.SEEK_END) > MAX_BATCH_BYTES:
+            raise pickle.UnpicklingError(f"it is larger than {MAX_BATCH_BYTES} bytes")
         file.seek(0)
         content = _BatchUnpickler(file, encoding="bytes").load()
         pixels = content[b"data"].array.reshape(-1, 3, 32, 32)

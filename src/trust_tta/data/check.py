@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.arrays import LABELS, find_blocks, open_cifar, open_images, open_labels, recorded_severities
-from trust_tta.data.classes import are_numbers, fold_name, match_classes, near_misses, rendition_mask
+from trust_tta.data.class_matching import are_numeric, fold_name, imagenet_r_labels, match_classes, spelling_variants
 from trust_tta.data.dataset import ArrayImages, Dataset, FileImages
 from trust_tta.data.fetch import CIFAR10_PINS
-from trust_tta.data.files import hash_pixels
+from trust_tta.data.file_io import hash_array
 from trust_tta.data.images import check_image, is_image, list_images, read_image
-from trust_tta.data.reading import (
+from trust_tta.data.loading import (
     ONLY_DOMAIN,
     available_domains,
     class_label,
@@ -30,8 +30,8 @@ from trust_tta.data.reading import (
     open_dataset,
     subfolders,
 )
-from trust_tta.data.segmentation import PixelDataset, classes_of, open_pixels, splits_of
-from trust_tta.data.specs import DATASETS, DatasetSpec, DomainSpec, find_spec
+from trust_tta.data.registry import DATASETS, DatasetSpec, DomainSpec, find_spec
+from trust_tta.data.segmentation import SegmentationDataset, class_names_and_colors, list_splits, open_segmentation
 from trust_tta.errors import DataError, TrustError, reason_of
 from trust_tta.progress import SILENT, Progress
 
@@ -91,7 +91,7 @@ def check_root(
     return findings
 
 
-def check_outside(
+def check_plugin_dataset(
     name: str, root: Path | str, *, classes: Sequence[str] | None = None, thorough: bool = False
 ) -> list[Finding]:
     """Check a data set from outside the package: every domain, and its first and last image (`thorough`: all)."""
@@ -161,8 +161,8 @@ def _check_dataset(spec: DatasetSpec, folder: Path, *, thorough: bool, progress:
         yield from _check_cifar(spec, folder)
     elif spec.layout == "array-c":
         yield from _check_corrupted(spec, folder, thorough=thorough, progress=progress)
-    elif spec.layout == "pixels":
-        yield from _check_pixels(spec, folder, thorough=thorough, progress=progress)
+    elif spec.layout == "segmentation":
+        yield from _check_segmentation(spec, folder, thorough=thorough, progress=progress)
     else:
         for domain, place, images in _domains(spec, folder):
             if place is None:
@@ -199,7 +199,7 @@ def _check_classes(spec: DatasetSpec, folder: Path, network: Sequence[str] | Non
         for place, found in listed.items():
             yield from _compare_domain(place, found, names)
         yield from _compare_known(folder, names)
-    if network is not None and names and not are_numbers(names):
+    if network is not None and names and not are_numeric(names):
         try:
             match = match_classes(names, network, data=spec.name)
         except TrustError as error:
@@ -211,7 +211,7 @@ def _check_classes(spec: DatasetSpec, folder: Path, network: Sequence[str] | Non
 
 def _compare_domain(place: Path, found: list[str], every: list[str]) -> Iterator[Note]:
     lacking = [name for name in every if name not in found]
-    if misses := near_misses(found, lacking):
+    if misses := spelling_variants(found, lacking):
         pairs = ", ".join(f"'{name}' is '{other}' elsewhere" for name, other in misses)
         yield "error", place, f"classes are spelled in two ways: {pairs}; rename one of each pair"
     elif lacking:
@@ -221,7 +221,7 @@ def _compare_domain(place: Path, found: list[str], every: list[str]) -> Iterator
 def _compare_known(folder: Path, names: list[str]) -> Iterator[Note]:
     for known in DATASETS:
         same = {fold_name(name) for name in names} == {fold_name(name) for name in known.class_names}
-        if same and known.layout in ("cifar", "domains") and (misses := near_misses(names, known.class_names)):
+        if same and known.layout in ("cifar", "domains") and (misses := spelling_variants(names, known.class_names)):
             pairs = ", ".join(f"'{name}' for '{other}'" for name, other in misses[:5])
             message = f"its classes are those of {known.name} but for the spelling: {pairs}; its networks refuse them"
             yield "warning", folder, message
@@ -251,9 +251,9 @@ def _cifar_problems(spec: DatasetSpec, domain: DomainSpec, dataset: Dataset) -> 
         yield f"images have the shape {images.shape[1:]}; they must have {_CIFAR_SHAPE}"
     elif len(images) != domain.images:
         yield f"holds {len(images)} images; there must be {domain.images}"
-    elif spec.name == "cifar10" and hash_pixels(images) != CIFAR10_PINS[f"{domain.name}_images"]:
+    elif spec.name == "cifar10" and hash_array(images) != CIFAR10_PINS[f"{domain.name}_images"]:
         yield "the pixels are not CIFAR-10's (sha256 differs); fetch it again"
-    elif spec.name == "cifar10" and hash_pixels(dataset.labels) != CIFAR10_PINS[f"{domain.name}_labels"]:
+    elif spec.name == "cifar10" and hash_array(dataset.labels) != CIFAR10_PINS[f"{domain.name}_labels"]:
         yield "the labels are not CIFAR-10's (sha256 differs); fetch it again"
 
 
@@ -335,14 +335,14 @@ def _black_images(images: NDArray[np.uint8]) -> Iterator[str]:
 # files of images
 
 
-def _check_pixels(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Note]:
+def _check_segmentation(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: Progress) -> Iterator[Note]:
     """The pictures and label files of each split: the headers of both, and with `thorough` every label."""
-    names, _ = classes_of(spec, folder)
-    splits = splits_of(spec, folder)
+    names, _ = class_names_and_colors(spec, folder)
+    splits = list_splits(spec, folder)
     for missing in (split for split in spec.domains if split not in splits and split.target):
         yield "warning", folder / missing.name, "this split is missing"
     for split in splits:
-        dataset = open_pixels(spec, folder, split.name)
+        dataset = open_segmentation(spec, folder, split.name)
         inspect = partial(_pair_problem, dataset, thorough=thorough)
         what = f"checking {spec.name}/{split.name}"
         problems = list(_inspect_all(range(len(dataset)), inspect, what=what, progress=progress))
@@ -353,7 +353,7 @@ def _check_pixels(spec: DatasetSpec, folder: Path, *, thorough: bool, progress: 
             yield "ok", folder, f"{split.name}: {_count(len(dataset), names)}"
 
 
-def _pair_problem(dataset: PixelDataset, index: int, *, thorough: bool) -> tuple[Path, str] | None:
+def _pair_problem(dataset: SegmentationDataset, index: int, *, thorough: bool) -> tuple[Path, str] | None:
     """What is wrong with a picture and its label file."""
     image = dataset.masks.folder / cast(FileImages, dataset.images).names[index]
     mask = dataset.masks.folder / dataset.masks.names[index]
@@ -398,7 +398,7 @@ def _check_structure(spec: DatasetSpec, folder: Path, classes: list[Path]) -> It
     if loose := list_images(folder):
         yield "error", folder, f"{len(loose)} images lie outside class folders, such as {loose[0]}"
     found = {class_label(spec, child.name) for child in classes}
-    expected = rendition_mask().tolist() if spec.renditions else range(spec.classes)
+    expected = imagenet_r_labels().tolist() if spec.imagenet_r else range(spec.classes)
     if missing := [label for label in expected if label not in found]:
         names = ", ".join(spec.class_names[label] for label in missing[:5])
         yield "warning", folder, f"{len(missing)} of {len(expected)} classes have no folder, such as {names}"

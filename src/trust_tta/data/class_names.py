@@ -39,9 +39,9 @@ def label_of_wnid() -> dict[str, int]:
     return {c.wnid: label for label, c in enumerate(imagenet_classes())}
 
 
-def pixel_classes(dataset: str) -> dict[str, str]:
+def segmentation_classes(dataset: str) -> dict[str, str]:
     """The classes and colors of voc and context (with the background first), ade20k, cityscapes or camvid.
 
     Names are in label order; colors are written RRGGBB.
     """
-    return {name: color for owner, color, name in _rows("pixel_classes.tsv") if owner == dataset}
+    return {name: color for owner, color, name in _rows("segmentation_classes.tsv") if owner == dataset}

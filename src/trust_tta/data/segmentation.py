@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from trust_tta.config_io import read_text
 from trust_tta.data.dataset import Dataset, FileImages, spread
-from trust_tta.data.files import hash_pixels, hash_texts
+from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.images import list_images
-from trust_tta.data.masks import Mask, PixelProtocol, find_protocol, lookup_table, read_mask
+from trust_tta.data.masks import Mask, ResizeProtocol, find_protocol, lookup_table, read_mask
+from trust_tta.data.registry import DatasetSpec, DomainSpec, SegmentationSpec
 from trust_tta.data.segmentation_metrics import IGNORED
-from trust_tta.data.specs import DatasetSpec, DomainSpec, PixelRules
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.schema import did_you_mean
 
 CLASSES_FILE = "classes.txt"
 OWN_MASKS = "masks"  # the data set that is a folder of the user's own
 ONLY_SPLIT = "all"
-MOST_CLASSES = 255  # the last label means that a pixel does not count
+MAX_CLASSES = 255  # the last label means that a pixel does not count
 
 
 class Pair(NamedTuple):
@@ -48,18 +48,18 @@ class FileMasks(FileImages):
         return labels
 
     def digest(self) -> str:
-        return hash_texts((super().digest(), hash_pixels(self.table)))
+        return hash_strings((super().digest(), hash_array(self.table)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PixelDataset(Dataset):
+class SegmentationDataset(Dataset):
     """One split, sized by a protocol. `labels` has no meaning: `mask` gives those of a picture's pixels.
 
     `images` and `masks` are at the size of the files.
     """
 
     masks: FileMasks
-    protocol: PixelProtocol
+    protocol: ResizeProtocol
     palette: NDArray[np.uint8]  # (classes, 3)
 
     def image(self, index: int) -> NDArray[np.uint8]:
@@ -77,7 +77,7 @@ class PixelDataset(Dataset):
             )
         return self.protocol.resize_mask(mask)
 
-    def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> PixelDataset:
+    def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> SegmentationDataset:
         """The data set with label i as `outputs[i]`, under the class names of a network, colors included."""
         table, palette = lookup_table(dict(enumerate(outputs.tolist()))), np.zeros_like(self.palette)
         palette[outputs] = self.palette
@@ -87,26 +87,26 @@ class PixelDataset(Dataset):
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 over names and sizes of the files, the rules for labels, and the protocol."""
-        return hash_texts((self.images.digest(), self.masks.digest(), repr(self.protocol)))
+        return hash_strings((self.images.digest(), self.masks.digest(), repr(self.protocol)))
 
 
-def open_pixels(
+def open_segmentation(
     spec: DatasetSpec,
     folder: Path,
     split: str | None,
     *,
     limit: int | None = None,
     options: Mapping[str, Any] | None = None,
-) -> PixelDataset:
+) -> SegmentationDataset:
     """One split of a data set in `folder`; `options`: the `protocol`, and the `scale` (width and height) of it."""
-    rules = rules_of(spec)
+    rules = segmentation_spec(spec)
     domain = _split_of(spec, folder, split)
     pairs = list_pairs(spec, folder, domain)
     if not pairs:
         raise DataError(f"{folder} has no pictures of {spec.name}/{domain.name}; it wants {spec.wanted}")
-    names, colors = classes_of(spec, folder)
+    names, colors = class_names_and_colors(spec, folder)
     kept = [pairs[i] for i in spread(len(pairs), limit)]
-    return PixelDataset(
+    return SegmentationDataset(
         name=spec.name,
         domain=domain.name,
         images=FileImages(folder, tuple(pair.image for pair in kept)),
@@ -118,7 +118,7 @@ def open_pixels(
     )
 
 
-def _protocol(rules: PixelRules, options: Mapping[str, Any]) -> PixelProtocol:
+def _protocol(rules: SegmentationSpec, options: Mapping[str, Any]) -> ResizeProtocol:
     if unknown := [name for name in options if name not in ("protocol", "scale")]:
         raise ConfigError(f"there is no option {unknown[0]}; {did_you_mean(unknown[0], ('protocol', 'scale'))}")
     found = find_protocol(options.get("protocol", rules.protocol), native=rules.native, squash=rules.squash)
@@ -130,16 +130,16 @@ def _protocol(rules: PixelRules, options: Mapping[str, Any]) -> PixelProtocol:
     return replace(found, scale=(scale[0], scale[1]))
 
 
-def classes_of(spec: DatasetSpec, folder: Path) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
+def class_names_and_colors(spec: DatasetSpec, folder: Path) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
     """Names and colors (classes, 3): of a known data set, or of the classes.txt of a folder."""
     if spec.class_names:
-        return spec.class_names, _colors(rules_of(spec).palette)
+        return spec.class_names, _colors(segmentation_spec(spec).palette)
     path = folder / CLASSES_FILE
     if not path.is_file():
         raise DataError(f"{folder} has no {CLASSES_FILE}; write the names of its classes there, one per line from 0 on")
     names = tuple(line.strip() for line in read_text(path, error=DataError).splitlines() if line.strip())
-    if not 1 <= len(names) <= MOST_CLASSES or len(set(names)) != len(names):
-        raise DataError(f"{path} has {len(names)} names; give 1 to {MOST_CLASSES} different ones, one per line")
+    if not 1 <= len(names) <= MAX_CLASSES or len(set(names)) != len(names):
+        raise DataError(f"{path} has {len(names)} names; give 1 to {MAX_CLASSES} different ones, one per line")
     return names, _colors(distinct_colors(len(names)))
 
 
@@ -159,14 +159,14 @@ def distinct_colors(count: int) -> tuple[str, ...]:
 # which splits there are, and their files
 
 
-def splits_of(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
+def list_splits(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
     """The splits of which `folder` has pictures."""
     known = spec.domains or tuple(DomainSpec(name=name, images=0) for name in _own_splits(folder))
     return tuple(split for split in known if list_pairs(spec, folder, split))
 
 
 def _split_of(spec: DatasetSpec, folder: Path, name: str | None) -> DomainSpec:
-    splits = spec.domains or splits_of(spec, folder)
+    splits = spec.domains or list_splits(spec, folder)
     wanted = next((s.name for s in splits if s.target), None) if name is None else name
     for split in splits:
         if wanted is not None and wanted.lower() in (split.name, *split.folders):
@@ -182,7 +182,7 @@ def _own_splits(folder: Path) -> list[str]:
 
 def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[Pair]:
     """The pictures of a split and their label files; none where the split, or all of its label files, are missing."""
-    rules = rules_of(spec)
+    rules = segmentation_spec(spec)
     if spec.name == "cityscapes":
         return _list_cityscapes(folder, split)
     if rules.lists:  # as Pascal VOC names its files
@@ -203,11 +203,11 @@ def _list_cityscapes(folder: Path, split: DomainSpec) -> list[Pair]:
     return [Pair(f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png") for name in names]
 
 
-def rules_of(spec: DatasetSpec) -> PixelRules:
-    return cast(PixelRules, spec.pixels)
+def segmentation_spec(spec: DatasetSpec) -> SegmentationSpec:
+    return cast(SegmentationSpec, spec.segmentation)
 
 
-def label_table(rules: PixelRules) -> Mask:
+def label_table(rules: SegmentationSpec) -> Mask:
     """What each stored label 0..255 becomes, (256,)."""
     if rules.scored:
         return lookup_table({old: new for new, old in enumerate(rules.scored)}, only=True)

@@ -20,15 +20,15 @@ IGNORED = 255  # the label of pixels that do not count
 
 
 @dataclass(frozen=True, eq=False)
-class Overlap:
+class ConfusionCounts:
     """Pixels of each class, int64 (classes,): predicted where labeled, predicted, labeled."""
 
     right: Tensor
     predicted: Tensor
     labeled: Tensor
 
-    def __add__(self, other: Overlap) -> Overlap:
-        return Overlap(self.right + other.right, self.predicted + other.predicted, self.labeled + other.labeled)
+    def __add__(self, other: ConfusionCounts) -> ConfusionCounts:
+        return ConfusionCounts(self.right + other.right, self.predicted + other.predicted, self.labeled + other.labeled)
 
     @property
     def iou(self) -> Tensor:
@@ -65,7 +65,7 @@ class Overlap:
         return float(self.dice.nanmean())
 
 
-def count_overlap(predictions: Tensor, labels: Tensor, *, classes: int) -> Overlap:
+def count_confusion(predictions: Tensor, labels: Tensor, *, classes: int) -> ConfusionCounts:
     """The counts of predicted classes and labels of one shape, integers (...), on their device."""
     if predictions.shape != labels.shape or predictions.is_floating_point() or labels.is_floating_point():
         raise ShapeError(
@@ -74,19 +74,19 @@ def count_overlap(predictions: Tensor, labels: Tensor, *, classes: int) -> Overl
         )
     counted = labels != IGNORED
     predicted, labeled = predictions[counted].long(), labels[counted].long()
-    return Overlap(
+    return ConfusionCounts(
         _count(predicted[predicted == labeled], classes), _count(predicted, classes), _count(labeled, classes)
     )
 
 
-def sum_overlaps(overlaps: Iterable[Overlap], *, classes: int) -> Overlap:
+def sum_counts(overlaps: Iterable[ConfusionCounts], *, classes: int) -> ConfusionCounts:
     """The counts of several images or batches together; zeros where there is none."""
     import torch
 
     zero = torch.zeros(classes, dtype=torch.int64)
-    total = Overlap(zero, zero, zero)
+    total = ConfusionCounts(zero, zero, zero)
     for overlap in overlaps:
-        total = total + Overlap(overlap.right.cpu(), overlap.predicted.cpu(), overlap.labeled.cpu())
+        total = total + ConfusionCounts(overlap.right.cpu(), overlap.predicted.cpu(), overlap.labeled.cpu())
     return total
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
-from trust_tta.data.segmentation import PixelDataset
+from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import did_you_mean
@@ -92,7 +92,7 @@ def _words(text: str) -> list[str]:
 
 
 MIXED = "mixed"
-_MOST_SLOTS = 100
+MAX_SLOTS = 100
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def stream_datasets(
         name = _name(dataset, previous, setting, number)
         batches = Batches(
             dataset=dataset,
-            order=presentation_order(group, dataset.labels, config, segment=name if setting.sequence else None),
+            order=stream_order(group, dataset.labels, config, segment=name if setting.sequence else None),
             batch_size=config.batch_size,
             drop_last=config.drop_last,
             preprocessing=preprocessing,
@@ -175,7 +175,7 @@ def stream_datasets(
         previous = dataset
 
 
-def draw_segments(pairs: Sequence[tuple[str, int]], *, count: int, seed: int) -> list[tuple[str, int]]:
+def draw_sequence(pairs: Sequence[tuple[str, int]], *, count: int, seed: int) -> list[tuple[str, int]]:
     """The domain and severity of each of `count` segments of a sequence: all `pairs` in a drawn order, then again."""
     generator = _generator(seed, "sequence")
     drawn: list[tuple[str, int]] = []
@@ -184,7 +184,7 @@ def draw_segments(pairs: Sequence[tuple[str, int]], *, count: int, seed: int) ->
     return drawn[:count]
 
 
-def presentation_order(
+def stream_order(
     datasets: Sequence[Dataset], labels: NDArray[np.int64], config: StreamConfig, *, segment: str | None = None
 ) -> NDArray[np.int64]:
     """The indices into the joined `datasets` in the order of the stream, int64 (n,); each at most once.
@@ -212,7 +212,7 @@ def correlated_order(labels: NDArray[np.int64], *, gamma: float, generator: np.r
     There are as many slots as classes, at most 100; within a slot the classes follow each other in a drawn order.
     """
     classes = np.unique(labels)
-    slots = min(len(classes), _MOST_SLOTS)
+    slots = min(len(classes), MAX_SLOTS)
     shares: list[list[NDArray[np.int64]]] = []
     for label in classes:
         members = generator.permutation(np.flatnonzero(labels == label))
@@ -290,13 +290,13 @@ class Batches:
         import torch
 
         indices = self.order[k * self.batch_size : (k + 1) * self.batch_size]
-        if isinstance(self.dataset, PixelDataset):
-            return self._load_pixels(self.dataset, indices)
+        if isinstance(self.dataset, SegmentationDataset):
+            return self._load_segmentation(self.dataset, indices)
         images = _read(self.dataset, indices)
         tensor = self.preprocessing(images) if self.preprocessing else _stack(self.dataset, images)
         return Batch(tensor, torch.from_numpy(self.dataset.labels[indices]), torch.from_numpy(indices.copy()))
 
-    def _load_pixels(self, dataset: PixelDataset, indices: NDArray[np.int64]) -> Batch:
+    def _load_segmentation(self, dataset: SegmentationDataset, indices: NDArray[np.int64]) -> Batch:
         """Pictures sized by the protocol of their data set, normalized as the preprocessing says; labels (n, h, w)."""
         import torch
 

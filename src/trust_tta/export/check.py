@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trust_tta.data.embedded import load_sample
 from trust_tta.data.images import is_image, read_image
+from trust_tta.data.sample import load_sample
 from trust_tta.errors import DataError, TrustError
 from trust_tta.export.network import Input
 from trust_tta.optional import require

@@ -54,7 +54,7 @@ class Input:
         return images if self.pixels == "uint8" else images.permute(0, 3, 1, 2).contiguous() / 255
 
 
-class PixelNetwork(nn.Module):
+class PixelInputNetwork(nn.Module):
     """A network with the normalization of its input in front; the given network is not changed."""
 
     mean: Tensor
@@ -101,7 +101,7 @@ def _shares(cells: int, length: int, like: Tensor) -> Tensor:
     return ((place >= first) & (place < end)).to(like.dtype) / (end - first)
 
 
-def trace(network: PixelNetwork, given: Input) -> torch.export.ExportedProgram:
+def trace(network: PixelInputNetwork, given: Input) -> torch.export.ExportedProgram:
     """The network as PyTorch's graph, for any number of images."""
     sides = (given.size, given.size) if given.size else (96, 128)
     images = given.from_pictures(np.zeros((2, *sides, 3), dtype=np.uint8))

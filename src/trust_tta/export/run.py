@@ -14,8 +14,8 @@ from trust_tta.atomic import replacing
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.export import check, formats, onnx
-from trust_tta.export.network import Input, PixelNetwork, Pixels, require_any_size, trace
-from trust_tta.export.origin import Origin, Subject, find_subject
+from trust_tta.export.network import Input, PixelInputNetwork, Pixels, require_any_size, trace
+from trust_tta.export.source import Origin, Subject, find_subject
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.optional import require
 from trust_tta.progress import SILENT, Progress
@@ -80,7 +80,7 @@ def export_network(
         file = Path(folder, f"network{FORMATS[to]}")
         run = _write(subject, to, file, given, about, int8=int8)
         progress.advance()
-        ours = PixelNetwork(subject.network, subject.preprocessing, pixels, backend="auto")
+        ours = PixelInputNetwork(subject.network, subject.preprocessing, pixels, backend="auto")
         agreement = check.compare(run, ours, check.batches(pictures, given))
         agreement.require(path, tolerance=check.INT8_TOLERANCE if int8 else check.TOLERANCE)
         accuracy = _compare_accuracy(subject, ours, run, given) if int8 else None
@@ -110,7 +110,7 @@ def _check_options(to: str, size: Size, pixels: Pixels, int8: bool) -> None:
 
 
 def _compare_accuracy(
-    subject: Subject, network: PixelNetwork, run: check.Run, given: Input
+    subject: Subject, network: PixelInputNetwork, run: check.Run, given: Input
 ) -> tuple[float, float] | None:
     """The accuracy of both on the shipped images, if the network was trained on these classes."""
     if subject.classes != CIFAR10_CLASSES or given.size != 32:
@@ -129,8 +129,8 @@ def _write(subject: Subject, to: str, file: Path, given: Input, about: dict[str,
     if to == "safetensors":
         formats.write_checkpoint(subject.network, file, about)
         written = Checkpoint.open(file)
-        return PixelNetwork(written.load(), written.preprocessing, given.pixels, backend="auto")
-    program = trace(PixelNetwork(subject.network, subject.preprocessing, given.pixels, backend="portable"), given)
+        return PixelInputNetwork(written.load(), written.preprocessing, given.pixels, backend="auto")
+    program = trace(PixelInputNetwork(subject.network, subject.preprocessing, given.pixels, backend="portable"), given)
     if to == "onnx":
         onnx.write_onnx(program, file, about)
         if int8:

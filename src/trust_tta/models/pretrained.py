@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from trust_tta.data.class_names import CIFAR10_CLASSES, imagenet_classes, pixel_classes
+from trust_tta.data.class_names import CIFAR10_CLASSES, imagenet_classes, segmentation_classes
 from trust_tta.data.download import check_hash, fetch
 from trust_tta.errors import CheckpointError, DownloadError, reason_of
 from trust_tta.optional import require
@@ -35,7 +35,7 @@ class Pretrained:
         if self.num_classes == 10:
             return CIFAR10_CLASSES
         if self.num_classes in _PIXELS:
-            return tuple(pixel_classes(_PIXELS[self.num_classes]))
+            return tuple(segmentation_classes(_PIXELS[self.num_classes]))
         return tuple(c.name for c in imagenet_classes())
 
 

@@ -124,7 +124,7 @@ class Group:
         return bool({"online", "standard"} & set(self.setting.split("+")))
 
     @property
-    def labels_pixels(self) -> bool:
+    def is_segmentation(self) -> bool:
         """Whether pixels are labeled: accuracies are then means of the IoU over classes."""
         return any(cell.result.pixels is not None for cell in self.cells)
 

@@ -45,7 +45,7 @@ class Album:
 
 def class_table(group: Group, report: Report) -> DataTable | None:
     """The IoU of each class over all domains and seeds, with the mean Dice score and the accuracy of pixels."""
-    if not group.labels_pixels:
+    if not group.is_segmentation:
         return None
     counted = {v: _counts(group.cells_of(v.label)) for v in group.variants}
     most = max(len(rows) for rows in counted.values())

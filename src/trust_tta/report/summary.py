@@ -37,7 +37,7 @@ def _lead(group: Group, first: Sequence[Variant]) -> str:
     best, reached = first[0], group.means()
     over = "on the only domain" if len(group.domains) == 1 else f"averaged over {len(group.domains)} domains"
     on = f"On {safe_line(group.dataset)} ({group.title.removeprefix(f'{safe_line(group.dataset)}, ')})"
-    what = "mean IoU" if group.labels_pixels else "accuracy"
+    what = "mean IoU" if group.is_segmentation else "accuracy"
     if len(first) == 1:
         entry, verb = group.mean(best.label), "leads with" if len(reached) > 1 else "reaches"
         return f"{on}, {best.name} {verb} {format_percent(entry.mean)} % {what} {over} {_interval(entry)}."

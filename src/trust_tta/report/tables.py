@@ -97,7 +97,7 @@ def accuracy_table(group: Group) -> DataTable:
         whole = [_mean_entry(group, variant), _worst_entry(group, variant), *over, *entries]
         lines.append(_line(group, variant, whole if several else [*entries, *over]))
     best = [j for j, column in enumerate(columns) if column.role != "gain"]
-    what = "Mean IoU" if group.labels_pixels else "Accuracy"
+    what = "Mean IoU" if group.is_segmentation else "Accuracy"
     fewest = min((len(seed_means(group, v.label)) for v in group.variants if group.cells_of(v.label)), default=0)
     most = counted(len(group.seeds), "seed")
     seeds = most if fewest in (0, len(group.seeds)) else f"{fewest} to {most}"
@@ -118,7 +118,7 @@ def notes(group: Group) -> list[str]:
         for domain in group.domains
         if group.entry(variant.label, domain).mean is None
     ]
-    what = "mean IoU" if group.labels_pixels else "accuracy"
+    what = "mean IoU" if group.is_segmentation else "accuracy"
     return [f"{what} in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
 
 

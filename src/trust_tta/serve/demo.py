@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.corruptions.apply import corrupt
-from trust_tta.data.embedded import load_sample
+from trust_tta.data.sample import load_sample
 from trust_tta.live.guard import Guard
 
 # A minute should show what otherwise takes an hour: every batch is checked, and the learning rate is ten times higher.

@@ -1,13 +1,13 @@
 from trust_tta.training.data import TrainingData as TrainingData
 from trust_tta.training.data import open_training_data as open_training_data
 from trust_tta.training.recipe import FinetuneRecipe as FinetuneRecipe
-from trust_tta.training.recipe import PixelRecipe as PixelRecipe
+from trust_tta.training.recipe import SegmentationRecipe as SegmentationRecipe
 from trust_tta.training.recipe import TrainRecipe as TrainRecipe
 from trust_tta.training.recipe import recipe_for as recipe_for
 from trust_tta.training.runs import Trained as Trained
 from trust_tta.training.runs import finetune as finetune
 from trust_tta.training.runs import train as train
-from trust_tta.training.segmentation import PixelTrainingData as PixelTrainingData
-from trust_tta.training.segmentation import open_pixel_data as open_pixel_data
+from trust_tta.training.segmentation import SegmentationTrainingData as SegmentationTrainingData
+from trust_tta.training.segmentation import open_segmentation_data as open_segmentation_data
 
 __all__: list[str]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
-from trust_tta.data.reading import available_domains, open_dataset
-from trust_tta.data.specs import DatasetSpec, find_domain, find_spec
+from trust_tta.data.loading import available_domains, open_dataset
+from trust_tta.data.registry import DatasetSpec, find_domain, find_spec
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
@@ -48,7 +48,7 @@ def open_training_data(
     """CIFAR with its test set held out; otherwise every domain but `target`, with a share held out by the seed."""
     spec = find_spec(name)
     if spec.name not in TRAINABLE:
-        other = "; for labels of pixels use open_pixel_data" if spec.layout == "pixels" else ""
+        other = "; for labels of pixels use open_segmentation_data" if spec.layout == "segmentation" else ""
         raise ConfigError(f"data set {name!r} is not one to train on; choose one of {', '.join(TRAINABLE)}{other}")
     if not 0 < share < 1:
         raise ConfigError(f"the share held out is {share}; it must lie between 0 and 1")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trust_tta.atomic import write_whole
-from trust_tta.data.files import hash_pixels
+from trust_tta.data.file_io import hash_array
 from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.layers import StochasticDepth
@@ -284,9 +284,9 @@ def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], 
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     return {
         **{name: json.dumps(value) for name, value in recipe.model_dump().items()},
-        "images": hash_pixels(images),
-        "labels": hash_pixels(labels.astype(label_type(labels))),
-        "network": hash_pixels(np.frombuffer(repr(shapes).encode(), np.uint8)),
+        "images": hash_array(images),
+        "labels": hash_array(labels.astype(label_type(labels))),
+        "network": hash_array(np.frombuffer(repr(shapes).encode(), np.uint8)),
     }
 
 

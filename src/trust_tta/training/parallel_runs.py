@@ -16,9 +16,9 @@ import torch
 from trust_tta.errors import TrustError
 from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.training.data import TrainingData, open_training_data
-from trust_tta.training.recipe import PixelRecipe, TrainRecipe, labels_pixels
+from trust_tta.training.recipe import SegmentationRecipe, TrainRecipe, is_segmentation
 from trust_tta.training.runs import Written, train
-from trust_tta.training.segmentation import PixelTrainingData, open_pixel_data
+from trust_tta.training.segmentation import SegmentationTrainingData, open_segmentation_data
 
 Message: TypeAlias = str | Written | TrustError
 
@@ -31,7 +31,7 @@ class Training:
     root: str
     target: str | None
     out: str
-    recipe: TrainRecipe | PixelRecipe
+    recipe: TrainRecipe | SegmentationRecipe
     model: str
     overrides: Mapping[str, Any]
     size: int | None
@@ -55,10 +55,10 @@ class Training:
         )
         return Written(folder=done.folder, record=done.record)
 
-    def _open_data(self) -> TrainingData | PixelTrainingData:
+    def _open_data(self) -> TrainingData | SegmentationTrainingData:
         seed = self.recipe.seed
-        if labels_pixels(self.data):
-            return open_pixel_data(self.data, self.root, share=self.share, seed=seed)
+        if is_segmentation(self.data):
+            return open_segmentation_data(self.data, self.root, share=self.share, seed=seed)
         return open_training_data(self.data, self.root, target=self.target, share=self.share, seed=seed)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trust_tta.data.specs import find_spec
+from trust_tta.data.registry import find_spec
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD
 from trust_tta.schema import Count, Fraction, Natural, Positive, Rate, Schema, parse
 
@@ -83,7 +83,7 @@ class TrainRecipe(Recipe):
         return value
 
 
-class PixelRecipe(Recipe):
+class SegmentationRecipe(Recipe):
     """How a network that labels pixels is trained from scratch; the defaults fit CamVid at 240 x 180 pixels."""
 
     batch_size: Annotated[int, Field(ge=2)] = 16
@@ -143,9 +143,9 @@ def recipe_for(
     return parse(TrainRecipe, values | _short_warmup(given or {}), where=where)
 
 
-def pixel_recipe(given: Mapping[str, Any] | None = None, *, where: str = "") -> PixelRecipe:
+def segmentation_recipe(given: Mapping[str, Any] | None = None, *, where: str = "") -> SegmentationRecipe:
     """The recipe for labels of pixels; every mistake in `given` is reported at once."""
-    return parse(PixelRecipe, _short_warmup(given or {}), where=where)
+    return parse(SegmentationRecipe, _short_warmup(given or {}), where=where)
 
 
 def _short_warmup(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,9 +156,9 @@ def _short_warmup(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def labels_pixels(dataset: str) -> bool:
+def is_segmentation(dataset: str) -> bool:
     """Whether a data set has a label for every pixel."""
-    return find_spec(dataset).layout == "pixels"
+    return find_spec(dataset).layout == "segmentation"
 
 
 def _is_cifar(dataset: str) -> bool:

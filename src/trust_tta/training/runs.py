@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from trust_tta.data.files import hash_pixels
+from trust_tta.data.file_io import hash_array
 from trust_tta.errors import ConfigError
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
@@ -23,13 +23,18 @@ from trust_tta.models.networks import require_ours
 from trust_tta.models.upernet import UPerNet
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
-from trust_tta.training import files
+from trust_tta.training import artifacts
 from trust_tta.training.data import TrainingData, read_arrays
 from trust_tta.training.evaluation import evaluate, recalibrate
-from trust_tta.training.head import fit_head, score_head
+from trust_tta.training.linear_probe import fit_head, score_head
 from trust_tta.training.loop import fit
-from trust_tta.training.recipe import FinetuneRecipe, PixelRecipe, TrainRecipe, default_size, recipe_for
-from trust_tta.training.segmentation import PixelTrainingData, pixel_preprocessing, read_pixels, segmentation
+from trust_tta.training.recipe import FinetuneRecipe, SegmentationRecipe, TrainRecipe, default_size, recipe_for
+from trust_tta.training.segmentation import (
+    SegmentationTrainingData,
+    read_segmentation_arrays,
+    segmentation,
+    segmentation_preprocessing,
+)
 from trust_tta.training.tasks import Task, classification
 
 Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
@@ -44,7 +49,7 @@ class Written:
 
     @property
     def weights(self) -> Path:
-        return self.folder / files.WEIGHTS
+        return self.folder / artifacts.WEIGHTS
 
     @property
     def accuracy(self) -> float:
@@ -60,8 +65,8 @@ class Trained(Written):
 
 
 def train(
-    data: TrainingData | PixelTrainingData,
-    recipe: TrainRecipe | PixelRecipe | None = None,
+    data: TrainingData | SegmentationTrainingData,
+    recipe: TrainRecipe | SegmentationRecipe | None = None,
     *,
     out: str | PathLike[str],
     model: str = "vmamba_nano",
@@ -82,8 +87,8 @@ def train(
     """
     begun = time.perf_counter()
     folder = Path(out)
-    dense = isinstance(data, PixelTrainingData)
-    recipe = recipe or (PixelRecipe() if dense else recipe_for(data.spec.name, size=size))
+    dense = isinstance(data, SegmentationTrainingData)
+    recipe = recipe or (SegmentationRecipe() if dense else recipe_for(data.spec.name, size=size))
     torch.manual_seed(recipe.seed)
     made = create_model(model, num_classes=len(data.dataset.class_names), **dict(overrides or {}))
     network = _require_fit(made, data).to(device)
@@ -95,22 +100,22 @@ def train(
         return evaluate(candidate, *held_out, mean=fed.mean, std=fed.std, metric=task.metric, batch_size=batch_size)
 
     fitted = fit(
-        network, *images, recipe, task=task, state_path=folder / files.STATE, evaluate=score, progress=progress
+        network, *images, recipe, task=task, state_path=folder / artifacts.STATE, evaluate=score, progress=progress
     )
     average = fitted.average
     accuracy = {"averaged weights": score(average)}
     recalibrate(average, images[0], mean=fed.mean, std=fed.std, forward=task.forward, batch_size=batch_size)
     accuracy["averaged weights, new statistics"] = score(average)
-    origin = files.Origin(
+    origin = artifacts.Origin(
         variant=model,
         overrides=dict(overrides or {}),
         data=data,
-        hashes={"train": hash_pixels(images[0]), data.measured_on: hash_pixels(held_out[0])},
+        hashes={"train": hash_array(images[0]), data.measured_on: hash_array(held_out[0])},
         preprocessing=fed,
         recipe=recipe.model_dump(),
     )
     history, seconds = [asdict(epoch) for epoch in fitted.history], time.perf_counter() - begun
-    record = files.write_network(folder, average, origin, accuracy=accuracy, history=history, seconds=seconds)
+    record = artifacts.write_network(folder, average, origin, accuracy=accuracy, history=history, seconds=seconds)
     return Trained(model=average, folder=folder, record=record)
 
 
@@ -129,8 +134,8 @@ def finetune(
     """
     begun = time.perf_counter()
     folder, recipe = Path(out), recipe or FinetuneRecipe()
-    if (folder / files.WEIGHTS).exists():
-        raise ConfigError(f"'{folder / files.WEIGHTS}' exists and would be lost; give another folder, or delete it")
+    if (folder / artifacts.WEIGHTS).exists():
+        raise ConfigError(f"'{folder / artifacts.WEIGHTS}' exists and would be lost; give another folder, or delete it")
     fed = checkpoint.preprocessing.for_layout(data.spec.layout)
     chosen, held_out = data.split()
     _announce(data, len(chosen), len(held_out), progress)
@@ -144,7 +149,7 @@ def finetune(
         "classifier": score_head(model, held_out, held_out.labels, preprocess=fed, progress=progress),
     }
     backbone = {"backbone": Path(checkpoint.file or checkpoint.variant).name, "backbone_sha256": checkpoint.sha256}
-    origin = files.Origin(
+    origin = artifacts.Origin(
         variant=checkpoint.variant,
         overrides=checkpoint.fields,
         data=data,
@@ -153,14 +158,16 @@ def finetune(
         recipe=recipe.model_dump() | backbone,
     )
     history, seconds = [{"epoch": i, "loss": x} for i, x in enumerate(result.losses)], time.perf_counter() - begun
-    how = files.FINETUNED
-    record = files.write_network(folder, model, origin, accuracy=accuracy, history=history, seconds=seconds, how=how)
+    how = artifacts.FINETUNED
+    record = artifacts.write_network(
+        folder, model, origin, accuracy=accuracy, history=history, seconds=seconds, how=how
+    )
     return Trained(model=model, folder=folder, record=record)
 
 
-def _require_fit(network: nn.Module, data: TrainingData | PixelTrainingData) -> ScanNetwork | UPerNet:
+def _require_fit(network: nn.Module, data: TrainingData | SegmentationTrainingData) -> ScanNetwork | UPerNet:
     """The network, refused if it predicts something else than the data label."""
-    if isinstance(data, PixelTrainingData):
+    if isinstance(data, SegmentationTrainingData):
         if not isinstance(network, UPerNet):
             raise ConfigError(
                 f"{data.spec.name} has labels of pixels, and the network is a {type(network).__name__}; "
@@ -171,17 +178,21 @@ def _require_fit(network: nn.Module, data: TrainingData | PixelTrainingData) -> 
 
 
 def _prepare(
-    data: TrainingData | PixelTrainingData, recipe: TrainRecipe | PixelRecipe, *, size: int | None, progress: Progress
+    data: TrainingData | SegmentationTrainingData,
+    recipe: TrainRecipe | SegmentationRecipe,
+    *,
+    size: int | None,
+    progress: Progress,
 ) -> tuple[Preprocessing, Arrays, Arrays, Task[Any]]:
     """The preprocessing, the images and labels to train on and those held out, and the task."""
     classes = len(data.dataset.class_names)
-    if isinstance(data, PixelTrainingData):
-        if not isinstance(recipe, PixelRecipe):
-            raise ConfigError(f"{data.spec.name} has labels of pixels; give a PixelRecipe")
-        fed = pixel_preprocessing(data, recipe, size)
+    if isinstance(data, SegmentationTrainingData):
+        if not isinstance(recipe, SegmentationRecipe):
+            raise ConfigError(f"{data.spec.name} has labels of pixels; give a SegmentationRecipe")
+        fed = segmentation_preprocessing(data, recipe, size)
         _announce(data, len(data.dataset), len(data.held_out), progress)
         progress.start(len(data.dataset) + len(data.held_out), "reading images")
-        images, held_out = (read_pixels(part, fed, progress) for part in (data.dataset, data.held_out))
+        images, held_out = (read_segmentation_arrays(part, fed, progress) for part in (data.dataset, data.held_out))
         progress.finish()
         return fed, images, held_out, segmentation(classes, images[1], recipe)
     if not isinstance(recipe, TrainRecipe):
@@ -196,5 +207,5 @@ def _prepare(
     return fed, arrays[0], arrays[1], classification(classes)
 
 
-def _announce(data: TrainingData | PixelTrainingData, images: int, others: int, progress: Progress) -> None:
+def _announce(data: TrainingData | SegmentationTrainingData, images: int, others: int, progress: Progress) -> None:
     progress.note(f"{images} images of {data.description} to train on, {others} {data.measured_on} images")

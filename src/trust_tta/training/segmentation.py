@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from trust_tta.data.dataset import FileImages
+from trust_tta.data.loading import locate, open_dataset
 from trust_tta.data.masks import resize_mask
-from trust_tta.data.reading import locate, open_dataset
-from trust_tta.data.segmentation import PixelDataset, splits_of
-from trust_tta.data.segmentation_metrics import IGNORED, count_overlap
-from trust_tta.data.specs import DatasetSpec, find_spec
+from trust_tta.data.registry import DatasetSpec, find_spec
+from trust_tta.data.segmentation import SegmentationDataset, list_splits
+from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.models.upernet import UPerNet
 from trust_tta.ops.segmentation_logits import Pixels, by_bands
@@ -31,7 +31,7 @@ from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.augment import normalize
 from trust_tta.training.data import hold_out
-from trust_tta.training.recipe import PixelRecipe
+from trust_tta.training.recipe import SegmentationRecipe
 from trust_tta.training.tasks import Samples, Task, check_images
 
 AUXILIARY_WEIGHT = 0.4
@@ -45,12 +45,12 @@ Labeled: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # images (n, h
 
 
 @dataclass(frozen=True, eq=False)
-class PixelTrainingData:
+class SegmentationTrainingData:
     """Pictures to learn from, and those held out; `measured_on` names these."""
 
     spec: DatasetSpec
-    dataset: PixelDataset
-    held_out: PixelDataset
+    dataset: SegmentationDataset
+    held_out: SegmentationDataset
     measured_on: str
 
     @property
@@ -58,31 +58,33 @@ class PixelTrainingData:
         return f"{self.dataset.name} ({self.dataset.domain})"
 
 
-def open_pixel_data(name: str, root: Path | str, *, share: float = 0.1, seed: int = 0) -> PixelTrainingData:
+def open_segmentation_data(
+    name: str, root: Path | str, *, share: float = 0.1, seed: int = 0
+) -> SegmentationTrainingData:
     """The split "train" with the validation split held out; without these, a share of all by the seed."""
     if not 0 < share < 1:
         raise ConfigError(f"the share held out is {share}; it must lie between 0 and 1")
     spec = find_spec(name)
-    splits = [split.name for split in splits_of(spec, locate(spec, Path(root)))]
+    splits = [split.name for split in list_splits(spec, locate(spec, Path(root)))]
     held_out = next((split for split in splits if split in _HELD_OUT), None)
     if "train" in splits and held_out:
         parts = [_open(name, root, split) for split in ("train", held_out)]
-        return PixelTrainingData(spec, parts[0], parts[1], "validation")
+        return SegmentationTrainingData(spec, parts[0], parts[1], "validation")
     if spec.domains and "train" not in splits:
         raise DataError(f"{root} has no pictures of {spec.name}/train to learn from; it wants {spec.wanted}")
     dataset = _open(name, root, "train" if "train" in splits else splits[0])
     kept, others = (_choose(dataset, part) for part in hold_out(len(dataset), share, seed=seed, root=root))
-    return PixelTrainingData(spec, kept, others, "validation")
+    return SegmentationTrainingData(spec, kept, others, "validation")
 
 
-def _open(name: str, root: Path | str, split: str) -> PixelDataset:
+def _open(name: str, root: Path | str, split: str) -> SegmentationDataset:
     dataset = open_dataset(name, root, domain=split, options={"protocol": "native"})
-    if not isinstance(dataset, PixelDataset):
+    if not isinstance(dataset, SegmentationDataset):
         raise ConfigError(f"{name} has labels of images, and the network labels pixels")
     return dataset
 
 
-def _choose(dataset: PixelDataset, indices: NDArray[np.int64]) -> PixelDataset:
+def _choose(dataset: SegmentationDataset, indices: NDArray[np.int64]) -> SegmentationDataset:
     if not isinstance(dataset.images, FileImages):
         raise ConfigError(f"the pictures of {dataset.name} are no files")
     images, masks = (tuple(part.names[i] for i in indices) for part in (dataset.images, dataset.masks))
@@ -94,7 +96,9 @@ def _choose(dataset: PixelDataset, indices: NDArray[np.int64]) -> PixelDataset:
     )
 
 
-def pixel_preprocessing(data: PixelTrainingData, recipe: PixelRecipe, size: int | None) -> Preprocessing:
+def segmentation_preprocessing(
+    data: SegmentationTrainingData, recipe: SegmentationRecipe, size: int | None
+) -> Preprocessing:
     """All to `size` x `size`; without a size, as large as the first picture is, by its short side."""
     short = size or min(data.dataset.image(0).shape[:2])
     return Preprocessing(
@@ -108,7 +112,7 @@ def pixel_preprocessing(data: PixelTrainingData, recipe: PixelRecipe, size: int 
     )
 
 
-def read_pixels(dataset: PixelDataset, fed: Preprocessing, progress: Progress = SILENT) -> Labeled:
+def read_segmentation_arrays(dataset: SegmentationDataset, fed: Preprocessing, progress: Progress = SILENT) -> Labeled:
     """All pictures and labels at the size of the network's input."""
 
     def read(index: int) -> Labeled:
@@ -128,11 +132,11 @@ def read_pixels(dataset: PixelDataset, fed: Preprocessing, progress: Progress = 
 # the task
 
 
-def segmentation(classes: int, labels: NDArray[np.uint8], recipe: PixelRecipe) -> Task[PixelRecipe]:
+def segmentation(classes: int, labels: NDArray[np.uint8], recipe: SegmentationRecipe) -> Task[SegmentationRecipe]:
     """A label for every pixel; the classes are weighed by how often they are among `labels` (n, h, w)."""
     weights = class_weights(labels, classes, recipe.balance) if recipe.balance else None
 
-    def check(images: NDArray[Any], masks: NDArray[Any], _: PixelRecipe) -> None:
+    def check(images: NDArray[Any], masks: NDArray[Any], _: SegmentationRecipe) -> None:
         check_images(images)
         if masks.dtype != np.uint8 or masks.shape != images.shape[:3]:
             raise DataError(f"labels are {masks.dtype} {masks.shape}; give uint8 {images.shape[:3]}")
@@ -140,12 +144,12 @@ def segmentation(classes: int, labels: NDArray[np.uint8], recipe: PixelRecipe) -
         if highest >= classes:
             raise DataError(f"labels run up to {highest}, and the network has {classes} classes")
 
-    def loss(outputs: tuple[Tensor, Tensor], targets: Tensor, recipe: PixelRecipe) -> Tensor:
+    def loss(outputs: tuple[Tensor, Tensor], targets: Tensor, recipe: SegmentationRecipe) -> Tensor:
         own = None if weights is None else weights.to(targets.device)
         return two_head_loss(*outputs, targets, auxiliary_weight=recipe.auxiliary_weight, weights=own)
 
     def mean_iou(predictions: Tensor, truth: Tensor) -> float:
-        return count_overlap(predictions, truth, classes=classes).mean_iou
+        return count_confusion(predictions, truth, classes=classes).mean_iou
 
     return Task(check, scale_and_crop, loss, mean_iou, forward_heads, "mean IoU")
 
@@ -166,7 +170,7 @@ def class_weights(labels: NDArray[np.uint8], classes: int, balance: float) -> Te
 
 
 def scale_and_crop(
-    samples: Samples, chosen: Tensor, recipe: PixelRecipe, generator: Generator, plain: bool
+    samples: Samples, chosen: Tensor, recipe: SegmentationRecipe, generator: Generator, plain: bool
 ) -> tuple[Tensor, Tensor]:
     """Windows of the images at `chosen` (n,), each scaled, half of them mirrored: (n, 3, h, w) and labels (n, h, w).
 
@@ -214,11 +218,13 @@ def two_head_loss(
     weights: Tensor | None = None,
 ) -> Tensor:
     """The loss of the decoding head, and a share of that of the auxiliary one."""
-    losses = (pixel_loss(x, labels, labeled_only=labeled_only, weights=weights) for x in (main, auxiliary))
+    losses = (segmentation_loss(x, labels, labeled_only=labeled_only, weights=weights) for x in (main, auxiliary))
     return next(losses) + auxiliary_weight * next(losses)
 
 
-def pixel_loss(logits: Tensor, labels: Tensor, *, labeled_only: bool = False, weights: Tensor | None = None) -> Tensor:
+def segmentation_loss(
+    logits: Tensor, labels: Tensor, *, labeled_only: bool = False, weights: Tensor | None = None
+) -> Tensor:
     """Mean cross-entropy, a scalar, of coarse logits (n, classes, h', w') to labels (n, h, w).
 
     The mean is over all pixels, ignored ones included, unless it is to be over the labeled ones only.

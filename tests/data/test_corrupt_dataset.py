@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.pictures import make_pictures
+from tests.data.image_files import make_pictures
 from tests.data.trees import Seen
-from trust_tta.data.corrupt_tree import corrupt_array, corrupt_folder, cut_image, list_tree
+from trust_tta.data.corrupt_dataset import corrupt_array, corrupt_folder, cut_image, list_tree
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.images import SUFFIXES, read_image
-from trust_tta.data.reading import open_dataset
+from trust_tta.data.loading import open_dataset
 from trust_tta.errors import ConfigError, DataError
 
 
@@ -81,7 +81,7 @@ def test_array_progress_counts_every_image(tmp_path: Path) -> None:
 ARRAY_KILL = """
 import os, signal, sys
 import numpy as np
-from trust_tta.data.corrupt_tree import corrupt_array
+from trust_tta.data.corrupt_dataset import corrupt_array
 from trust_tta.progress import Silent
 class Killer(Silent):
     done = 0
@@ -267,7 +267,7 @@ def test_workers_write_the_same_folder(tmp_path: Path) -> None:
 
 FOLDER_KILL = """
 import os, signal, sys
-from trust_tta.data.corrupt_tree import corrupt_folder
+from trust_tta.data.corrupt_dataset import corrupt_folder
 from trust_tta.progress import Silent
 class Killer(Silent):
     done = 0

@@ -12,7 +12,7 @@ from PIL import Image
 from tests.data.trees import thumbnails
 from trust_tta.cli.main import main
 from trust_tta.data import StreamConfig, available_domains, open_dataset, stream_datasets
-from trust_tta.data.specs import find_spec
+from trust_tta.data.registry import find_spec
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
 

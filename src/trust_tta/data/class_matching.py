@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from trust_tta.data.class_names import imagenet_classes
 from trust_tta.errors import ConfigError, DataError
 
-MOST_CLASSES = 100_000  # more than any data set has; a label above it is a mistake
+MAX_CLASSES = 100_000  # more than any data set has; a label above it is a mistake
 _SHOWN = 20  # names of a list in a message
 
 
-def rendition_mask() -> NDArray[np.int64]:
+def imagenet_r_labels() -> NDArray[np.int64]:
     """The sorted labels of ImageNet-R's 200 classes within the 1000."""
     return np.array([label for label, c in enumerate(imagenet_classes()) if c.rendition], dtype=np.int64)
 
@@ -26,15 +26,15 @@ def fold_name(name: str) -> str:
     return folded or name
 
 
-def numbered_classes(labels: NDArray[np.int64], *, where: object) -> tuple[str, ...]:
+def numeric_class_names(labels: NDArray[np.int64], *, where: object) -> tuple[str, ...]:
     """Names "0", "1", ... for labels that come without any; a label beyond all reason is refused."""
     highest = int(labels.max(initial=0))
-    if highest >= MOST_CLASSES:
-        raise DataError(f"{where} has the label {highest}; labels must lie in 0..{MOST_CLASSES - 1}")
+    if highest >= MAX_CLASSES:
+        raise DataError(f"{where} has the label {highest}; labels must lie in 0..{MAX_CLASSES - 1}")
     return tuple(map(str, range(highest + 1)))
 
 
-def are_numbers(names: Sequence[str]) -> bool:
+def are_numeric(names: Sequence[str]) -> bool:
     """Whether classes are called "0", "1", ... in order: bare labels, which say nothing about what they stand for."""
     return all(name == str(label) for label, name in enumerate(names))
 
@@ -59,7 +59,7 @@ def match_classes(
     Names that differ are an error that shows both lists. Without names on one side the order decides, with a warning.
     """
     order = np.arange(len(names), dtype=np.int64)
-    if are_numbers(names):
+    if are_numeric(names):
         return ClassMatch(order)
     if network is None:
         return ClassMatch(
@@ -69,7 +69,7 @@ def match_classes(
         )
     if tuple(names) == tuple(network) or _are_wnids(names, network):
         return ClassMatch(order)
-    if are_numbers(network):
+    if are_numeric(network):
         return ClassMatch(order, f"{source} numbers its classes: those of {data} are taken as {_listing(names)}")
     places = {name: place for place, name in enumerate(network)}
     if len(places) < len(network) or sorted(names) != sorted(network):
@@ -80,7 +80,7 @@ def match_classes(
     return ClassMatch(np.array([places[name] for name in names], dtype=np.int64))
 
 
-def near_misses(names: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
+def spelling_variants(names: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
     """The names that differ from one of `others` in nothing but spelling, each with it."""
     known, folded = set(others), {fold_name(other): other for other in others}
     return [(name, folded[fold_name(name)]) for name in names if name not in known and fold_name(name) in folded]
@@ -93,7 +93,7 @@ def _are_wnids(names: Sequence[str], network: Sequence[str]) -> bool:
 
 
 def _difference(names: Sequence[str], network: Sequence[str]) -> str:
-    if misses := near_misses(names, network):
+    if misses := spelling_variants(names, network):
         pairs = ", ".join(f"'{name}' is spelled '{other}'" for name, other in misses[:_SHOWN])
         return f"{pairs} in the network; rename it"
     strange, lacking = sorted(set(names) - set(network)), sorted(set(network) - set(names))

@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.files import hash_pixels
+from trust_tta.data.file_io import hash_array
 from trust_tta.data.images import read_image
 from trust_tta.errors import DataError
 
@@ -23,7 +23,7 @@ _INDEX = "sample.json"
 def load_sample() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The first 200 test images of each class: uint8 (2000, 32, 32, 3) and labels (2000,), in the test set's order."""
     images, labels, _ = read_sheets(resources.files("trust_tta").joinpath(SAMPLE_FOLDER))
-    if hash_pixels(images) != SAMPLE_SHA256:
+    if hash_array(images) != SAMPLE_SHA256:
         raise DataError("the images that ship with trust-tta are not what they were; install the package again")
     return images, labels
 

@@ -9,15 +9,15 @@ import torch
 
 from tests.training.samples import colored_images, tiny_network
 from trust_tta.data.dataset import array_dataset
-from trust_tta.data.specs import find_spec
+from trust_tta.data.registry import find_spec
 from trust_tta.errors import CheckpointError
 from trust_tta.models.checkpoint import Checkpoint, load_checkpoint
 from trust_tta.models.pretrained import PRETRAINED
 from trust_tta.models.weights import read_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import parse
+from trust_tta.training.artifacts import Origin, export_model, model_card
 from trust_tta.training.data import TrainingData
-from trust_tta.training.files import Origin, export_model, model_card
 from trust_tta.training.recipe import TrainRecipe
 
 

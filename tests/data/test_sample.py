@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.sheets import write_sheets
+from tests.data.image_sheets import write_sheets
 from tests.data.trees import thumbnails
-from trust_tta.data.embedded import (
+from trust_tta.data.sample import (
     SAMPLE_FOLDER,
     SAMPLE_SHA256,
     load_sample,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.training.samples import colored_images, tiny_network
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.training.head import extract_features, fit_head
+from trust_tta.training.linear_probe import extract_features, fit_head
 from trust_tta.training.recipe import FinetuneRecipe
 
 

@@ -14,11 +14,11 @@ from PIL import Image
 from tests.data.trees import PACS_ROOT, WNID_LABELS, WNIDS, class_tree, corrupted_arrays, pictures, save, thumbnails
 from trust_tta.data.arrays import open_images, read_batch
 from trust_tta.data.check import check_root
+from trust_tta.data.class_matching import imagenet_r_labels
 from trust_tta.data.class_names import PACS_CLASSES
-from trust_tta.data.classes import rendition_mask
-from trust_tta.data.corrupt_tree import corrupt_array
+from trust_tta.data.corrupt_dataset import corrupt_array
 from trust_tta.data.dataset import array_dataset, join_datasets
-from trust_tta.data.reading import available_domains, open_dataset
+from trust_tta.data.loading import available_domains, open_dataset
 from trust_tta.errors import ConfigError, DataError
 
 
@@ -186,7 +186,7 @@ def test_imagenet_r_masks_its_200_classes(tmp_path: Path) -> None:
     class_tree(tmp_path / "imagenet-r", WNIDS)
     dataset = open_dataset("imagenet-r", tmp_path)
     assert dataset.class_mask is not None
-    assert (dataset.class_mask == rendition_mask()).all()
+    assert (dataset.class_mask == imagenet_r_labels()).all()
     assert set(dataset.labels.tolist()) <= set(dataset.class_mask.tolist())
     class_tree(tmp_path / "imagenet-r", ["n01440764"])  # tench: in ImageNet, not in ImageNet-R
     with pytest.raises(DataError, match="n01440764 is not a class of imagenet-r; allowed are its 200"):

@@ -19,7 +19,7 @@ from trust_tta.models.checkpoint import ModelInfo
 from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.data import TrainingData
-from trust_tta.training.segmentation import PixelTrainingData
+from trust_tta.training.segmentation import SegmentationTrainingData
 
 WEIGHTS, RECORD, CARD, STATE = "model.safetensors", "train.json", "card.md", "checkpoint.pt"
 
@@ -37,7 +37,7 @@ class Origin:
 
     variant: str
     overrides: Mapping[str, Any]
-    data: TrainingData | PixelTrainingData
+    data: TrainingData | SegmentationTrainingData
     hashes: Mapping[str, str]  # sha256 by part; the first is what was learned from
     preprocessing: Preprocessing
     recipe: Mapping[str, Any]
@@ -91,7 +91,7 @@ def write_network(
         data=origin.data.description,
         license=f"yours to choose; that of the data: {origin.data.spec.license}",
         measured_on=origin.data.measured_on,
-        metric="mean IoU" if isinstance(origin.data, PixelTrainingData) else "top-1",
+        metric="mean IoU" if isinstance(origin.data, SegmentationTrainingData) else "top-1",
         how=how,
     )
     write_whole(folder / RECORD, json.dumps(record, indent=1) + "\n")

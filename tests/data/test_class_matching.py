@@ -8,10 +8,10 @@ import pytest
 from tests.data.trees import class_tree, thumbnails
 from trust_tta.data.arrays import open_labels
 from trust_tta.data.check import check_root
+from trust_tta.data.class_matching import match_classes, numeric_class_names
 from trust_tta.data.class_names import CIFAR10_CLASSES, imagenet_classes
-from trust_tta.data.classes import match_classes, numbered_classes
 from trust_tta.data.dataset import align_classes, array_dataset
-from trust_tta.data.reading import open_dataset
+from trust_tta.data.loading import open_dataset
 from trust_tta.errors import ConfigError, DataError
 
 
@@ -69,7 +69,7 @@ def test_a_label_of_billions_builds_no_names(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has the label 2000000000; labels must lie in 0..99999"):
         open_dataset("array-c", tmp_path, domain="fog")
     with pytest.raises(DataError, match="has the label 2000000000"):
-        numbered_classes(open_labels(tmp_path / "labels.npy"), where="x")
+        numeric_class_names(open_labels(tmp_path / "labels.npy"), where="x")
 
 
 def test_domains_of_a_folder_share_their_labels(tmp_path: Path) -> None:

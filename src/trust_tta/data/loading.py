@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from trust_tta import plugins
 from trust_tta.data.arrays import CIFAR_ARRAYS, OFFICIAL_BATCHES, open_cifar, open_corrupted
+from trust_tta.data.class_matching import fold_name, imagenet_r_labels, spelling_variants
 from trust_tta.data.class_names import imagenet_classes, label_of_wnid
-from trust_tta.data.classes import fold_name, near_misses, rendition_mask
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, FileImages, python_dataset, spread
 from trust_tta.data.images import is_image, list_images
-from trust_tta.data.segmentation import open_pixels, splits_of
-from trust_tta.data.specs import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
+from trust_tta.data.registry import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
+from trust_tta.data.segmentation import list_splits, open_segmentation
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.schema import did_you_mean
 
@@ -47,9 +47,9 @@ def open_dataset(
     spec = find_spec(name)
     _check_request(spec, severity, limit, options)
     if spec.layout == "python":
-        return _open_outside(spec, Path(root), domain, limit=limit, options=options)
-    if spec.layout == "pixels":
-        return open_pixels(spec, locate(spec, Path(root)), domain, limit=limit, options=options)
+        return _open_plugin(spec, Path(root), domain, limit=limit, options=options)
+    if spec.layout == "segmentation":
+        return open_segmentation(spec, locate(spec, Path(root)), domain, limit=limit, options=options)
     if not spec.domains:
         domains = generic_domains(locate(spec, Path(root)))
         chosen = _choose_domain(domain, tuple(domains), where=root)
@@ -76,7 +76,7 @@ def _check_request(spec: DatasetSpec, severity: int, limit: int | None, options:
         raise ConfigError(f"limit is {limit}; give a number of images >= 1, or None for all")
     if spec.has_severities and severity not in SEVERITIES:
         raise ConfigError(f"severity is {severity}; choose one of {', '.join(map(str, SEVERITIES))}")
-    if options and spec.layout not in ("python", "pixels"):
+    if options and spec.layout not in ("python", "segmentation"):
         raise ConfigError(f"{spec.name} takes no options, but {', '.join(options)} is given; omit it")
 
 
@@ -84,10 +84,10 @@ def available_domains(name: str, root: Path | str, *, options: Mapping[str, Any]
     """The target domains of the data set that are on disk, in the field's order."""
     spec = find_spec(name)
     if spec.layout == "python":
-        return tuple(_outside_domains(spec, Path(root), options))
+        return tuple(_plugin_domains(spec, Path(root), options))
     folder = locate(spec, Path(root))
-    if spec.layout == "pixels":
-        return tuple(split.name for split in splits_of(spec, folder) if split.target)
+    if spec.layout == "segmentation":
+        return tuple(split.name for split in list_splits(spec, folder) if split.target)
     if not spec.domains:
         return tuple(generic_domains(folder))
     targets = [domain for domain in spec.domains if domain.target]
@@ -122,7 +122,7 @@ def open_folder(
         labels=np.array(labels, dtype=np.int64)[chosen],
         class_names=class_names,
         severity=severity,
-        class_mask=rendition_mask() if spec.renditions else None,
+        class_mask=imagenet_r_labels() if spec.imagenet_r else None,
     )
 
 
@@ -150,7 +150,7 @@ def _all_classes(folder: Path, found: list[str], siblings: tuple[Path, ...]) -> 
     names = set(found)
     for sibling in siblings:
         others = [child.name for child in subfolders(sibling)]
-        if misses := near_misses(sorted(found), others):
+        if misses := spelling_variants(sorted(found), others):
             ours, theirs = misses[0]
             raise DataError(
                 f"the class '{ours}' of {folder} is spelled '{theirs}' in {sibling}; rename one of them "
@@ -188,7 +188,7 @@ def class_label(spec: DatasetSpec, name: str) -> int | None:
     if spec.class_folders == "number-or-wnid" and name.isdecimal():
         return int(name) if len(name) < 8 and int(name) < spec.classes else None
     label = label_of_wnid().get(name.lower())
-    if spec.renditions and label is not None and not imagenet_classes()[label].rendition:
+    if spec.imagenet_r and label is not None and not imagenet_classes()[label].rendition:
         return None
     return label
 
@@ -196,7 +196,7 @@ def class_label(spec: DatasetSpec, name: str) -> int | None:
 def _allowed(spec: DatasetSpec) -> str:
     if spec.class_folders == "named":
         return ", ".join(spec.class_names)
-    kind = "its 200 WordNet ids" if spec.renditions else "the 1000 WordNet ids of ILSVRC 2012, as n01440764"
+    kind = "its 200 WordNet ids" if spec.imagenet_r else "the 1000 WordNet ids of ILSVRC 2012, as n01440764"
     return f"{kind}, or the numbers 0..999" if spec.class_folders == "number-or-wnid" else kind
 
 
@@ -295,8 +295,8 @@ def _holds(spec: DatasetSpec, folder: Path) -> bool:
         return any((folder / name).is_file() for name in (*CIFAR_ARRAYS, *official))
     if spec.layout == "array-c":
         return any((folder / f"{domain.name}.npy").is_file() for domain in spec.domains)
-    if spec.layout == "pixels":
-        return bool(splits_of(spec, folder))
+    if spec.layout == "segmentation":
+        return bool(list_splits(spec, folder))
     if not spec.domains:
         return bool(generic_domains(folder))
     found = (domain_folder(spec, folder, domain) for domain in spec.domains)
@@ -319,19 +319,19 @@ def _has_classes(spec: DatasetSpec, folder: Path) -> bool:
 # data sets from outside the package
 
 
-def _open_outside(
+def _open_plugin(
     spec: DatasetSpec, root: Path, domain: str | None, *, limit: int | None, options: Mapping[str, Any] | None
 ) -> Dataset:
-    domains = _outside_domains(spec, root, options)
+    domains = _plugin_domains(spec, root, options)
     domain = _choose_domain(domain, tuple(domains), where=spec.name)
     indices = domains[domain]
-    content = _outside(spec, root, options)
+    content = _load_plugin(spec, root, options)
     return python_dataset(content, indices[spread(len(indices), limit)], name=spec.name, domain=domain)
 
 
-def _outside_domains(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> dict[str, NDArray[np.int64]]:
+def _plugin_domains(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> dict[str, NDArray[np.int64]]:
     """The indices of each domain's images, in the order in which domains first appear."""
-    content = _outside(spec, root, options)
+    content = _load_plugin(spec, root, options)
     given = getattr(content, "domains", None)
     if given is None:
         return {ONLY_DOMAIN: np.arange(len(content.labels), dtype=np.int64)}
@@ -343,13 +343,13 @@ def _outside_domains(spec: DatasetSpec, root: Path, options: Mapping[str, Any] |
     return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
 
 
-def _outside(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> Any:
+def _load_plugin(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> Any:
     plain = ((key, tuple(value) if isinstance(value, list) else value) for key, value in (options or {}).items())
-    return _load_outside(spec.name, root, tuple(plain))
+    return _load_plugin_cached(spec.name, root, tuple(plain))
 
 
 @lru_cache(maxsize=2)  # the domains of one experiment come out of one object
-def _load_outside(name: str, root: Path, options: tuple[tuple[str, Any], ...]) -> Any:
+def _load_plugin_cached(name: str, root: Path, options: tuple[tuple[str, Any], ...]) -> Any:
     make = plugins.resolve(name, {}, group=GROUP)
     if not callable(make):
         raise ConfigError(f"the data set '{name}' is a {type(make).__name__}; give a class or a function of a folder")

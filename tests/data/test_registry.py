@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from trust_tta.data.class_matching import fold_name, imagenet_r_labels
 from trust_tta.data.class_names import imagenet_classes, label_of_wnid
-from trust_tta.data.classes import fold_name, rendition_mask
-from trust_tta.data.specs import DATASETS, DatasetSpec, find_domain, find_spec
+from trust_tta.data.registry import DATASETS, DatasetSpec, find_domain, find_spec
 from trust_tta.errors import ConfigError
 
 
@@ -79,7 +79,7 @@ def test_imagenet_labels_are_the_ranks_of_the_sorted_wnids() -> None:
 
 
 def test_rendition_mask() -> None:
-    mask = rendition_mask()
+    mask = imagenet_r_labels()
     assert mask.dtype == np.int64
     assert len(mask) == 200
     assert (np.diff(mask) > 0).all()

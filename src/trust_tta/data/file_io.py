@@ -46,13 +46,13 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def hash_pixels(array: NDArray[Any]) -> str:
+def hash_array(array: NDArray[Any]) -> str:
     """The sha256 of the array's bytes in C order, little-endian: `array.tobytes()` without the copy."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return hashlib.sha256(little.reshape(-1).view(np.uint8).data).hexdigest()
 
 
-def hash_listing(files: Iterable[tuple[str, int]]) -> str:
+def hash_file_sizes(files: Iterable[tuple[str, int]]) -> str:
     """The sha256 over (name, size) pairs: cheap, and changes when a file comes, goes or changes its length."""
     digest = hashlib.sha256()
     for name, size in files:
@@ -60,6 +60,6 @@ def hash_listing(files: Iterable[tuple[str, int]]) -> str:
     return digest.hexdigest()
 
 
-def hash_texts(texts: Iterable[str]) -> str:
+def hash_strings(texts: Iterable[str]) -> str:
     """The sha256 over several texts, in order."""
-    return hash_listing((text, len(text)) for text in texts)
+    return hash_file_sizes((text, len(text)) for text in texts)

@@ -30,9 +30,9 @@ from trust_tta.data.corruptions.apply import (
 )
 from trust_tta.data.corruptions.table import CORRUPTIONS, choose_table
 from trust_tta.data.dataset import FileImages
-from trust_tta.data.files import hash_pixels, write_bytes, write_npy, writing
+from trust_tta.data.file_io import hash_array, write_bytes, write_npy, writing
 from trust_tta.data.images import SUFFIXES, check_size, list_images, read_image
-from trust_tta.data.reading import subfolders
+from trust_tta.data.loading import subfolders
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.progress import SILENT, Progress
 
@@ -66,7 +66,7 @@ def corrupt_array(
     severities = _check_options(corruptions, severities, seed, workers)
     table = choose_table(table, height=images.shape[1], width=images.shape[2])
     paths = {corruption: Path(out_dir) / f"{corruption}.npy" for corruption in corruptions}
-    record = CorruptionRecord(hash_pixels(images), len(images), int(seed), table, None, severities)
+    record = CorruptionRecord(hash_array(images), len(images), int(seed), table, None, severities)
     claim_folder(Path(out_dir), record, list(paths.values()))
     if labels is not None:
         _write_labels(Path(out_dir) / LABELS, labels, count=len(images), severities=severities)

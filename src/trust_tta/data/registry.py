@@ -8,16 +8,22 @@ from typing import Any, Literal, TypeAlias
 
 from trust_tta import plugins
 from trust_tta.config_io import read_asset
-from trust_tta.data.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, PACS_CLASSES, imagenet_classes, pixel_classes
-from trust_tta.data.classes import fold_name
+from trust_tta.data.class_matching import fold_name
+from trust_tta.data.class_names import (
+    CIFAR10_CLASSES,
+    CIFAR100_CLASSES,
+    PACS_CLASSES,
+    imagenet_classes,
+    segmentation_classes,
+)
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS
 from trust_tta.errors import ConfigError
 from trust_tta.schema import Schema, did_you_mean
 
-DiskLayout: TypeAlias = Literal["cifar", "array-c", "folder-c", "domains", "pixels", "python"]
+DiskLayout: TypeAlias = Literal["cifar", "array-c", "folder-c", "domains", "segmentation", "python"]
 """cifar: clean arrays or official batches; array-c: `<corruption>.npy` + `labels.npy`;
 folder-c: `<corruption>/<severity>/<class>/`; domains: `<domain>/<class>/`, or `<class>/` where there is one domain;
-pixels: pictures and label files with a label for every pixel; python: whatever an object from outside the package
+segmentation: images and masks; python: whatever an object from outside the package
 reads."""
 
 ClassFolders: TypeAlias = Literal["named", "wnid", "number-or-wnid", "sorted"]
@@ -30,7 +36,7 @@ _WANTED: dict[DiskLayout, str] = {
     "array-c": "<corruption>.npy and labels.npy",
     "folder-c": "<corruption>/<severity>/<class>/<image>",
     "domains": "<domain>/<class>/<image>",
-    "pixels": "pictures and label files",
+    "segmentation": "images and masks",
     "python": "whatever its class reads",
 }
 
@@ -44,7 +50,7 @@ class DomainSpec(Schema):
     target: bool = True  # evaluated by the benchmark; training sets and held-out corruptions are not
 
 
-class PixelRules(Schema):
+class SegmentationSpec(Schema):
     """Where the pictures and label files of a split lie, what stored labels become, and the scales.
 
     `palette`: a color for each class, as RRGGBB, empty where the classes are those on disk.
@@ -74,9 +80,9 @@ class DatasetSpec(Schema):
     homepage: str
     folders: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()  # folders that some copies put between the data set and its content
-    renditions: bool = False  # has ImageNet-R's 200 classes only
+    imagenet_r: bool = False  # has ImageNet-R's 200 classes only
     files: str = ""  # in words, where the layout does not say it
-    pixels: PixelRules | None = None  # where there is a label for every pixel
+    segmentation: SegmentationSpec | None = None  # where there is a label for every pixel
 
     @property
     def classes(self) -> int:
@@ -136,8 +142,12 @@ def _complete(table: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, 
     if "like" not in table:
         return dict(table)
     origin = _complete(tables[table["like"]], tables)
-    pixels = {"pixels": {**origin["pixels"], **table.get("pixels", {})}} if "pixels" in origin else {}
-    return {**origin, **table, **pixels}
+    segmentation = (
+        {"segmentation": {**origin["segmentation"], **table.get("segmentation", {})}}
+        if "segmentation" in origin
+        else {}
+    )
+    return {**origin, **table, **segmentation}
 
 
 def _fields(table: dict[str, Any]) -> dict[str, Any]:
@@ -147,9 +157,9 @@ def _fields(table: dict[str, Any]) -> dict[str, Any]:
     if classes in _CLASSES:
         table["class_names"] = _CLASSES[classes]
     elif classes is not None:
-        colors = pixel_classes(classes)
+        colors = segmentation_classes(classes)
         table["class_names"] = tuple(colors)[first:]
-        table["pixels"] = {**table["pixels"], "palette": tuple(colors.values())[first:]}
+        table["segmentation"] = {**table["segmentation"], "palette": tuple(colors.values())[first:]}
     if (images := table.pop("corrupted", None)) is not None:
         table["domains"] = [{"name": c, "images": images, "target": c in CORRUPTIONS} for c in ALL_CORRUPTIONS]
     return table
