@@ -241,7 +241,6 @@ at batch 1 | one H200 |
 | `ruinous_streams_h200.json` | `python benchmarks/ruinous_streams.py ruinous_streams_h200 --plan PLAN --processes 4`; \
 the plan is in the record, of which the end was cut | one H200 |
 | `guard_time_h200.json` | the same with one process, alone on the machine | one H200 |
-| `guard_host.json` | the same with `--host --methods tent,tide` | one core of a server CPU, busy |
 | `guard_streams_h200.json` | the same with another plan, six processes beside other programs, cut after three minutes \
 | one H200 |
 | `guard_long_h200.json` | the same with 2,000 batches of noise, ten processes beside other programs, cut after three \

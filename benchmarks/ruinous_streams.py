@@ -3,7 +3,6 @@
     python benchmarks/ruinous_streams.py OUT [--methods tent,shot] [--streams noise,mixed] [--processes 12] ...
     python benchmarks/ruinous_streams.py OUT --plan FILE [--seconds 300] ...
     python benchmarks/ruinous_streams.py OUT --merge A.json B.json [--page docs/guides/guard.md --times T.json]
-    python benchmarks/ruinous_streams.py OUT --host [--methods tent,trust,tide]
 
 A plan has lines "methods; streams; guards; batches", which are run in this order. Writes OUT.json and OUT.md, anew
 after each stream; one that is cut says how many batches it had. "after": accuracy of what is served for clean images
@@ -13,10 +12,6 @@ task take turns batch by batch, so that what else the machine does falls on each
 benign streams, "late_seconds" without the first 64 batches, in which passes are recorded and tried more often, and
 "blocks" has these in parts of 64. The guard "bare" is the method without a stream. The tables of the page come from the
 merged runs, and from those of T.json, which were alone on their machine.
-
-With --host nothing needs a device: what a batch of a quiet stream takes besides the method, with and without the guard:
-operations of PyTorch, values read from the device (at most), and milliseconds of the host, of which some pass while
-the device works.
 """
 
 from __future__ import annotations
@@ -29,26 +24,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.data.sample import load_sample
-from trust_tta.live import inputs
-from trust_tta.live.alarms import Reference, calibrate
-from trust_tta.live.inputs import Fetched, facts_of
+from trust_tta.live.alarms import Reference
+from trust_tta.live.calibration import calibrate
 from trust_tta.live.session import Result
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
@@ -66,7 +57,6 @@ NETWORK = {"name": "vmamba_nano", "checkpoint": "vmamba_nano_cifar10"}
 PASSES = {"cotta": 12, "foa": 10, "trust": 5, "ensemble": 5, "repetition": 5, "augmentation": 5, "dpcore": 3, "tide": 2}
 LATE = 64  # batches after which a stream has settled
 FEWEST = 10  # batches of a benign stream; one that was cut before says nothing
-HOST_BATCHES, HOST_ROUNDS = 16, 25
 GUARDED = "calibrated"  # the guard that the tables compare with none
 
 
@@ -163,10 +153,6 @@ def main() -> None:
     arguments = parse()
     started = time.monotonic()
     book = Book(arguments.out, {k: str(v) for k, v in vars(arguments).items() if k not in ("out", "merge")})
-    if arguments.host:
-        setting = Setting(arguments.batch_size, arguments.lr, "cpu")
-        write_host_costs(arguments.out, [measure_host(m, setting) for m in arguments.methods.split(",")])
-        return
     if arguments.merge:
         for file in arguments.merge:
             book.add(read_runs(file))
@@ -207,7 +193,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="cut streams after so many")
     parser.add_argument("--plan", type=Path, help="what to run, in place of methods, streams, guards and batches")
-    parser.add_argument("--host", action="store_true", help="count what the guard does on the host in a quiet stream")
     parser.add_argument("--known", type=Path, nargs="*", default=(), help="records whose streams need not run again")
     parser.add_argument("--merge", type=Path, nargs="+", help="records to put together; nothing is run")
     parser.add_argument("--page", type=Path, help="where to put the tables of the merged runs")
@@ -365,110 +350,6 @@ def make_stream(name: str, guard: str, reference: Reference, setting: Setting) -
         guard=None if guard == "none" else tt.Guard(),
         reference=reference if guard == GUARDED else None,
     )
-
-
-@dataclass(frozen=True)
-class HostCost:
-    """What a batch of a quiet stream takes besides the method's own work."""
-
-    method: str
-    guard: str
-    operations: float
-    reads: float
-    milliseconds: float
-    meanwhile: float  # of them, while the device works
-
-
-class Calls(TorchDispatchMode):
-    """Counts operations, and values that are read from where the tensors are."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operations = self.reads = 0
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations += not operation.is_view
-        self.reads += "_local_scalar_dense" in str(operation)
-        return operation(*args, **(kwargs or {}))
-
-    def read(self, coming: Fetched) -> Tensor:
-        self.reads += 1
-        return coming.values
-
-
-def measure_host(name: str, setting: Setting) -> list[HostCost]:
-    """Without a guard and with it, on clean images; the method's work is done once and then played back."""
-    material, start = gather_material(), begin(name, setting)
-    batches = [as_input(material.batch("clean", i, setting.batch_size)[0], setting) for i in range(HOST_BATCHES)]
-    found = []
-    for guard in ("none", GUARDED):
-        live = make_stream(name, guard, start.reference, setting)
-        if not isinstance(live, tt.Stream):
-            raise TypeError(f"{guard} is no stream")
-        hidden = play_back(live, batches)
-        with Calls() as calls, patch.object(Fetched, "wait", lambda coming, calls=calls: calls.read(coming)):
-            for batch in batches:
-                live(batch)
-        with known_inputs(live, batches):
-            took = [time_round(live, batches) for _ in range(HOST_ROUNDS)]
-        meanwhile = 1000 * float(np.mean(hidden[HOST_BATCHES:])) if hidden else 0.0
-        counts = calls.operations / HOST_BATCHES, calls.reads / HOST_BATCHES
-        found.append(HostCost(name, guard, *counts, float(np.median(took)), meanwhile))
-        print(found[-1], flush=True)
-        live.close()
-    return found
-
-
-def time_round(live: tt.Stream, batches: list[Tensor]) -> float:
-    """Milliseconds of the host per batch."""
-    begun = time.thread_time()
-    for batch in batches:
-        live(batch)
-    return 1000 * (time.thread_time() - begun) / len(batches)
-
-
-@contextmanager
-def known_inputs(live: tt.Stream, batches: list[Tensor]) -> Iterator[None]:
-    """The images are looked at once: on a device that is a recorded pass."""
-    watch = live._session.watch
-    facts = {id(b): facts_of(b) for b in batches}
-    seen = {} if watch is None else {id(b): watch.judge.inspection(b) for b in batches}
-    with patch.object(inputs, "facts_of", lambda images, *, out: facts[id(images)]):
-        if watch is not None:
-            watch.judge.inspection = lambda images: seen[id(images)]  # type: ignore[method-assign]
-        yield
-
-
-def play_back(live: tt.Stream, batches: list[Tensor]) -> list[float]:
-    """Make the stream quiet, and its method give known outputs at once; the seconds of what is done meanwhile."""
-    own, seconds = live._session, list[float]()
-    outputs = {id(b): live(b).logits for b in batches[:1]}
-    outputs |= {id(b): live.method.evaluate(b) for b in batches}
-    own.books.attentive, own.books.updates = 0, 3 << 20
-    own.books.since_check = own.books.since_snapshot = -(10**9)  # neither checks nor snapshots: those take passes
-    if own.watch is not None:
-        own.watch.doubt, own.watch.credit = 0, -1e9
-
-    def adapt(images: Tensor, meanwhile: Callable[[], None] | None = None) -> tuple[Tensor, bool]:
-        begun = time.thread_time()
-        own._do_meanwhile(meanwhile)
-        seconds.append(time.thread_time() - begun)
-        return outputs[id(images)], True
-
-    own._adapt = adapt  # type: ignore[method-assign]
-    return seconds
-
-
-def write_host_costs(out: Path, costs: list[list[HostCost]]) -> None:
-    """As JSON, and as a table."""
-    rows = [["method", "guard", "operations", "reads", "ms of the host", "of them while the device works"]]
-    for c in (cost for pair in costs for cost in pair):
-        counts = f"{c.operations:.1f}", f"{c.reads:.2f}", f"{c.milliseconds:.3f}", f"{c.meanwhile:.3f}"
-        rows.append([c.method, c.guard, *counts])
-    with replacing(out.with_suffix(".json")) as file:
-        file.write_text(json.dumps([asdict(c) for pair in costs for c in pair], indent=1) + "\n")
-    with replacing(out.with_suffix(".md")) as file:
-        file.write_text(table(rows) + "\n")
 
 
 def serve(predict: Callable[[Tensor], Tensor], setting: Setting) -> float:

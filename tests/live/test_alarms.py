@@ -11,7 +11,8 @@ import torch
 
 from tests.live.toys import clean, draw, make, states_equal
 from trust_tta.errors import ConfigError
-from trust_tta.live.alarms import Limits, Reference, calibrate, find_alarms, limit_for
+from trust_tta.live.alarms import Limits, Reference, find_alarms
+from trust_tta.live.calibration import calibrate, limit_for
 from trust_tta.live.monitors import Reading
 from trust_tta.live.stream import Stream
 

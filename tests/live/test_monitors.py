@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from tests.live.toys import clean, draw, make, states_equal, toy
-from trust_tta.live.judge import Canary, Judge, Reservoir, balanced
 from trust_tta.live.monitors import (
     Monitors,
     Window,
     effective_classes,
     input_distance,
-    rows_of,
+    probability_rows,
     total_variation,
     weight_distance,
 )
+from trust_tta.live.source_reference import Canary, Reservoir, SourceReference, balanced
 from trust_tta.ops.segmentation_logits import whole
 
 
@@ -83,66 +83,68 @@ def test_weight_distance_is_relative_to_the_source() -> None:
     assert weight_distance(make("bn")) == 0
 
 
-def test_maps_are_read_as_rows_of_pixels() -> None:
+def test_maps_are_read_as_probability_rows_pixels() -> None:
     maps = torch.randn(2, 5, 3, 4)
-    rows = rows_of(maps)
+    rows = probability_rows(maps)
     assert rows.shape == (24, 5)
     torch.testing.assert_close(rows[23], maps[1, :, 2, 3].softmax(0))
-    assert len(rows_of(torch.randn(2, 5, 100, 100))) <= 4096
+    assert len(probability_rows(torch.randn(2, 5, 100, 100))) <= 4096
 
 
 def test_the_input_statistics_are_those_before_the_first_norm() -> None:
-    judge, images = Judge(make("tent")), draw(12, seed=4)[0]
+    source_reference, images = SourceReference(make("tent")), draw(12, seed=4)[0]
     convolution = toy().body[0]
     maps = convolution(images)
-    statistics = judge.input_statistics(images)
-    torch.testing.assert_close(statistics[0], maps.mean((0, 2, 3)))
-    torch.testing.assert_close(statistics[1], maps.square().mean((0, 2, 3)))
+    statistics = source_reference.input_statistics(images)
+    torch.testing.assert_close(torch.from_numpy(statistics[0]).float(), maps.mean((0, 2, 3)))
+    torch.testing.assert_close(torch.from_numpy(statistics[1]).float(), maps.square().mean((0, 2, 3)))
 
 
-def test_a_network_without_batchnorm_is_judged_by_its_images() -> None:
+def test_a_network_without_batchnorm_is_source_referenced_by_its_images() -> None:
     from trust_tta.methods.registry import create_method
 
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(1, 4), nn.Flatten(), nn.Linear(400, 6))
-    judge, images = Judge(create_method("tent", model)), draw(12, seed=4)[0]
-    torch.testing.assert_close(judge.input_statistics(images)[0], images.mean((0, 2, 3)))
-    assert judge.training_statistics is None
+    source_reference, images = SourceReference(create_method("tent", model)), draw(12, seed=4)[0]
+    torch.testing.assert_close(
+        torch.from_numpy(source_reference.input_statistics(images)[0]).float(), images.mean((0, 2, 3))
+    )
+    assert source_reference.training_statistics is None
 
 
 @pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
-def test_the_judge_stays_the_source_whatever_is_learned(statistics: str) -> None:
+def test_the_source_reference_stays_the_source_whatever_is_learned(statistics: str) -> None:
     method = make("tent", lr=0.1, statistics=statistics)
-    judge, images = Judge(method), draw(32, seed=4)[0]
-    before = whole(judge(images))
+    source_reference, images = SourceReference(method), draw(32, seed=4)[0]
+    before = whole(source_reference(images))
     expected = make("tent", statistics="batch" if statistics == "stream" else statistics).evaluate(images)
     assert torch.equal(before, expected)
     state = method.state_dict()
-    judge.input_statistics(images)
+    source_reference.input_statistics(images)
     assert states_equal(method.state_dict(), state)
     for batch in clean(3):
         method(batch)
-    assert torch.equal(whole(judge(images)), before)
-    assert not torch.equal(whole(judge.try_state(images)), before)
+    assert torch.equal(whole(source_reference(images)), before)
+    assert not torch.equal(whole(source_reference.predict_adapted(images)), before)
 
 
 @pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
-def test_only_what_was_learned_makes_judge_and_method_differ(statistics: str) -> None:
+def test_only_what_was_learned_makes_source_reference_and_method_differ(statistics: str) -> None:
     """With a learning rate of zero the statistics move and the weights do not."""
     method = make("tent", lr=0.0, statistics=statistics)
-    judge, images = Judge(method), 2 * draw(32, seed=4)[0] + 1
+    source_reference, images = SourceReference(method), 2 * draw(32, seed=4)[0] + 1
     for batch in clean(3):
         method(2 * batch + 1)
-    learned, source = judge.compare(images, method.evaluate(images))
+    learned, source = source_reference.compare(images, method.evaluate(images))
     torch.testing.assert_close(learned, source)
-    torch.testing.assert_close(learned, rows_of(method.evaluate(images)))
+    torch.testing.assert_close(learned, probability_rows(method.evaluate(images)))
 
 
 def test_agreement_counts_the_images_of_which_the_source_is_sure() -> None:
     source = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]])
     served = torch.tensor([[0.6, 0.4], [0.9, 0.1], [0.3, 0.7]])
     monitors = Monitors()
-    monitors.see_predictions(served.numpy())
-    monitors.see_probe(served, source)
+    monitors.add_predictions(served.numpy())
+    monitors.add_probe(served, source)
     reading = monitors.read(3, weight_distance=0.0, skipped=0)
     assert reading.agreement == pytest.approx((0.9 + 0.8) / (0.9 + 0.6 + 0.8))
     assert reading.probed == 3
@@ -158,26 +160,28 @@ def test_a_balanced_choice_takes_all_classes() -> None:
 
 
 def test_a_canary_scores_what_it_should() -> None:
-    judge = Judge(make("tent"))
+    source_reference = SourceReference(make("tent"))
     images, labels = draw(40, seed=8)
-    trusted = Canary.trusted(images, judge)
-    assert trusted.score(judge(images)) == 1
-    labeled = Canary.labeled(images, labels, judge)
-    assert labeled.expected == pytest.approx(float((whole(judge(images)).argmax(1) == labels).float().mean()))
+    trusted = Canary.trusted(images, source_reference)
+    assert trusted.score(source_reference(images)) == 1
+    labeled = Canary.labeled(images, labels, source_reference)
+    assert labeled.expected == pytest.approx(
+        float((whole(source_reference(images)).argmax(1) == labels).float().mean())
+    )
 
 
 def test_the_reservoir_takes_sure_images_of_many_classes() -> None:
-    judge, reservoir = Judge(make("tent")), Reservoir()
+    source_reference, reservoir = SourceReference(make("tent")), Reservoir()
     for seed in range(6):
         images = draw(32, seed=seed, noise=1.5)[0]
-        reservoir.offer(images, rows_of(judge(images)))
-    canary = reservoir.canary(judge, classes=6)
+        reservoir.offer(images, probability_rows(source_reference(images)))
+    canary = reservoir.canary(source_reference, classes=6)
     assert canary is not None
     assert 16 <= len(canary.images) <= 32
     assert int(canary.labels.bincount().max()) <= 8
     assert float(canary.weights.mean()) > 0.8
     twin = Reservoir()
     twin.load(reservoir.state(), images)
-    again = twin.canary(judge, classes=6)
+    again = twin.canary(source_reference, classes=6)
     assert again is not None
     assert torch.equal(again.images, canary.images)

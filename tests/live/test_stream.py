@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import torch
 from torch import Tensor
 
 import trust_tta as tt
-from tests.live.toys import RUINOUS, clean, draw, make, ruin, states_equal, toy
+from tests.live.toys import clean, draw, make, states_equal, toy
 from trust_tta.errors import ConfigError, ShapeError, StateError
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.stream import Stream
-from trust_tta.methods.registry import create_method
-from trust_tta.methods.source import Source
 
 OFTEN = Guard(snapshot_every=64, check_every=64)
 
@@ -183,8 +180,6 @@ def test_a_closed_stream_says_so() -> None:
 def test_what_is_no_method_is_refused() -> None:
     with pytest.raises(ConfigError, match="the method is a Toy; give what tt.create_method makes"):
         Stream(toy())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="batch_size is 0"):
-        Stream(make(), batch_size=0)
 
 
 def test_a_policy_is_checked_when_it_is_made() -> None:
@@ -285,80 +280,3 @@ def test_calls_from_many_threads_are_served_one_after_the_other() -> None:
         thread.join(60)
     assert sorted(answers) == list(range(24))
     assert (stream.batches, stream.method.counters.batches) == (24, 24)
-
-
-def test_calls_of_a_fixed_method_run_side_by_side() -> None:
-    """Two threads that wait for each other within the network; the stream has counted and seen all in the end."""
-    stream, alone, both = Stream(make("source"), guard=OFTEN), Stream(make("source"), guard=OFTEN), threading.Barrier(2)
-    (images,) = clean(1)  # the same for all, so that their order does not matter
-
-    def meet(*_: object) -> None:
-        both.wait(30)
-
-    stream.method.model.register_forward_pre_hook(meet)
-    with ThreadPoolExecutor(2) as pool:
-        adapted = list(pool.map(stream, [images] * 8))
-        predicted = list(pool.map(lambda images: stream(images, adapt=False), [images] * 4))
-    expected = [alone(images) for _ in range(8)]
-    assert all(torch.equal(result.logits, expected[0].logits) for result in adapted + predicted)
-    assert [result.adapted for result in adapted + predicted] == [True] * 8 + [False] * 4
-    assert (stream.batches, stream.images) == (8, 8 * 32)
-    assert states_equal(stream.method.state_dict(), alone.method.state_dict())
-    assert stream.reading == alone.reading
-
-
-class InTurn(Source):
-    """`source` whose calls take turns."""
-
-    name = "source"
-
-    @property
-    def fixed(self) -> bool:
-        return False
-
-
-@pytest.mark.parametrize("guard", [None, OFTEN], ids=["unguarded", "guarded"])
-@pytest.mark.parametrize("kind", RUINOUS)
-def test_what_a_fixed_method_predicts_ahead_changes_no_answer_and_no_book(kind: str, guard: Guard | None) -> None:
-    ahead, in_turn = Stream(make("source"), guard=guard), Stream(create_method(InTurn, toy()), guard=guard)
-    assert ahead.method.fixed
-    batches = [*clean(3), *(ruin(kind, i) for i in range(6)), *clean(2, seed=5)]
-    for i, images in enumerate(batches):
-        if i == len(batches) - 2:
-            ahead.pause()
-            in_turn.pause()
-        ours, theirs = ahead(images), in_turn(images)
-        torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=0, equal_nan=True)
-        assert ours.adapted == theirs.adapted
-        told = [[(e.kind, e.action, e.reason, e.batch) for e in result.events] for result in (ours, theirs)]
-        assert told[0] == told[1]
-    assert states_equal(ahead._session.state(), in_turn._session.state())
-    assert states_equal(ahead.method.state_dict(), in_turn.method.state_dict())
-
-
-def test_a_fixed_method_refuses_what_it_would_in_turn() -> None:
-    said = []
-    for method in (make("source"), create_method(InTurn, toy())):
-        with pytest.raises(RuntimeError, match="expected input") as caught:
-            Stream(method)(draw(2, seed=0)[0].repeat(1, 2, 1, 1))
-        said.append(str(caught.value))
-    assert said[0] == said[1]
-
-
-def test_callers_share_a_batch() -> None:
-    stream = Stream(make("bn"), batch_size=8, max_wait=30.0)
-    images = draw(8, seed=3)[0]
-    answers: dict[int, Tensor] = {}
-
-    def serve(i: int) -> None:
-        answers[i] = stream(images[i]).logits
-
-    threads = [threading.Thread(target=serve, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert stream.batches == 1  # nobody waited for the 30 seconds: the batch was full
-    together = make("bn")(images)
-    for i in range(8):
-        torch.testing.assert_close(answers[i][0], together[i], rtol=1e-4, atol=1e-4)

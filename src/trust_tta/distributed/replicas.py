@@ -12,9 +12,9 @@ from trust_tta.distributed.averaging import Merge, Offer, State
 from trust_tta.errors import StateError
 from trust_tta.live.guard import Event
 from trust_tta.live.inputs import prepare
-from trust_tta.live.judge import Judge
 from trust_tta.live.monitors import Window
 from trust_tta.live.session import Result
+from trust_tta.live.source_reference import SourceReference
 from trust_tta.live.stream import Stream
 from trust_tta.methods.base import Method
 from trust_tta.methods.statistics import SOURCE_WORTH
@@ -36,7 +36,7 @@ class Replica:
         self.stream, self.name = stream, name
         stream.method.worth = fleet
         self.base = self.images = 0  # the merge it comes from, and the images it learned from since
-        self._judge = Judge(stream.method)
+        self._source = SourceReference(stream.method)
         self._inputs = Window(SIGNATURE_IMAGES)
         self._recent: Tensor | None = None  # the last images, with what was served for them
         self._served: Tensor | None = None
@@ -51,7 +51,7 @@ class Replica:
             self.images += len(batch)
             self._unjudged += len(batch)
         if bool(batch.isfinite().all()):
-            self._inputs.add(len(batch), self._judge.input_statistics(batch).double().cpu() * len(batch))
+            self._inputs.add(len(batch), self._source.input_statistics(batch) * len(batch))
             self._remember(batch, result.logits)
         return result
 

@@ -1,7 +1,4 @@
-"""What can be seen of a stream without labels: cheap sums over the last images.
-
-Everything here measures; nothing decides. `Monitors` takes each batch once and returns a `Reading`.
-"""
+"""Label-free statistics of a stream: sums over sliding windows of the last images. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -17,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trust_tta.errors import StateError
 from trust_tta.methods.base import Method
 from trust_tta.ops.segmentation_logits import Logits, Pixels, bands_at
+from trust_tta.schema import show
 
 # Sums are a few numbers each, on the host, where NumPy takes a third of PyTorch's time.
 Values: TypeAlias = NDArray[np.float64]
@@ -28,20 +27,24 @@ TINY = 1e-37  # a float32 whose logarithm is finite
 INPUT_WINDOW = 32  # images over which input statistics are computed
 LATEST_WINDOW = 16  # images that suffice to say that a drift is over
 CLASS_WINDOW = 256  # images over which predictions and agreement are averaged
-FEW = 0.5  # `trained_classes` below which images are of few classes
-OPINION_WINDOW = 64  # images that suffice to say that they are of few classes
-MOST_PIXELS = 4096  # of a segmentation, which predicts each pixel
+MAX_FEW_CLASSES = 0.5  # `trained_classes` below which images are of few classes
+FEW_CLASSES_WINDOW = 64  # images that suffice to say that they are of few classes
+MAX_ENTRIES = 4096  # batches of a window, in a snapshot
+MAX_ROWS = 2**40  # images or pixels of a batch, in a snapshot
+INPUTS = ("inputs", "latest", "drifted")  # windows of channel statistics (2, c)
+DISTRIBUTIONS = ("served", "before")  # windows of probabilities (classes,)
+MAX_PIXELS = 4096  # of a segmentation, which predicts each pixel
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The stream as of its last batches. None: unknown (no reference, or too few images so far).
+    """Statistics of the last batches. None: unknown (no reference, or too few images so far).
 
-    Of the predictions since the last reading: their mean `entropy` (nats) and `confidence`. Of the last images:
+    Of the last batch's predictions: mean `entropy` (nats) and `confidence`. Of the last images:
     `effective_classes`, exp of the entropy of the mean prediction, and `effective_classes_change`, its ratio to that of
     the window before; `input_distance`, symmetric KL divergence per channel of the input's statistics from the
     reference's; `class_shift`, total variation of the mean prediction from the reference's. Of the `probed` images,
-    which the source network saw too: `agreement`, weighted by the source's confidence; `probed_classes` and
+    which the source network predicted too: `agreement`, weighted by the source's confidence; `probed_classes` and
     `source_classes`, effective numbers; `source_shift`, as `class_shift` but of the source's predictions.
     Of the last 64 of these, predicted by the source with the statistics of its training: `trained_classes`, the ratio
     of its effective number to that with the statistics of the batch; `trained_lead`, by how much it is surer so;
@@ -74,10 +77,10 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Opinion:
-    """The source's predictions (n, classes) with the statistics of training and of the batch; inputs at two depths.
+class StatisticsComparison:
+    """The source's predictions (n, classes) with the BatchNorm statistics of training and with those of the batch.
 
-    These are statistics (2, c) at a middle and at the last norm; there are none for networks of few norms.
+    `depths`: channel statistics (2, c) of the inputs of a middle and of the last norm; none for networks of few norms.
     """
 
     trained: Predictions
@@ -86,19 +89,19 @@ class Opinion:
 
 
 @dataclass(frozen=True)
-class Depths:
-    """The reference of an opinion's two depths, (2, c) each, and how far clean batches are from it."""
+class NormReference:
+    """Channel statistics (2, c) of clean images at a middle and at the last norm, and how far clean batches are off."""
 
     middle: Tensor
     last: Tensor
     units: tuple[float, float]
 
     def ratio(self, middle: Values, last: Values) -> float:
-        """How much further, in its unit, the last norm is from the reference than the middle one."""
+        """Distance of the last norm's input from the reference over that of the middle one, each in its unit."""
         return input_distance(last, self.last) / self.units[1] / max(self.of_middle(middle), TINY)
 
     def of_middle(self, middle: Values) -> float:
-        """How far the middle norm is from the reference, in its unit."""
+        """Distance of the middle norm's input from the reference, in units of clean batches."""
         return input_distance(middle, self.middle) / self.units[0]
 
 
@@ -112,7 +115,10 @@ class Window:
 
     def add(self, images: int, total: Tensor | Values) -> None:
         """Add the sum over `images` more, and drop the batches that are no longer needed."""
-        self._entries.append((images, np.asarray(total, dtype=np.float64)))
+        total = np.asarray(total, dtype=np.float64)
+        if self._entries and self._entries[-1][1].shape != total.shape:
+            self.clear()  # of another network, or of images of another size
+        self._entries.append((images, total))
         self.images += images
         while self.images - self._entries[0][0] >= self.size:
             self.images -= self._entries.popleft()[0]
@@ -159,23 +165,43 @@ class Window:
         for images, total in state:
             self.add(images, total)
 
+    @staticmethod
+    def check_state(name: str, state: Any) -> None:
+        """Refuse what `state` cannot have returned."""
+        if not isinstance(state, list) or len(state) > MAX_ENTRIES:
+            raise StateError(f"the snapshot's window '{name}' is not a list of at most {MAX_ENTRIES} batches")
+        shapes = set()
+        for entry in state:
+            if not isinstance(entry, (list, tuple)) or len(entry) != 2:
+                raise StateError(f"the snapshot's window '{name}' has an entry that is not a count and a sum")
+            images, total = entry
+            if type(images) is not int or not 1 <= images <= MAX_ROWS:
+                raise StateError(f"the snapshot's window '{name}' has a count of {show(images)}")
+            if not isinstance(total, Tensor) or total.dtype != torch.float64 or not bool(total.isfinite().all()):
+                raise StateError(f"the snapshot's window '{name}' has a sum that is not a finite float64 tensor")
+            shapes.add(tuple(total.shape))
+            if name in DISTRIBUTIONS and not (bool((total >= 0).all()) and 0.9 < float(total.sum()) / images < 1.1):
+                raise StateError(f"the snapshot's window '{name}' has a sum that is not one of distributions")
+        if len(shapes) > 1 or (shapes and len(next(iter(shapes))) != (2 if name in INPUTS else 1)):
+            raise StateError(f"the snapshot's window '{name}' has sums of shape {', '.join(map(str, sorted(shapes)))}")
+
 
 class Monitors:
-    """Sums over the last images: a few vectors, which `state` returns and `load` restores."""
+    """Sliding windows over the last images: a few vectors, which `state` returns and `load` restores."""
 
     def __init__(
         self,
         *,
         input_reference: Tensor | None = None,
         class_reference: Tensor | None = None,
-        depths: Depths | None = None,
+        depths: NormReference | None = None,
     ) -> None:
         self.depths = depths
         self.input_reference = None if input_reference is None else input_reference.double().cpu().numpy()
         self.class_reference = None if class_reference is None else class_reference.double().cpu().numpy()
         self._channels = None if self.input_reference is None else _channels(self.input_reference)
         self._inputs, self._served, self._before = Window(INPUT_WINDOW), Window(CLASS_WINDOW), Window(CLASS_WINDOW)
-        self._probes, self._opinions = Window(CLASS_WINDOW), Window(OPINION_WINDOW)
+        self._probes, self._comparisons = Window(CLASS_WINDOW), Window(FEW_CLASSES_WINDOW)
         self._latest, self._drifted = Window(LATEST_WINDOW), Window(CLASS_WINDOW)
         self.returned = False  # whether the last images are like the reference again
         self._entropy = self._confidence = self._effective = 0.0
@@ -183,7 +209,7 @@ class Monitors:
         self._distance: float | None = None  # of the inputs, once it is asked for
         self._probe: dict[str, Any] = {}  # results of the last one
 
-    def see_inputs(self, images: int, statistics: Values, *, drift_limit: float | None = None) -> None:
+    def add_inputs(self, images: int, statistics: Values, *, drift_limit: float | None = None) -> None:
         """Take the statistics (2, c) of a batch; during a drift, with the limit of the input distance."""
         total, self._distance = statistics * images, None
         self._inputs.add(images, total)
@@ -195,6 +221,8 @@ class Monitors:
     def _has_returned(self, limit: float) -> bool:
         """Whether the last images are like the reference rather than the drift, or the drift has faded away."""
         if self._comparable_reference is None or not self._latest.full or not self._drifted.images:
+            return False
+        if self._drifted.mean.shape != self._latest.mean.shape:
             return False
         distance = self._distance_of(self._latest)
         if distance > 2 * limit:
@@ -218,8 +246,8 @@ class Monitors:
         self._inputs.replace(self._latest)
         self._distance = None
 
-    def see_predictions(self, values: Predictions) -> None:
-        """Take what was served, (rows, classes), in one batch or in several that are looked at together."""
+    def add_predictions(self, values: Predictions) -> None:
+        """Take the served probabilities (rows, classes) of a batch."""
         surprise, rows = np.log(np.maximum(values, TINY)), len(values)
         self._entropy = -float(np.vdot(values.T, surprise.T)) / rows  # as they lie in memory
         self._confidence = float(values.max(1).sum()) / rows
@@ -230,22 +258,24 @@ class Monitors:
         before = effective_classes(self._before.mean) if self._before.full else self._effective
         self._changes = self._effective / before, _shift(self._served, self.class_reference)
 
-    def see_probe(self, served: Tensor, source: Tensor, opinion: Opinion | None = None) -> None:
+    def add_probe(self, served: Tensor, source: Tensor, comparison: StatisticsComparison | None = None) -> None:
         """Take predictions (rows, classes) for the same images by the adapted network and by the source.
 
-        `opinion`: what the source says of them with the statistics of its training.
+        `comparison`: what the source says of them with the statistics of its training.
         """
         ours, theirs = served.cpu().numpy(), source.cpu().numpy()
         weights, agree = theirs.max(1).astype(np.float64), ours.argmax(1) == theirs.argmax(1)
         sums = [ours.sum(0, dtype=np.float64), theirs.sum(0, dtype=np.float64)]
         self._probes.add(len(ours), np.concatenate([[weights.sum(), weights[agree].sum()], *sums]))
-        if opinion is not None:
-            self._opinions.add(len(theirs), _sums(opinion))
+        if comparison is not None:
+            self._comparisons.add(len(theirs), _sums(comparison))
         self._probe = self._read_probes()
 
-    def opinions_differ(self) -> bool:
-        """Whether the last opinion alone says that its images are of few classes."""
-        return bool(self._opinions.images) and self._read_opinions(self._opinions.last)["trained_classes"] < FEW
+    def suggests_few_classes(self) -> bool:
+        """Whether the last comparison alone says that its images are of few classes."""
+        if not self._comparisons.images:
+            return False
+        return bool(self._read_comparisons(self._comparisons.last)["trained_classes"] < MAX_FEW_CLASSES)
 
     @property
     def classes(self) -> int | None:
@@ -315,9 +345,9 @@ class Monitors:
             "probed_classes": effective_classes(served),
             "source_classes": effective_classes(source),
             "source_shift": shift,
-        } | (self._read_opinions(self._opinions.mean) if self._opinions.full else {})
+        } | (self._read_comparisons(self._comparisons.mean) if self._comparisons.full else {})
 
-    def _read_opinions(self, sums: Values) -> dict[str, Any]:
+    def _read_comparisons(self, sums: Values) -> dict[str, Any]:
         (confidence, before), rest = sums[:2].tolist(), sums[2:]
         size = len(self._probes.mean) // 2 - 1
         depths = rest[2 * size :]
@@ -334,6 +364,24 @@ class Monitors:
     def state(self) -> dict[str, Any]:
         return {name: window.state() for name, window in self._windows().items()}
 
+    def check_state(self, state: Any) -> None:
+        """Refuse what `state` cannot have returned; snapshots of earlier versions have fewer windows."""
+        windows = self._windows()
+        if not isinstance(state, Mapping) or not set(state) <= set(windows):
+            raise StateError(f"the snapshot's monitors are not a dict of the windows {', '.join(windows)}")
+        for name, window in state.items():
+            Window.check_state(name, window)
+        probes, comparisons = state.get("probes", []), state.get("opinions", [])
+        for _, total in probes:
+            fits = len(total) >= 4 and len(total) % 2 == 0 and bool((total >= 0).all())
+            if not fits or not float(total[0]) > 0 or not all(float(half.sum()) > 0 for half in total[2:].chunk(2)):
+                raise StateError("the snapshot's window 'probes' has a sum that is not one of probes")
+        classes = len(probes[0][1]) // 2 - 1 if probes else 0
+        for _, total in comparisons if probes else ():
+            trained, batch = total[2 : 2 + classes], total[2 + classes : 2 + 2 * classes]
+            if not float(trained.sum()) > 0 or not float(batch.sum()) > 0 or bool((total[: 2 + 2 * classes] < 0).any()):
+                raise StateError("the snapshot's window 'opinions' does not fit its window 'probes'")
+
     def load(self, state: Mapping[str, Any]) -> None:
         for name, window in self._windows().items():
             window.load(state.get(name, []))  # snapshots of earlier versions have fewer
@@ -348,18 +396,18 @@ class Monitors:
             "served": self._served,
             "before": self._before,
             "probes": self._probes,
-            "opinions": self._opinions,
+            "opinions": self._comparisons,
         }
 
 
-def _sums(opinion: Opinion) -> Values:
+def _sums(comparison: StatisticsComparison) -> Values:
     """Over the images: both confidences, both predictions, and the statistics."""
-    both = opinion.trained, opinion.batch
+    both = comparison.trained, comparison.batch
     confidences, sums = [float(p.max(1).sum()) for p in both], [p.sum(0, dtype=np.float64) for p in both]
-    return np.concatenate([confidences, *sums, *(len(both[0]) * d.ravel() for d in opinion.depths)])
+    return np.concatenate([confidences, *sums, *(len(both[0]) * d.ravel() for d in comparison.depths)])
 
 
-def rows_of(output: Logits, *, probabilities: bool = False) -> Tensor:
+def probability_rows(output: Logits, *, probabilities: bool = False) -> Tensor:
     """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each map."""
     if isinstance(output, Pixels) or output.dim() > 2:
         output = _some_pixels(output.detach())
@@ -367,10 +415,10 @@ def rows_of(output: Logits, *, probabilities: bool = False) -> Tensor:
     return output if probabilities else output.softmax(1)
 
 
-def host_rows(output: Tensor, *, probabilities: bool = False) -> Predictions:
+def probability_rows_on_host(output: Tensor, *, probabilities: bool = False) -> Predictions:
     """The same on the host, where NumPy takes less time than the device would for few of them."""
     if output.dim() > 2:
-        return rows_of(output, probabilities=probabilities).cpu().numpy()
+        return probability_rows(output, probabilities=probabilities).cpu().numpy()
     values: Predictions = output.detach().cpu().float().numpy()
     if probabilities:
         return values
@@ -381,10 +429,10 @@ def host_rows(output: Tensor, *, probabilities: bool = False) -> Predictions:
 
 
 def _some_pixels(output: Logits) -> Tensor:
-    """At most MOST_PIXELS of a batch of maps (n, classes, h, w), evenly spread."""
+    """At most MAX_PIXELS of a batch of maps (n, classes, h, w), evenly spread."""
     n, _, height, width = output.shape
     count, found = n * height * width, list[Tensor]()
-    chosen = torch.arange(0, count, -(-count // MOST_PIXELS))
+    chosen = torch.arange(0, count, -(-count // MAX_PIXELS))
     image, row, column = chosen // (height * width), chosen // width % height, chosen % width
     places = torch.empty_like(chosen)
     for rows, band in bands_at(output, (height, width)):

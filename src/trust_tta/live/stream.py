@@ -1,11 +1,10 @@
-"""A stream: one method that adapts while it serves. Here: threads, inputs and the folder; the rest is the session's."""
+"""A stream: one method that adapts while it serves. Here: locking, inputs and the folder; the rest is `Session`'s."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,18 @@ import torch
 from torch import Tensor
 
 from trust_tta.errors import ConfigError, StateError
-from trust_tta.live.alarms import Reference, calibrate
-from trust_tta.live.gathering import Gatherer
+from trust_tta.live.alarms import Reference
+from trust_tta.live.calibration import calibrate
 from trust_tta.live.guard import Event, Guard
+from trust_tta.live.health import HealthMonitor
 from trust_tta.live.inputs import prepare
 from trust_tta.live.monitors import Reading
-from trust_tta.live.session import Ahead, Result, Session
+from trust_tta.live.session import Result, Session
 from trust_tta.live.snapshots import Folder, Memory, read_state, write_state
-from trust_tta.live.watch import Watch
 from trust_tta.methods.base import Method
 
-MOST_FINGERPRINTED = 8  # tensors of the adapted weights
-CHECKED_EVERY = 16  # calls: comparing fingerprints means waiting for the device
+MAX_FINGERPRINTED = 8  # tensors of the adapted weights
+FINGERPRINT_EVERY = 16  # calls: comparing fingerprints synchronizes with the device
 REFERENCE_FILE = "reference.safetensors"
 
 _streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # no two may adapt the same weights
@@ -32,13 +31,12 @@ _streams_lock = threading.Lock()
 
 
 class Stream:
-    """Adapts a method on what it predicts, undoes what goes wrong, and continues where its folder left off.
+    """Adapts a method on what it predicts, undoes harmful updates, and resumes from its folder.
 
-    `guard`: the policy; None adapts without watching. `snapshots`: a folder of its own; None keeps them in memory.
+    `guard`: the policy; None adapts without monitoring. `snapshots`: a folder of its own; None keeps them in memory.
     `reference`: what `calibrate` returned; by default what the folder holds. `canary`: trusted images (m, c, h, w), or
-    a pair of images and labels. With `batch_size`, callers in several threads share a batch, for which each waits at
-    most `max_wait` seconds. `on_event` is called with every event. Calls from several threads are safe: they run one
-    after the other; of a method that is `fixed`, on a CPU, the network's part runs side by side.
+    a pair of images and labels. `on_event` is called with every event. Calls from several threads are safe and run one
+    after the other.
     """
 
     def __init__(
@@ -49,18 +47,13 @@ class Stream:
         snapshots: str | Path | None = None,
         reference: Reference | None = None,
         canary: Any = None,
-        batch_size: int | None = None,
-        max_wait: float = 0.0,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"the method is a {type(method).__name__}; give what tt.create_method makes")
-        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-            raise ConfigError(f"batch_size is {batch_size!r}; give an integer >= 1, or omit it")
-        self.method, self.guard, self.max_wait = method, guard, max_wait
+        self.method, self.guard = method, guard
         self._canary, self._on_event = canary, on_event
         self._lock = threading.RLock()
-        self._gatherer = Gatherer(self._call, _cut, size=batch_size) if batch_size else None
         self._closed = False
         self._like = next(method.model.parameters())  # looked up once: walking through modules is slow
         self._callers: Sequence[Tensor] = _some([method.caller.network.get_parameter(name) for name in method.adapted])
@@ -81,21 +74,19 @@ class Stream:
 
     # The public interface
 
-    def __call__(self, images: Any, *, adapt: bool = True, max_wait: float | None = None) -> Result:
-        """Predict a batch, and adapt on it unless told not to or something speaks against it.
+    def __call__(self, images: Any, *, adapt: bool = True) -> Result:
+        """Predict a batch, and adapt on it unless told not to or an alarm forbids it; the guard checks it either way.
 
         images: float (n, c, h, w) or (c, h, w) as the network wants them; or, for a network that has a `preprocessing`,
         uint8 arrays (n, h, w, 3) or (h, w, 3), PIL images, or a list of them.
         """
         batch = prepare(images, self.method.model, like=self._like)
-        if not adapt:
-            ahead = self._look_ahead(batch)
-            with self._lock:
-                self._check()
-                return Result(self._session.predict(batch) if ahead is None else ahead.logits, False, ())
-        if self._gatherer is None:
-            return self._call(batch)
-        return self._gatherer(batch, self.max_wait if max_wait is None else max_wait)
+        with self._lock:
+            self._check()
+            try:
+                return self._session.step(batch, adapt=adapt)
+            finally:
+                self._take_fingerprint()
 
     def rollback(self) -> Event:
         """Back to the last good snapshot."""
@@ -133,20 +124,25 @@ class Stream:
             try:
                 return self._session.adopt(lambda: change(self.method), batch, served=served, canary=canary)
             finally:
-                self._remember_weights()
+                self._take_fingerprint()
+
+    @property
+    def saved(self) -> bool:
+        """Whether the last snapshot was written."""
+        return self._session.saved
 
     @property
     def paused(self) -> bool:
-        return self._session.books.paused
+        return self._session.counters.paused
 
     @property
     def batches(self) -> int:
         """The number of batches, over all restarts."""
-        return self._session.books.batches
+        return self._session.counters.batches
 
     @property
     def images(self) -> int:
-        return self._session.books.images
+        return self._session.counters.images
 
     @property
     def reading(self) -> Reading | None:
@@ -161,7 +157,9 @@ class Stream:
             self.reference = calibrate(self.method, batches, expected_batches_between_false_alarms=every)
             self._store_reference(self.reference)
             if self.guard is not None:
-                self._session.watch = Watch(self.method, self.guard, reference=self.reference, canary=self._canary)
+                self._session.monitor = HealthMonitor(
+                    self.method, self.guard, reference=self.reference, canary=self._canary
+                )
             self._session.save()
             return self.reference
 
@@ -169,7 +167,6 @@ class Stream:
         """An independent stream that continues from here, over the same frozen weights."""
         with self._lock:
             self._check()
-            self._session.catch_up()
             twin = Stream(
                 self.method.fork(),
                 guard=self.guard,
@@ -178,11 +175,11 @@ class Stream:
                 canary=self._canary,
                 on_event=self._on_event,
             )
-            books = twin._session.books
+            last = twin._session.counters.last_snapshot
             twin._session.load(self._session.state())
-            twin._session.books.snapshot, twin._session.books.candidate = books.snapshot, 0
+            twin._session.counters.last_snapshot, twin._session.counters.candidate_snapshot = last, 0
             twin.method.load_state_dict(self.method.state_dict())  # the folder may have held another
-            twin._remember_weights()
+            twin._take_fingerprint()
             twin._session.save(good=True)
             return twin
 
@@ -194,7 +191,6 @@ class Stream:
         with self._lock:
             if self._closed:
                 return True
-            self._session.catch_up()
             saved = self._session.save()
             if saved or even_unsaved:
                 self._let_go()
@@ -208,48 +204,26 @@ class Stream:
 
     # Inside
 
-    def _look_ahead(self, images: Tensor) -> Ahead | None:
-        """What needs no lock; None where the method may change, or where the call itself is to say what is wrong."""
-        if self.method.fixed and images.device.type == "cpu":
-            with suppress(Exception):
-                return Ahead(images, self.method.evaluate(images))
-        return None
-
-    def _call(self, images: Tensor) -> Result:
-        ahead = self._look_ahead(images)
-        with self._lock:
-            self._check()
-            known = False  # whether the fingerprint taken while the device worked still holds
-            try:
-                result = self._session.step(images, self._remember_weights, ahead=ahead)
-                known = result.adapted and not result.events
-                return result
-            finally:
-                if not known:
-                    self._remember_weights()
-
-    def _remember_weights(self) -> None:
-        self._fingerprint = self._take_fingerprint()
-
     def _request(self, action: str, do: Callable[[], str | None]) -> Event:
         with self._lock:
             self._check()
             try:
                 return self._session.on_request(action, do)
             finally:
-                self._remember_weights()
+                self._take_fingerprint()
 
     def _set_paused(self, paused: bool) -> None:
-        self._session.books.paused = paused
+        self._session.counters.paused = paused
 
     def _resume_from_folder(self) -> None:
         snapshot, problems = self._session.store.newest()
         if snapshot is not None:
+            self._session.check_state(snapshot.state)
             self.method.load_state_dict(snapshot.state["method"])
             self._session.load(snapshot.state)
         elif problems:
             raise StateError(f"no snapshot of the folder can be read, the newest because: {problems[0]}")
-        self._remember_weights()
+        self._take_fingerprint()
         number = snapshot.number if snapshot else 0
         self._session.start(number, problems)
 
@@ -266,10 +240,11 @@ class Stream:
         """Refuse to continue with weights that something else has changed."""
         if self._closed:
             raise StateError("this stream is closed; create another over the same folder")
-        now_and_then = self.batches < CHECKED_EVERY or self.batches % CHECKED_EVERY == 0
+        now_and_then = self.batches < FINGERPRINT_EVERY or self.batches % FINGERPRINT_EVERY == 0
         if not now_and_then and self._versions == self._read_versions():
             return
-        before, now = self._fingerprint, self._take_fingerprint()
+        before = self._fingerprint
+        now = self._take_fingerprint()
         if before is not None and now is not None and before.device == now.device and not torch.equal(before, now):
             raise StateError(
                 "the adapted weights changed between two calls: another method or a training uses the same network; "
@@ -277,16 +252,16 @@ class Stream:
             )
 
     def _read_versions(self) -> list[int]:
-        """How often PyTorch saw the caller's network change; another method over its tensors does not show there."""
+        """PyTorch's counts of in-place changes to the caller's network; other methods over its tensors do not show."""
         return [p._version for p in self._callers]
 
     def _take_fingerprint(self) -> Tensor | None:
-        """Some of the adapted weights, (m,), in one kernel: learning changes all of them."""
+        """Copy some of the adapted weights, (m,), in one kernel: an update changes all of them."""
         self._versions = self._read_versions()
-        if not self._weights:
-            return None
         with torch.no_grad():
-            return torch.cat([p if p.dim() == 1 else p.reshape(-1) for p in self._weights])
+            parts = [p.reshape(-1) for p in self._weights]
+            self._fingerprint = torch.cat(parts) if parts else None
+        return self._fingerprint
 
     def _claim(self) -> None:
         with _streams_lock:
@@ -310,9 +285,4 @@ class Stream:
 
 
 def _some(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return tensors[:: -(-len(tensors) // MOST_FINGERPRINTED) or 1]
-
-
-def _cut(result: Result, start: int, stop: int) -> Result:
-    """The rows of one caller; events and reading are those of the whole batch."""
-    return Result(result.logits[start:stop], result.adapted, result.events, result.reading)
+    return tensors[:: -(-len(tensors) // MAX_FINGERPRINTED) or 1]

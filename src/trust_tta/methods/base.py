@@ -107,8 +107,6 @@ class Method(nn.Module):
         self.predict = Passes(self.model, self.weights, self.statistics, self.counters)
         self.update = Updates(self.weights, self.statistics, self.counters)
         self.worth = 1
-        self.meanwhile: Callable[[], None] | None = None  # called while the device still works on the prediction
-        self.ahead: Tensor | None = None  # what `evaluate` gave for the batch of the next call; taken where `fixed`
         self.coarse_before: Logits | None = None
         self.training, self._admit, self._turns = False, Admission(), Turns()
         self.start()
@@ -165,8 +163,6 @@ class Method(nn.Module):
                 self.coarse_before, self.update.unsettled = None, []
                 outputs = whole(self.adapt(images).detach())
                 fine = are_finite(outputs)
-                if self.meanwhile is not None:
-                    self.meanwhile()
                 if self.update.unsettled:
                     self.update.settle(self.update.unsettled)
                 check_outputs(fine, images)

@@ -73,7 +73,7 @@ class Engine:
 
     def __init__(self, pool: Pool, settings: Settings, on_batch: Callable[[Batch], None], *, workers: int = 1) -> None:
         self.pool, self._on_batch = pool, on_batch
-        self._schedule = Schedule(settings, side_by_side=pool.method.fixed)
+        self._schedule = Schedule(settings, side_by_side=False)
         self._changed = threading.Condition()  # of the schedule and all below
         self._seconds_per_image = 0.01  # with all cores
         self._draining = False

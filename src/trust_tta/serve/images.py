@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trust_tta.data.images import is_image, read_image
 from trust_tta.errors import DataError, reason_of
-from trust_tta.live.inputs import LARGEST, examine, usable
+from trust_tta.live.inputs import MAX_MAGNITUDE, examine, usable
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.settings import RequestError
 
@@ -89,7 +89,7 @@ def from_floats(values: NDArray[np.float32]) -> Tensor:
     """Network input from floats (n, 3, size, size) that were preprocessed by the client."""
     images = torch.from_numpy(np.array(values, dtype=np.float32))  # a copy: what was received is read-only
     if not usable(examine(images)).all():
-        raise RequestError(400, f"the images hold values that are not finite, or beyond {LARGEST:g}")
+        raise RequestError(400, f"the images hold values that are not finite, or beyond {MAX_MAGNITUDE:g}")
     return images
 
 

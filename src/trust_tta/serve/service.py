@@ -20,7 +20,7 @@ from torch import Tensor
 from trust_tta.atomic import write_whole
 from trust_tta.config_io import read_json
 from trust_tta.errors import ConfigError, StateError
-from trust_tta.live.alarms import calibrate
+from trust_tta.live.calibration import calibrate
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.snapshots import Folder, hold, write_state
 from trust_tta.live.stream import REFERENCE_FILE

@@ -1,0 +1,90 @@
+"""Counters of a stream: everything a restart needs besides the method's state and the monitor's windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trust_tta.errors import StateError
+from trust_tta.schema import show
+
+MAX_UPDATE_INTERVAL = 64  # batches per update, after repeated collapses
+MAX_COUNT = 2**53
+
+# Names in snapshots of earlier versions; None: no longer needed.
+_OLD_NAMES: Mapping[str, str | None] = {
+    "good": "good_snapshot",
+    "candidate": "candidate_snapshot",
+    "snapshot": "last_snapshot",
+    "farthest": "peak_distance",
+    "slow": "update_interval",
+    "wait": "update_delay",
+    "attentive": None,
+}
+
+
+@dataclass
+class StreamCounters:
+    """Plain values only; `vars` of it is part of every snapshot."""
+
+    batches: int = 0
+    images: int = 0
+    events: int = 0
+    updates: int = 0  # since the state was last restored
+    at_source: bool = True  # nothing has been learned, or all of it was undone
+    since_check: int = 0  # images
+    since_snapshot: int = 0  # images
+    good_snapshot: int = 0  # number of the last good snapshot
+    candidate_snapshot: int = 0  # number of the one that becomes good if nothing happens; 0: none
+    last_snapshot: int = 0  # number of the last one written
+    paused: bool = False
+    collapsed: bool = False  # ever
+    returned: bool = False  # from a drift, or from few classes, to a calibrated reference, ever
+    peak_distance: float = 0.0  # largest input distance in the current drift
+    update_interval: int = 1  # update on every n-th batch
+    update_delay: int = 0  # batches until the next update
+
+    def take_turn(self) -> bool:
+        """Whether this batch is an update; counts it."""
+        due = self.update_delay == 0
+        self.update_delay = self.update_interval - 1 if due else self.update_delay - 1
+        return due
+
+    def halve_update_rate(self) -> None:
+        self.update_interval = min(2 * self.update_interval, MAX_UPDATE_INTERVAL)
+        self.update_delay = self.update_interval - 1
+
+    def double_update_rate(self) -> None:
+        self.update_interval = max(1, self.update_interval // 2)
+        self.update_delay = min(self.update_delay, self.update_interval - 1)
+
+    @classmethod
+    def from_state(cls, state: Any) -> StreamCounters:
+        """Counters of a snapshot, also of an earlier version; refused if a name, type or value is not allowed."""
+        if not isinstance(state, Mapping):
+            raise StateError(f"the snapshot's counters are a {type(state).__name__}; a dict is wanted")
+        current: dict[Any, Any] = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
+        current.pop(None, None)
+        kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
+        value: Any
+        for name, value in current.items():
+            if name not in kinds:
+                raise StateError(
+                    f"the snapshot has a counter {show(name)}, which is unknown; is it of a later version?"
+                )
+            if type(value) is not kinds[name] or not 0 <= value <= MAX_COUNT:  # NaN compares as false
+                raise StateError(
+                    f"the snapshot's {name} is {show(value)}; a {kinds[name].__name__} from 0 to {MAX_COUNT} is wanted"
+                )
+        counters = cls(**current)
+        if not 1 <= counters.update_interval <= MAX_UPDATE_INTERVAL:
+            raise StateError(
+                f"the snapshot's update_interval is {counters.update_interval}; 1 to {MAX_UPDATE_INTERVAL} is wanted"
+            )
+        if counters.update_delay >= counters.update_interval:
+            raise StateError(
+                f"the snapshot's update_delay is {counters.update_delay}; less than its update_interval, "
+                f"{counters.update_interval}, is wanted"
+            )
+        return counters
