@@ -91,7 +91,7 @@ def engine(
         name = kind.name
 
     Watched.inside = staticmethod(inside)  # forks have it, too
-    options: dict[str, Any] = {"lr": 1e-3} if kind is Adapting else {}
+    options: dict[str, Any] = {"lr": 1e-3, "statistics": "stream"} if kind is Adapting else {}
     pool = Counted(
         create_method(Watched, toy(), **options),
         folder,
@@ -266,7 +266,7 @@ def test_an_error_in_one_of_two_batches_is_its_own(tmp_path: Path) -> None:
         held, let_go = threading.Event(), threading.Event()
         run.ask(lambda: held.set() or let_go.wait(30), "a", "b")  # type: ignore[func-returns-value]
         assert held.wait(30)
-        images, bad = draw(SIZE, seed=0)[0], draw(2, seed=1)[0]
+        images, bad = draw(SIZE, seed=0)[0], draw(1, seed=1)[0]
         bad[0, 0, 0, 0] = 7
         good = run.submit("a", images, adapt=True)
         shared = [run.submit("b", part, adapt=True) for part in (images[:2], bad, images[3:])]
