@@ -157,7 +157,7 @@ def test_batches_of_one_adapting_stream_never_do(tmp_path: Path, threads: SetThr
         assert run.pool.most == 1
         assert run.pool.in_all > 1
     for name in names:
-        alone = make("tent", lr=1e-3)
+        alone = make("tent", lr=1e-3, statistics="stream")
         assert states_equal(found[name], [alone(images) for images in sent[name]])
 
 
@@ -219,7 +219,7 @@ def test_streams_that_come_and_go_are_never_taken_from_under_a_batch(tmp_path: P
         found = {name: [logits(answer) for answer in answers[name]] for name in names}
         assert len(run.pool.loaded) == 2
     for name in names:
-        alone = make("tent", lr=1e-3)
+        alone = make("tent", lr=1e-3, statistics="stream")
         assert states_equal(found[name], [alone(images) for images in sent[name]])
 
 
