@@ -111,7 +111,7 @@ def test_file_is_parsed_once_and_all_its_mistakes_are_listed(
 
     monkeypatch.setattr(tomllib, "loads", count)
     assert main(["bench", str(file)]) == 2
-    assert parsed == [file.read_text()]
+    assert parsed.count(file.read_text()) == 1
     error = capsys.readouterr().err
     for words in ("lrr: there is no such option; did you mean 'lr'?", "did you mean 'online'?", "network 'vmamb'"):
         assert words in error
