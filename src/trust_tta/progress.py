@@ -1,4 +1,4 @@
-"""Progress of long-running work: one protocol, which only the command line draws."""
+"""Progress of long-running work: a protocol that the command line implements."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ class Progress(Protocol):
     """Called by functions that take long."""
 
     def start(self, total: int | None, what: str) -> None:
-        """Begin `total` steps (None: unknown); `what` names them in a few words."""
+        """Begin `total` steps (None: unknown); `what` names them, "" if only their percentage means something."""
 
     def advance(self, n: int = 1) -> None:
         """Report `n` more steps."""
 
     def note(self, text: str) -> None:
-        """A line to keep: a finished cell, an epoch, a file that was skipped."""
+        """Print a line: a finished cell, an epoch, a skipped file."""
 
     def finish(self) -> None:
         """End the steps."""

@@ -129,4 +129,4 @@ def test_a_sequence_of_short_domains(tmp_path: Path) -> None:
 def test_images_belong_to_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "--checkpoint", "vmamba_nano_cifar10", "--dataset", "sample", "--methods", "source"]
     assert main([*arguments, "--images", "mine.npy", "--store", str(tmp_path / "x.sqlite")]) == 2
-    assert "--images and --labels go with --dataset array, not with --dataset sample" in capsys.readouterr().err
+    assert "--images: only the data set 'array' takes images and labels" in capsys.readouterr().err

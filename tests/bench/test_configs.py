@@ -46,7 +46,7 @@ def test_the_small_scale_is_the_same_experiment_on_shipped_images(path: Path) ->
         return
     assert small.model.checkpoint == "vmamba_nano_cifar10"
     plan = make_plan(small, ExperimentData(small.data))
-    assert min(min(chain.batches) for chain in plan.chains) >= 2
+    assert min(min(sequence.batches) for sequence in plan.sequences) >= 2
     assert len(plan.keys) == len({key.digest for key in plan.keys})
 
 

@@ -10,20 +10,20 @@ import pytest
 
 from tests.bench.tiny import tiny_config
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.plan import Plan, make_plan
+from trust_tta.bench.plan import ExperimentPlan, make_plan
 
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def plan(folder: Path, **changes: Any) -> Plan:
+def plan(folder: Path, **changes: Any) -> ExperimentPlan:
     config = tiny_config(folder, **changes)
     return make_plan(config, ExperimentData(config.data))
 
 
-def shape(found: Plan) -> list[tuple[str, list[str]]]:
-    return [(chain.method.name, [key.domain for key in chain.keys]) for chain in found.chains]
+def shape(found: ExperimentPlan) -> list[tuple[str, list[str]]]:
+    return [(sequence.method.name, [key.domain for key in sequence.keys]) for sequence in found.sequences]
 
 
 @pytest.mark.parametrize("setting", ["online", "standard", "reset_each_shift", "online+correlated"])
@@ -48,15 +48,15 @@ def test_mixed_domains_are_one_cell(tmp_path: Path) -> None:
 
 def test_a_gradual_stream_is_reset_between_corruptions_only(tmp_path: Path) -> None:
     found = plan(tmp_path, stream={"setting": "online+gradual"}, methods=["tent"])
-    assert [len(chain.keys) for chain in found.chains] == [9, 9]
-    assert [key.severity for key in found.chains[0].keys] == [1, 2, 3, 4, 5, 4, 3, 2, 1]
+    assert [len(sequence.keys) for sequence in found.sequences] == [9, 9]
+    assert [key.severity for key in found.sequences[0].keys] == [1, 2, 3, 4, 5, 4, 3, 2, 1]
     assert len({key.digest for key in found.keys}) == 18
 
 
 def test_seeds_and_batch_sizes_multiply(tmp_path: Path) -> None:
     found = plan(tmp_path, stream={"seeds": [0, 1, 2], "batch_size": [8, 16]})
     assert len({key.digest for key in found.keys}) == 2 * 2 * 3 * 2
-    assert [chain.batches for chain in found.chains[:1]] == [(7,)]
+    assert [sequence.batches for sequence in found.sequences[:1]] == [(7,)]
 
 
 def test_a_key_holds_all_options_and_the_weights(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.bench.tiny import Recorder, content, numbers, run
 from trust_tta.bench.parsing import read_config
 from trust_tta.bench.plan import make_plan
-from trust_tta.bench.processes import _Teller
+from trust_tta.bench.processes import _PipeProgress
 from trust_tta.bench.sweep import sweep
 from trust_tta.report.formats import to_text
 from trust_tta.report.model import make_groups
@@ -66,7 +66,7 @@ def test_kill_and_resume_in_a_continual_stream(tmp_path: Path) -> None:
     config, store = write_config(tmp_path, stream={"setting": "continual"}), tmp_path / "killed.sqlite"
     process = start(config, store)
     assert process.stdout is not None
-    for _ in range(8):  # into the second method's chain
+    for _ in range(8):  # into the second method's sequence
         process.stdout.readline()
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -137,12 +137,12 @@ def test_a_process_waits_for_cells_that_another_holds(tmp_path: Path) -> None:
 
 def test_a_worker_leaves_at_its_next_word_when_its_first_exit_was_lost() -> None:
     here, there = multiprocessing.Pipe()
-    teller, before = _Teller(there), signal.getsignal(signal.SIGTERM)
+    progress, before = _PipeProgress(there), signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit, match="143"):
-            teller.leave(signal.SIGTERM, None)
+            progress.exit_on_signal(signal.SIGTERM, None)
         with pytest.raises(SystemExit, match="143"):
-            teller.advance()
+            progress.advance()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not here.poll()

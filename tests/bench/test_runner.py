@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.bench.tiny import OVERRIDES, run, tiny_config, write_checkpoint
-from trust_tta.bench.runner import Conditions, run_domain, run_stream
+from trust_tta.bench.runner import EvaluationOptions, run_domain, run_stream
 from trust_tta.data.dataset import array_dataset
 from trust_tta.data.sample import load_sample
 from trust_tta.data.streams import Domain, StreamConfig, stream_datasets
@@ -22,7 +22,7 @@ from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import find_preset
 from trust_tta.progress import Silent
 
-CPU = Conditions(device=torch.device("cpu"))
+CPU = EvaluationOptions(device=torch.device("cpu"))
 
 
 @pytest.fixture

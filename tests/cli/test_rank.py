@@ -10,8 +10,8 @@ import torch
 
 from tests.bench.tiny import tiny_config
 from tests.cli.test_bench import config as config  # a fixture
-from trust_tta.bench.compare_orders import Ranking
 from trust_tta.bench.data import ExperimentData, prepare
+from trust_tta.bench.order_analysis import Ranking
 from trust_tta.cli.main import main
 from trust_tta.cli.rank import heat_map
 from trust_tta.models.factory import create_model

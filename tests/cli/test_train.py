@@ -18,7 +18,7 @@ from trust_tta.bench.config import ModelConfig
 from trust_tta.bench.experiment import load_network
 from trust_tta.bench.plan import find_checkpoint
 from trust_tta.cli.main import main
-from trust_tta.cli.output import Drawer
+from trust_tta.cli.output import ProgressDisplay
 from trust_tta.data.class_names import PACS_CLASSES
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.loading import open_dataset
@@ -192,19 +192,19 @@ def test_an_interrupted_run_goes_on(
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(pacs_flags(pacs, whole)) == 0
-    note = Drawer.note
+    note = ProgressDisplay.note
 
-    def interrupt(drawer: Drawer, text: str) -> None:
+    def interrupt(drawer: ProgressDisplay, text: str) -> None:
         if text.startswith("epoch"):
             raise KeyboardInterrupt
         note(drawer, text)
 
-    monkeypatch.setattr(Drawer, "note", interrupt)
+    monkeypatch.setattr(ProgressDisplay, "note", interrupt)
     assert main(pacs_flags(pacs, broken)) == 130
     assert not (broken / "model.safetensors").exists()
     said = capsys.readouterr().err
     assert said.startswith("trust-tta: interrupted; the epochs before this one are kept; to continue: trust-tta train")
-    monkeypatch.setattr(Drawer, "note", note)
+    monkeypatch.setattr(ProgressDisplay, "note", note)
     assert main(shlex.split(said.split("to continue: trust-tta ")[1])) == 0
     assert "continued after epoch 1 of an earlier run" in capsys.readouterr().out
     one, other = (read_weights(folder / "model.safetensors").state for folder in (whole, broken))

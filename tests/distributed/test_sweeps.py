@@ -16,7 +16,7 @@ import pytest
 
 from tests.bench.tiny import Recorder, numbers, run, tiny_config
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.processes import sweep_together
+from trust_tta.bench.processes import sweep_parallel
 from trust_tta.bench.sweep import Outcome
 from trust_tta.distributed.sweeps import Share, choose_share, share_out
 from trust_tta.errors import ConfigError, TrustError
@@ -27,7 +27,7 @@ METHODS: list[Any] = ["bn", {"name": "tent", "lr": 0.01}]
 
 def run_on(ray: ModuleType, config: RunConfig, recorder: Recorder | None = None) -> Outcome | TrustError:
     engine = partial(share_out, ray=ray, share=Share())
-    (ended,) = sweep_together([config], engine, progress=recorder or Recorder())
+    (ended,) = sweep_parallel([config], engine, progress=recorder or Recorder())
     return ended
 
 
@@ -134,7 +134,7 @@ def test_data_that_a_worker_lacks_is_said_once_and_fails_no_cell(
         shutil.move(str(config.model.checkpoint), tmp_path / "elsewhere.pth")
         return share_out(*given, ray=ray, share=Share(), **options)
 
-    (ended,) = sweep_together([config], hide_and_share)
+    (ended,) = sweep_parallel([config], hide_and_share)
     assert isinstance(ended, TrustError)
     assert "tiny10.pth" in str(ended)
     assert "\n" not in str(ended)
@@ -147,8 +147,8 @@ def test_small_files_travel_where_they_are_missing(ray: ModuleType, tmp_path: Pa
 
     from trust_tta.distributed import sweeps
 
-    def pack_and_hide(assignment: Any) -> Any:
-        job = made(assignment)
+    def pack_and_hide(planned: Any) -> Any:
+        job = made(planned)
         shutil.move(str(config.model.checkpoint), tmp_path / "elsewhere.pth")
         return job
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from trust_tta.bench.config import ARRAY, RunConfig
 from trust_tta.bench.data import ExperimentData, prepare
 from trust_tta.bench.environment import autocast, choose_device
-from trust_tta.bench.plan import Chain, Plan, make_plan
+from trust_tta.bench.plan import CellSequence, ExperimentPlan, make_plan
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.streams import Domain
 from trust_tta.errors import ConfigError, TrustError
@@ -21,7 +21,7 @@ _BARE_LABELS = (ARRAY, "array-c")  # numbers without names, not all of which nee
 class Experiment:
     """The data and networks of a plan; only the last stream and the last network are kept."""
 
-    def __init__(self, config: RunConfig, *, plan: Plan | None = None) -> None:
+    def __init__(self, config: RunConfig, *, plan: ExperimentPlan | None = None) -> None:
         self.config = config
         self.device = choose_device(config.device)
         self.data = ExperimentData(config.data)
@@ -36,19 +36,19 @@ class Experiment:
         stream = self.config.stream
         return [self.prepare(domain) for domain in self._open_stream(stream.batch_size[0], stream.seeds[0])]
 
-    def domains_of(self, chain: Chain) -> list[Domain]:
-        """The domains of a chain, as network input."""
-        stream = self._open_stream(chain.batch_size, chain.seed)
-        return [self.prepare(stream[place]) for place in chain.places]
+    def domains_of(self, sequence: CellSequence) -> list[Domain]:
+        """The domains of a sequence, as network input."""
+        stream = self._open_stream(sequence.batch_size, sequence.seed)
+        return [self.prepare(stream[position]) for position in sequence.positions]
 
     def prepare(self, domain: Domain) -> Domain:
         base = domain.dataset.domain
         return prepare(domain, self.plan.preprocessing[base], self.plan.checkpoints[base])
 
-    def clean(self, chain: Chain, *, limit: int | None) -> Domain:
-        """At most `limit` clean images, the same for all cells, as input of the chain's network."""
-        target = self._open_stream(chain.batch_size, chain.seed)[chain.places[0]].dataset.domain
-        domain = self.data.clean_stream(target, batch_size=chain.batch_size, limit=limit, workers=self.workers)
+    def clean(self, sequence: CellSequence, *, limit: int | None) -> Domain:
+        """At most `limit` clean images, the same for all cells, as input of the sequence's network."""
+        target = self._open_stream(sequence.batch_size, sequence.seed)[sequence.positions[0]].dataset.domain
+        domain = self.data.clean_stream(target, batch_size=sequence.batch_size, limit=limit, workers=self.workers)
         return prepare(domain, self.plan.preprocessing[target], self.plan.checkpoints[target])
 
     def network(self, domain: Domain) -> nn.Module:

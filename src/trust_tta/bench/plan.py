@@ -1,14 +1,13 @@
-"""From an experiment to its cells, each with everything that determines its numbers."""
+"""The cells of an experiment: their keys, fingerprints, networks and estimated cost."""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from trust_tta.bench.config import FROM_CLEAN, MethodConfig, ModelConfig, RunConfig
 from trust_tta.bench.data import ExperimentData, align, prepare
@@ -20,64 +19,72 @@ from trust_tta.results.display import BASELINES
 from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
-MEASURES = ("clean_after", "keep_samples", "confusion")  # measured in addition, and not part of a cell's key
-CLEAN_IMAGES = 256  # from which methods gather statistics of clean data
+MEASURES = ("clean_after", "keep_samples", "confusion")  # optional, and not part of a cell's key
+CLEAN_IMAGES = 256  # from which methods compute statistics of clean data
+
+# Time of a batch over that of one forward pass, for methods whose passes do not tell it: measured on an H200
+# (docs/results/method_costs_h200.json).
+MEASURED_COSTS = {
+    "sar": 7, "shot": 6, "deyo": 9, "roid": 17, "cmf": 16, "rotta": 48, "cotta": 594, "lame": 4, "neo": 3, "tide": 8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
-    """Cells that a method goes through without a reset in between; a single one where every domain resets."""
+class CellSequence:
+    """Cells that a method runs in sequence without a reset; a single cell where every domain resets."""
 
     method: MethodConfig
     batch_size: int
     seed: int
-    places: tuple[int, ...]  # positions of the domains in the stream
+    positions: tuple[int, ...]  # positions of the domains in the stream
     keys: tuple[CellKey, ...]
     batches: tuple[int, ...]  # of each cell
     measures: dict[str, int]  # requested amount of each of MEASURES
-    cost: int  # estimated passes of the network per batch
+    cost: int  # of a batch, in forward passes
 
     @property
-    def passes(self) -> int:
+    def total_cost(self) -> int:
         return self.cost * sum(self.batches)
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """All chains of an experiment, in the order they run, and the networks of its domains."""
+class ExperimentPlan:
+    """All sequences of an experiment, in the order they run, and the networks of its domains."""
 
-    chains: tuple[Chain, ...]
+    sequences: tuple[CellSequence, ...]
     checkpoints: dict[str, Checkpoint]  # by domain
     preprocessing: dict[str, Preprocessing]  # by domain
     warnings: tuple[str, ...] = ()
 
     @property
     def keys(self) -> tuple[CellKey, ...]:
-        return tuple(key for chain in self.chains for key in chain.keys)
+        return tuple(key for sequence in self.sequences for key in sequence.keys)
 
     @property
     def labels(self) -> dict[CellKey, str]:
-        """The label of each cell's method, wherever results are shown."""
-        return {key: chain.method.shown for chain in self.chains for key in chain.keys}
+        """The label of each cell's method."""
+        return {key: sequence.method.shown for sequence in self.sequences for key in sequence.keys}
 
     @cached_property
     def baselines(self) -> dict[CellKey, CellKey]:
-        """For each cell, the cell that its gain is measured against: that of the first baseline among the methods."""
-        present = {chain.method.name for chain in self.chains}
+        """For each cell, the cell of the first baseline among the methods, to which its gain refers."""
+        present = {sequence.method.name for sequence in self.sequences}
         name = next((name for name in BASELINES if name in present), None)
-        found = {(c.batch_size, c.seed, c.places): c.keys for c in self.chains if c.method.name == name}
+        found = {(c.batch_size, c.seed, c.positions): c.keys for c in self.sequences if c.method.name == name}
         return {
             key: base
-            for chain in self.chains
-            if name is not None and chain.method.name != name
-            for key, base in zip(chain.keys, found[chain.batch_size, chain.seed, chain.places], strict=True)
+            for sequence in self.sequences
+            if name is not None and sequence.method.name != name
+            for key, base in zip(
+                sequence.keys, found[sequence.batch_size, sequence.seed, sequence.positions], strict=True
+            )
         }
 
 
-def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Plan:
-    """All cells: for each batch size and seed, for each stretch between two resets, every method."""
+def make_plan(config: RunConfig, data: ExperimentData | None = None) -> ExperimentPlan:
+    """All cells: for each batch size, seed and sequence of domains between two resets, every method."""
     data = data or ExperimentData(config.data)
-    chains: list[Chain] = []
+    sequences: list[CellSequence] = []
     checkpoints: dict[str, Checkpoint] = {}
     preprocessing: dict[str, Preprocessing] = {}
     warnings: dict[str, None] = {}
@@ -91,47 +98,50 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Plan:
                     preprocessing[base] = checkpoints[base].preprocessing.for_layout(data.layout)
                     warnings |= {align(domain.dataset, checkpoints[base])[1]: None}
             domains = [prepare(d, preprocessing[d.dataset.domain], checkpoints[d.dataset.domain]) for d in domains]
-            for places in stretches(domains):
-                cells = [domains[place] for place in places]
+            for positions in between_resets(domains):
+                cells = [domains[position] for position in positions]
                 prints = list(fingerprints(config, cells, preprocessing))
-                chains += [
-                    _chain(config, method, cells, prints, places, seed=seed, checkpoints=checkpoints)
+                sequences += [
+                    _sequence(config, method, cells, prints, positions, seed=seed, checkpoints=checkpoints)
                     for method in config.methods
                 ]
     shown = tuple(filter(None, warnings)) if data.names_classes else ()
-    return Plan(tuple(chains), checkpoints, preprocessing, shown)
+    return ExperimentPlan(tuple(sequences), checkpoints, preprocessing, shown)
 
 
-def weigh(plan: Plan, store: ResultStore) -> Plan:
-    """The plan with costs taken from finished cells of the same methods, where the store has any."""
+def estimate_costs(plan: ExperimentPlan, store: ResultStore) -> ExperimentPlan:
+    """The plan with the measured costs of methods of which the store has finished cells; others are scaled to them."""
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    wanted = {(chain.keys[0].method, chain.keys[0].options) for chain in plan.chains}
+    wanted = {(sequence.keys[0].method, sequence.keys[0].options) for sequence in plan.sequences}
     for cell in store.results(lambda key: (key.method, key.options) in wanted, history=False):
         seconds[cell.key.method, cell.key.options].append(cell.result.seconds_total / max(1, cell.batches))
     known = {kind: statistics.median(found) for kind, found in seconds.items()}
-    foreseen = {(chain.keys[0].method, chain.keys[0].options): chain.cost for chain in plan.chains}
-    rates = [taken / foreseen[kind] for kind, taken in known.items() if taken > 0]
+    estimated = {(sequence.keys[0].method, sequence.keys[0].options): sequence.cost for sequence in plan.sequences}
+    rates = [taken / estimated[kind] for kind, taken in known.items() if taken > 0]
     if not rates:
         return plan
-    usual, unit = statistics.median(rates), min(rates)  # seconds of one pass
+    usual, unit = statistics.median(rates), min(rates)  # seconds of one forward pass
 
-    def cost(chain: Chain) -> int:
-        taken = known.get((chain.keys[0].method, chain.keys[0].options), chain.cost * usual)
+    def cost(sequence: CellSequence) -> int:
+        taken = known.get((sequence.keys[0].method, sequence.keys[0].options), sequence.cost * usual)
         return max(1, round(taken / unit))
 
-    return replace(plan, chains=tuple(replace(chain, cost=cost(chain)) for chain in plan.chains))
+    return replace(plan, sequences=tuple(replace(sequence, cost=cost(sequence)) for sequence in plan.sequences))
 
 
-def foreseen_passes(options: Mapping[str, Any]) -> int:
-    """Estimated passes per batch of a method with these options; a backward pass counts as two."""
+def estimate_cost(method: MethodConfig) -> int:
+    """Expected time of a batch in forward passes."""
+    options = method.all_options()
+    if method.name in MEASURED_COSTS:
+        return MEASURED_COSTS[method.name] * int(options.get("steps") or 1)
     if "lr" not in options:
         return max(1, int(options.get("population") or 1))
     orders = options.get("orders")
-    views = len(orders) if isinstance(orders, list) and orders else int(options.get("k") or 1)
-    return 1 + 3 * views * int(options.get("steps") or 1)
+    updates = len(orders) if isinstance(orders, list) and orders else int(options.get("k") or 1)
+    return 1 + 3 * updates * int(options.get("steps") or 1)  # a backward pass costs two forward passes
 
 
-def stretches(domains: list[Domain]) -> Iterator[tuple[int, ...]]:
+def between_resets(domains: list[Domain]) -> Iterator[tuple[int, ...]]:
     """The positions of the domains between one reset and the next."""
     starts = [i for i, domain in enumerate(domains) if domain.reset_before or domain.reset_each_batch]
     for start, end in zip(starts, [*starts[1:], len(domains)], strict=True):
@@ -157,7 +167,7 @@ def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
 
 
 def fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str, Preprocessing]) -> Iterator[str]:
-    """A fingerprint for each cell of all that the network has seen by its end: pixels, order, preprocessing."""
+    """A fingerprint for each cell of all input up to its end: pixels, order, preprocessing."""
     before = ""
     for domain in cells:
         dataset, batches = domain.dataset, domain.batches
@@ -175,16 +185,16 @@ def fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str
         yield before
 
 
-def _chain(
+def _sequence(
     config: RunConfig,
     method: MethodConfig,
     cells: list[Domain],
     fingerprints: list[str],
-    places: tuple[int, ...],
+    positions: tuple[int, ...],
     *,
     seed: int,
     checkpoints: dict[str, Checkpoint],
-) -> Chain:
+) -> CellSequence:
     batch_size = cells[0].batches.batch_size
     keys = tuple(
         CellKey(
@@ -203,20 +213,20 @@ def _chain(
         )
         for domain, fingerprint in zip(cells, fingerprints, strict=True)
     )
-    return Chain(
+    return CellSequence(
         method=method,
         batch_size=batch_size,
         seed=seed,
-        places=places,
+        positions=positions,
         keys=keys,
         batches=tuple(len(domain.batches) for domain in cells),
         measures={name: int(getattr(config, name)) for name in MEASURES},
-        cost=foreseen_passes(method.all_options()),
+        cost=estimate_cost(method),
     )
 
 
 def key_options(method: MethodConfig) -> dict[str, object]:
-    """All options of the method; in place of statistics that the runner gathers, a note of how it gathers them."""
+    """All options of the method; a note in place of statistics that the runner computes from clean images."""
     options = method.all_options()
     options |= {name: f"{CLEAN_IMAGES} clean images" for name in FROM_CLEAN & options.keys()}
     return options

@@ -1,4 +1,4 @@
-"""Experiments shared by several processes of this machine, each with its own store, data and network."""
+"""Runs experiments in several processes of this machine, each with its own store connection, data and network."""
 
 from __future__ import annotations
 
@@ -19,64 +19,66 @@ import torch
 from trust_tta.bench.config import DataConfig, RunConfig
 from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.experiment import Experiment
-from trust_tta.bench.plan import Chain, Plan, make_plan, weigh
-from trust_tta.bench.sweep import CellRunner, Outcome, retry_failed, standing, unsettled
+from trust_tta.bench.plan import CellSequence, ExperimentPlan, estimate_costs, make_plan
+from trust_tta.bench.sweep import CellRunner, Outcome, outcome_of, retry_failed, unfinished_sequences
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.store import ResultStore
 
 GRACE_SECONDS = 10.0  # for a worker to release its cells before it is killed
-REFUSALS = (CheckpointError, ConfigError, DataError, StateError)  # end one experiment; the others are run
+REFUSALS = (CheckpointError, ConfigError, DataError, StateError)  # they end one experiment, not the others
 
-# Messages of a worker: steps of progress, a line to keep, or why an experiment (by number) cannot be run.
+# Messages of a worker: steps of progress, a line to print, or the error of an experiment (by number).
 Message: TypeAlias = int | str | tuple[int, TrustError]
 
 
 @dataclass(frozen=True, eq=False)
-class Assignment:
-    """An experiment with its plan, which workers need not make again; `prefix` begins the lines of its cells."""
+class PlannedExperiment:
+    """An experiment and its plan, made once for all workers; `prefix` begins the lines of its cells."""
 
     config: RunConfig
-    plan: Plan
+    plan: ExperimentPlan
     prefix: str
 
 
-class Engine(Protocol):
-    """Runs assignments; returns why some could not be run, by number."""
+class SweepEngine(Protocol):
+    """Runs planned experiments; returns the errors of those that could not be run, by number."""
 
     def __call__(
-        self, assigned: Mapping[int, Assignment], *, chains: int, progress: Progress
+        self, experiments: Mapping[int, PlannedExperiment], *, sequences: int, progress: Progress
     ) -> dict[int, TrustError]: ...
 
 
-def sweep_together(
-    configs: Sequence[RunConfig], engine: Engine, *, retry: bool = False, progress: Progress = SILENT
+def sweep_parallel(
+    configs: Sequence[RunConfig], engine: SweepEngine, *, retry: bool = False, progress: Progress = SILENT
 ) -> list[Outcome | TrustError]:
-    """Run experiments with an engine; for each, its outcome or why it could not be run.
+    """Run experiments side by side with an engine; returns the outcome of each, or the error that prevented it.
 
-    No experiment waits for the one before. However this ends, no worker is left behind.
+    All workers have ended when this returns or raises.
     """
-    assigned, refused = _assign(configs, retry=retry)
-    for text in dict.fromkeys(text for each in assigned.values() for text in each.plan.warnings):
+    experiments, refused = _make_plans(configs, retry=retry)
+    for text in dict.fromkeys(text for each in experiments.values() for text in each.plan.warnings):
         progress.note(f"warning: {text}")
-    left = [chain for each in assigned.values() for chain in _left(each)]
+    left = [sequence for each in experiments.values() for sequence in _left(each)]
     if left:
-        progress.start(sum(chain.passes for chain in left), "passes")
-        refused |= engine(assigned, chains=len(left), progress=progress)
+        progress.start(sum(sequence.total_cost for sequence in left), "")
+        refused |= engine(experiments, sequences=len(left), progress=progress)
         progress.finish()
     ended: list[Outcome | TrustError] = []
     for number in range(len(configs)):
         if number in refused:
             ended.append(refused[number])
         else:
-            with ResultStore(assigned[number].config.store, create=False) as store:
-                ended.append(standing(assigned[number].plan, store))
+            with ResultStore(experiments[number].config.store, create=False) as store:
+                ended.append(outcome_of(experiments[number].plan, store))
     return ended
 
 
-def _assign(configs: Sequence[RunConfig], *, retry: bool) -> tuple[dict[int, Assignment], dict[int, TrustError]]:
-    """The plans of the experiments by number, recorded in their stores; and why some cannot be run."""
-    assigned: dict[int, Assignment] = {}
+def _make_plans(
+    configs: Sequence[RunConfig], *, retry: bool
+) -> tuple[dict[int, PlannedExperiment], dict[int, TrustError]]:
+    """The plans of the experiments by number, recorded in their stores, and the errors of those without one."""
+    experiments: dict[int, PlannedExperiment] = {}
     refused: dict[int, TrustError] = {}
     data: dict[DataConfig, ExperimentData] = {}  # data shared by several experiments are hashed once
     for number, config in enumerate(configs):
@@ -87,33 +89,33 @@ def _assign(configs: Sequence[RunConfig], *, retry: bool) -> tuple[dict[int, Ass
                 if retry:
                     retry_failed(plan, store)
                 store.plan(plan.keys, labels=plan.labels)
-                assigned[number] = Assignment(config, weigh(plan, store), prefix)
+                experiments[number] = PlannedExperiment(config, estimate_costs(plan, store), prefix)
         except REFUSALS as error:
             refused[number] = error
-    return assigned, refused
+    return experiments, refused
 
 
-def _left(assignment: Assignment) -> list[Chain]:
-    with ResultStore(assignment.config.store, create=False) as store:
-        return unsettled(assignment.plan.chains, store)
+def _left(planned: PlannedExperiment) -> list[CellSequence]:
+    with ResultStore(planned.config.store, create=False) as store:
+        return unfinished_sequences(planned.plan.sequences, store)
 
 
-def share(
-    assigned: Mapping[int, Assignment], *, processes: int, chains: int, progress: Progress = SILENT
+def run_in_processes(
+    experiments: Mapping[int, PlannedExperiment], *, processes: int, sequences: int, progress: Progress = SILENT
 ) -> dict[int, TrustError]:
-    """Run assignments with so many chains in at most `processes`; returns why some could not be run, by number.
+    """Run planned experiments in at most `processes` workers; returns the errors of those that could not be run.
 
-    When a worker dies, the others take over its cells.
+    When a worker dies, the others run its cells.
     """
     refused: dict[int, TrustError] = {}
-    with _workers(assigned, min(processes, chains)) as workers:
+    with _workers(experiments, min(processes, sequences)) as workers:
         while workers:
             for ready in wait(list(workers)):
                 connection = next(c for c in workers if c is ready)
                 try:
                     message: Message = connection.recv()
                 except (EOFError, OSError):
-                    _part_with(workers.pop(connection), progress)
+                    _report_exit(workers.pop(connection), progress)
                     continue
                 if isinstance(message, int):
                     progress.advance(message)
@@ -124,15 +126,15 @@ def share(
     return refused
 
 
-def _part_with(process: BaseProcess, progress: Progress) -> None:
+def _report_exit(process: BaseProcess, progress: Progress) -> None:
     process.join()
     if process.exitcode:
         progress.note(f"worker {process.pid} died with code {process.exitcode}; the others take over its cells")
 
 
 @contextmanager
-def _workers(assigned: Mapping[int, Assignment], processes: int) -> Iterator[dict[Connection, BaseProcess]]:
-    """Workers that have their assignments, by their connection; all have ended when the context ends."""
+def _workers(experiments: Mapping[int, PlannedExperiment], processes: int) -> Iterator[dict[Connection, BaseProcess]]:
+    """Started workers by their connection; all have ended when the context ends."""
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, BaseProcess] = {}
     started: list[BaseProcess] = []
@@ -147,7 +149,7 @@ def _workers(assigned: Mapping[int, Assignment], processes: int) -> Iterator[dic
                 workers[here] = process
         for connection in workers:  # once all have started: a worker reads this only after its imports
             with suppress(OSError):  # a worker that has died is noticed when its messages are read
-                connection.send(dict(assigned))
+                connection.send(dict(experiments))
         yield workers
     finally:
         _end(started)
@@ -175,51 +177,51 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def work(connection: Connection, processes: int) -> None:
-    """A worker: takes its share of the threads and runs experiments; free cells of any come before waiting."""
-    teller = _Teller(connection)
-    signal.signal(signal.SIGTERM, teller.leave)
+    """A worker process: runs the free cells of all experiments, then waits for those of other workers."""
+    progress = _PipeProgress(connection)
+    signal.signal(signal.SIGTERM, progress.exit_on_signal)
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-    assigned: dict[int, Assignment] = connection.recv()
-    for patient in (False, True):
-        for number, assignment in list(assigned.items()):
+    experiments: dict[int, PlannedExperiment] = connection.recv()
+    for wait_for_others in (False, True):
+        for number, planned in list(experiments.items()):
             try:
-                _take_part(assignment, teller, patient=patient)
+                _run_experiment(planned, progress, wait=wait_for_others)
             except REFUSALS as error:
-                del assigned[number]
-                teller.tell((number, error))
+                del experiments[number]
+                progress.send((number, error))
 
 
-def _take_part(assignment: Assignment, teller: _Teller, *, patient: bool) -> None:
-    with ResultStore(assignment.config.store, create=False) as reader:
-        left = unsettled(assignment.plan.chains, reader)
+def _run_experiment(planned: PlannedExperiment, progress: _PipeProgress, *, wait: bool) -> None:
+    with ResultStore(planned.config.store, create=False) as reader:
+        left = unfinished_sequences(planned.plan.sequences, reader)
     if left:
-        with ResultStore(assignment.config.store) as store:
-            experiment = Experiment(assignment.config, plan=assignment.plan)
-            runner = CellRunner(experiment, store, teller, prefix=assignment.prefix)
-            runner.chains.check(left[0])
-            runner.run_all(left, wait=patient, announce=False)
+        with ResultStore(planned.config.store) as store:
+            experiment = Experiment(planned.config, plan=planned.plan)
+            runner = CellRunner(experiment, store, progress, prefix=planned.prefix)
+            runner.sequence_runner.check(left[0])
+            runner.run_all(left, wait=wait, announce=False)
 
 
-class _Teller(Silent):
-    """The progress of a worker, sent to the process that started it; exits when nobody listens any more."""
+class _PipeProgress(Silent):
+    """Sends the progress of a worker to its parent process; exits when the pipe is closed."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.code: int | None = None  # exit code, once an exit was requested
 
-    def leave(self, number: int, _frame: FrameType | None) -> None:
+    def exit_on_signal(self, number: int, _frame: FrameType | None) -> None:
         """The handler of SIGTERM."""
         signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the cleanup
         self.code = 128 + number
         sys.exit(self.code)
 
     def advance(self, n: int = 1) -> None:
-        self.tell(n)  # also 0: a waiting worker must notice, too, when it is alone
+        self.send(n)  # also 0: a waiting worker must notice a closed pipe, too
 
     def note(self, text: str) -> None:
-        self.tell(text)
+        self.send(text)
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         if self.code is not None:
             sys.exit(self.code)  # the first exit was lost: Python drops what is raised inside a destructor
         try:

@@ -28,7 +28,7 @@ LONGER_SIDE = 64  # pixels of a kept picture
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Conditions:
+class EvaluationOptions:
     """How a stream is run, and what is measured besides accuracy."""
 
     device: torch.device
@@ -40,32 +40,34 @@ class Conditions:
 
 
 def run_stream(
-    method: Method, domains: Sequence[Domain], conditions: Conditions, *, progress: Progress = SILENT
+    method: Method, domains: Sequence[Domain], options: EvaluationOptions, *, progress: Progress = SILENT
 ) -> Iterator[CellResult]:
     """The result of each domain in turn; the method and its network end up at the source."""
     try:
         for domain in domains:
             if domain.reset_before:
                 method.reset()
-            yield run_domain(method, domain, conditions, progress=progress)
+            yield run_domain(method, domain, options, progress=progress)
     finally:
         method.reset()
 
 
-def run_domain(method: Method, domain: Domain, conditions: Conditions, *, progress: Progress = SILENT) -> CellResult:
+def run_domain(
+    method: Method, domain: Domain, options: EvaluationOptions, *, progress: Progress = SILENT
+) -> CellResult:
     """Adapt on and predict each batch once; a step of progress is a batch, clean images not counted."""
     meter = make_meter(
-        domain, conditions, probabilities=method.probabilities, keep=kept_indices(domain, conditions.keep_samples)
+        domain, options, probabilities=method.probabilities, keep=kept_indices(domain, options.keep_samples)
     )
     costs: Counter[str] = Counter()
-    if conditions.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(conditions.device)
+    if options.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(options.device)
     for batch in domain.batches:
         if domain.reset_each_batch:
             method.restore_source()
-        images = batch.images.to(conditions.device)
+        images = batch.images.to(options.device)
         earlier = asdict(method.counters)
-        outputs, seconds = _timed(method, images, conditions)
+        outputs, seconds = _timed(method, images, options)
         costs.update({name: count - earlier[name] for name, count in asdict(method.counters).items()})
         meter.update(outputs, batch.labels, before=method.coarse_before, indices=batch.indices, seconds=seconds)
         progress.advance()
@@ -74,13 +76,13 @@ def run_domain(method: Method, domain: Domain, conditions: Conditions, *, progre
         backwards=costs["backwards"],
         updates=costs["updates"],
         skipped_updates=costs["skipped"],
-        peak_memory=_peak_memory(conditions.device),
-        clean_accuracy=clean_accuracy(method, conditions, progress=progress),
+        peak_memory=_peak_memory(options.device),
+        clean_accuracy=clean_accuracy(method, options, progress=progress),
     )
 
 
 def make_meter(
-    domain: Domain, conditions: Conditions, *, probabilities: bool = False, keep: Iterable[int] = ()
+    domain: Domain, options: EvaluationOptions, *, probabilities: bool = False, keep: Iterable[int] = ()
 ) -> Meter[Any]:
     """The metrics of the domain's task."""
     if isinstance(domain.dataset, SegmentationDataset):
@@ -93,20 +95,20 @@ def make_meter(
     mask = domain.dataset.class_mask
     return ClassificationMeter(
         probabilities=probabilities,
-        classes=mask.tolist() if mask is not None and conditions.class_mask else None,
-        confusion=conditions.confusion,
+        classes=mask.tolist() if mask is not None and options.class_mask else None,
+        confusion=options.confusion,
         keep=set(keep),
     )
 
 
-def clean_accuracy(method: Method, conditions: Conditions, *, progress: Progress = SILENT) -> float | None:
+def clean_accuracy(method: Method, options: EvaluationOptions, *, progress: Progress = SILENT) -> float | None:
     """The accuracy of the present weights on clean images, each batch of them as if it came next in the stream."""
-    if conditions.clean is None:
+    if options.clean is None:
         return None
-    meter = make_meter(conditions.clean, conditions)
-    for batch in conditions.clean.batches:
-        with autocast(conditions.device, conditions.dtype):
-            outputs = method.evaluate(batch.images.to(conditions.device), as_next=True)
+    meter = make_meter(options.clean, options)
+    for batch in options.clean.batches:
+        with autocast(options.device, options.dtype):
+            outputs = method.evaluate(batch.images.to(options.device), as_next=True)
         meter.update(outputs, batch.labels)
         progress.advance(0)
     return meter.accuracy
@@ -137,13 +139,13 @@ def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
     return {kept.index: small_picture(dataset.image(kept.index)) for kept in result.predictions}
 
 
-def _timed(method: Method, images: Tensor, conditions: Conditions) -> tuple[Tensor, float]:
+def _timed(method: Method, images: Tensor, options: EvaluationOptions) -> tuple[Tensor, float]:
     """The outputs (n, classes) and the seconds they took; moving images to the device does not count."""
-    wait_for(conditions.device)
+    wait_for(options.device)
     start = time.perf_counter()
-    with autocast(conditions.device, conditions.dtype):
+    with autocast(options.device, options.dtype):
         outputs: Tensor = method(images)
-    wait_for(conditions.device)
+    wait_for(options.device)
     return outputs, time.perf_counter() - start
 
 

@@ -1,4 +1,4 @@
-"""Running all cells of an experiment into a store: resumable, shareable, and robust to failures of single cells."""
+"""Runs the cells of an experiment into a results store: resumable, shared by processes, one failed cell at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from trust_tta.bench.config import FROM_CLEAN, RunConfig
 from trust_tta.bench.environment import collect_provenance, now
 from trust_tta.bench.experiment import Experiment
-from trust_tta.bench.plan import CLEAN_IMAGES, Chain, Plan, weigh
-from trust_tta.bench.runner import Conditions, kept_pictures, run_stream
+from trust_tta.bench.plan import CLEAN_IMAGES, CellSequence, ExperimentPlan, estimate_costs
+from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_stream
 from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
 from trust_tta.methods.base import Method
 from trust_tta.methods.clean import gather_from_clean
@@ -38,7 +38,7 @@ class Outcome:
 def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT, retry: bool = False) -> Outcome:
     """Run what is not finished, wait for what others run, and return the outcome; `retry` tries failed cells again.
 
-    Steps of progress are estimated passes of the network; each finished cell is a note.
+    Progress is counted in estimated cost; each finished cell is a note.
     """
     experiment = Experiment(config)
     plan = experiment.plan
@@ -46,32 +46,32 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
         progress.note(f"warning: {text}")
     if retry:
         retry_failed(plan, store)
-    left = unsettled(weigh(plan, store).chains, store)
+    left = unfinished_sequences(estimate_costs(plan, store).sequences, store)
     runner = CellRunner(experiment, store, progress)
     if left:  # a checkpoint that does not fit or missing data is a user's mistake, not a failure of a cell
-        runner.chains.check(left[0])
+        runner.sequence_runner.check(left[0])
     store.plan(plan.keys, labels=plan.labels)
     if left:
-        progress.start(sum(chain.passes for chain in left), "passes")
+        progress.start(sum(sequence.total_cost for sequence in left), "")
     runner.run_all(left, wait=True)
     progress.finish()
-    return standing(plan, store)
+    return outcome_of(plan, store)
 
 
-def retry_failed(plan: Plan, store: ResultStore) -> None:
+def retry_failed(plan: ExperimentPlan, store: ResultStore) -> None:
     """Release the failed cells of a plan."""
     digests = {key.digest for key in plan.keys}
     store.retry_failed(lambda key: key.digest in digests)
 
 
-def unsettled(chains: Sequence[Chain], store: ResultStore) -> list[Chain]:
-    """The chains that are neither finished nor cut short by a failure."""
-    _refuse_lacking(chains, store)
+def unfinished_sequences(sequences: Sequence[CellSequence], store: ResultStore) -> list[CellSequence]:
+    """The sequences that are neither finished nor ended by a failure."""
+    _check_measures(sequences, store)
     done, failed = _ended(store)
-    return [chain for chain in chains if not _is_settled(chain, done, failed)]
+    return [sequence for sequence in sequences if not _is_finished(sequence, done, failed)]
 
 
-def standing(plan: Plan, store: ResultStore) -> Outcome:
+def outcome_of(plan: ExperimentPlan, store: ResultStore) -> Outcome:
     """The state of the cells of a plan."""
     digests = {key.digest for key in plan.keys}
     done, failed = _ended(store)
@@ -79,8 +79,8 @@ def standing(plan: Plan, store: ResultStore) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A cell that was run, with all that the store keeps of it."""
+class FinishedCell:
+    """A finished cell with everything that the store keeps."""
 
     key: CellKey
     result: CellResult
@@ -89,16 +89,16 @@ class Finished:
     class_names: tuple[str, ...]
 
 
-class _OutsideError(Exception):
-    """Carries an error of the store or of progress out of a cell that it interrupted, which did not fail."""
+class _StoreError(Exception):
+    """An error of the store or of the progress display: it ends the run, and the cell did not fail."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-class ChainRunner:
-    """Runs chains of an experiment, wherever their results go; `recorded` is the configuration to record with them."""
+class SequenceRunner:
+    """Runs cell sequences and yields their results; `recorded` is the configuration to store with them, as JSON."""
 
     def __init__(self, experiment: Experiment, *, recorded: str | None = None) -> None:
         self.experiment = experiment
@@ -107,33 +107,33 @@ class ChainRunner:
             device=experiment.device, dtype=config.dtype, config=config.to_json() if recorded is None else recorded
         )
 
-    def check(self, chain: Chain) -> None:
-        """Open what the cells need, so that errors come before the first of them."""
-        config, first = self.experiment.config, self.experiment.domains_of(chain)[0]
+    def check(self, sequence: CellSequence) -> None:
+        """Open the data and the network, so that errors in them come before the first cell."""
+        config, first = self.experiment.config, self.experiment.domains_of(sequence)[0]
         gathers = any(FROM_CLEAN & method_options(method.name).keys() for method in config.methods)
         if config.clean_after or gathers:
             self.experiment.data.clean(first.dataset.domain)
         self.experiment.network(first)
 
-    def results(self, chain: Chain, progress: Progress = SILENT) -> Iterator[Finished]:
-        """The cells of the chain, in turn; a step of progress is a batch."""
+    def results(self, sequence: CellSequence, progress: Progress = SILENT) -> Iterator[FinishedCell]:
+        """The cells of the sequence in turn; a step of progress is a batch."""
         experiment, config = self.experiment, self.experiment.config
-        domains = experiment.domains_of(chain)
-        method = self._create(chain)
-        conditions = Conditions(
+        domains = experiment.domains_of(sequence)
+        method = self._create(sequence)
+        conditions = EvaluationOptions(
             device=experiment.device,
             dtype=config.dtype,
             class_mask=config.data.class_mask,
-            clean=experiment.clean(chain, limit=config.data.limit) if config.clean_after else None,
+            clean=experiment.clean(sequence, limit=config.data.limit) if config.clean_after else None,
             keep_samples=config.keep_samples,
             confusion=config.confusion,
         )
         started = now()
         results = run_stream(method, domains, conditions, progress=progress)
-        for key, domain, result in zip(chain.keys, domains, results, strict=True):
+        for key, domain, result in zip(sequence.keys, domains, results, strict=True):
             finished = now()
             names = domain.dataset.class_names
-            yield Finished(
+            yield FinishedCell(
                 key,
                 result,
                 replace(self.provenance, started=started, finished=finished),
@@ -142,45 +142,51 @@ class ChainRunner:
             )
             started = finished
 
-    def _create(self, chain: Chain) -> Method:
+    def _create(self, sequence: CellSequence) -> Method:
         experiment = self.experiment
-        model = experiment.network(experiment.domains_of(chain)[0])
-        options = dict(chain.method.options)
-        defaults = method_options(chain.method.name)
+        model = experiment.network(experiment.domains_of(sequence)[0])
+        options = dict(sequence.method.options)
+        defaults = method_options(sequence.method.name)
         for name in FROM_CLEAN & defaults.keys():
-            clean = experiment.clean(chain, limit=CLEAN_IMAGES)
+            clean = experiment.clean(sequence, limit=CLEAN_IMAGES)
             batches = (batch.images.to(experiment.device) for batch in clean.batches)
             options[name] = gather_from_clean(name, model, batches, {**defaults, **options})
-        return create_method(chain.method.name, model, **options)
+        return create_method(sequence.method.name, model, **options)
 
 
-class Writer:
-    """Records cells of a plan in a store and reports them; `prefix` begins the line of each cell."""
+class CellWriter:
+    """Writes cells to a store and reports each in a line that begins with `prefix`."""
 
     def __init__(
-        self, config: RunConfig, plan: Plan, store: ResultStore, progress: Progress = SILENT, *, prefix: str = ""
+        self,
+        config: RunConfig,
+        plan: ExperimentPlan,
+        store: ResultStore,
+        progress: Progress = SILENT,
+        *,
+        prefix: str = "",
     ) -> None:
         self.config, self.plan, self.store, self.progress, self.prefix = config, plan, store, progress, prefix
         self.width = max(len(method.shown) for method in config.methods)
 
-    def finish(self, chain: Chain, found: Finished) -> None:
+    def finish(self, sequence: CellSequence, found: FinishedCell) -> None:
         if found.pictures or found.result.pixels:
             self.store.keep_pictures(found.key, found.pictures, class_names=found.class_names)
-        self.store.finish(found.key, found.result, found.provenance, label=chain.method.shown)
-        self.progress.note(f"{self._name(chain, found.key)}  {self._numbers(found)}")
+        self.store.finish(found.key, found.result, found.provenance, label=sequence.method.shown)
+        self.progress.note(f"{self._name(sequence, found.key)}  {self._numbers(found)}")
 
-    def fail(self, chain: Chain, keys: Iterable[CellKey], message: str) -> None:
+    def fail(self, sequence: CellSequence, keys: Iterable[CellKey], message: str) -> None:
         for key in keys:
             self.store.fail(key, message)
-            self.progress.note(f"{self._name(chain, key)}  failed")
+            self.progress.note(f"{self._name(sequence, key)}  failed")
 
-    def _name(self, chain: Chain, key: CellKey) -> str:
+    def _name(self, sequence: CellSequence, key: CellKey) -> str:
         """Label, domain, batch size if there are several, and seed."""
         batch = f"  batch {key.batch_size}" if len(self.config.stream.batch_size) > 1 else ""
-        label = f"{self.prefix}{chain.method.shown:<{self.width}}"
+        label = f"{self.prefix}{sequence.method.shown:<{self.width}}"
         return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
 
-    def _numbers(self, found: Finished) -> str:
+    def _numbers(self, found: FinishedCell) -> str:
         """Accuracy, gain over the baseline if that is finished, and seconds."""
         baseline = self.plan.baselines.get(found.key)
         base = self.store.find(baseline) if baseline else None
@@ -189,22 +195,22 @@ class Writer:
 
 
 class CellRunner:
-    """Runs the chains of an experiment that are free in a store; `prefix` begins the line of each cell."""
+    """Claims cell sequences in a store and runs them; `prefix` begins the line of each cell."""
 
     def __init__(
         self, experiment: Experiment, store: ResultStore, progress: Progress = SILENT, *, prefix: str = ""
     ) -> None:
-        self.chains, self.store, self.progress = ChainRunner(experiment), store, progress
-        self.writer = Writer(experiment.config, experiment.plan, store, progress, prefix=prefix)
+        self.sequence_runner, self.store, self.progress = SequenceRunner(experiment), store, progress
+        self.writer = CellWriter(experiment.config, experiment.plan, store, progress, prefix=prefix)
 
-    def run_all(self, chains: Sequence[Chain], *, wait: bool, announce: bool = True) -> None:
-        """Run each chain that is free; with `wait`, continue until those that others hold are settled as well."""
-        left = list(chains)
+    def run_all(self, sequences: Sequence[CellSequence], *, wait: bool, announce: bool = True) -> None:
+        """Run each sequence that is free; with `wait`, until those that other processes run are finished, too."""
+        left = list(sequences)
         while left:
-            held = [chain for chain in left if not self.run(chain)]
+            held = [sequence for sequence in left if not self.run(sequence)]
             if not wait:
                 return
-            left = unsettled(held, self.store)
+            left = unfinished_sequences(held, self.store)
             if left and len(left) == len(held):
                 if announce:
                     self.progress.note(f"waiting for cells that another process runs: {sum(len(c.keys) for c in left)}")
@@ -213,23 +219,23 @@ class CellRunner:
                 self.store.heartbeat()
                 time.sleep(POLL_SECONDS)
 
-    def run(self, chain: Chain) -> bool:
-        """Run a chain if it is free; False if another process holds it.
+    def run(self, sequence: CellSequence) -> bool:
+        """Run a sequence if it is free; False if another process holds it.
 
         An error of a cell is recorded, not raised; one of the store ends the run.
         """
-        wanted = self.store.claim_all(chain.keys)
+        wanted = self.store.claim_all(sequence.keys)
         if not wanted:
             return False
         unfinished = list(wanted)
-        results = self.chains.results(chain, _Pulse(self, chain.cost))
+        results = self.sequence_runner.results(sequence, _HeartbeatProgress(self, sequence.cost))
         while True:
             try:
                 found = next(results, None)
-            except _OutsideError as outside:
+            except _StoreError as outside:
                 raise outside.error from outside.error.__cause__
             except Exception as error:  # the other cells are still worth running
-                self.writer.fail(chain, unfinished, failure_text(error))
+                self.writer.fail(sequence, unfinished, failure_text(error))
                 if device_is_lost(error):
                     raise BackendError(
                         f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
@@ -239,12 +245,12 @@ class CellRunner:
             if found is None:
                 return True
             if found.key in unfinished:  # the others were recorded before, and ran again only to get here
-                self.writer.finish(chain, found)
+                self.writer.finish(sequence, found)
                 unfinished.remove(found.key)
 
 
 def device_is_lost(error: Exception) -> bool:
-    """Whether a GPU error ended its context, so that everything this process asks of it from now on fails."""
+    """Whether an error destroyed the CUDA context of this process."""
     if not isinstance(error, torch.AcceleratorError):
         return False
     try:
@@ -254,8 +260,8 @@ def device_is_lost(error: Exception) -> bool:
     return False
 
 
-class _Pulse(Silent):
-    """The progress of one chain: renews its claims, and reports batches as passes."""
+class _HeartbeatProgress(Silent):
+    """Progress of one sequence: renews its claims, and reports batches by their cost."""
 
     def __init__(self, runner: CellRunner, cost: int) -> None:
         self.runner, self.cost = runner, cost
@@ -265,12 +271,17 @@ class _Pulse(Silent):
             self.runner.store.heartbeat()
             self.runner.progress.advance(n * self.cost)
         except Exception as error:
-            raise _OutsideError(error) from error
+            raise _StoreError(error) from error
 
 
-def _refuse_lacking(chains: Sequence[Chain], store: ResultStore) -> None:
-    """Refuse finished cells that lack a requested measure: no finished cell is run again."""
-    wanted = {key.digest: chain.measures for chain in chains if any(chain.measures.values()) for key in chain.keys}
+def _check_measures(sequences: Sequence[CellSequence], store: ResultStore) -> None:
+    """Refuse finished cells without a requested measure: no finished cell is run again."""
+    wanted = {
+        key.digest: sequence.measures
+        for sequence in sequences
+        if any(sequence.measures.values())
+        for key in sequence.keys
+    }
     if not wanted:
         return
     cells, lacking = 0, set[str]()
@@ -291,12 +302,12 @@ def _ended(store: ResultStore) -> tuple[set[str], set[str]]:
     return {key.digest for key in store.keys("done")}, {key.digest for key in store.keys("failed")}
 
 
-def _is_settled(chain: Chain, done: set[str], failed: set[str]) -> bool:
-    digests = [key.digest for key in chain.keys]
+def _is_finished(sequence: CellSequence, done: set[str], failed: set[str]) -> bool:
+    digests = [key.digest for key in sequence.keys]
     return all(digest in done for digest in digests) or any(digest in failed for digest in digests)
 
 
 def failure_text(error: Exception) -> str:
-    """The message that a store keeps of a cell that ended in this error."""
+    """The message stored with a failed cell."""
     text = reason_of(error, longest=LONGEST_MESSAGE)
     return text if isinstance(error, TrustError) else f"{type(error).__name__}: {text}"

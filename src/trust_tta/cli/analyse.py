@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli.arguments import add_option_argument, add_run_arguments, read_experiments, use_passive_threads
-from trust_tta.cli.output import Drawer, say, try_folder
+from trust_tta.cli.output import ProgressDisplay, say, try_folder
 from trust_tta.cli.rank import print_ranking, rank, with_limit
 from trust_tta.errors import ConfigError
 
@@ -84,7 +84,7 @@ def _orders(config: RunConfig, *, several: bool) -> Iterator[tuple[str, OrderRec
 
 
 def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tuple[str, OrderRecord]]:
-    from trust_tta.bench import compare_orders
+    from trust_tta.bench import order_analysis
     from trust_tta.bench.experiment import Experiment
 
     experiment = Experiment(with_limit(config))
@@ -92,7 +92,7 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
         if kind == "surface":
             yield domain.name, _surface(experiment, domain, points)
         elif kind == "norms":
-            for which, norms in compare_orders.weight_norms(experiment, domain).items():
+            for which, norms in order_analysis.weight_norms(experiment, domain).items():
                 means = zip(norms.names, norms.mean, norms.deviation, strict=True)
                 say(f"norms over orders: {norms.title}\n  {'tensor':<44} mean norm  deviation")
                 for name, mean, deviation in means:
@@ -100,7 +100,7 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
                 yield f"{which}-{domain.name}", norms
         else:
             for images in (1, None):  # as the paper measures it, and a whole batch
-                memory = compare_orders.memory_by_k(experiment, domain, images=images)
+                memory = order_analysis.memory_by_k(experiment, domain, images=images)
                 say(f"peak memory: {memory.title}\n  forward alone  {memory.baseline / 2**20:9.1f} MiB")
                 for k, peak in zip(memory.k, memory.peak, strict=True):
                     say(f"  K = {k:<10} {peak / 2**20:9.1f} MiB  {peak / memory.peak[0]:5.2f} x one order")
@@ -108,10 +108,10 @@ def _look(kind: str, config: RunConfig, points: int, every: bool) -> Iterator[tu
 
 
 def _surface(experiment: Experiment, domain: Domain, points: int) -> OrderRecord:
-    from trust_tta.bench.compare_orders import loss_surface
+    from trust_tta.bench.order_analysis import loss_surface
 
-    with Drawer() as drawer:
-        record = loss_surface(experiment, domain, points=points, progress=drawer)
+    with ProgressDisplay() as progress:
+        record = loss_surface(experiment, domain, points=points, progress=progress)
     say(f"loss on a plane: {record.title}\n  {'network':<8}        x        y     loss")
     for point in (*record.adapted, record.mean):
         say(f"  {point.name:<8} {point.x:8.4f} {point.y:8.4f} {point.loss:8.4f}")

@@ -10,16 +10,16 @@ from types import FrameType
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.plan import make_plan
-from trust_tta.bench.processes import REFUSALS, Engine, sweep_together
+from trust_tta.bench.processes import REFUSALS, SweepEngine, sweep_parallel
 from trust_tta.bench.sweep import Outcome, sweep
-from trust_tta.cli.output import Drawer, say
+from trust_tta.cli.output import ProgressDisplay, say
 from trust_tta.errors import TrustError
 from trust_tta.report.formats import results_text
 from trust_tta.results import Cell, ResultStore, write_csv, write_parquet
 
 
 def run_parts(
-    parts: Sequence[RunConfig], *, retry: bool = False, engine: Engine | None = None
+    parts: Sequence[RunConfig], *, retry: bool = False, engine: SweepEngine | None = None
 ) -> tuple[list[Cell], list[str]]:
     """Run experiments and print their tables; returns all finished cells, and a line for each problem.
 
@@ -48,19 +48,19 @@ def _run_in_turn(parts: Sequence[RunConfig], retry: bool) -> Iterator[tuple[RunC
             say(f"part {number} of {len(parts)}: {network} on {config.data.dataset}, {config.stream.setting}")
         ended: Outcome | TrustError
         try:
-            with ResultStore(config.store) as store, Drawer() as drawer:
-                ended = sweep(config, store, progress=drawer, retry=retry)
+            with ResultStore(config.store) as store, ProgressDisplay() as progress:
+                ended = sweep(config, store, progress=progress, retry=retry)
         except REFUSALS as error:
             ended = error
         yield config, ended
 
 
 def _run_at_once(
-    parts: Sequence[RunConfig], retry: bool, engine: Engine
+    parts: Sequence[RunConfig], retry: bool, engine: SweepEngine
 ) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
     """The same with several workers, shown as one run; no part waits for the one before."""
-    with terminated_like_interrupted(), Drawer() as drawer:
-        ended = sweep_together(parts, engine, retry=retry, progress=drawer)
+    with terminated_like_interrupted(), ProgressDisplay() as progress:
+        ended = sweep_parallel(parts, engine, retry=retry, progress=progress)
     yield from zip(parts, ended, strict=True)
 
 

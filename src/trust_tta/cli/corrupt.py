@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trust_tta.cli.arguments import integers, names_list
-from trust_tta.cli.output import Drawer, say, try_folder
+from trust_tta.cli.output import ProgressDisplay, say, try_folder
 from trust_tta.errors import ConfigError
 
 EXAMPLES = """\
@@ -39,14 +39,14 @@ def run(arguments: Namespace) -> None:
     source = Path(arguments.input)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in ("severities", "seed", "table", "workers")}
     options["corruptions"] = CORRUPTIONS if arguments.corruptions is None else arguments.corruptions
-    with Drawer() as drawer:
+    with ProgressDisplay() as progress:
         if source.is_dir():
             if arguments.labels:
                 raise ConfigError("--labels belong to an array; the labels of an image folder are its class folders")
-            paths = corrupt_folder(source, arguments.output, size=arguments.size, progress=drawer, **options)
+            paths = corrupt_folder(source, arguments.output, size=arguments.size, progress=progress, **options)
         else:
             labels = _labels(source, arguments.labels)
-            paths = corrupt_array(source, arguments.output, labels=labels, progress=drawer, **options)
+            paths = corrupt_array(source, arguments.output, labels=labels, progress=progress, **options)
     for path in paths:
         say(str(path))
     if not source.is_dir() and _labels(source, arguments.labels) is None:

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from pathlib import Path
 
-from trust_tta.cli.output import Drawer, say, try_folder
+from trust_tta.cli.output import ProgressDisplay, say, try_folder
 from trust_tta.errors import CheckpointError, DataError, TrustError
 
 EXAMPLES = """\
@@ -62,8 +62,8 @@ def get(name: str, root: Path, *, archive: str | None) -> None:
     try_folder("--root", root)
     from trust_tta.data.fetch import fetch_dataset
 
-    with Drawer() as drawer:
-        folder = fetch_dataset(name, root, archive=archive, progress=drawer)
+    with ProgressDisplay() as progress:
+        folder = fetch_dataset(name, root, archive=archive, progress=progress)
     say(f"{name} is in {folder}")
 
 
@@ -74,11 +74,11 @@ def check(arguments: Namespace) -> None:
     if not root.is_dir():
         raise DataError(f"'{root}' is not a folder; give the folder that holds your data sets, or is one")
     classes = _classes(arguments.checkpoint) if arguments.checkpoint else None
-    with Drawer() as drawer:
+    with ProgressDisplay() as progress:
         if arguments.dataset:
             findings = check_plugin_dataset(arguments.dataset, root, classes=classes, thorough=arguments.thorough)
         else:
-            findings = check_root(root, classes=classes, thorough=arguments.thorough, progress=drawer)
+            findings = check_root(root, classes=classes, thorough=arguments.thorough, progress=progress)
     for finding in findings:
         say(str(finding))
     counts = Counter(finding.status for finding in findings)

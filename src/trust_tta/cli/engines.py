@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trust_tta.bench.processes import Engine
+    from trust_tta.bench.processes import SweepEngine
     from trust_tta.distributed.sweeps import Share
 
 ENGINES = ("local", "ray")
@@ -62,11 +62,11 @@ def check_engine(arguments: Namespace) -> None:
         raise ConfigError(f"--gpus {arguments.gpus:g}: give 0 or more")
 
 
-def local_engine(processes: int) -> Engine | None:
+def local_engine(processes: int) -> SweepEngine | None:
     """An engine with several processes on this machine; None for one."""
-    from trust_tta.bench.processes import share
+    from trust_tta.bench.processes import run_in_processes
 
-    return partial(share, processes=processes) if processes > 1 else None
+    return partial(run_in_processes, processes=processes) if processes > 1 else None
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleT
 
 
 @contextmanager
-def make_engine(arguments: Namespace, *, device: str) -> Iterator[Engine | None]:
+def make_engine(arguments: Namespace, *, device: str) -> Iterator[SweepEngine | None]:
     """The engine that was asked for, as long as the context lasts; None: this process itself."""
     if arguments.engine == "local":
         yield local_engine(arguments.processes or 1)

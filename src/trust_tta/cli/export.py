@@ -6,7 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
 from trust_tta.cli.arguments import use_passive_threads
-from trust_tta.cli.output import Drawer, say, try_file
+from trust_tta.cli.output import ProgressDisplay, say, try_file
 
 EXAMPLES = """\
   trust-tta export vmamba_nano_cifar10 --to onnx          writes vmamba_nano_cifar10.onnx
@@ -58,7 +58,7 @@ def run(arguments: Namespace) -> None:
         try_file("--out", arguments.out)
     from trust_tta.export import export_network
 
-    with Drawer() as progress:
+    with ProgressDisplay() as progress:
         exported = export_network(
             arguments.source,
             arguments.to,

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, use_passive_threads
-from trust_tta.cli.output import Drawer, try_folder
+from trust_tta.cli.output import ProgressDisplay, try_folder
 from trust_tta.cli.train import add_data_arguments, conclude
 from trust_tta.errors import ConfigError
 
@@ -52,7 +52,7 @@ def run(arguments: Namespace) -> None:
         preprocessing=preprocessing,
         fields=dict(arguments.set),
     )
-    with Drawer() as progress:
+    with ProgressDisplay() as progress:
         trained = finetune(
             checkpoint,
             open_training_data(

@@ -1,4 +1,4 @@
-"""What commands print, the progress they show, and where they write: files are tried before the work."""
+"""Output of commands: lines, progress, and checks that files can be written."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-INTERVAL = 5.0  # seconds between plain lines
+LINE_SECONDS = 5.0  # between lines of progress where there is no terminal
 
 
 def say(text: str = "", *, stream: TextIO | None = None) -> None:
-    """Print a line; all commands print through here, so that names and labels never control the terminal."""
+    """Print a line without control characters; all commands print through this function."""
     from trust_tta.report.text import printable
 
     print(printable(text), file=stream, flush=True)
 
 
 def try_folder(flag: str, path: str | os.PathLike[str]) -> Path:
-    """Refuse a folder that cannot be written or created, and remove what killed runs left in it."""
+    """Refuse a folder that cannot be written or created; removes temporary files of killed runs."""
     folder = Path(path).expanduser()
     _try(f"{flag} {path}", folder)
     return folder
 
 
 def try_file(flag: str, path: str | os.PathLike[str]) -> Path:
-    """Refuse a file that cannot be written: its folder is tried, and no folder or device is replaced."""
+    """Refuse a file that cannot be written, and folders and devices in its place."""
     file = Path(path).expanduser()
     if file.exists() and not file.is_file():
         raise TrustError(f"{flag} {path}: this is a folder or a device; give the name of a file")
@@ -60,8 +60,8 @@ def _try(what: str, folder: Path) -> None:
         remove_stale(folder)
 
 
-class Drawer:
-    """Draws progress on stderr; notes are lines on stdout. Use it as a context manager."""
+class ProgressDisplay:
+    """Shows progress on stderr and notes on stdout. Use it as a context manager."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -69,7 +69,7 @@ class Drawer:
         self._bars: Bars | None = None
         self._task: TaskID | None = None
         self._total: int | None = None
-        self._what = ""
+        self._what: str | None = None  # None: no steps
         self._done = 0
         self._begun = self._last = 0.0
         self._first: tuple[float, int] | None = None  # when the first steps were done, and how many
@@ -88,9 +88,9 @@ class Drawer:
         self._begun = self._last = self._clock()
         self._first = None
         if self._stream.isatty():
-            self._bars = _bars(self._stream)
+            self._bars = _bars(self._stream, counted=bool(what))
             self._bars.start()
-            self._task = self._bars.add_task(self._what, total=total)
+            self._task = self._bars.add_task(what, total=total)
 
     def advance(self, n: int = 1) -> None:
         self._done += n
@@ -98,7 +98,7 @@ class Drawer:
             self._first = self._clock(), self._done
         if self._bars is not None and self._task is not None:
             self._bars.advance(self._task, n)
-        elif self._what and self._clock() - self._last >= INTERVAL:
+        elif self._what is not None and self._clock() - self._last >= LINE_SECONDS:
             self._last = self._clock()
             say(self._line(), stream=self._stream)
 
@@ -108,13 +108,18 @@ class Drawer:
     def finish(self) -> None:
         if self._bars is not None:
             self._bars.stop()
-        self._bars = self._task = None
-        self._what = ""
+        self._bars = self._task = self._what = None
 
     def _line(self) -> str:
-        """`training: 12 of 40, 31 s, about 73 s left`; what came before the first step, such as imports, is no rate."""
-        count = f"{self._done} of {self._total}" if self._total else str(self._done)
-        line = f"{self._what}: {count}, {self._last - self._begun:.0f} s"
+        """`training: 12 of 40, 31 s, about 73 s left`, or `48 %, about 78 s left`.
+
+        The rate is that since the first step: imports and the like come before it.
+        """
+        if self._what:
+            count = f"{self._done} of {self._total}" if self._total else str(self._done)
+            line = f"{self._what}: {count}, {self._last - self._begun:.0f} s"
+        else:
+            line = f"{100 * self._done // max(1, self._total or 1)} %"
         since, before = self._first or (0.0, self._done)
         if self._total is None or self._done == before:
             return line
@@ -122,12 +127,13 @@ class Drawer:
         return f"{line}, about {left:.0f} s left"
 
 
-def _bars(stream: TextIO) -> Bars:
+def _bars(stream: TextIO, *, counted: bool) -> Bars:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
@@ -136,7 +142,7 @@ def _bars(stream: TextIO) -> Bars:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        MofNCompleteColumn() if counted else TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=Console(file=stream),

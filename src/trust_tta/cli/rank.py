@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli.arguments import add_run_arguments, read_experiments, use_passive_threads
-from trust_tta.cli.output import Drawer, say, try_file, try_folder
+from trust_tta.cli.output import ProgressDisplay, say, try_file, try_folder
 from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trust_tta.bench.compare_orders import Ranking
     from trust_tta.bench.config import RunConfig
+    from trust_tta.bench.order_analysis import Ranking
 
 EXAMPLES = """\
   trust-tta rank configs/demo.toml --domains fog,snow --limit 128
@@ -54,10 +54,10 @@ def run(arguments: Namespace) -> None:
 
 def rank(config: RunConfig) -> Ranking:
     """Rank the orders on the experiment's data, with progress."""
-    from trust_tta.bench.compare_orders import rank_domains
+    from trust_tta.bench.order_analysis import rank_domains
 
-    with Drawer() as drawer:
-        return rank_domains(with_limit(config), progress=drawer)
+    with ProgressDisplay() as progress:
+        return rank_domains(with_limit(config), progress=progress)
 
 
 def with_limit(config: RunConfig) -> RunConfig:

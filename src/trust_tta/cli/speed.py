@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trust_tta.cli.arguments import integers, names_list, use_passive_threads
-from trust_tta.cli.output import Drawer, say, try_file
+from trust_tta.cli.output import ProgressDisplay, say, try_file
 from trust_tta.errors import BackendError
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def run(arguments: Namespace) -> None:
     from trust_tta.bench.speed import failed_backends, measure_speed
 
     device = choose_device(arguments.device)
-    with Drawer() as drawer:
+    with ProgressDisplay() as progress:
         record = measure_speed(
             make_settings(arguments, device),
             device=device,
             keep=lambda record: write_whole(out, json.dumps(record, indent=1) + "\n"),
-            progress=drawer,
+            progress=progress,
         )
     show(record, gpu=device.type == "cuda")
     say(f"the record is in {out}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, use_passive_threads
 from trust_tta.cli.engines import add_engine_arguments, check_engine, open_cluster
-from trust_tta.cli.output import Drawer, say, try_folder
+from trust_tta.cli.output import ProgressDisplay, say, try_folder
 from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError, TrustError
 
@@ -75,7 +75,7 @@ def run(arguments: Namespace) -> None:
     _check_targets(arguments, targets, recipe, several=several)
     trainings = [_training(arguments, target, recipe, several=several) for target in targets]
     ended: list[Written | TrustError]
-    with Drawer() as progress:
+    with ProgressDisplay() as progress:
         if arguments.engine != "local":
             from trust_tta.distributed.trainings import train_on_cluster
 

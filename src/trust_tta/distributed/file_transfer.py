@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trust_tta.atomic import write_whole
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.plan import Plan
+from trust_tta.bench.plan import ExperimentPlan
 
 SMALL = 64 << 20  # bytes of an experiment's files that are sent; larger data must be on every node
 
@@ -33,19 +33,21 @@ class Parcel:
                 write_whole(target, content)
         return _below(folder, path) if inside else path
 
-    def unpack(self, config: RunConfig, plan: Plan) -> tuple[RunConfig, Plan]:
+    def unpack(self, config: RunConfig, plan: ExperimentPlan) -> tuple[RunConfig, ExperimentPlan]:
         """The experiment with this machine's paths."""
         names = hashlib.sha256("\n".join(sorted(self.files)).encode()).hexdigest()[:16]
         folder = Path(tempfile.gettempdir()) / f"trust-tta-{os.getuid() if hasattr(os, 'getuid') else 0}-{names}"
         return _with_paths(config, plan, lambda path: self.deliver(path, folder))
 
 
-def with_absolute_paths(config: RunConfig, plan: Plan) -> tuple[RunConfig, Plan]:
+def with_absolute_paths(config: RunConfig, plan: ExperimentPlan) -> tuple[RunConfig, ExperimentPlan]:
     """The experiment with paths that hold in a process that runs in another folder."""
     return _with_paths(config, plan, lambda path: Path(os.path.abspath(path)))
 
 
-def _with_paths(config: RunConfig, plan: Plan, change: Callable[[Path], Path]) -> tuple[RunConfig, Plan]:
+def _with_paths(
+    config: RunConfig, plan: ExperimentPlan, change: Callable[[Path], Path]
+) -> tuple[RunConfig, ExperimentPlan]:
     data = config.data
     given = {name: getattr(data, name) for name in ("root", "images", "labels")}
     changed = data.changed(**{name: path and str(change(Path(path))) for name, path in given.items()})
@@ -53,7 +55,7 @@ def _with_paths(config: RunConfig, plan: Plan, change: Callable[[Path], Path]) -
     return config.changed(data=changed), replace(plan, checkpoints=checkpoints)
 
 
-def pack(config: RunConfig, plan: Plan) -> Parcel:
+def pack(config: RunConfig, plan: ExperimentPlan) -> Parcel:
     """The files of an experiment with absolute paths: each source as a whole, as long as there is room."""
     data, files, room = config.data, dict[str, bytes](), SMALL
     given = (Path(path) for path in (data.images, data.labels) if path)

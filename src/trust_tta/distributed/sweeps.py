@@ -1,6 +1,6 @@
-"""Sweeps on a Ray cluster: chains of cells are its tasks, and only the process that started them writes results.
+"""Sweeps on a Ray cluster: sequences of cells are its tasks, and only the process that started them writes results.
 
-A task runs a chain and returns what the store keeps of it; no worker opens the store. What is lost with a worker or a
+A task runs a sequence and returns what the store keeps of it; no worker opens the store. Work lost with a worker or a
 node is handed out again by the driver, which alone knows what is recorded.
 """
 
@@ -20,9 +20,16 @@ import torch
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.experiment import Experiment
-from trust_tta.bench.plan import Chain, fingerprints
-from trust_tta.bench.processes import REFUSALS, Assignment
-from trust_tta.bench.sweep import POLL_SECONDS, ChainRunner, Finished, Writer, failure_text, unsettled
+from trust_tta.bench.plan import CellSequence, fingerprints
+from trust_tta.bench.processes import REFUSALS, PlannedExperiment
+from trust_tta.bench.sweep import (
+    POLL_SECONDS,
+    CellWriter,
+    FinishedCell,
+    SequenceRunner,
+    failure_text,
+    unfinished_sequences,
+)
 from trust_tta.distributed.cluster import versions
 from trust_tta.distributed.file_transfer import Parcel, pack, with_absolute_paths
 from trust_tta.errors import ConfigError, DataError, TrustError, one_line
@@ -30,7 +37,7 @@ from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
-ATTEMPTS = 8  # at a chain whose workers die: one that never fits into memory must come to an end
+ATTEMPTS = 8  # at a sequence whose workers die: one that never fits into memory must come to an end
 TELL_SECONDS = 0.5  # between two reports of progress
 MAIL_SECONDS = 10.0  # for the mailbox to answer
 SPARE = 1  # tasks that wait at the cluster, so that no worker waits for the driver
@@ -38,19 +45,19 @@ SPARE = 1  # tasks that wait at the cluster, so that no worker waits for the dri
 
 @dataclass(frozen=True)
 class Share:
-    """The resources of a node that a chain of cells gets."""
+    """The resources of a node that a sequence of cells gets."""
 
     cpus: int = 1
     gpus: float = 0.0
 
     def slots(self, resources: Mapping[str, float]) -> int:
-        """How many chains a cluster can run at once."""
+        """How many sequences a cluster can run at once."""
         slots = int(resources.get("CPU", 0) / self.cpus)
         return min(slots, int(resources.get("GPU", 0) / self.gpus)) if self.gpus else slots
 
 
 def choose_share(device: str, resources: Mapping[str, float], *, cpus: int = 1, gpus: float | None = None) -> Share:
-    """The share of each chain: a whole GPU if the device is cuda, or if it is auto and the cluster has one."""
+    """The share of each sequence: a whole GPU if the device is cuda, or if it is auto and the cluster has one."""
     present = resources.get("GPU", 0.0)
     if gpus is None:
         gpus = 1.0 if device.startswith("cuda") or (device == "auto" and present) else 0.0
@@ -70,10 +77,10 @@ def choose_share(device: str, resources: Mapping[str, float], *, cpus: int = 1, 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """An experiment as it is sent to a worker: once, however many of its chains run there."""
+    """An experiment as it is sent to a worker: once, however many of its sequences run there."""
 
     config: RunConfig
-    assignment: Assignment
+    planned: PlannedExperiment
     parcel: Parcel
     versions: Mapping[str, str]
 
@@ -87,13 +94,13 @@ class Refused:
 
 @dataclass(frozen=True)
 class Failed:
-    """The failure of the cell that a chain had reached."""
+    """The failure of the cell that a sequence had reached."""
 
     message: str
 
 
-Ending: TypeAlias = Finished | Failed | Refused
-Message: TypeAlias = int | Finished  # int: batches
+Ending: TypeAlias = FinishedCell | Failed | Refused
+Message: TypeAlias = int | FinishedCell  # int: batches
 
 
 class Mailbox:
@@ -113,24 +120,24 @@ class Mailbox:
 # On a worker
 
 
-def run_chain(jobs: list[Any], number: int, threads: int, tell: Callable[[Message], None]) -> list[Ending]:
-    """A task: run the chain with this number. `jobs` holds a reference, resolved once per worker process."""
+def run_sequence(jobs: list[Any], number: int, threads: int, tell: Callable[[Message], None]) -> list[Ending]:
+    """A task: run the sequence with this number. `jobs` holds a reference, resolved once per worker process."""
     torch.set_num_threads(threads)
     try:
         runner = _open(jobs[0])
-        chain = runner.experiment.plan.chains[number]
-        _check_data(runner.experiment, chain)
-        runner.check(chain)
+        sequence = runner.experiment.plan.sequences[number]
+        _check_data(runner.experiment, sequence)
+        runner.check(sequence)
     except REFUSALS as error:
         return [Refused(error)]
     ended: list[Ending] = []
     pulse = _Pulse(tell)
     try:
-        for found in runner.results(chain, pulse):
+        for found in runner.results(sequence, pulse):
             pulse.tell_now()
             tell(found)
             ended.append(found)
-    except Exception as error:  # the other chains are still worth running
+    except Exception as error:  # the other sequences are still worth running
         ended.append(Failed(failure_text(error)))
     return ended
 
@@ -146,13 +153,13 @@ class Teller:
 
 
 @lru_cache(maxsize=1)
-def _open(job: Any) -> ChainRunner:
+def _open(job: Any) -> SequenceRunner:
     import ray
 
     return open_job(ray.get(job))
 
 
-def open_job(job: Job) -> ChainRunner:
+def open_job(job: Job) -> SequenceRunner:
     """The experiment over this machine's files."""
     mine = versions()
     other = [
@@ -160,15 +167,15 @@ def open_job(job: Job) -> ChainRunner:
     ]
     if other:
         raise ConfigError(f"a worker has {', '.join(other)}; install the same versions on every node")
-    config, plan = job.parcel.unpack(job.config, job.assignment.plan)
-    return ChainRunner(Experiment(config, plan=plan), recorded=job.assignment.config.to_json())
+    config, plan = job.parcel.unpack(job.config, job.planned.plan)
+    return SequenceRunner(Experiment(config, plan=plan), recorded=job.planned.config.to_json())
 
 
-def _check_data(experiment: Experiment, chain: Chain) -> None:
-    """Refuse images other than those that the keys of the chain name."""
-    config, cells = experiment.config, experiment.domains_of(chain)
+def _check_data(experiment: Experiment, sequence: CellSequence) -> None:
+    """Refuse images other than those that the keys of the sequence name."""
+    config, cells = experiment.config, experiment.domains_of(sequence)
     found = list(fingerprints(config, cells, experiment.plan.preprocessing))
-    if found != [key.fingerprint for key in chain.keys]:
+    if found != [key.fingerprint for key in sequence.keys]:
         names = ", ".join(dict.fromkeys(cell.name for cell in cells))
         raise DataError(
             f"the images of {config.data.dataset} ({names}) on a worker differ from those of the driver; "
@@ -197,11 +204,11 @@ class _Pulse(Silent):
 
 @dataclass(eq=False)
 class _Run:
-    """A chain that was handed out, under a new id each time."""
+    """A sequence that was handed out, under a new id each time."""
 
     id: int
     number: int  # of its experiment
-    index: int  # of the chain in the plan
+    index: int  # of the sequence in the plan
     unfinished: list[CellKey]
     attempts: int = 1
     told: int = 0  # batches, in this attempt
@@ -209,20 +216,20 @@ class _Run:
 
 
 def share_out(
-    assigned: Mapping[int, Assignment],
+    experiments: Mapping[int, PlannedExperiment],
     *,
     ray: ModuleType,
     share: Share,
-    chains: int,
+    sequences: int,
     at_once: int | None = None,
     progress: Progress = SILENT,
 ) -> dict[int, TrustError]:
     """Run assignments on the cluster that `ray` is connected to; why some could not be run, by number."""
     with ExitStack() as stack:
-        paths = dict.fromkeys(each.config.store for each in assigned.values())
+        paths = dict.fromkeys(each.config.store for each in experiments.values())
         stores = {path: stack.enter_context(ResultStore(path)) for path in paths}
-        del chains  # the number of workers is that of the cluster
-        driver = _Driver(ray, assigned, stores, share, progress)
+        del sequences  # the number of workers is that of the cluster
+        driver = _Driver(ray, experiments, stores, share, progress)
         try:
             driver.run(at_once)
         finally:
@@ -231,23 +238,23 @@ def share_out(
 
 
 class _Driver:
-    """Hands out chains, listens, and writes."""
+    """Hands out sequences, listens, and writes."""
 
     def __init__(
         self,
         ray: ModuleType,
-        assigned: Mapping[int, Assignment],
+        experiments: Mapping[int, PlannedExperiment],
         stores: Mapping[str, ResultStore],
         share: Share,
         progress: Progress,
     ) -> None:
-        self.ray, self.assigned, self.share, self.progress = ray, assigned, share, progress
-        self.stores = {number: stores[each.config.store] for number, each in assigned.items()}
+        self.ray, self.experiments, self.share, self.progress = ray, experiments, share, progress
+        self.stores = {number: stores[each.config.store] for number, each in experiments.items()}
         self.writers = {
-            number: Writer(each.config, each.plan, self.stores[number], progress, prefix=each.prefix)
-            for number, each in assigned.items()
+            number: CellWriter(each.config, each.plan, self.stores[number], progress, prefix=each.prefix)
+            for number, each in experiments.items()
         }
-        self.jobs = {number: ray.put(_job(each)) for number, each in assigned.items()}
+        self.jobs = {number: ray.put(_job(each)) for number, each in experiments.items()}
         self.refused: dict[int, TrustError] = {}
         self.running: dict[Any, _Run] = {}
         self.waiting: deque[tuple[int, int]] = deque()
@@ -255,7 +262,7 @@ class _Driver:
         self.held: set[tuple[int, int]] = set()
         self.looked = 0.0
         options = {"num_cpus": share.cpus, "num_gpus": share.gpus, "max_retries": 0}
-        self.task = ray.remote(**options)(run_chain)
+        self.task = ray.remote(**options)(run_sequence)
         self.mailbox = ray.remote(num_cpus=0)(Mailbox).remote()
         self.ids = itertools.count()
 
@@ -268,7 +275,7 @@ class _Driver:
                 self._listen()
             else:
                 if self.held and not announced:
-                    cells = sum(len(self._chain(*place).keys) for place in self.held)
+                    cells = sum(len(self._sequence(*place).keys) for place in self.held)
                     self.progress.note(f"waiting for cells that another process runs: {cells}")
                     announced = True
                 time.sleep(POLL_SECONDS)
@@ -286,20 +293,20 @@ class _Driver:
         self.ray.kill(self.mailbox)
 
     def _unsettled(self) -> Iterator[tuple[int, int]]:
-        for number, each in self.assigned.items():
+        for number, each in self.experiments.items():
             if number not in self.refused:
-                left = {id(chain) for chain in unsettled(each.plan.chains, self.stores[number])}
-                yield from ((number, i) for i, chain in enumerate(each.plan.chains) if id(chain) in left)
+                left = {id(sequence) for sequence in unfinished_sequences(each.plan.sequences, self.stores[number])}
+                yield from ((number, i) for i, sequence in enumerate(each.plan.sequences) if id(sequence) in left)
 
-    def _chain(self, number: int, index: int) -> Chain:
-        return self.assigned[number].plan.chains[index]
+    def _sequence(self, number: int, index: int) -> CellSequence:
+        return self.experiments[number].plan.sequences[index]
 
     def _fill(self, at_once: int) -> None:
         while self.lost and len(self.running) < at_once:
             self._hand_out(self.lost.popleft())
         while self.waiting and len(self.running) < at_once:
             number, index = self.waiting.popleft()
-            wanted = self.stores[number].claim_all(self._chain(number, index).keys)
+            wanted = self.stores[number].claim_all(self._sequence(number, index).keys)
             if wanted:
                 self._hand_out(_Run(0, number, index, list(wanted)))
             else:
@@ -327,7 +334,7 @@ class _Driver:
                 for message in ended:
                     self._hear(run, message)
                 if not run.unfinished:  # whatever messages are still on their way
-                    self._hear(run, sum(self._chain(run.number, run.index).batches) - run.told)
+                    self._hear(run, sum(self._sequence(run.number, run.index).batches) - run.told)
 
     def _read_mail(self) -> None:
         """Handle the messages so far; a mailbox that died is replaced."""
@@ -344,25 +351,25 @@ class _Driver:
                     self._hear(runs[number], message)
 
     def _hear(self, run: _Run, message: Message | Ending) -> None:
-        chain, writer = self._chain(run.number, run.index), self.writers[run.number]
+        sequence, writer = self._sequence(run.number, run.index), self.writers[run.number]
         if isinstance(message, int):
             run.told += message
-            self.progress.advance(max(0, run.told - run.shown) * chain.cost)
+            self.progress.advance(max(0, run.told - run.shown) * sequence.cost)
             run.shown = max(run.shown, run.told)
         elif isinstance(message, Refused):
             self._refuse(run.number, message.error)
         elif isinstance(message, Failed):
-            writer.fail(chain, run.unfinished, message.message)
+            writer.fail(sequence, run.unfinished, message.message)
         elif message.key in run.unfinished:  # the others were recorded before
-            writer.finish(chain, message)
+            writer.finish(sequence, message)
             run.unfinished.remove(message.key)
 
     def _take_back(self, run: _Run, error: Exception) -> None:
-        """A worker or a node died; run its chain again, but not forever."""
+        """A worker or a node died; run its sequence again, but not forever."""
         if run.attempts >= ATTEMPTS:
-            chain = self._chain(run.number, run.index)
+            sequence = self._sequence(run.number, run.index)
             message = f"its worker died {ATTEMPTS} times ({type(error).__name__}); has the node enough memory?"
-            self.writers[run.number].fail(chain, run.unfinished, message)
+            self.writers[run.number].fail(sequence, run.unfinished, message)
             return
         self.progress.note(f"a worker died ({type(error).__name__}); its cells are run again")
         run.attempts, run.told = run.attempts + 1, 0
@@ -378,9 +385,9 @@ class _Driver:
             self.ray.cancel(task, force=True)
 
 
-def _job(assignment: Assignment) -> Job:
-    config, plan = with_absolute_paths(assignment.config, assignment.plan)
-    whole = Assignment(assignment.config, plan, assignment.prefix)
+def _job(planned: PlannedExperiment) -> Job:
+    config, plan = with_absolute_paths(planned.config, planned.plan)
+    whole = PlannedExperiment(planned.config, plan, planned.prefix)
     return Job(config, whole, pack(config, plan), versions())
 
 

@@ -256,6 +256,12 @@ class ResultStore:
             raise damaged(self.path, "a key is not that of its cell")
         return sorted((key for key in found if where is None or where(key)), key=key_rank)
 
+    def died(self) -> set[str]:
+        """The digests of running cells whose process has ended, as after a kill; the next sweep runs them."""
+        rows = self._rows("SELECT digest, claimant FROM cells WHERE status = 'running'")
+        with self._decoding():
+            return {digest for digest, claimant in rows if from_json(Claimant, claimant).lives() is False}
+
     def labels(self) -> dict[str, str]:
         """The recorded labels by the digest of their cell's key."""
         return {

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.bench.tiny import Recorder, tiny_config
-from trust_tta.bench.compare_orders import (
+from trust_tta.bench.experiment import Experiment
+from trust_tta.bench.order_analysis import (
     adapt_under_orders,
     loss_surface,
     memory_by_k,
@@ -20,7 +21,6 @@ from trust_tta.bench.compare_orders import (
     trust_orders,
     weight_norms,
 )
-from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.parsing import read_config
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.models.networks import require_vmamba
