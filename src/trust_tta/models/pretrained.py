@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from trust_tta.data.class_names import CIFAR10_CLASSES, imagenet_classes, segmentation_classes
-from trust_tta.data.download import check_hash, fetch
+from trust_tta.data.download import check_hash, download
 from trust_tta.errors import CheckpointError, DownloadError, reason_of
 from trust_tta.optional import require
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
@@ -156,7 +156,7 @@ def locate(pretrained: Pretrained, *, progress: Progress = SILENT) -> Path:
     path = cache_folder() / pretrained.file
     if not path.is_file():
         try:
-            fetch(pretrained.address, path, sha256=pretrained.sha256, progress=progress)
+            download(pretrained.address, path, sha256=pretrained.sha256, progress=progress)
         except DownloadError as error:
             raise CheckpointError(
                 f"{pretrained.name}: {error}; or fetch it elsewhere and put it at '{path}', or give its path"
