@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.samples import fill_store, make_cell, plausible_cells
-from tests.report.test_order_charts import ENTROPY
+from tests.results.samples import ENTROPY
 from trust_tta.cli.main import main
 from trust_tta.results import to_json
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.report.samples import fill_store, make_cell
-from tests.report.test_order_charts import ALL
+from tests.results.samples import ORDER_RECORDS
 from trust_tta.report.figures import write_figures
 from trust_tta.report.model import read_report
 from trust_tta.report.theme import STYLES
@@ -16,7 +16,7 @@ from trust_tta.report.theme import STYLES
 pytest.importorskip("matplotlib")
 
 
-def test_only_what_has_data_is_drawn_in_both_formats_with_our_colours(tmp_path: Path) -> None:
+def test_charts_with_data_are_written_in_both_formats_and_our_colors(tmp_path: Path) -> None:
     cells = [make_cell("trust", "fog", options=json.dumps({"k": k})) for k in (2, 6)]
     store = fill_store(tmp_path / "store.db", cells)
     files = write_figures(read_report(store), tmp_path / "figures")
@@ -31,21 +31,23 @@ def test_only_what_has_data_is_drawn_in_both_formats_with_our_colours(tmp_path: 
             assert STYLES["trust"].light in file.read_text(encoding="utf-8")
 
 
-_STEMS = ("bars", "cost", "stream", "number_of_orders_trust")
+_STEMS = ("accuracy_by_domain", "accuracy_against_passes", "along_the_stream_fog", "trust_by_k")
 
 
-def test_analyses_are_drawn_and_an_empty_store_gives_nothing_else(tmp_path: Path) -> None:
+def test_order_records_are_drawn_without_results(tmp_path: Path) -> None:
     store = fill_store(tmp_path / "store.db", [])
     names = {
-        file.stem for file in write_figures(read_report(store, order_records=ALL[:1] + ALL[2:]), tmp_path / "figures")
+        file.stem
+        for file in write_figures(
+            read_report(store, order_records=ORDER_RECORDS[:1] + ORDER_RECORDS[2:]), tmp_path / "figures"
+        )
     }
-    assert names == {"entropy_by_order", "weight_norms", "memory_by_k"}
+    assert names == {"entropy_by_order", "weight_norms", "memory_by_number_of_orders"}
 
 
-def test_a_domain_whose_name_is_no_text_is_drawn(tmp_path: Path) -> None:
+def test_domain_names_that_are_not_utf8_are_drawn(tmp_path: Path) -> None:
     cell = make_cell("trust", "fog")
     store = fill_store(tmp_path / "store.db", [replace(cell, key=replace(cell.key, domain="ni\udcf1o"))])
-    drawn = {
-        file.name.partition("_")[0]: file for file in write_figures(read_report(store), tmp_path / "figures")
-    }  # the SVG last
-    assert "ni?o" in drawn["bars"].read_text(encoding="utf-8")
+    files = write_figures(read_report(store), tmp_path / "figures")
+    (drawn,) = [file for file in files if file.name.startswith("accuracy_by_domain") and file.suffix == ".svg"]
+    assert "ni?o" in drawn.read_text(encoding="utf-8")

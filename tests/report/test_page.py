@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.samples import fill_store, make_cell, make_groups, plausible_cells
-from tests.report.test_order_charts import ALL
+from tests.results.samples import ORDER_RECORDS
 from trust_tta.errors import DataError
 from trust_tta.report.model import Report, read_report
 from trust_tta.report.page import embedded_json, render_page, write_page
@@ -160,7 +160,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     )
     second = make_cell(HOSTILE, "fog", dataset=HOSTILE, experiment=HOSTILE, setting=HOSTILE)
     cells = [replace(c, provenance=replace(c.provenance, config=HOSTILE, device=HOSTILE)) for c in (cell, second)]
-    page = page_of(tmp_path, cells, title=HOSTILE, records=ALL)
+    page = page_of(tmp_path, cells, title=HOSTILE, records=ORDER_RECORDS)
     assert [tag for tag, _ in page.tags if tag == "img"] == []
     assert len([tag for tag, _ in page.tags if tag == "script"]) == 2
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)

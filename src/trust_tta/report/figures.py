@@ -1,29 +1,23 @@
-"""Figures for papers, as PDF and SVG, with the page's colors and markers; only those for which there are data."""
+"""Charts as PDF and SVG figures for papers, drawn by matplotlib in the page's colors and markers."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
-from trust_tta.report import order_charts, series
-from trust_tta.report.charts import off_scale
-from trust_tta.report.model import Group, Report, Variant
-from trust_tta.report.series import Curve, Dots
-from trust_tta.report.text import domain_name, safe_line
-from trust_tta.report.theme import STYLES
-from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, OrderRecord, WeightNorms
+from trust_tta.report.chart import Chart, Point, cell_edges, split_outliers
+from trust_tta.report.charts import paper_charts
+from trust_tta.report.model import Report, Variant
 
 Axes: TypeAlias = Any  # of matplotlib
-Draw: TypeAlias = Callable[[Axes], None]
-Figure: TypeAlias = tuple[str, tuple[float, float], Draw]  # name, size in inches, drawing
 
-MARKS = {
+MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v",
     "left": "<", "plus": "P", "cross": "X", "star": "*", "right": ">", "pentagon": "p", "hexagon": "H", "thin": "d",
 }  # fmt: skip
@@ -40,35 +34,37 @@ STYLE = {
     "pdf.fonttype": 42,
     "svg.hashsalt": "trust-tta",
 }
-# The option behind each of the paper's curves, with the name of its file.
-SWEEPS = {
-    "k": "number_of_orders",
-    "steps": "iterations",
-    "evaluate_order": "evaluation_order",
-    "kind": "augmentation",
-    "merge": "merge",
-}
 
 
 def write_figures(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
-    """Draw all figures that the report has data for; gives the files, a PDF and an SVG each."""
+    """Write the paper charts of a report, each as PDF and SVG; returns the files."""
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     names: set[str] = set()
-    for name, size, draw in [*_figures(report.groups), *_order_figures(report.order_records)]:
+    for where, chart in paper_charts(report):
+        name = re.sub(r"[^\w.-]", "_", f"{chart.name} {where}".strip())[:90]
         unique = next(n for i in range(1, 10_000) if (n := name if i == 1 else f"{name}_{i}") not in names)
         names.add(unique)
-        written += save(out / unique, size, draw)
+        written += save(out / unique, chart)
     return written
 
 
-def save(stem: Path, size: tuple[float, float], draw: Draw) -> list[Path]:
-    """One figure as `<stem>.pdf` and `<stem>.svg`."""
-    matplotlib, pyplot = (require(name, extra="figures") for name in ("matplotlib", "matplotlib.figure"))
+def save(stem: Path, chart: Chart) -> list[Path]:
+    """One chart as `<stem>.pdf` and `<stem>.svg`."""
+    matplotlib, figures = (require(name, extra="figures") for name in ("matplotlib", "matplotlib.figure"))
+    rows, columns = max(len(chart.rows), len(chart.categories)), len(chart.categories)
+    sizes = {
+        "dots": (5.5, max(0.3, 0.03 * len(chart.series)) * rows + 1.2),
+        "scatter": (5.2, 3.2),
+        "lines": (5.2, 3.2),
+        "reliability": (2.4, 2.4),
+        "heatmap": (0.42 * columns + 1.4, 0.4 * len(chart.rows) + 1.0) if chart.rows else (3.8, 3.2),
+    }
+    draw = {"dots": _dots, "scatter": _scatter, "lines": _lines, "reliability": _reliability, "heatmap": _heatmap}
     with matplotlib.rc_context(STYLE):
-        figure = pyplot.Figure(figsize=size, layout="constrained")
-        draw(figure.add_subplot())
+        figure = figures.Figure(figsize=sizes[chart.kind], layout="constrained")
+        draw[chart.kind](figure.add_subplot(), chart)
         files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("pdf", "svg")]
         for file in files:
             metadata = {"CreationDate": None} if file.suffix == ".pdf" else {"Date": None}
@@ -77,187 +73,113 @@ def save(stem: Path, size: tuple[float, float], draw: Draw) -> list[Path]:
     return files
 
 
-def _figures(groups: Sequence[Group]) -> Iterator[Figure]:
-    for group in groups:
-        if not group.cells:
-            continue
-        where = _slug(f"{group.experiment} {group.dataset} {group.setting} {group.batch_size}")
-        width = max(4.0, 0.5 * len(group.domains) * max(1.0, len(group.variants) / 6) + 1.5)
-        wide, middle, small = (min(width, 12), 3.2), (5.2, 3.2), (3.6, 2.8)
-        yield f"bars_{where}", wide, partial(_bars, group=group, every=series.domain_dots(group), label="accuracy in %")
-        base = series.baseline(group)
-        gains = series.domain_dots(group, over=base) if base is not None else []
-        if base is not None and gains:
-            label = f"gain over {base.name} in points"
-            yield f"gain_{where}", wide, partial(_bars, group=group, every=gains, label=label)
-        if group.costs:
-            yield f"cost_{where}", middle, partial(_cost, group=group)
-        curves = series.running_accuracy(group)
-        if curves:
-            yield f"stream_{where}", middle, partial(_lines, curves=curves, axis="images seen")
-        for sweep in series.sweeps(group):
-            name = SWEEPS.get(sweep.option, f"option_{_slug(sweep.option)}")
-            lines = partial(_lines, curves=[sweep.curve], axis=sweep.option, marked=True)
-            named = [(Variant(0, str(x), sweep.method), y) for x, (y, _) in sweep.points]
-            draw = lines if sweep.numeric else partial(_columns, values=named)
-            yield f"{name}_{sweep.method}_{where}", small, draw
-        aggregation = _aggregation(group)
-        if aggregation:
-            yield f"aggregation_{where}", small, partial(_columns, values=aggregation)
-    for sizes in series.batch_size_curves(groups):
-        draw = partial(_lines, curves=sizes.curves, axis="batch size", marked=True)
-        yield f"batch_size_{_slug(sizes.dataset)}", (3.6, 2.8), draw
+def _dots(axes: Axes, chart: Chart) -> None:
+    shown = [s for s in chart.series if s.points]
+    for i, series in enumerate(shown):
+        offset = 0.7 * ((i + 0.5) / len(shown) - 0.5) if chart.rows_of == "domain" else 0.0
+        rows = [point.x + offset for point in series.points]
+        values = [chart.shown(point.y) for point in series.points]
+        style = {"linestyle": "none", "elinewidth": 0.6, **_marker(series.variant, 4)}
+        axes.errorbar(values, rows, xerr=_errors(chart, series.points), **style)
+    axes.set_yticks(range(len(chart.categories)), chart.categories, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(chart.y_label)
+    if chart.rows_of == "domain":
+        axes.figure.legend(ncols=min(6, len(shown)), loc="outside upper center")
 
 
-def _bars(axes: Axes, group: Group, every: Sequence[Dots], label: str) -> None:
-    dots = [d for d in every if any(d.values)]
-    width = 0.84 / max(len(dots), 1)
-    for i, d in enumerate(dots):
-        found = [(j, v) for j, v in enumerate(d.values) if v is not None]
-        axes.bar(
-            [j + (i - (len(dots) - 1) / 2) * width for j, _ in found],
-            [100 * v[0] for _, v in found],
-            width,
-            yerr=[100 * (v[1] or 0.0) for _, v in found],
-            color=d.variant.style.light,
-            alpha=1.0 if d.variant.number == 0 else max(0.35, 1 - 0.2 * d.variant.number),
-            label=d.variant.name,
-            error_kw={"lw": 0.6},
-        )
-    axes.set_xticks(range(len(group.domains)), [domain_name(d) for d in group.domains], rotation=35, ha="right")
-    axes.set_ylabel(label)
-    axes.margins(x=0.01)
-    axes.grid(visible=False, axis="x")
-    axes.figure.legend(ncols=min(7, len(dots)), loc="outside upper center")
-
-
-def _cost(axes: Axes, group: Group) -> None:
-    for cost in group.costs:
-        half = group.mean(cost.variant.label).half_width
-        mark = {"linestyle": "none", "elinewidth": 0.6, **_mark(cost.variant, 7)}
-        axes.errorbar(cost.passes, 100 * cost.accuracy, yerr=None if half is None else 100 * half, **mark)
+def _scatter(axes: Axes, chart: Chart) -> None:
+    for series in chart.series:
+        (point,) = series.points
+        style = {"linestyle": "none", "elinewidth": 0.6, **_marker(series.variant, 7)}
+        axes.errorbar(point.x, chart.shown(point.y), yerr=_errors(chart, series.points), **style)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
-    _leave_out_far(axes, [[100 * cost.accuracy] for cost in group.costs])
-    axes.set_xlabel("forward and backward passes per batch")
-    axes.set_ylabel("mean accuracy in %")
+    _cut_outliers(axes, chart)
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
     axes.figure.legend(loc="outside right upper")
 
 
-def _lines(axes: Axes, curves: Sequence[Curve], axis: str, *, marked: bool = False) -> None:
-    for curve in curves:
-        mark = _mark(curve.variant, 5) if marked else {"color": curve.variant.style.light}
-        mark |= {"linestyle": ("-", "--", ":", "-.")[min(curve.variant.number, 3)], "label": curve.variant.name}
-        x, y = [p[0] for p in curve.points], [100 * p[1] for p in curve.points]
-        halves = [0.0 if half is None else 100 * half for half in curve.halves]
-        axes.errorbar(x, y, yerr=halves if any(halves) else None, elinewidth=0.6, **mark)
-    _leave_out_far(axes, [[100 * p[1] for p in curve.points] for curve in curves])
-    axes.set_xlabel(axis)
-    axes.set_ylabel("accuracy in %")
-    if len(curves) > 6:
+def _lines(axes: Axes, chart: Chart) -> None:
+    for series in chart.series:
+        few = len(series.points) <= 16
+        style = _marker(series.variant, 5) if few else {"color": series.variant.style.light}
+        style |= {"linestyle": ("-", "--", ":", "-.")[min(series.variant.number, 3)], "label": series.variant.name}
+        x, y = [point.x for point in series.points], [chart.shown(point.y) for point in series.points]
+        axes.errorbar(x, y, yerr=_errors(chart, series.points), elinewidth=0.6, **style)
+    if chart.x_scale == "doubling":
+        ticks = sorted({point.x for series in chart.series for point in series.points})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    if chart.categories:
+        axes.set_xticks(range(len(chart.categories)), chart.categories, rotation=35, ha="right")
+    else:
+        _cut_outliers(axes, chart)
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    if len(chart.series) > 6:
         axes.figure.legend(loc="outside right upper")
     else:
         axes.legend()
 
 
-def _leave_out_far(axes: Axes, lines: Sequence[Sequence[float]]) -> None:
-    """Cut off lines so low that they would squeeze the rest; a note says so."""
-    floor = off_scale([sum(line) / len(line) for line in lines])
-    kept = [v for line in lines if sum(line) / len(line) >= floor for v in line]
-    if len(kept) < sum(map(len, lines)):
-        margin = 0.08 * (max(kept) - min(kept))
-        axes.set_ylim(min(kept) - margin, max(kept) + margin)
-        axes.set_title("frame cut above the lowest", fontsize=7, loc="right")
+def _reliability(axes: Axes, chart: Chart) -> None:
+    for series in chart.series:
+        x, y = [point.x for point in series.points], [point.y for point in series.points]
+        axes.bar(x, y, width=0.06, color=series.variant.style.light, alpha=[point.weight for point in series.points])
+    axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=0.8)
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
 
 
-def _aggregation(group: Group) -> list[tuple[Variant, float]]:
-    """The ways to aggregate over orders, where more than one was run."""
-    reached = group.means()
-    wanted = ("ensemble", "repetition", "augmentation", "trust_naive", "trust")
-    found = [variant for variant in group.variants if variant.method in wanted and variant.label in reached]
-    several = len({variant.method for variant in found} & {"ensemble", "repetition", "trust"}) > 1
-    return [(variant, reached[variant.label]) for variant in found] if several else []
+def _heatmap(axes: Axes, chart: Chart) -> None:
+    grid = chart.heatmap
+    if grid is None:
+        return
+    colors = {"cmap": "Blues_r", "vmin": -0.1, "vmax": 1.3}
+    axes.pcolormesh(cell_edges(grid.x), cell_edges(grid.y), grid.shades, **colors)
+    for i, row in enumerate(grid.values if chart.rows else ()):
+        for j, value in enumerate(row):
+            color = "white" if grid.shades[i][j] < 0.45 else "black"
+            weight = "bold" if (i, j) in grid.framed else "normal"
+            where = {"ha": "center", "va": "center", "fontsize": 6}
+            axes.text(grid.x[j], grid.y[i], f"{value:.2f}", color=color, weight=weight, **where)
+    for series in chart.series:
+        x, y = [point.x for point in series.points], [point.y for point in series.points]
+        axes.plot(x, y, linestyle="none", **_marker(series.variant, 9))
+    if chart.rows:
+        axes.set_xticks(range(len(chart.categories)), chart.categories, rotation=60, fontsize=7)
+        axes.set_yticks(range(len(chart.rows)), chart.rows)
+        axes.invert_yaxis()
+    else:
+        axes.set_title(chart.title, fontsize=8)
+    axes.grid(visible=False)
 
 
-def _columns(axes: Axes, values: Sequence[tuple[Variant, float]]) -> None:
-    names, heights = [variant.name for variant, _ in values], [100 * y for _, y in values]
-    drawn = axes.bar(range(len(names)), heights, 0.6, color=[variant.style.light for variant, _ in values])
-    axes.bar_label(drawn, fmt="%.1f", fontsize=7.5)
-    axes.set_xticks(range(len(names)), names, rotation=25, ha="right")
-    axes.set_ylim(max(0.0, min(heights) - 5), max(heights) + 2)
-    axes.set_ylabel("accuracy in %")
-    axes.grid(visible=False, axis="x")
+def _cut_outliers(axes: Axes, chart: Chart) -> None:
+    """Cut the vertical axis above series that would compress the others, and say so."""
+    kept, outliers = split_outliers(chart.series)
+    if outliers:
+        values = [chart.shown(p.y) for s in kept for p in s.points if math.isfinite(p.y)]
+        margin = 0.08 * (max(values) - min(values))
+        axes.set_ylim(min(values) - margin, max(values) + margin)
+        names = ", ".join(s.variant.name for s in outliers)
+        axes.set_title(f"below the frame: {names}", fontsize=7, loc="right")
 
 
-def _mark(variant: Variant, size: float) -> dict[str, Any]:
+def _errors(chart: Chart, points: Sequence[Point]) -> list[float] | None:
+    """Half-widths of the intervals, or None without any."""
+    found = [0.0 if point.error is None else chart.shown(point.error) for point in points]
+    return found if any(found) else None
+
+
+def _marker(variant: Variant, size: float) -> dict[str, Any]:
     color = variant.style.light
     return {
-        "marker": MARKS[variant.style.shape(variant.number)],
+        "marker": MARKERS[variant.style.shape(variant.number)],
         "markersize": size,
         "color": color,
         "markerfacecolor": "white" if variant.style.hollow else color,
         "label": variant.name,
     }
-
-
-def _order_figures(records: Sequence[OrderRecord]) -> Iterator[Figure]:
-    """Figures of what was found out about orders; maps of the same orders share one."""
-    maps = [r for r in records if isinstance(r, EntropyByOrder)]
-    if maps:
-        columns = len(order_charts.aligned(maps)[0])
-        yield "entropy_by_order", (0.42 * columns + 1.4, 0.4 * len(maps) + 1.0), partial(_entropy, maps=maps)
-    for record in records:
-        if isinstance(record, LossSurface):
-            yield "loss_surface", (3.8, 3.2), partial(_surface, record=record)
-        elif isinstance(record, WeightNorms):
-            yield "weight_norms", (5.5, 0.16 * len(record.names) + 1.0), partial(_norms, record=record)
-        elif isinstance(record, MemoryByK):
-            yield "memory_by_k", (3.4, 2.6), partial(_memory, record=record)
-
-
-def _entropy(axes: Axes, maps: Sequence[EntropyByOrder]) -> None:
-    columns, rows = order_charts.aligned(maps)
-    shades = [order_charts.shades(numbers) for numbers in rows]
-    for i, (record, numbers) in enumerate(zip(maps, rows, strict=True)):
-        best = order_charts.lowest(numbers, record.k)
-        for j, v in enumerate(numbers):
-            ink: dict[str, Any] = {"color": "white" if shades[i][j] < 0.45 else "black"}
-            ink |= {"weight": "bold" if j in best else None}
-            axes.text(j, i, f"{v:.2f}", ha="center", va="center", fontsize=6, **ink)
-    axes.imshow(shades, cmap="Blues_r", aspect="auto", vmin=-0.1, vmax=1.3)
-    axes.set_xticks(range(len(columns)), columns, rotation=60, fontsize=7)
-    axes.set_yticks(range(len(maps)), [safe_line(record.title) for record in maps])
-    axes.grid(visible=False)
-
-
-def _surface(axes: Axes, record: LossSurface) -> None:
-    filled = axes.contourf(record.x, record.y, record.loss, 16, cmap="Blues_r")
-    axes.figure.colorbar(filled, ax=axes, label="loss")
-    mark = {"markeredgecolor": "white", "markersize": 9, "linestyle": "none"}
-    x, y = [p.x for p in record.adapted], [p.y for p in record.adapted]
-    axes.plot(x, y, "^", color=STYLES["trust_naive"].light, label="adapted", **mark)
-    axes.plot(record.mean.x, record.mean.y, "X", color=STYLES["trust"].light, label="mean", **mark)
-    axes.set_title(safe_line(record.title), fontsize=8)
-    axes.legend()
-    axes.grid(visible=False)
-
-
-def _norms(axes: Axes, record: WeightNorms) -> None:
-    places = range(len(record.names))
-    axes.barh(places, record.mean, xerr=record.deviation, color=STYLES["trust"].light, error_kw={"lw": 0.6})
-    axes.set_yticks(places, [safe_line(name) for name in record.names], fontsize=6)
-    axes.invert_yaxis()
-    axes.set_xlabel("mean L2 norm over orders, and deviation")
-    axes.set_title(safe_line(record.title), fontsize=8)
-
-
-def _memory(axes: Axes, record: MemoryByK) -> None:
-    base = record.baseline or 1
-    axes.plot(record.k, [p / base for p in record.peak], marker="*", markersize=8, color=STYLES["trust"].light)
-    axes.set_xlabel("number of orders")
-    axes.set_ylabel("relative peak memory")
-    axes.set_title(safe_line(record.title), fontsize=8)
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.-]", "_", text)[:60]

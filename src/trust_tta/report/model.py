@@ -119,6 +119,12 @@ class Group:
         return f"{safe_line(self.experiment)}: {self.title}"
 
     @property
+    def scope(self) -> str:
+        """ "mean over all 4 domains"."""
+        n = len(self.domains)
+        return f"mean over all {n} domains" if n > 1 else "on the only domain"
+
+    @property
     def resets(self) -> bool:
         """Whether the network goes back to its source at each domain or batch."""
         return bool({"online", "standard"} & set(self.setting.split("+")))

@@ -94,8 +94,8 @@ def _environment() -> Environment:
     }
     environment.globals |= shown
     environment.filters["domain"] = domain_name
-    environment.filters["key"] = lambda variant: Markup(svg.key(variant))
-    environment.filters["drawn"] = Markup  # the charts escape what they are given themselves
+    environment.filters["key"] = lambda variant: Markup(svg.legend_key(variant))
+    environment.filters["svg"] = lambda chart: Markup(svg.render(chart))  # escapes its text itself
     environment.filters["json"] = embedded_json
     # A percent sign stays with its number.
     environment.filters["prose"] = lambda text: Markup(str(escape(text)).replace(" %", "&nbsp;%"))

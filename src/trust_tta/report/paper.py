@@ -10,7 +10,7 @@ from typing import Any
 
 from trust_tta.report.model import Group, Variant
 from trust_tta.report.published import PERCENT, Item, Published, PublishedRow
-from trust_tta.report.series import batch_size_curves, effective_options, sweeps
+from trust_tta.report.sweeps import batch_sizes, effective_options, option_sweeps
 from trust_tta.results.display import CORRUPTIONS
 
 # The shipped pictures are CIFAR-10's, corrupted as CIFAR-10-C was; CamVid is what Table 7 is run on at small scale.
@@ -124,13 +124,14 @@ def _fits(group: Group, item: Item) -> bool:
 def _curves(groups: Sequence[Group], option: str) -> Iterator[tuple[str, int, Variant, Mapping[Any, float]]]:
     """Data set, number of domains, a line and points of each mean accuracy over the batch size, or over an option."""
     if option == "batch_size":
-        for family in batch_size_curves(groups):
-            yield from ((family.dataset, family.domains, c.variant, dict(c.points)) for c in family.curves)
+        for family in batch_sizes(groups):
+            for series in family.series:
+                yield family.dataset, family.domains, series.variant, {p.x: p.y for p in series.points}
         return
     for group in groups:
-        for sweep in sweeps(group):
-            if sweep.option == option and all(isinstance(x, str | int | float) for x, _ in sweep.points):
-                points = {x: mean for x, (mean, _) in sweep.points}
+        for sweep in option_sweeps(group):
+            if sweep.option == option and all(isinstance(x, str | int | float) for x in sweep.values):
+                points = {x: point.y for x, point in zip(sweep.values, sweep.series.points, strict=True)}
                 yield group.dataset, len(group.domains), sweep.variants[0], points
 
 

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trust_tta.report.chart import finite_mean
 from trust_tta.report.model import Group, Report, Variant
-from trust_tta.report.series import finite_mean
 from trust_tta.report.tables import Column, DataTable, Entry, Line
 from trust_tta.report.text import domain_name, safe_line
 from trust_tta.results import Cell, format_percent

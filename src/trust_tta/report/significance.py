@@ -130,7 +130,7 @@ def equal_updates(group: Group) -> list[Duel]:
 def equal_time(group: Group) -> list[Duel]:
     """Each line of TRUST that no faster line of TRUST matches, and the best other that takes no more time."""
     timed = [(c, c.milliseconds) for c in group.costs if c.milliseconds is not None]
-    ours = frontier([(c, ms) for c, ms in timed if _is_trust(c)], key=lambda pair: (pair[1], pair[0].accuracy))
+    ours = pareto_front([(c, ms) for c, ms in timed if _is_trust(c)], key=lambda pair: (pair[1], pair[0].accuracy))
     duels = []
     for trust, limit in ours:
         within = [c for c, ms in timed if not _is_trust(c) and ms <= limit * (1 + SAME_COST)]
@@ -139,7 +139,7 @@ def equal_time(group: Group) -> list[Duel]:
     return duels
 
 
-def frontier(items: Iterable[T], key: Callable[[T], tuple[float, float]]) -> list[T]:
+def pareto_front(items: Iterable[T], key: Callable[[T], tuple[float, float]]) -> list[T]:
     """The items that no other beats in both cost and value, by cost; `key` gives the two."""
     best: list[T] = []
     for item in sorted(items, key=lambda i: (key(i)[0], -key(i)[1])):

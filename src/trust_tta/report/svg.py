@@ -1,22 +1,36 @@
-"""SVG as text: escaped elements, scales with round ticks, axes, markers. Colors come from the page's style sheet."""
+"""Charts as SVG text for the page. Colors come from its style sheet; its pickers hide by data-s and data-d."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
+from trust_tta.report.chart import Chart, Point, Series, cell_edges, split_outliers
 from trust_tta.report.model import Variant
-from trust_tta.report.text import safe
+from trust_tta.report.significance import pareto_front
+from trust_tta.report.text import safe, shortened
 from trust_tta.report.theme import OUTLINES, css_class
+from trust_tta.results.record import BINS
 
 WIDTH = 560
+LANE = 8.5  # pixels between markers that would overlap
+MARKER = 11.0  # width of a marker in pixels
+
+
+@dataclass(frozen=True)
+class Box:
+    """An occupied rectangle: left and right edge, and the baseline of a line of text."""
+
+    left: float
+    right: float
+    baseline: float
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers to pixels, straight or logarithmic; on a logarithmic scale zero has a place of its own at `start`."""
+    """Numbers to pixels, linear or logarithmic; zero on a logarithmic scale is at `start`."""
 
     low: float
     high: float
@@ -32,12 +46,12 @@ class Scale:
         first = self.start + (self.end - self.start) * (0.12 if self.zero else 0.0)
         if x <= 0:
             return self.start
-        share = (math.log(x) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
-        return first + share * (self.end - first)
+        position = (math.log(x) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+        return first + position * (self.end - first)
 
 
 def linear_scale(values: Sequence[float], start: float, end: float, *, pad: float = 0.04) -> Scale:
-    """A straight scale that covers `values` with a margin, with about five round ticks."""
+    """A linear scale that covers `values` with a margin, with about five round ticks."""
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     spread = (high - low) or max(abs(high), 1e-6) * 0.2
@@ -72,7 +86,7 @@ def number(x: float) -> str:
 
 
 def tick_text(x: float) -> str:
-    """A tick's number, as short as it is exact."""
+    """A tick's number in at most six digits."""
     return f"{x:.6g}"
 
 
@@ -83,10 +97,10 @@ def element(name: str, attributes: dict[str, object], *children: str) -> str:
     return f"<{opening}>{''.join(children)}</{name}>" if children else f"<{opening}/>"
 
 
-def words(x: float, y: float, text: str, *, anchor: str = "start", role: str = "") -> str:
-    """Escaped text at a place."""
+def text(x: float, y: float, content: str, *, anchor: str = "start", role: str = "") -> str:
+    """Escaped text at (x, y)."""
     attributes: dict[str, object] = {"x": x, "y": y, "text-anchor": anchor if anchor != "start" else None}
-    return element("text", {**attributes, "class": role or None}, escape(safe(text)))
+    return element("text", {**attributes, "class": role or None}, escape(safe(content)))
 
 
 def line(x1: float, y1: float, x2: float, y2: float, role: str) -> str:
@@ -94,25 +108,25 @@ def line(x1: float, y1: float, x2: float, y2: float, role: str) -> str:
 
 
 def path(points: Sequence[tuple[float, float]], role: str, *, tip: str = "", values: Sequence[str] = ()) -> str:
-    """A polyline; a point that is not a number lifts the pen. `values` are what pointing at each point says."""
+    """A polyline, interrupted at NaN; `values` are the tooltips of its points."""
     steps: list[str] = []
-    said: list[str] = []
+    tips: list[str] = []
     pen = "M"
     for i, (x, y) in enumerate(points):
         if math.isfinite(x) and math.isfinite(y):
             steps.append(f"{pen}{number(round(x, 1))} {number(round(y, 1))}")
-            said += [values[i]] if values else []
+            tips += [values[i]] if values else []
             pen = "L"
         else:
             pen = "M"
-    told = {"data-tip": tip or None, "data-at": ";".join(said) or None}
-    return element("path", {"d": "".join(steps), "class": role, **told}) if steps else ""
+    tooltip = {"data-tip": tip or None, "data-at": ";".join(tips) or None}
+    return element("path", {"d": "".join(steps), "class": role, **tooltip}) if steps else ""
 
 
-def chart(
+def document(
     height: float, title: str, *parts: str, width: float = WIDTH, role: str = "", step: float | None = None
 ) -> str:
-    """A whole drawing with its accessible name; `step` is the height of its rows, where a page may take rows out."""
+    """A whole drawing; `step` is the height of its rows, which the page may hide."""
     attributes: dict[str, object] = {
         "xmlns": "http://www.w3.org/2000/svg",
         "viewBox": f"0 0 {number(width)} {number(height)}",
@@ -128,27 +142,293 @@ def chart(
 def bottom_axis(scale: Scale, y: float, top: float, title: str) -> str:
     """Grid lines, numbers and title of the horizontal axis."""
     grid = [line(scale(t), top, scale(t), y, "grid") for t in scale.ticks]
-    texts = [words(scale(t), y + 16, tick_text(t), anchor="middle", role="tick") for t in scale.ticks]
+    texts = [text(scale(t), y + 16, tick_text(t), anchor="middle", role="tick") for t in scale.ticks]
     middle = (scale.start + scale.end) / 2
-    return "".join([*grid, *texts, words(middle, y + 34, title, anchor="middle", role="axis")])
+    return "".join([*grid, *texts, text(middle, y + 34, title, anchor="middle", role="axis")])
 
 
 def left_axis(scale: Scale, x: float, right: float, title: str) -> str:
     """Grid lines, numbers and title (above the axis) of the vertical axis."""
     grid = [line(x, scale(t), right, scale(t), "grid") for t in scale.ticks]
-    texts = [words(x - 6, scale(t) + 4, tick_text(t), anchor="end", role="tick") for t in scale.ticks]
-    return "".join([*grid, *texts, words(8, min(scale.start, scale.end) - 10, title, role="axis")])
+    texts = [text(x - 6, scale(t) + 4, tick_text(t), anchor="end", role="tick") for t in scale.ticks]
+    return "".join([*grid, *texts, text(8, min(scale.start, scale.end) - 10, title, role="axis")])
 
 
 def marker(variant: Variant, place: tuple[float, float], *, size: float = 5.0, tip: str = "") -> str:
-    """The marker of a line; `tip` is what pointing at it says."""
+    """The marker of a variant with its tooltip."""
     x, y = (number(round(v, 1)) for v in place)
     role = f"mark {css_class(variant.method)}{' hollow' if variant.style.hollow else ''}"
     outline, transform = OUTLINES[variant.style.shape(variant.number)], f"translate({x} {y}) scale({number(size)})"
     return element("path", {"d": outline, "transform": transform, "class": role, "data-tip": tip or None})
 
 
-def key(variant: Variant) -> str:
-    """The marker alone, for a button or a table row."""
+def render(chart: Chart) -> str:
+    """A chart as an SVG element."""
+    renderers = {
+        "dots": _dots,
+        "scatter": _scatter,
+        "lines": _lines,
+        "reliability": _reliability,
+        "heatmap": _heatmap,
+    }
+    return renderers[chart.kind](chart)
+
+
+def legend_key(variant: Variant) -> str:
+    """The marker of a variant alone, for a button or a table row."""
     drawn = marker(variant, (9, 9), size=5.5)
     return element("svg", {"viewBox": "0 0 18 18", "class": "key", "aria-hidden": "true"}, drawn)
+
+
+def _dots(chart: Chart) -> str:
+    """Rows of dots on one scale, side by side where they would overlap; the page may hide rows."""
+    left, top = min(max(128.0, 6.4 * max(map(len, chart.categories), default=0) + 12), 236.0), 8.0
+    points = [(s.variant, p) for s in chart.series for p in s.points if math.isfinite(p.y)]
+    scale = linear_scale(_extent(chart, chart.series), left + 10, WIDTH - 14.0)
+    rows = [[(v, p) for v, p in points if p.x == i] for i in range(len(chart.categories))]
+    lanes = [assign_lanes([scale(chart.shown(p.y)) for _, p in row]) for row in rows]
+    crowd = max((lane for row in lanes for lane in row), default=0) + 1
+    step = max(min(max(330 / max(len(rows), 1), 25.0), 46.0), min(LANE * crowd + 12, 70.0))
+    pitch = min(LANE, (step - 12) / crowd)
+    bottom, drawn = top + step * len(rows), []
+    for i, (name, row) in enumerate(zip(chart.categories, rows, strict=True)):
+        place: dict[str, object] = {"class": "row", "transform": f"translate(0 {number(top + step * i)})"}
+        place |= {"data-d": i} if chart.rows_of == "domain" else {}
+        place |= {"data-s": row[0][0].index} if chart.rows_of == "method" and row else {}
+        middle, marks = step / 2 - pitch * max(lanes[i], default=0) / 2, []
+        for (variant, point), lane in zip(row, lanes[i], strict=True):
+            y = middle + pitch * lane
+            bar = _interval(chart, variant, point, scale, at=y, horizontal=True)
+            on = "" if name == variant.name else f" on {name}"
+            tip = f"{variant.name}{on}: {_value(chart, point)}"
+            marks.append(_of(variant, bar + marker(variant, (scale(chart.shown(point.y)), y), tip=tip)))
+        rule = line(left, step, WIDTH - 8.0, step, "rail")
+        label = text(left - 6, step / 2 + 4, shortened(name, int(left / 6.2)), anchor="end", role="label")
+        drawn.append(element("g", place, rule, label, *marks))
+    axis = element("g", {"class": "under"}, bottom_axis(scale, bottom, top - 900, chart.y_label))
+    return document(bottom + 42, chart.title, axis, *drawn, role="dots", step=step)
+
+
+def _scatter(chart: Chart) -> str:
+    """Values against a cost, with the Pareto front; points are named where there is room."""
+    height, left, top = 400.0, 44.0, 26.0
+    bottom, right = height - 42, WIDTH - 96.0
+    series, outliers = split_outliers(chart.series)
+    x = log_scale([s.points[0].x for s in series], left + 12, right)
+    y = linear_scale(_extent(chart, series), bottom - (16 if outliers else 0), top, pad=0.08)
+    places: dict[str, tuple[float, float]] = {}
+    for s in series:  # points of equal cost are moved apart, so that their intervals do not overlap
+        u = x(s.points[0].x)
+        twins = sum(abs(u - x(other.points[0].x)) < 1 for other in series[: len(places)])
+        places[s.variant.label] = (u + 5.0 * (twins % 6), y(chart.shown(s.points[0].y)))
+    front = pareto_front(series, key=lambda s: (s.points[0].x, s.points[0].y))
+    marks = []
+    for s in series:
+        place, point = places[s.variant.label], s.points[0]
+        tip = f"{s.variant.name}: {_value(chart, point)} at {point.x:.4g} {chart.x_label}"
+        bar = _interval(chart, s.variant, point, y, at=place[0])
+        marks.append(_of(s.variant, bar + marker(s.variant, place, size=6, tip=tip)))
+    joined = [[places[v.label] for v in variants if v.label in places] for variants in chart.connected]
+    lines = [
+        path(p, f"trail {css_class(vs[0].method)}") for p, vs in zip(joined, chart.connected, strict=True) if p[1:]
+    ]
+    taken = [Box(u - 7, u + 7, v + 4) for u, v in places.values()]  # no name covers a marker
+    taken += [Box(left, right, bottom - 6)] if outliers else []
+    names = []
+    for s in sorted(series, key=lambda s: (s.variant.number > 0, places[s.variant.label][1])):
+        u, v = places[s.variant.label]
+        width = 6.4 * len(s.variant.short())
+        start = u + 10 if u + 10 + width <= WIDTH - 2 else u - 10 - width
+        baseline = free_baseline(start, width, v + 4, taken, top=top + 4, bottom=bottom + 8)
+        if baseline is not None:
+            taken.append(Box(start, start + width, baseline))
+            role = f"name {css_class(s.variant.method)}"
+            names.append(_of(s.variant, text(start, baseline, s.variant.short(), role=role)))
+    axes = bottom_axis(x, bottom, top - 4, chart.x_label) + left_axis(y, left, right + 8, chart.y_label)
+    front_line = path([places[s.variant.label] for s in front], "frontier")
+    note = _outlier_note(chart, outliers, left + 12, bottom - 6)
+    return document(height, chart.title, axes, front_line, *lines, *marks, *names, note)
+
+
+def _lines(chart: Chart) -> str:
+    """Curves over numbers or categories; curves over categories are never left out."""
+    named = bool(chart.categories)
+    height, left, top, right = 300.0 + (58 if named else 20), 44.0, 26.0, WIDTH - 104.0
+    bottom = height - (80 if named else 42)
+    series, outliers = (list(chart.series), []) if named else split_outliers(chart.series)
+    across = [p.x for s in series for p in s.points]
+    x = linear_scale(across, left + 8, right, pad=0.01)
+    if chart.x_scale == "doubling":
+        x = replace(log_scale(across, left + 8, right), ticks=tuple(sorted(set(across))))
+    y = linear_scale(_extent(chart, series), bottom - (18 if outliers else 0), top)
+    base = bottom_axis(x, bottom, top, chart.x_label)
+    if named:
+        base = "".join(_slanted(x(float(i)), bottom + 14, name, -38) for i, name in enumerate(chart.categories))
+    parts = [base, left_axis(y, left, right + 4, chart.y_label)]
+    for i, s in enumerate(series):
+        # intervals of several curves are moved to the left, so that they do not overlap
+        bars = [_interval(chart, s.variant, p, y, at=x(p.x) - 3.0 * i) for p in s.points]
+        parts.append(_of(s.variant, "".join(bars) + _curve(chart, s, x, y)))
+    labeled = sorted(series, key=lambda s: (s.variant.number > 0, -s.mean))[: int((bottom - top) / 11)]
+    ends = [next((p.y for p in reversed(s.points) if math.isfinite(p.y)), math.nan) for s in labeled]
+    wanted = [y(chart.shown(end)) if math.isfinite(end) else bottom for end in ends]
+    for s, place in zip(labeled, spread_labels(wanted, 12.5, top, bottom), strict=True):
+        label = text(right + 10, place + 4, s.variant.short(17), role=f"name {css_class(s.variant.method)}")
+        parts.append(_of(s.variant, label))
+    return document(height, chart.title, *parts, _outlier_note(chart, outliers, left + 12, bottom - 6))
+
+
+def _curve(chart: Chart, series: Series, x: Scale, y: Scale) -> str:
+    """The line of a series, with a marker at each point if there are at most 16."""
+    variant, points = series.variant, series.points
+    places = [(x(p.x), y(chart.shown(p.y))) for p in points]
+    at = [chart.categories[int(p.x)] if chart.categories else tick_text(p.x) for p in points]
+    role = f"curve {css_class(variant.method)} v{min(variant.number, 3)}"
+    values = [f"{_value(chart, p)} at {where}" for p, where in zip(points, at, strict=True)]
+    if len(points) > 16:
+        return path(places, role, tip=variant.name, values=values)
+    marks = [
+        marker(variant, place, size=4, tip=f"{variant.name}: {value}")
+        for place, value in zip(places, values, strict=True)
+        if all(map(math.isfinite, place))
+    ]
+    return path(places, role) + "".join(marks)
+
+
+def _reliability(chart: Chart) -> str:
+    """Accuracy by confidence and the diagonal; paler bars stand for fewer samples."""
+    size, left, top = 190.0, 30.0, 8.0
+    bottom, right = size - 34, size - 8
+    x, y = Scale(0, 1, left, right, (0.0, 0.5, 1.0)), Scale(0, 1, bottom, top, (0.0, 0.5, 1.0))
+    bars = []
+    for s in chart.series:
+        for p in s.points:
+            box: dict[str, object] = {"x": x(p.x - 0.5 / BINS) + 0.5, "y": y(p.y), "width": x(1 / BINS) - x(0) - 1}
+            box |= {"height": y(0) - y(p.y), "opacity": p.weight, "class": f"bar {css_class(s.variant.method)}"}
+            bars.append(element("rect", {**box, "data-tip": _value(chart, p)}))
+    axes = bottom_axis(x, bottom, top, chart.x_label) + left_axis(y, left, right, "")
+    diagonal = line(x(0), y(0), x(1), y(1), "diagonal")
+    return document(size, chart.title, axes, *bars, diagonal, width=size, role="small")
+
+
+def _heatmap(chart: Chart) -> str:
+    """Shaded cells: named rows and columns with their values, or a plane with numeric axes and points on it."""
+    grid = chart.heatmap
+    if grid is None:
+        return document(1, chart.title)
+    columns, rows, named = cell_edges(grid.x), cell_edges(grid.y), bool(chart.rows)
+    left, top = (max(96.0, 7.0 * max(map(len, chart.rows)) + 12), 46.0) if named else (46.0, 12.0)
+    right = left + 34.0 * len(grid.x) if named else WIDTH - 12.0
+    bottom = top + 26.0 * len(grid.y) if named else 378.0
+    x = Scale(columns[0], columns[-1], left, right, round_ticks(columns[0], columns[-1], 6))
+    y = Scale(rows[0], rows[-1], *((top, bottom) if named else (bottom, top)), round_ticks(rows[0], rows[-1], 6))
+    parts, gap = [], 1.0 if named else 0.0
+    for i, values in enumerate(grid.values):
+        for j, value in enumerate(values):
+            if named and not math.isfinite(value):
+                continue
+            up, low = sorted((y(rows[i]), y(rows[i + 1])))
+            shade = grid.shades[i][j] if math.isfinite(grid.shades[i][j]) else 1.0
+            box: dict[str, object] = {"x": x(columns[j]) + gap, "y": up + gap, "height": low - up - 2 * gap}
+            box |= {"width": x(columns[j + 1]) - x(columns[j]) - 2 * gap, "fill-opacity": 0.85 - 0.75 * shade}
+            framed = " framed" if (i, j) in grid.framed else ""
+            tip = f"{chart.categories[j]}: {value:.4f}" if named else f"{value:.4f}"
+            parts.append(element("rect", {**box, "class": f"heat{framed or ' flat' * (not named)}", "data-tip": tip}))
+            if named:
+                parts.append(text(x(grid.x[j]), up + 17, f"{value:.2f}", anchor="middle", role="heat-text"))
+    for s in chart.series:
+        parts += [marker(s.variant, (x(p.x), y(p.y)), size=7.5, tip=p.note.strip()) for p in s.points]
+    if named:
+        parts += [_slanted(x(float(j)), top - 6, name, -50) for j, name in enumerate(chart.categories)]
+        parts += [
+            text(left - 8, y(v) + 4, n, anchor="end", role="label") for v, n in zip(grid.y, chart.rows, strict=True)
+        ]
+        return document(bottom + 8, chart.title, *parts, width=right + 8, role="wide")
+    axes = bottom_axis(x, bottom, bottom, "") + left_axis(y, left, left, "")
+    return document(bottom + 42, chart.title, *parts, axes)
+
+
+def spread_labels(places: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:
+    """Places moved to be at least `gap` apart between `top` and `bottom`, in the same order.
+
+    If there is not enough room, they are as far apart as possible.
+    """
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    gap = min(gap, (bottom - top) / max(len(places) - 1, 1))
+    moved, lowest, highest = list(places), top, bottom
+    for i in order:
+        moved[i] = lowest = max(moved[i], lowest)
+        lowest += gap
+    for i in reversed(order):
+        moved[i] = highest = min(moved[i], highest)
+        highest -= gap
+    return moved
+
+
+def free_baseline(
+    left: float, width: float, baseline: float, taken: Sequence[Box], *, top: float, bottom: float
+) -> float | None:
+    """The nearest baseline between `top` and `bottom` at which a text overlaps nothing in `taken`, or None."""
+    for step in range(0, 28, 3):  # farther away, a name would not seem to belong to its point
+        for y in (baseline + step, baseline - step):
+            free = all(abs(y - b.baseline) >= 12.5 or left >= b.right or b.left >= left + width for b in taken)
+            if free and top <= y <= bottom:
+                return y
+    return None
+
+
+def assign_lanes(places: Sequence[float]) -> list[int]:
+    """For each marker the lowest lane in which it overlaps no other."""
+    lanes, ends = [0] * len(places), list[float]()
+    for place, i in sorted((place, i) for i, place in enumerate(places)):
+        lane = next((k for k, end in enumerate(ends) if place - end >= MARKER), len(ends))
+        ends[lane : lane + 1] = [place]
+        lanes[i] = lane
+    return lanes
+
+
+def _extent(chart: Chart, series: Sequence[Series]) -> list[float]:
+    """The values that a scale must cover; intervals at most double the range of the values."""
+    points = [(chart.shown(p.y), p.error) for s in series for p in s.points if math.isfinite(p.y)]
+    if not points:
+        return []
+    low, high = min(y for y, _ in points), max(y for y, _ in points)
+    room = max(high - low, chart.shown(0.01))
+    ends = [y + sign * chart.shown(error) for y, error in points if error is not None for sign in (-1, 1)]
+    return [low, high, *(min(max(end, low - room), high + room) for end in ends)]
+
+
+def _value(chart: Chart, point: Point) -> str:
+    """A value, its interval and its note: "70.0 ± 1.0"."""
+    known = point.error is not None and math.isfinite(point.error)
+    return chart.text(point.y) + (f" ± {chart.text(point.error or 0.0)}" if known else "") + point.note
+
+
+def _interval(
+    chart: Chart, variant: Variant, point: Point, scale: Scale, *, at: float, horizontal: bool = False
+) -> str:
+    """The interval of a value along `scale`, cut at the frame."""
+    if point.error is None or not math.isfinite(point.error) or not math.isfinite(point.y):
+        return ""
+    first, last = sorted((scale.start, scale.end))
+    ends = (scale(chart.shown(v)) for v in (point.y - point.error, point.y + point.error))
+    low, high = (min(max(end, first - 8), last + 8) for end in ends)
+    role = f"whisker {css_class(variant.method)}"
+    return line(low, at, high, at, role) if horizontal else line(at, low, at, high, role)
+
+
+def _outlier_note(chart: Chart, outliers: Sequence[Series], x: float, y: float) -> str:
+    named = ", ".join(f"{s.variant.name} {chart.text(s.mean)}" for s in outliers)
+    return text(x, y, f"↓ below the frame: {named}", role="tick") if outliers else ""
+
+
+def _slanted(x: float, y: float, name: str, angle: int) -> str:
+    """A tilted name that ends (angle above -45) or begins at its place."""
+    place: dict[str, object] = {"x": x, "y": y, "transform": f"rotate({angle} {number(x)} {number(y)})"}
+    place |= {"class": "tick", "text-anchor": "end" if angle > -45 else "start"}
+    return element("text", place, escape(safe(shortened(name, 16))))
+
+
+def _of(variant: Variant, content: str) -> str:
+    """A group that the page hides with the method."""
+    return element("g", {"data-s": variant.index}, content)

@@ -5,31 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from trust_tta.report.model import Group, Place, Variant
 from trust_tta.report.paper import Comparison, SweepPair, published_times
 from trust_tta.report.published import Published
 from trust_tta.report.significance import Difference, Duel, difference, equal_time, equal_updates, ranking, seed_means
-from trust_tta.report.text import counted, domain_name, safe_line
+from trust_tta.report.text import counted, domain_name, safe_line, short_domain
 from trust_tta.results import Aggregate, Cell, format_gain, format_percent, format_value
 from trust_tta.results.display import MISSING
 
-SHORT_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "gaussian_noise": "gauss",
-        "shot_noise": "shot",
-        "impulse_noise": "impulse",
-        "defocus_blur": "defocus",
-        "glass_blur": "glass",
-        "motion_blur": "motion",
-        "zoom_blur": "zoom",
-        "brightness": "bright",
-        "elastic_transform": "elastic",
-        "pixelate": "pixel",
-        "jpeg_compression": "jpeg",
-    }
-)
 PUBLISHED = "published"
 OURS = "this run"
 
@@ -143,7 +127,7 @@ def cost_table(group: Group, published: Published) -> DataTable | None:
         entries += [_number(ms / base if ms is not None else None, "{:.2f}")] if base else []
         entries += [_number(theirs.get(c.variant.label), "{:.1f}", "num theirs")] if theirs else []
         lines.append(_line(group, c.variant, entries))
-    caption = f"Cost of each method, {over_domains(group)} and seeds; forwards and backwards are passes per batch"
+    caption = f"Cost of each method, {group.scope} and seeds; forwards and backwards are passes per batch"
     return DataTable(f"cost {group.title}", caption, _columns("method", *heads), tuple(lines))
 
 
@@ -187,7 +171,7 @@ def difference_table(group: Group) -> DataTable | None:
     heads = [f"{best.name} ahead by", "± over seeds", "seeds"]
     heads += [f"only {best.name} right", "only this right", "p"] if tested else []
     lines = [_line(group, d.second, _evidence(d, tested)) for d in found]
-    caption = f"{best.name}, the best {over_domains(group)}, against each other method, in points"
+    caption = f"{best.name}, the best {group.scope}, against each other method, in points"
     columns = (*_columns("method", *heads), Column("told apart", "words"))
     return DataTable(f"comparison {group.title}", caption, columns, tuple(lines))
 
@@ -204,7 +188,7 @@ def calibration_table(group: Group) -> DataTable | None:
     if not lines:
         return None
     heads = ("ECE in %", "NLL in nats", "Brier score (0 to 2)", "entropy in nats")
-    caption = f"Calibration, {over_domains(group)} and seeds; lower is better, except for the entropy"
+    caption = f"Calibration, {group.scope} and seeds; lower is better, except for the entropy"
     marked = _mark_best(lines, range(3), lowest=True)
     return DataTable(f"calibration {group.title}", caption, _columns("method", *heads), marked)
 
@@ -264,16 +248,6 @@ def paper_sweep_table(pair: SweepPair) -> DataTable:
     caption = f"{pair.item.place}, {pair.item.about}: {who}{note}"
     columns = _columns(option, PUBLISHED, OURS, "difference")
     return DataTable(f"paper {pair.item.place} {safe_line(pair.dataset)}", caption, columns, tuple(lines))
-
-
-def short_domain(domain: str) -> str:
-    return SHORT_NAMES.get(domain) or domain_name(domain)
-
-
-def over_domains(group: Group) -> str:
-    """ "mean over all 4 domains"."""
-    n = len(group.domains)
-    return f"mean over all {n} domains" if n > 1 else "on the only domain"
 
 
 _GAP = Entry(MISSING, role="gap")
@@ -363,7 +337,7 @@ def _mean_entry(group: Group, variant: Variant) -> Entry:
     if entry.mean is None:
         return Entry(MISSING, role="gap mean", tip="not every domain is there")
     text = format_percent(entry.mean)
-    tip = f"{variant.name}: {text}{_around(entry)}, {over_domains(group)}"
+    tip = f"{variant.name}: {text}{_around(entry)}, {group.scope}"
     return Entry(text, entry.mean, _spread(entry), role="num mean", tip=tip)
 
 

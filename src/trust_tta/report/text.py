@@ -8,6 +8,11 @@ from collections.abc import Sequence
 
 # C0 and C1 controls but for tab and newline, and what turns or hides text: bidirectional marks, zero-width characters.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_SHORT_DOMAINS = {
+    "gaussian_noise": "gauss", "shot_noise": "shot", "impulse_noise": "impulse", "defocus_blur": "defocus",
+    "glass_blur": "glass", "motion_blur": "motion", "zoom_blur": "zoom", "brightness": "bright",
+    "elastic_transform": "elastic", "pixelate": "pixel", "jpeg_compression": "jpeg",
+}  # fmt: skip
 _PLAIN = (("± ", "+-"), ("–", "-"), ("…", "..."))  # of the same width, where columns are aligned
 
 
@@ -33,6 +38,11 @@ def printable(text: str) -> str:
 def domain_name(domain: str) -> str:
     """ "gaussian_noise" as "gaussian noise"."""
     return safe_line(domain.replace("_", " "))
+
+
+def short_domain(domain: str) -> str:
+    """The name of a domain for a column of a table: "gaussian_noise" as "gauss"."""
+    return _SHORT_DOMAINS.get(domain) or domain_name(domain)
 
 
 def short_name(label: str, most: int = 18) -> str:
