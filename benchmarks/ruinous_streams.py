@@ -43,8 +43,8 @@ from trust_tta.live.calibration import calibrate
 from trust_tta.live.session import Result
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
-from trust_tta.methods.clean import gather_from_clean
 from trust_tta.methods.registry import method_options
+from trust_tta.methods.source_data import gather_from_clean
 
 Images = NDArray[np.uint8]
 Task = tuple[str, str, tuple[str, ...], int]  # method, stream, guards, batches

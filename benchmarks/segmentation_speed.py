@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/segmentation_speed.py OUT.json [--size 512] [--batch 2] [--model NAME]
 
 One step with K = 6 orders in bfloat16, the median of some, and its peak memory; then six passes forward and backward
-for the same weights, plain and recorded as CUDA graphs. Random weights and images: neither changes the work.
+for the same weights, plain and captured as CUDA graphs. Random weights and images: neither changes the work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.timing import Limits, Work, device_clock, repeat, wall_clock
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
-from trust_tta.ops.cuda_graphs import Recorder
+from trust_tta.ops.cuda_graphs import GraphedNetwork
 
 ORDERS = 6
 
@@ -37,16 +37,17 @@ def time_of(work: Work, device: torch.device, limits: Limits) -> dict[str, float
     return {"milliseconds": 1e3 * seconds, "peak_gib": peak}
 
 
-def passes(model: Any, images: torch.Tensor, names: list[str], *, recorded: bool) -> Work:
+def passes(model: Any, images: torch.Tensor, names: list[str], *, captured: bool) -> Work:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
     weights = [parameter for name, parameter in model.named_parameters() if name in names]
-    recorder, directions = Recorder(model, weights), model.scan_directions(None, len(images))
-    call = recorder if recorded else recorder.plain
+    call, directions = GraphedNetwork(model, weights), model.scan_directions(None, len(images))
 
     def work() -> None:
         for _ in range(ORDERS):
-            torch.autograd.grad(call(images, directions).logsumexp(1).mean(), weights, allow_unused=True)
+            torch.autograd.grad(
+                call(images, directions, capture=captured).logsumexp(1).mean(), weights, allow_unused=True
+            )
 
     return work
 
@@ -71,8 +72,8 @@ def main() -> None:
             found[name] = time_of(lambda method=method: method(images), device, limits)  # type: ignore[misc]
             del method
         names = list(create_method("trust", model).adapted)
-        for what, recorded in (("six passes", False), ("six recorded passes", True)):
-            found[what] = time_of(passes(model, images, names, recorded=recorded), device, limits)
+        for what, captured in (("six passes", False), ("six recorded passes", True)):
+            found[what] = time_of(passes(model, images, names, captured=captured), device, limits)
             found[f"trust / {what}"] = found["trust"]["milliseconds"] / found[what]["milliseconds"]
     settings = {name: getattr(options, name) for name in ("model", "size", "batch", "classes")}
     provenance = collect_provenance(device=device, dtype="bfloat16", config=json.dumps(settings))

@@ -78,7 +78,7 @@ def test_every_method_takes_them(name: str) -> None:
     for method in sorted(set(tt.list_methods()) - NEED_MORE):
         network = theirs(name)
         if method == "eata":
-            from trust_tta.methods.clean import gather_fisher
+            from trust_tta.methods.source_data import gather_fisher
 
             options["eata"] = {"fisher": gather_fisher(network, [images(4)])}
         adapted = tt.create_method(method, network, **options.get(method, {}))

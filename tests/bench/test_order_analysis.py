@@ -118,7 +118,7 @@ def test_the_plane_holds_its_corners_and_the_grid_is_the_loss_at_its_places(tmp_
     found = surface(place)
     for i, y in enumerate(found.y):
         for j, x in enumerate(found.x):
-            named = adapted.method.weights.by_name(plane.at(x, y))
+            named = adapted.method.weights.unflatten(plane.at(x, y))
             assert found.loss[i][j] == pytest.approx(loss_by_hand(place, named), rel=1e-4)
 
 

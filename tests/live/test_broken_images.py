@@ -131,7 +131,7 @@ def test_training_of_the_callers_network_is_noticed_at_once() -> None:
     for images in clean(FINGERPRINT_EVERY + 1, seed=3):
         stream(images)  # the weights themselves are not due
     with torch.no_grad():
-        stream.method.caller.network.get_parameter(next(iter(stream.method.adapted))).add_(1.0)
+        stream.method.shared.network.get_parameter(next(iter(stream.method.adapted))).add_(1.0)
     with pytest.raises(StateError, match="the adapted weights changed between two calls"):
         stream(clean(1, seed=5)[0])
 

@@ -19,7 +19,7 @@ from trust_tta.live.monitors import (
     weight_distance,
 )
 from trust_tta.live.source_reference import Canary, Reservoir, SourceReference, balanced
-from trust_tta.ops.segmentation_logits import whole
+from trust_tta.ops.segmentation_logits import upsample
 
 
 def test_a_window_holds_the_last_images() -> None:
@@ -115,7 +115,7 @@ def test_a_network_without_batchnorm_is_source_referenced_by_its_images() -> Non
 def test_the_source_reference_stays_the_source_whatever_is_learned(statistics: str) -> None:
     method = make("tent", lr=0.1, statistics=statistics)
     source_reference, images = SourceReference(method), draw(32, seed=4)[0]
-    before = whole(source_reference(images))
+    before = upsample(source_reference(images))
     expected = make("tent", statistics="batch" if statistics == "stream" else statistics).evaluate(images)
     assert torch.equal(before, expected)
     state = method.state_dict()
@@ -123,8 +123,8 @@ def test_the_source_reference_stays_the_source_whatever_is_learned(statistics: s
     assert states_equal(method.state_dict(), state)
     for batch in clean(3):
         method(batch)
-    assert torch.equal(whole(source_reference(images)), before)
-    assert not torch.equal(whole(source_reference.predict_adapted(images)), before)
+    assert torch.equal(upsample(source_reference(images)), before)
+    assert not torch.equal(upsample(source_reference.predict_adapted(images)), before)
 
 
 @pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
@@ -166,7 +166,7 @@ def test_a_canary_scores_what_it_should() -> None:
     assert trusted.score(source_reference(images)) == 1
     labeled = Canary.labeled(images, labels, source_reference)
     assert labeled.expected == pytest.approx(
-        float((whole(source_reference(images)).argmax(1) == labels).float().mean())
+        float((upsample(source_reference(images)).argmax(1) == labels).float().mean())
     )
 
 

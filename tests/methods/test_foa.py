@@ -11,10 +11,10 @@ import torch
 
 from tests.methods.networks import CLASSES, batches, make, run, same, vmamba, weights
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods.clean import gather_source_statistics
 from trust_tta.methods.foa import Foa, Search
 from trust_tta.methods.prompts import append_row, take_prompts
 from trust_tta.methods.registry import create_method
+from trust_tta.methods.source_data import gather_source_statistics
 
 
 def foa(**options: object) -> Foa:

@@ -107,7 +107,7 @@ class Rpl(Learner):
 
     q = 0.8
 
-    def loss(self, logits: Tensor, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Tensor) -> Tensor:
         return generalized_cross_entropy(logits, self.q).mean()
 
 
@@ -281,14 +281,14 @@ def check_end(method: Any, golden: Arrays) -> None:
         statistics = method.student_statistics
     check_statistics(statistics, part(golden, "stat/"))
     if hidden := part(golden, "hidden/"):
-        ours = method.weights.by_name(method.hidden)
+        ours = method.weights.unflatten(method.hidden)
         assert all(error(ours[name], value) < TOLERANCE for name, value in hidden.items())
 
 
 def learned(method: Any) -> dict[str, Tensor]:
     """The weights that the optimizer moves: the student's, where the network holds a teacher's."""
     if hasattr(method, "student"):
-        found: dict[str, Tensor] = method.weights.by_name(method.student)
+        found: dict[str, Tensor] = method.weights.unflatten(method.student)
         return found
     return {name: value.detach() for name, value in method.adapted.items()}
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from tests.methods.networks import LEARNERS, batches, make, run, same, vmamba
 from trust_tta.errors import StateError
 from trust_tta.methods.registry import list_methods
-from trust_tta.methods.saving import STATE_FORMAT
-from trust_tta.methods.state import Array, Number, Optional, check
+from trust_tta.methods.state import STATE_FORMAT, Array, Number, Optional, check
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in list_methods()} | {
     "tent-sgd": ("tent", {"optimizer": "sgd"}),

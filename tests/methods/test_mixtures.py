@@ -172,7 +172,7 @@ def test_a_mixed_state_is_saved_restored_and_left_alone_by_evaluation() -> None:
     assert method.statistics.mixed
     state = method.state_dict()
     method.evaluate(third)
-    method.evaluate(third, as_next=True)
+    method.evaluate(third, include_in_stats=True)
     assert same(method.state_dict(), state)
     other = make("tide", vmamba())
     other.load_state_dict(state)

@@ -80,7 +80,7 @@ def test_trust_before_with_several_steps_is_of_the_last_round() -> None:
     outputs = method(images)
     once = make("trust", vmamba(), orders=["abcd", "bcda"])
     with torch.enable_grad():
-        once.forward_and_adapt(images)  # the first round; nothing is averaged between rounds
+        once.adapt_under_orders(images)  # the first round; nothing is averaged between rounds
     torch.testing.assert_close(outputs, once.evaluate(images))
     torch.testing.assert_close(method.logits_before, make("bn", vmamba())(images))
 

@@ -25,7 +25,7 @@ class Mine(Learner):
     """Entropy to a power."""
     Options = MineOptions
 
-    def loss(self, logits, chosen):
+    def loss(self, logits):
         return (entropy(logits) ** self.options.power).mean()
 
 def no_method(model):

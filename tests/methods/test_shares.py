@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.methods.networks import batches, convnet, make, run, same
+from trust_tta.methods.flat_parameters import FlatParameters, OptimizerConfig
 from trust_tta.methods.shares import BATCH, RATE, START, Shares
 from trust_tta.methods.statistics import SOURCE_WORTH, Statistics, StreamNorm
-from trust_tta.methods.weights import Descent, Weights
 
 
 def mixing_norm() -> tuple[Statistics, StreamNorm, Shares]:
@@ -111,10 +111,10 @@ def test_what_is_not_finite_moves_nothing() -> None:
 
 def test_a_slope_that_is_not_finite_skips_the_step() -> None:
     """The loss and the weights' gradient are finite: the root of 0 has no slope."""
-    weights = Weights({"w": nn.Parameter(torch.ones(2))}, Descent())
+    weights = FlatParameters({"w": nn.Parameter(torch.ones(2))}, OptimizerConfig())
     share = torch.zeros(1, requires_grad=True)
-    assert not weights.differentiate(weights.named["w"].sum() + share.sqrt().sum(), extra=share)
-    assert weights.differentiate(weights.named["w"].sum() + share.sum(), extra=share)
+    assert not weights.backward(weights.named["w"].sum() + share.sqrt().sum(), extra=share)
+    assert weights.backward(weights.named["w"].sum() + share.sum(), extra=share)
 
 
 def test_a_new_domain_begins_where_the_first_did() -> None:

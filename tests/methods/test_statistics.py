@@ -210,7 +210,7 @@ def test_images_evaluated_as_the_next_batch_are_normalized_as_such(name: str, st
     method(first)
     second = 3 * second + 1
     before, memory = method.state_dict(), {n: b.clone() for n, b in method.model.named_buffers()}
-    outputs = method.evaluate(second, as_next=True)
+    outputs = method.evaluate(second, include_in_stats=True)
     assert same(method.state_dict(), before)
     of_the_batch = ("memory_", "fresh", "apart", "total")  # which the next one sets anew
     kept = [n for n in memory if not n.rpartition(".")[2].startswith(of_the_batch)]

@@ -16,7 +16,7 @@ from tests.methods.networks import CLASSES, batches, convnet, make, run, same, v
 from trust_tta.methods import tide
 from trust_tta.methods.losses import class_confusion
 from trust_tta.methods.tide import Tide
-from trust_tta.ops.segmentation_logits import whole
+from trust_tta.ops.segmentation_logits import upsample
 
 
 def golden_cases() -> list[int]:
@@ -29,7 +29,7 @@ def test_without_a_memory_the_loss_is_minimum_class_confusion(case: int) -> None
     temperature = json.loads(str(arrays["hyper"]))["cases"][case]["temperature"]
     logits = torch.tensor(arrays[f"case/{case}/logits"], dtype=torch.float64, requires_grad=True)
     method: Tide = make("tide", convnet(), temperature=float(temperature))
-    loss = method.loss(logits, None)
+    loss = method.loss(logits)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.item() == pytest.approx(float(arrays[f"case/{case}/value"]), abs=1e-10)
     np.testing.assert_allclose(gradient.numpy(), arrays[f"case/{case}/grad"], atol=1e-10)
@@ -39,9 +39,9 @@ def test_the_memory_of_the_confusion_makes_single_images_learn() -> None:
     method: Tide = make("tide", convnet())
     first, second = torch.randn(2, 1, CLASSES, generator=torch.Generator().manual_seed(0)).unbind()
     first, second = first.requires_grad_(), second.requires_grad_()
-    (alone,) = torch.autograd.grad(method.loss(first, None), first)
+    (alone,) = torch.autograd.grad(method.loss(first), first)
     assert alone.abs().max() < 1e-6  # the rows of one image are all the same
-    (remembered,) = torch.autograd.grad(method.loss(second, None), second)
+    (remembered,) = torch.autograd.grad(method.loss(second), second)
     assert remembered.abs().max() > 1e-3
     expected = class_confusion(first.detach(), temperature=2.5)
     kept = expected * 2 ** (-class_confusion(second.detach(), temperature=2.5).sum(1, keepdim=True) * CLASSES / 256)
@@ -62,7 +62,7 @@ def test_even_classes_are_left_alone() -> None:
     views = stream_of([i % CLASSES for i in range(100)])
     believed = method.believe(views)
     assert float(believed.skew) == 0
-    assert torch.allclose(whole(believed.log_p).exp(), views[0].exp(), atol=1e-6)
+    assert torch.allclose(upsample(believed.log_p).exp(), views[0].exp(), atol=1e-6)
 
 
 def test_uneven_classes_are_followed_and_help() -> None:
@@ -72,7 +72,7 @@ def test_uneven_classes_are_followed_and_help() -> None:
     believed = method.believe(views)
     right = torch.tensor(labels)
     before = (views[0].argmax(1) == right).float().mean()
-    after = (whole(believed.log_p).argmax(1) == right).float().mean()
+    after = (upsample(believed.log_p).argmax(1) == right).float().mean()
     assert float(believed.skew) > 0.7
     assert after > before + 0.1
 
@@ -115,10 +115,10 @@ def test_the_pull_alone_brings_the_weights_back_by_the_images_seen() -> None:
     distances = []
     for images in (2, 8):
         method: Tide = make("tide", convnet(), lr=0.0, pull=0.5)
-        source = method.weights.read()
-        method.weights.write(source + 1)
+        source = method.weights.snapshot()
+        method.weights.load(source + 1)
         run(method, batches(16 // images, images=images))
-        distances.append(float((method.weights.read() - source).mean()))
+        distances.append(float((method.weights.snapshot() - source).mean()))
     assert distances[0] == pytest.approx(distances[1], rel=1e-4)
     assert distances[0] == pytest.approx(0.5 ** (16 / 128), rel=1e-4)
 
@@ -128,9 +128,9 @@ def test_an_update_is_as_long_as_the_square_root_of_the_images() -> None:
     moved = {}
     for images in (2, 8):
         method: Tide = make("tide", convnet(), lr=1e-3, pull=0.0, frequencies=False, views="none")
-        before = method.weights.read()
+        before = method.weights.snapshot()
         method(batches(1, images=images)[0])
-        moved[images] = float((method.weights.read() - before).abs().max())
+        moved[images] = float((method.weights.snapshot() - before).abs().max())
     assert moved[2] == pytest.approx(2e-3 * math.sqrt(2 / 128), rel=1e-2)
     assert moved[8] == pytest.approx(2e-3 * math.sqrt(8 / 128), rel=1e-2)
 
@@ -167,10 +167,10 @@ def test_where_no_errors_are_expected_nothing_is_learned_and_the_pull_is_threefo
     model = convnet()
     model.head.weight.data.mul_(scale)
     method: Tide = make("tide", model, lr=1e-3, pull=0.1, frequencies=False, views="none")
-    source = method.weights.read()
-    method.weights.write(source + 1)
+    source = method.weights.snapshot()
+    method.weights.load(source + 1)
     method(batches(1, images=128)[0])
-    moved = method.weights.read() - source
+    moved = method.weights.snapshot() - source
     assert float(moved.mean()) == pytest.approx(kept, abs=2e-3)
     assert float(moved.std()) < 1e-4 if scale > 1 else float(moved.std()) > 1e-4  # Adam's steps go both ways
 
@@ -191,7 +191,7 @@ def test_a_loss_that_is_not_finite_moves_no_weight_and_is_not_remembered(monkeyp
     first, second = batches(2)
     method(first)
     before = method.state_dict()
-    monkeypatch.setattr(method, "loss", lambda logits, chosen: logits.sum() * float("nan"))
+    monkeypatch.setattr(method, "loss", lambda logits: logits.sum() * float("nan"))
     method.confusion = torch.ones(CLASSES, CLASSES)
     assert method(second).isfinite().all()
     after = method.state_dict()

@@ -17,7 +17,7 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.parallel import equal_parts
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.trust import Trust
-from trust_tta.ops.segmentation_logits import whole
+from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 
 ORDERS = ["abcd", "bcda", "dbca"]  # the second is not its own inverse
@@ -32,15 +32,16 @@ def by_copies(orders: list[str], stream: list[Tensor], *, split: bool, steps: in
         parts = equal_parts(images, len(orders)) if split else [images] * len(orders)
         for member, part in zip(members, parts, strict=True):
             member(part)
-        mean = torch.stack([m.weights.read() for m in members]).mean(0)
+        mean = torch.stack([m.weights.snapshot() for m in members]).mean(0)
         averages = {
-            key: torch.stack([m.weights.moments[key] for m in members]).mean(0) for key in ("exp_avg", "exp_avg_sq")
+            key: torch.stack([m.weights.optimizer_state[key] for m in members]).mean(0)
+            for key in ("exp_avg", "exp_avg_sq")
         }
         for member in members:
-            member.weights.write(mean)
-            member.weights.load_moments({**member.weights.moments, **averages})
+            member.weights.load(mean)
+            member.weights.load_optimizer_state({**member.weights.optimizer_state, **averages})
         names = dict(judge.model.named_parameters())
-        for name, value in members[0].weights.by_name(mean).items():
+        for name, value in members[0].weights.unflatten(mean).items():
             names[name].data.copy_(value)
         results.append(judge(images))
     return results
@@ -58,7 +59,7 @@ def test_parallel_is_independent_copies_merged_after_the_batch(parallel: str, st
 
 def refuse_one(method: Method, *, place: int, part: str) -> None:
     """Make the loss, or only the gradient, of the learning pass at `place` not a number."""
-    plain: Any = method.predict.coarse
+    plain: Any = method.logits
     passes = 0
 
     def predict(images: Tensor, **options: Any) -> Tensor:
@@ -72,7 +73,7 @@ def refuse_one(method: Method, *, place: int, part: str) -> None:
         logits.register_hook(lambda gradient: gradient * float("nan"))
         return logits
 
-    method.predict.coarse = predict  # type: ignore[method-assign]
+    method.logits = predict  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("part", ["loss", "gradient"])
@@ -102,8 +103,8 @@ def test_an_order_of_several_steps_counts_if_one_of_them_was_made() -> None:
     for order, steps in (("abcd", 2), ("bcda", 1)):
         single = make("trust", vmamba().double(), orders=[order], steps=steps)
         single(images)
-        ends.append(single.weights.read())
-    torch.testing.assert_close(method.weights.read(), (ends[0] + ends[1]) / 2, rtol=1e-9, atol=1e-12)
+        ends.append(single.weights.snapshot())
+    torch.testing.assert_close(method.weights.snapshot(), (ends[0] + ends[1]) / 2, rtol=1e-9, atol=1e-12)
 
 
 def test_entropy_weights_belong_to_their_orders() -> None:
@@ -115,12 +116,12 @@ def test_entropy_weights_belong_to_their_orders() -> None:
     for order in ORDERS:
         single = make("trust", vmamba().double(), orders=[order])
         single(images)
-        ends.append(single.weights.read())
+        ends.append(single.weights.snapshot())
         p = judge.predict(images, order=ScanOrder(order)).detach().softmax(1)
         weights_of.append(float(1 / -(p * p.log()).sum(1).mean()))
     assert len(set(weights_of)) == len(ORDERS)  # little, but more than the tolerance below lets pass
     wanted = sum(w * end for w, end in zip(weights_of, ends, strict=True)) / sum(weights_of)
-    torch.testing.assert_close(method.weights.read(), wanted, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(method.weights.snapshot(), wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("parallel", ["replicate", "split"])
@@ -194,9 +195,9 @@ def test_several_steps_average_the_last_step_only() -> None:
     chain = make("trust", vmamba(), orders=ORDERS)
     assert isinstance(chain, Trust)
     with torch.enable_grad():
-        chain.forward_and_adapt(images)
-        thetas = [step.theta for step in chain.forward_and_adapt(images)]
-    torch.testing.assert_close(method.weights.read(), torch.stack(thetas).mean(0))
+        chain.adapt_under_orders(images)
+        thetas = [step.weights for step in chain.adapt_under_orders(images)]
+    torch.testing.assert_close(method.weights.snapshot(), torch.stack(thetas).mean(0))
 
 
 def test_evaluate_order_decides_the_prediction_only() -> None:
@@ -254,15 +255,23 @@ def test_stochastic_depth_changes_the_run_repeats_it_and_spares_the_global_gener
     assert with_depth[0].counters.forwards == 2 * (2 * 2 + 1)  # labels need a forward of their own
 
 
-def test_labels_of_stochastic_depth_come_from_the_undisturbed_network() -> None:
+def test_labels_of_stochastic_depth_come_from_the_undisturbed_network(monkeypatch: pytest.MonkeyPatch) -> None:
     method = make("trust", vmamba(drop_path=0.5), orders=["abcd"], stochastic_depth=True)
     assert isinstance(method, Trust)
     images = batches(1, images=32)[0]
     expected = make("bn", vmamba(drop_path=0.5))(images).argmax(1)
-    with torch.enable_grad():
-        disturbed = method.adapting_forward(images, ScanOrder("abcd"))
-    assert torch.equal(method.pseudo_labels(images, ScanOrder("abcd"), disturbed), expected)
-    assert not torch.equal(whole(disturbed).argmax(1), expected)
+    seen: list[tuple[Any, Any]] = []
+    plain = method.loss
+
+    def loss(*given: Any) -> Tensor:
+        seen.append((given[0], given[1]))
+        return plain(*given)
+
+    monkeypatch.setattr(method, "loss", loss)
+    method(images)
+    ((logits, labels),) = seen
+    assert torch.equal(labels, expected)
+    assert not torch.equal(upsample(logits).argmax(1), expected)
 
 
 def test_logits_before_are_of_the_weights_before_the_batch() -> None:

@@ -41,8 +41,8 @@ def render() -> str:
         chain = [c for c in method.Options.__mro__ if issubclass(c, MethodOptions)]
         classes |= {c.__name__: c for c in reversed(chain)}
     imports = {(m.__module__, m.__name__) for m in methods.values()}
-    imports |= {("trust_tta.methods.base", "Method"), ("trust_tta.methods.clean", "SourceStatistics")}
-    imports |= {("trust_tta.methods.clean", "FisherWeights"), ("trust_tta.orders", "OrderLike")}
+    imports |= {("trust_tta.methods.base", "Method"), ("trust_tta.methods.source_data", "SourceStatistics")}
+    imports |= {("trust_tta.methods.source_data", "FisherWeights"), ("trust_tta.orders", "OrderLike")}
     lines = [HEADER + "".join(_imports(imports)), '_M = TypeVar("_M", bound=Method)\n']
     lines += [_keywords(c) for c in classes.values()]
     lines.append("\n")

@@ -171,7 +171,7 @@ def test_passes_are_replayed_and_old_recordings_forgotten() -> None:
     fast = tt.fast(model)
     assert_same(fast, model, "cuda")
     assert fast._recorder is not None
-    assert len(fast._recorder.recordings) == 1
+    assert len(fast._recorder.graphs) == 1
     first = fast._recorder
     _update(model)
     fast(images(device="cuda"))
@@ -191,7 +191,7 @@ def test_plain_predictions_are_replayed_too() -> None:
                 found, plain = model(batch), model(batch, directions=model.scan_directions(None, 4))
             assert_close(found, plain)
     recorder = model.__dict__["_fast"]._recorder
-    assert len(recorder.recordings) == 1
+    assert len(recorder.graphs) == 1
     assert model(images(device="cuda")).requires_grad  # not a recording
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = not before

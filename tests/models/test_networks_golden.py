@@ -526,12 +526,12 @@ def test_trust_adapts_under_the_scan_orders_of_the_network(name: str, mode: str)
     method = tt.create_method("trust", model, lr=1e-3, mode=mode)  # type: ignore[call-overload]
     expected = model.scan_orders if len(model.scan_orders) < 24 else ("abcd", "abdc", "adcb", "bacd", "badc", "dbca")
     assert sorted(map(str, method.orders)) == sorted(expected)
-    before = method.weights.read().clone()
+    before = method.weights.snapshot().clone()
     logits = method(pictures(model, 8))
     assert logits.isfinite().all()
-    assert not torch.equal(method.weights.read(), before)
+    assert not torch.equal(method.weights.snapshot(), before)
     method.reset()
-    assert torch.equal(method.weights.read(), before)
+    assert torch.equal(method.weights.snapshot(), before)
 
 
 @pytest.mark.parametrize("method", ["source", "tent", "sar", "tide", "trust_naive", "ensemble", "repetition"])

@@ -39,15 +39,15 @@ def test_an_image_alone_equals_the_image_in_a_batch(config: str) -> None:
 
 @pytest.mark.parametrize("config", ["layer", "batch"])
 def test_a_pass_goes_on_from_the_first_convolution(config: str) -> None:
-    """What `begin` does where it is a pass of its own: the convolution without its bias."""
+    """What `forward_stem` does where it is a pass of its own: the convolution without its bias."""
     model, images = tiny_network(TINY_CONFIGS[config]), tiny_images()
     first: Any = model.patch_embed[0]
-    begun = F.conv2d(images, first.weight, None, first.stride, first.padding)
+    stem = F.conv2d(images, first.weight, None, first.stride, first.padding)
     for order in ("abcd", "badc"):
         directions = model.scan_directions(order, len(images))
-        logits = model.forward_begun((begun, None), directions)
+        logits = model.forward_after_stem((stem, None), directions)
         torch.testing.assert_close(logits, model(images, order=order), rtol=1e-9, atol=1e-9)
-    assert model.begin(images) is None  # on a CPU it is not
+    assert model.forward_stem(images) is None  # on a CPU it is not
 
 
 def test_memory_layout_of_the_images_does_not_matter() -> None:

@@ -18,8 +18,8 @@ from trust_tta.errors import ConfigError
 from trust_tta.methods.registry import create_method
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.vmamba import VMamba
-from trust_tta.ops import cuda_graphs as recording
-from trust_tta.ops.cuda_graphs import Recorder
+from trust_tta.ops import cuda_graphs
+from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.orders import ScanOrder
 
 TINY = VMambaConfig(depths=(1, 2), dims=(16, 32), num_classes=5, norm="batch", drop_path=0.0)
@@ -39,13 +39,13 @@ def test_nothing_is_recorded_on_a_cpu() -> None:
     method = create_method("tent", make_model("cpu"))
     for images in batches(3, device="cpu"):
         method(images)
-    assert method.predict.counted.recorder.recordings == {}
+    assert method._forward.graphed.graphs == {}
 
 
 def test_a_network_without_orders_is_called_plainly() -> None:
     network = nn.Conv2d(3, 4, 1)
     images = torch.randn(2, 3, 5, 5)
-    assert torch.equal(Recorder(network, list(network.parameters()))(images), network(images))
+    assert torch.equal(GraphedNetwork(network, list(network.parameters()))(images), network(images))
 
 
 def test_casts_of_weights_do_not_outlive_an_update() -> None:
@@ -67,7 +67,7 @@ def test_weights_cast_together_change_nothing(name: str) -> None:
     """Under autocast the layers that name them read these parameters cast, and nothing else reads them."""
     model, images = small(name).eval(), torch.randn(2, 3, 32, 32)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        cast = recording.cast_together(recording.cast_parameters(model), torch.bfloat16)
+        cast = cuda_graphs.cast_together(cuda_graphs.cast_parameters(model), torch.bfloat16)
         assert torch.equal(functional_call(model, cast, (images,)), model(images))
     assert {t.dtype for t in cast.values()} <= {torch.bfloat16}
     assert ("layers.0.blocks.0.op.in_proj.weight" in cast) == isinstance(model, VMamba)
@@ -172,7 +172,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 def test_recorded_equals_plain(name: str, options: dict[str, Any], low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for most in (0, 8):
-        monkeypatch.setattr(recording, "MOST_RECORDINGS", most)
+        monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", most)
         method = create_method(name, make_model(), **options)
         with torch.autocast("cuda", torch.bfloat16, enabled=low):
             found.append(torch.stack([method(images) for images in batches(4)]).float())
@@ -187,7 +187,7 @@ def test_recorded_equals_plain(name: str, options: dict[str, Any], low: bool, mo
 def test_every_network_is_recorded_with_its_gradients(family: str, low: bool) -> None:
     network: Any = small(family).cuda()
     parameters = list(network.parameters())
-    call = Recorder(network, parameters)
+    call = GraphedNetwork(network, parameters)
 
     def differentiate(forward: Callable[..., Tensor], images: Tensor, directions: Tensor) -> list[Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
@@ -200,7 +200,7 @@ def test_every_network_is_recorded_with_its_gradients(family: str, low: bool) ->
             differentiate(call, images, directions), differentiate(network, images, directions), strict=True
         ):
             assert (got - wanted).abs().max() <= (2e-2 if low else 1e-3) * wanted.abs().max()
-    assert (len(call.recordings), call.failed) == (1, False)
+    assert (len(call.graphs), call.failed) == (1, False)
 
 
 @pytest.mark.gpu
@@ -215,7 +215,7 @@ def test_fast_records_every_network(family: str) -> None:
                     fast(images, order=order), network(images, order=order), rtol=1e-4, atol=1e-5
                 )
     assert fast._recorder is not None
-    assert len(fast._recorder.recordings) == 1
+    assert len(fast._recorder.graphs) == 1
 
 
 class Breaking(nn.Module):
@@ -238,10 +238,10 @@ class Breaking(nn.Module):
 @pytest.mark.gpu
 def test_a_recording_that_breaks_off_keeps_its_tensors_until_the_device_has_read_them() -> None:
     network = Breaking().cuda()
-    call, directions = Recorder(network, [network.weight]), torch.arange(4, device="cuda")
+    call, directions = GraphedNetwork(network, [network.weight]), torch.arange(4, device="cuda")
     images = torch.randn(2, 3, 4, 4, device="cuda")
     call(images, directions)
-    with pytest.warns(UserWarning, match="not recorded"):
+    with pytest.warns(UserWarning, match="CUDA graphs are not used"):
         call(images, directions)
     taken = [torch.full((4,), 99, device="cuda") for _ in range(1000)]  # the freed memory is among it
     torch.cuda.synchronize()
@@ -283,14 +283,14 @@ def test_what_was_recorded_in_inference_mode_serves_outside_it() -> None:
 def test_gradients_of_a_recording_that_is_gone_do_not_stop_the_next() -> None:
     model = make_model()
     parameters = list(model.parameters())
-    call, directions, (images,) = Recorder(model, parameters), model.scan_directions(None, 8), batches(1)
+    call, directions, (images,) = GraphedNetwork(model, parameters), model.scan_directions(None, 8), batches(1)
     for _ in range(2):
         kept = torch.autograd.grad(call(images, directions).sum(), parameters, allow_unused=True)
     for parameter in parameters:
         parameter.data = parameter.data.clone()
     for _ in range(2):
         torch.autograd.grad(call(images, directions).sum(), parameters, allow_unused=True)
-    assert (len(call.recordings), call.failed) == (1, False)
+    assert (len(call.graphs), call.failed) == (1, False)
     assert len(kept) == len(parameters)
 
 
@@ -314,7 +314,7 @@ def test_what_passes_over_a_batch_have_in_common_is_done_once(low: bool) -> None
     parameters = [p for name, p in model.named_parameters() if "norm" in name]
     for parameter in parameters:
         parameter.requires_grad_()
-    call = Recorder(model, parameters, lasting=True)
+    call = GraphedNetwork(model, parameters, cache_stem=True)
     first, second = batches(2)
     (small_batch,) = batches(1, size=5)
 
@@ -330,12 +330,12 @@ def test_what_passes_over_a_batch_have_in_common_is_done_once(low: bool) -> None
 
     for images in (first, second, small_batch, small_batch):
         check(images, 0)
-    assert (len(call.recordings), len(call.beginnings), call.failed) == (2, 2, False)
-    beginning = next(iter(call.beginnings.values()))
+    assert (len(call.graphs), len(call.stems), call.failed) == (2, 2, False)
+    stem = next(iter(call.stems.values()))
     # In float32 the first convolution is not by itself.
-    assert isinstance(beginning.network, recording.Continuation) == low
-    assert (beginning.graph is not None) == low
-    beginning.graph = counted = Counting(beginning.graph)  # type: ignore[assignment]
+    assert isinstance(stem.network, cuda_graphs.NetworkAfterStem) == low
+    assert (stem.graph is not None) == low
+    stem.graph = counted = Counting(stem.graph)  # type: ignore[assignment]
     for row in range(4):
         check(second, row)
     assert counted.replays == 1
@@ -343,7 +343,7 @@ def test_what_passes_over_a_batch_have_in_common_is_done_once(low: bool) -> None
     check(second, 1)
     assert counted.replays == 2
     check(small_batch, 2)
-    check(second, 1)  # whose beginning may lie where the small batch was worked on
+    check(second, 1)  # whose stem may lie where the small batch was worked on
     assert counted.replays == 3
     with torch.no_grad():
         model.get_parameter("patch_embed.0.weight").mul_(-1)
@@ -357,9 +357,9 @@ def test_what_is_recorded_and_what_is_not() -> None:
     method = create_method("trust", make_model(), k=3)
     for images in (*batches(2), *batches(2, size=5)):
         method(images)
-    assert len(method.predict.counted.recorder.recordings) == 4  # two shapes, each with and without gradients
+    assert len(method._forward.graphed.graphs) == 4  # two shapes, each with and without gradients
     twin = method.fork()
-    assert twin.predict.counted.recorder.recordings == {}
+    assert twin._forward.graphed.graphs == {}
     images = batches(1)[0]
     assert torch.allclose(twin(images), method(images), rtol=1e-3, atol=1e-4)
 
@@ -368,14 +368,14 @@ def test_what_is_recorded_and_what_is_not() -> None:
 def test_a_pass_that_waits_for_its_backward_is_not_overwritten() -> None:
     model = make_model()
     parameters = list(model.parameters())
-    call = Recorder(model, parameters)
+    call = GraphedNetwork(model, parameters)
     first, second = batches(2)
     directions = model.scan_directions(None, 8)
     for images in (first, second, first):
         torch.autograd.grad(call(images, directions).sum(), parameters, allow_unused=True)
         with torch.no_grad():
             call(images, directions)
-    assert len(call.recordings) == 2
+    assert len(call.graphs) == 2
     logits = call(first, directions)
     with torch.no_grad():
         call(second, directions)
@@ -394,9 +394,7 @@ def test_chance_is_not_recorded() -> None:
     method = create_method("trust", model, k=2, stochastic_depth=True)
     for images in batches(3):
         method(images)
-    assert [r.backward for r in method.predict.counted.recorder.recordings.values()] == [
-        None
-    ]  # passes without gradients alone
+    assert [r.backward for r in method._forward.graphed.graphs.values()] == [None]  # passes without gradients alone
 
 
 @pytest.mark.gpu
@@ -404,16 +402,16 @@ def test_a_network_in_training_draws_and_moves_as_without_recordings(monkeypatch
     """Stochastic depth and running statistics: the passes that a recording takes itself must leave no trace."""
     found = []
     for most in (0, 8):
-        monkeypatch.setattr(recording, "MOST_RECORDINGS", most)
+        monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", most)
         torch.manual_seed(0)
         model = VMamba(TINY.changed(drop_path=0.5)).cuda().train()
-        call = Recorder(model, list(model.parameters()))
+        call = GraphedNetwork(model, list(model.parameters()))
         torch.manual_seed(1)
         logits = []
         for images in batches(5):
             logits.append(call(images, model.scan_directions(None, 8)))
             logits[-1].square().sum().backward()
-        assert len(call.recordings) == min(most, 1)
+        assert len(call.graphs) == min(most, 1)
         gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         statistics = [b.flatten().float() for b in model.buffers()]
         drawn = torch.rand(9, device="cuda")
@@ -428,14 +426,14 @@ def test_a_recording_that_fails_leaves_the_plain_pass(monkeypatch: pytest.Monkey
         raise KeyError("nothing of the kind")
 
     plain = [create_method("tent", make_model())(images) for images in batches(1)]
-    monkeypatch.setattr(recording, "Recording", broken)
+    monkeypatch.setattr(cuda_graphs, "PassGraphs", broken)
     method = create_method("tent", make_model())
     first, *rest = batches(4)
     torch.testing.assert_close(method(first), plain[0], rtol=1e-4, atol=1e-4)
-    with pytest.warns(UserWarning, match="not recorded"):
+    with pytest.warns(UserWarning, match="CUDA graphs are not used"):
         method(rest[0])
     method(rest[1])
-    assert method.predict.counted.recorder.failed
+    assert method._forward.graphed.failed
     assert method.counters.batches == 3
 
 
@@ -446,7 +444,7 @@ def test_odd_sizes_do_not_use_up_the_recordings() -> None:
         method(batches(1, size=size)[0])
     for _ in range(3):
         method(batches(1, size=32)[0])
-    assert len(method.predict.counted.recorder.recordings) == 1
+    assert len(method._forward.graphed.graphs) == 1
 
 
 @pytest.mark.gpu

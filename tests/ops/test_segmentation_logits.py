@@ -12,7 +12,7 @@ from torch import Tensor
 from trust_tta.methods import losses
 from trust_tta.methods.views import log_mean_probability, mean_log_probability
 from trust_tta.ops import segmentation_logits as bands
-from trust_tta.ops.segmentation_logits import Logits, Pixels, bands_at, by_bands, whole
+from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chunks, resized_chunks, upsample
 
 SIZES = [((12, 15), (45, 60)), ((7, 9), (50, 31)), ((5, 5), (5, 5)), ((1, 1), (9, 8)), ((20, 20), (13, 11))]
 
@@ -29,7 +29,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.fixture(params=[1, 200, 1 << 22])
 def band(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(bands, "MOST_ELEMENTS", request.param)
+    monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", request.param)
     return int(request.param)
 
 
@@ -40,10 +40,10 @@ def test_bands_are_rows_of_the_resized_map(small: tuple[int, int], large: tuple[
     coarse = drawn(2, 3, *small, dtype=dtype)
     expected = enlarged(coarse, large)
     tolerance = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 0.04}[dtype]
-    found = Pixels(coarse, large).whole()
+    found = CoarseLogits(coarse, large).upsample()
     assert found.dtype == dtype
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
-    for rows, part in bands_at(expected, small):
+    for rows, part in resized_chunks(expected, small):
         again = enlarged(expected, small)[:, :, rows]
         torch.testing.assert_close(part.to(dtype), again, rtol=0, atol=tolerance)
 
@@ -51,7 +51,7 @@ def test_bands_are_rows_of_the_resized_map(small: tuple[int, int], large: tuple[
 def test_a_second_resize_reads_the_first_in_bands() -> None:
     coarse = drawn(2, 3, 6, 7)
     expected = enlarged(enlarged(coarse, (24, 28)), (31, 19))
-    found = torch.cat([part for _, part in bands_at(Pixels(coarse, (24, 28)), (31, 19))], 2)
+    found = torch.cat([part for _, part in resized_chunks(CoarseLogits(coarse, (24, 28)), (31, 19))], 2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -69,7 +69,7 @@ LOSSES: dict[str, Callable[[Logits], Tensor]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_coarse_logits_are_those_of_image_sized_ones(name: str) -> None:
     coarse = drawn(2, 4, 5, 6).requires_grad_()
-    found = LOSSES[name](Pixels(coarse, (19, 23)))
+    found = LOSSES[name](CoarseLogits(coarse, (19, 23)))
     expected = LOSSES[name](enlarged(coarse, (19, 23)))
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
     gradients = [torch.autograd.grad(value, coarse)[0] for value in (found, expected)]
@@ -79,11 +79,11 @@ def test_losses_of_coarse_logits_are_those_of_image_sized_ones(name: str) -> Non
 @pytest.mark.parametrize("name", ["entropy", "confusion"])
 @pytest.mark.parametrize("views", [1, 2])
 def test_losses_of_coarse_logits_are_gradchecked(name: str, views: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bands, "MOST_ELEMENTS", 40)
+    monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", 40)
     coarse = drawn(1, views, 3, 3, 2).requires_grad_()
     if name == "confusion":  # whose weights are held fixed
         monkeypatch.setattr(losses, "_sureness", lambda p: torch.ones_like(p[:, :1]))
-    assert torch.autograd.gradcheck(lambda x: LOSSES[name](mean_log_probability(Pixels(x, (7, 5)))), (coarse,))
+    assert torch.autograd.gradcheck(lambda x: LOSSES[name](mean_log_probability(CoarseLogits(x, (7, 5)))), (coarse,))
 
 
 @pytest.mark.usefixtures("band")
@@ -91,15 +91,17 @@ def test_several_maps_become_one_in_each_band() -> None:
     coarse = drawn(2, 3, 4, 5, 6)
     full = enlarged(coarse, (20, 24))
     mean = full.softmax(2).mean(1).log()
-    torch.testing.assert_close(whole(log_mean_probability(Pixels(coarse, (20, 24)))), mean, rtol=1e-10, atol=1e-10)
-    pixels = mean_log_probability(Pixels(coarse, (20, 24)))
+    torch.testing.assert_close(
+        upsample(log_mean_probability(CoarseLogits(coarse, (20, 24)))), mean, rtol=1e-10, atol=1e-10
+    )
+    pixels = mean_log_probability(CoarseLogits(coarse, (20, 24)))
     assert pixels.shape == mean.shape
-    torch.testing.assert_close(whole(pixels), full.log_softmax(2).mean(1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(upsample(pixels), full.log_softmax(2).mean(1), rtol=1e-10, atol=1e-10)
 
 
 def test_whole_logits_pass_gradients_on() -> None:
     coarse = drawn(1, 2, 3, 4).requires_grad_()
-    (found,) = torch.autograd.grad(Pixels(coarse, (9, 8)).whole().square().sum(), coarse)
+    (found,) = torch.autograd.grad(CoarseLogits(coarse, (9, 8)).upsample().square().sum(), coarse)
     (expected,) = torch.autograd.grad(enlarged(coarse, (9, 8)).square().sum(), coarse)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
@@ -107,10 +109,10 @@ def test_whole_logits_pass_gradients_on() -> None:
 @pytest.mark.usefixtures("band")
 def test_autocast_does_not_reach_into_bands() -> None:
     coarse = drawn(2, 4, 5, 6, dtype=torch.float32).requires_grad_()
-    plain = by_bands(lambda x: x.movedim(1, -1) @ x.new_ones(4), Pixels(coarse, (19, 23)))
+    plain = apply_in_chunks(lambda x: x.movedim(1, -1) @ x.new_ones(4), CoarseLogits(coarse, (19, 23)))
     (wanted,) = torch.autograd.grad(plain.square().mean(), coarse)
     with torch.autocast("cpu", torch.bfloat16):
-        found = by_bands(lambda x: x.movedim(1, -1) @ x.new_ones(4), Pixels(coarse, (19, 23)))
+        found = apply_in_chunks(lambda x: x.movedim(1, -1) @ x.new_ones(4), CoarseLogits(coarse, (19, 23)))
         (gradient,) = torch.autograd.grad(found.square().mean(), coarse)
     assert torch.equal(found, plain)
     assert torch.equal(gradient, wanted)

@@ -22,12 +22,12 @@ def leaf(array: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Tensor:
 
 
 @pytest.mark.parametrize("labeled_only", [False, True])
-@pytest.mark.parametrize("band", [1, bands.MOST_ELEMENTS])
+@pytest.mark.parametrize("band", [1, bands.MAX_CHUNK_ELEMENTS])
 @every_case
 def test_losses_and_gradients_are_the_original_ones(
     case: str, band: int, labeled_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bands, "MOST_ELEMENTS", band)
+    monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", band)
     golden = load_golden("segmentation/losses.npz")
     key, labels = f"avg_non_ignore_{labeled_only}/{case}", torch.from_numpy(golden[f"label_{case}"])
     full = leaf(golden["logits_full"])

@@ -21,7 +21,7 @@ from trust_tta.methods.views import MeanProbability, log_mean_probability
 from trust_tta.models.config import UPerNetConfig
 from trust_tta.models.upernet import UPerNet
 from trust_tta.ops import segmentation_logits as bands
-from trust_tta.ops.segmentation_logits import Pixels
+from trust_tta.ops.segmentation_logits import CoarseLogits
 from trust_tta.training.segmentation import two_head_loss
 
 CLASSES, IMAGES, SIDE = 48, 2, 64
@@ -83,7 +83,7 @@ def living_maps(call: Callable[[], object]) -> int:
 
 @pytest.fixture
 def narrow_bands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bands, "MOST_ELEMENTS", MAP // 32)
+    monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", MAP // 32)
 
 
 def adapted_once(case: str) -> tuple[Method, Tensor]:
@@ -121,7 +121,7 @@ def test_metrics_make_no_map(size: tuple[int, int]) -> None:
     labels = torch.randint(0, CLASSES, (IMAGES, *size), generator=torch.Generator().manual_seed(0))
     meter = PixelMeter(classes=CLASSES, keep=frozenset([1]))
     indices = torch.arange(IMAGES)
-    assert living_maps(lambda: meter.update(outputs, labels, before=method.coarse_before, indices=indices)) == 0
+    assert living_maps(lambda: meter.update(outputs, labels, before=method.prediction_before, indices=indices)) == 0
 
 
 @pytest.mark.parametrize("case", ["source", "tent", "trust", "tide"])
@@ -133,12 +133,12 @@ def test_a_guarded_stream_makes_no_other_map(case: str) -> None:
 
 
 def test_the_guard_sees_the_same_pixels_of_coarse_and_whole_logits() -> None:
-    pixels = Pixels(torch.randn(3, 5, 20, 25, generator=torch.Generator().manual_seed(0)), (80, 100))
+    pixels = CoarseLogits(torch.randn(3, 5, 20, 25, generator=torch.Generator().manual_seed(0)), (80, 100))
     rows = probability_rows(pixels)
     assert len(rows) <= MAX_PIXELS
-    torch.testing.assert_close(rows, probability_rows(pixels.whole()))
+    torch.testing.assert_close(rows, probability_rows(pixels.upsample()))
     every = -(-3 * 80 * 100 // MAX_PIXELS)
-    torch.testing.assert_close(rows, probability_rows(pixels.whole().movedim(1, -1).reshape(-1, 5))[::every])
+    torch.testing.assert_close(rows, probability_rows(pixels.upsample().movedim(1, -1).reshape(-1, 5))[::every])
 
 
 def test_fisher_weights_make_no_map() -> None:
@@ -161,7 +161,7 @@ def as_rows(logits: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("what", ["mean", "chosen", "confusion", "labels"])
 def test_sums_over_bands_are_those_of_all_predictions_at_once(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bands, "MOST_ELEMENTS", 2 * 4 * 7 * 3)
+    monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", 2 * 4 * 7 * 3)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 4, 11, 7, dtype=torch.float64, generator=generator, requires_grad=True)
     chosen = torch.rand(2, 11, 7, generator=generator) < 0.5

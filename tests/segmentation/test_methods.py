@@ -210,17 +210,17 @@ def test_a_picture_counts_for_many_images_in_the_statistics_of_the_stream() -> N
 @pytest.mark.parametrize("pictures", [2, 8])
 def test_the_step_of_tide_is_as_long_as_its_pictures_are_worth(pictures: int) -> None:
     method = make("tide", upernet("layer"), lr=1e-3, pull=0.0)
-    start = method.weights.read().clone()
+    start = method.weights.snapshot().clone()
     method(batches(1, images=pictures)[0])
-    moved = (method.weights.read() - start).abs()
+    moved = (method.weights.snapshot() - start).abs()
     worth = PICTURE * pictures
     expected = 1e-3 * math.sqrt(worth / 128) * (1 + 2 ** (-worth / 1024))  # Adam's first step, in a new domain
     assert float(moved.median()) == pytest.approx(expected, rel=1e-2)
 
 
-def test_a_loss_of_ones_own_gets_whole_logits() -> None:
+def test_overridden_loss_gets_full_size_logits() -> None:
     class Own(Tent):
-        def loss(self, logits: Any, chosen: Tensor | None) -> Tensor:
+        def loss(self, logits: Any) -> Tensor:
             assert isinstance(logits, Tensor)
             return losses.entropy(logits).mean()
 
@@ -244,7 +244,7 @@ def test_bands_change_neither_values_nor_gradients(
     weights = torch.rand(2, 11, 7, dtype=torch.float64)
     expected = (function(whole) * weights).sum()
     (wanted,) = torch.autograd.grad(expected, whole)
-    monkeypatch.setattr(bands, "MOST_ELEMENTS", 2 * 4 * 7 * 3)
+    monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", 2 * 4 * 7 * 3)
     banded = logits.clone().requires_grad_()
     found = (function(banded) * weights).sum()
     (gradient,) = torch.autograd.grad(found, banded)
@@ -254,13 +254,13 @@ def test_bands_change_neither_values_nor_gradients(
 
 
 def test_bands_are_gradchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bands, "MOST_ELEMENTS", 1)
+    monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", 1)
     logits = torch.randn(1, 3, 4, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(losses.entropy, (logits,))
 
 
 def test_nothing_of_the_size_of_the_logits_is_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bands, "MOST_ELEMENTS", 1000)
+    monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", 1000)
     logits = torch.randn(2, 8, 40, 40, requires_grad=True)
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
@@ -273,5 +273,5 @@ def test_nothing_of_the_size_of_the_logits_is_kept_for_the_backward_pass(monkeyp
 def test_methods_do_the_same_in_bands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     images = batches(1)[0]
     expected = make(name, lr=1e-3)(images)
-    monkeypatch.setattr(bands, "MOST_ELEMENTS", 200)
+    monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", 200)
     torch.testing.assert_close(make(name, lr=1e-3)(images), expected, rtol=1e-4, atol=1e-4)

@@ -14,7 +14,7 @@ import torch
 from tests.training.samples import SHORT, TASK, colored_images, flat, noisy_images, tiny_network
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError
 from trust_tta.models.vmamba import VMamba
-from trust_tta.ops import cuda_graphs as recording
+from trust_tta.ops import cuda_graphs
 from trust_tta.progress import Silent
 from trust_tta.training.augment import normalize
 from trust_tta.training.evaluation import evaluate, recalibrate
@@ -86,7 +86,7 @@ def test_on_a_gpu_stopped_and_resumed_equals_undisturbed_and_unrecorded(
     resumed, result = run(tmp_path / "stopped.pt", device="cuda")
     assert result.first_epoch == 2
     undisturbed, _ = run(device="cuda")
-    monkeypatch.setattr(recording, "MOST_RECORDINGS", 0)
+    monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 0)
     plain, _ = run(device="cuda")
     for name, value in plain.state_dict().items():
         for other in (resumed, undisturbed):

@@ -19,7 +19,7 @@ from torch import Tensor
 from trust_tta.data.masks import resize_mask
 from trust_tta.data.segmentation_metrics import IGNORED, ConfusionCounts, count_confusion, sum_counts
 from trust_tta.errors import ConfigError, DataError, ShapeError
-from trust_tta.ops.segmentation_logits import Logits, bands_at
+from trust_tta.ops.segmentation_logits import Logits, resized_chunks
 from trust_tta.results.record import BINS, CellResult, History, MaskSample, Reliability, SamplePrediction
 
 _SMALLEST = float(torch.finfo(torch.float32).tiny)  # a probability of 0 must not make a mean infinite
@@ -351,7 +351,7 @@ class PixelMeter(Meter[PixelBatch]):
                 after = _classes_at(outputs[i : i + 1].detach(), labels[i : i + 1])[0]
                 self.masks.append(self._kept(index, labels[i], None if earlier is None else earlier[i], after))
         size = (labels.shape[1], labels.shape[2])
-        found = [self._measure_band(band, labels[:, rows]) for rows, band in bands_at(outputs.detach(), size)]
+        found = [self._measure_band(band, labels[:, rows]) for rows, band in resized_chunks(outputs.detach(), size)]
         return PixelBatch(
             images=len(labels),
             scored=sum(one.scored for one in found),
@@ -418,6 +418,6 @@ def mask_picture(mask: NDArray[np.uint8], palette: NDArray[np.uint8] | None) -> 
 def _classes_at(outputs: Logits, labels: Tensor) -> Tensor:
     """The classes that outputs (n, classes, h, w) predict at the size of their labels (n, h', w')."""
     classes = torch.empty_like(labels, dtype=torch.long)
-    for rows, band in bands_at(outputs, (labels.shape[1], labels.shape[2])):
+    for rows, band in resized_chunks(outputs, (labels.shape[1], labels.shape[2])):
         classes[:, rows] = band.argmax(1)
     return classes

@@ -54,7 +54,7 @@ class Adapted:
 
     def loss(self, weights: Tensor) -> float:
         """The cross-entropy over all images with these weights, in the order of evaluation."""
-        self.method.weights.write(weights)
+        self.method.weights.load(weights)
         total = 0.0
         with torch.no_grad():
             for images, labels in self.batches:
@@ -70,10 +70,10 @@ def adapt_under_orders(experiment: Experiment, domain: Domain, orders: Sequence[
     batches = experiment.images(domain)
     for images, _ in batches[:-1]:
         method(images)
-    steps = method.forward_and_adapt(batches[-1][0])
-    if not all(step.finite for step in steps):
+    steps = method.adapt_under_orders(batches[-1][0])
+    if not all(step.made for step in steps):
         raise DataError(f"an update on {domain.name} was not finite, so not every order has weights; lower the lr")
-    return Adapted(method, [step.theta for step in steps], batches)
+    return Adapted(method, [step.weights for step in steps], batches)
 
 
 def trust_options(config: RunConfig) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def weight_norms(experiment: Experiment, domain: Domain) -> dict[str, WeightNorm
     network = _network(experiment, domain)
     adapted = adapt_under_orders(experiment, domain, trust_orders(experiment.config, network.scan_orders))
     roles = network.parameter_roles()
-    layers = [adapted.method.weights.by_name(weights) for weights in adapted.weights]
+    layers = [adapted.method.weights.unflatten(weights) for weights in adapted.weights]
     adapted.method.reset()
     rows: dict[str, list[tuple[str, float, float]]] = {"weights": [], "biases": []}
     for name in layers[0]:

@@ -69,7 +69,7 @@ def run_domain(
         earlier = asdict(method.counters)
         outputs, seconds = _timed(method, images, options)
         costs.update({name: count - earlier[name] for name, count in asdict(method.counters).items()})
-        meter.update(outputs, batch.labels, before=method.coarse_before, indices=batch.indices, seconds=seconds)
+        meter.update(outputs, batch.labels, before=method.prediction_before, indices=batch.indices, seconds=seconds)
         progress.advance()
     return meter.result(
         forwards=costs["forwards"],
@@ -108,7 +108,7 @@ def clean_accuracy(method: Method, options: EvaluationOptions, *, progress: Prog
     meter = make_meter(options.clean, options)
     for batch in options.clean.batches:
         with autocast(options.device, options.dtype):
-            outputs = method.evaluate(batch.images.to(options.device), as_next=True)
+            outputs = method.evaluate(batch.images.to(options.device), include_in_stats=True)
         meter.update(outputs, batch.labels)
         progress.advance(0)
     return meter.accuracy

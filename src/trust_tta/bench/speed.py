@@ -378,8 +378,8 @@ def _averaging(model: VMamba, images: Tensor) -> Iterator[Work]:
     """What TRUST does between its last update and its prediction."""
     del images
     method = create_method("trust", model, orders=take_orders(ORDERS))
-    thetas = [method.weights.read() for _ in range(ORDERS)]
-    yield lambda: method.weights.write(merging.mean(thetas))
+    thetas = [method.weights.snapshot() for _ in range(ORDERS)]
+    yield lambda: method.weights.load(merging.mean(thetas))
 
 
 def _ranking(model: VMamba, images: Tensor) -> Iterator[Work]:

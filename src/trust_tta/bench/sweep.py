@@ -16,8 +16,8 @@ from trust_tta.bench.plan import CLEAN_IMAGES, CellSequence, ExperimentPlan, est
 from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_stream
 from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
 from trust_tta.methods.base import Method
-from trust_tta.methods.clean import gather_from_clean
 from trust_tta.methods.registry import create_method, method_options
+from trust_tta.methods.source_data import gather_from_clean
 from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.display import format_gain, format_percent, plain_text
 from trust_tta.results.record import CellKey, CellResult, Provenance

@@ -34,7 +34,7 @@ class Replica:
 
     def __init__(self, stream: Stream, name: str, *, fleet: int = 1) -> None:
         self.stream, self.name = stream, name
-        stream.method.worth = fleet
+        stream.method.samples_per_image = fleet
         self.base = self.images = 0  # the merge it comes from, and the images it learned from since
         self._source = SourceReference(stream.method)
         self._inputs = Window(SIGNATURE_IMAGES)
@@ -60,7 +60,9 @@ class Replica:
         seen = self._inputs.images > 0
         signature = torch.from_numpy(self._inputs.mean).float() if seen else torch.full((2, 1), float("nan"))
         method = self.stream.method
-        return Offer(self.name, self.base, self.images if seen else 0, state_of(method), signature, method.worth)
+        return Offer(
+            self.name, self.base, self.images if seen else 0, state_of(method), signature, method.samples_per_image
+        )
 
     def take(self, merge: Merge, offered: Offer) -> Event:
         """Continue from a merge of what was `offered`, keeping what was learned since; the guard may refuse it."""
@@ -103,7 +105,7 @@ def state_of(method: Method) -> State:
     sums = _flat([value for name in method.pooled if (value := getattr(method, name)) is not None])
     images = float(sums.sum()) / max(1, len(method.pooled))
     shares = sums / images if images > 0 else sums[:0]
-    return State(method.weights.read().cpu(), means, squares, remembered, shares, images)
+    return State(method.weights.snapshot().cpu(), means, squares, remembered, shares, images)
 
 
 def source_of(method: Method) -> State:
@@ -117,7 +119,7 @@ def source_of(method: Method) -> State:
 @torch.no_grad()
 def load_into(method: Method, state: State) -> None:
     """Let the method continue from an averaged state; the optimizer and everything else stay its own."""
-    method.weights.write(state.weights.to(method.weights.vector))
+    method.weights.load(state.weights.to(method.weights.vector))
     start = 0
     for norm in method.statistics.norms.values():
         stop = start + norm.mean.numel()

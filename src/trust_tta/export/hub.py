@@ -24,7 +24,7 @@ from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import METHODS, create_method, method_options
-from trust_tta.methods.saving import network_state
+from trust_tta.methods.state import network_state
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint, describe
 from trust_tta.models.pretrained import HUB_WEIGHTS, hub_folder
@@ -53,7 +53,7 @@ def save_pretrained(
             if method is not None
             else "adapted_to goes with a method; omit it for a network as it was trained"
         )
-    network = _ours(thing if method is None else method.caller.network)
+    network = _ours(thing if method is None else method.shared.network)
     state = network_state(method) if method is not None else network.state_dict()
     about = describe(network).to_metadata() | ({"license": license} if license else {})
     if method is not None:
@@ -133,7 +133,7 @@ def _ours(network: nn.Module) -> ScanNetwork | UPerNet:
 
 def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor]) -> None:
     """What a method needs besides the adapted network: its options and state, and the source of what was changed."""
-    before = {**method.caller.network.state_dict(), **method.weights.source}
+    before = {**method.shared.network.state_dict(), **method.weights.source}
     source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
     options = {name: _plain(name, value) for name, value in _changed_options(method).items()}
     write_state(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trust_tta.errors import StateError
 from trust_tta.methods.base import Method
-from trust_tta.ops.segmentation_logits import Logits, Pixels, bands_at
+from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, resized_chunks
 from trust_tta.schema import show
 
 # Sums are a few numbers each, on the host, where NumPy takes a third of PyTorch's time.
@@ -409,7 +409,7 @@ def _sums(comparison: StatisticsComparison) -> Values:
 
 def probability_rows(output: Logits, *, probabilities: bool = False) -> Tensor:
     """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each map."""
-    if isinstance(output, Pixels) or output.dim() > 2:
+    if isinstance(output, CoarseLogits) or output.dim() > 2:
         output = _some_pixels(output.detach())
     output = output.detach().float()
     return output if probabilities else output.softmax(1)
@@ -435,7 +435,7 @@ def _some_pixels(output: Logits) -> Tensor:
     chosen = torch.arange(0, count, -(-count // MAX_PIXELS))
     image, row, column = chosen // (height * width), chosen // width % height, chosen % width
     places = torch.empty_like(chosen)
-    for rows, band in bands_at(output, (height, width)):
+    for rows, band in resized_chunks(output, (height, width)):
         inside = ((row >= rows.start) & (row < rows.stop)).nonzero()[:, 0]
         places[inside] = torch.arange(len(inside)) + sum(map(len, found))
         where = [index[inside].to(band.device) for index in (image, row - rows.start, column)]

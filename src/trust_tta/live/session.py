@@ -21,7 +21,7 @@ from trust_tta.live.inputs import ImageStats, blank, examine, mostly_repeated, u
 from trust_tta.live.monitors import CLASS_WINDOW, Reading, Values, probability_rows
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.methods.base import Method
-from trust_tta.methods.safety import are_finite
+from trust_tta.methods.validation import all_finite
 from trust_tta.schema import show
 
 FREE_UPDATES = 16  # after which checks are paid for from the budget
@@ -405,7 +405,7 @@ class Session:
     def _check_change(self, served: Tensor, images: Tensor, *, canary: bool = True) -> tuple[str, dict[str, Any]]:
         """Why a change of state is wrong, or "", and the evidence. `served`: the predictions before it."""
         logits = self.evaluate(images)
-        if not bool(are_finite(logits)):
+        if not bool(all_finite(logits)):
             return "the predictions are not finite", {}
         if self.monitor is None:
             return "", {}

@@ -16,11 +16,11 @@ from trust_tta.errors import ShapeError, StateError
 from trust_tta.live.inputs import ImageStats, image_stats
 from trust_tta.live.monitors import StatisticsComparison, Values, probability_rows
 from trust_tta.methods.base import Method
-from trust_tta.methods.parameters import share
-from trust_tta.methods.passes import Forward
+from trust_tta.methods.forward import NetworkForward
+from trust_tta.methods.parameters import share_tensors
 from trust_tta.methods.statistics import has_statistics, use_batch_statistics
-from trust_tta.ops.cuda_graphs import Recorder
-from trust_tta.ops.segmentation_logits import Logits, Pixels, sum_by_bands
+from trust_tta.ops.cuda_graphs import GraphedNetwork
+from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chunks
 
 MAX_INSPECTED = 32  # images of a batch from which input statistics are computed
 CANARY_IMAGES = 64  # in a canary chosen from a reference
@@ -47,13 +47,13 @@ class SourceReference:
         self.trained = TrainingStatisticsSource.of(self.network) if method.options.statistics != "source" else None
         if method.options.statistics != "source":
             use_batch_statistics(self.network)
-        self._inspection = Recorder(_Inspection(self.network), [])
+        self._inspection = GraphedNetwork(_Inspection(self.network), [])
         self._directions = (
             torch.zeros(1) if hasattr(self.network, "scan_directions") else None
         )  # others are not recorded
         own = dict(self.network.named_parameters())
         self._own: list[Tensor] = [own[name] for name in method.adapted]  # copies of what the method adapts
-        self._forward = Forward(self.network)
+        self._forward = NetworkForward(self.network)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Logits:
@@ -75,13 +75,13 @@ class SourceReference:
         if not self.follows_stream:
             return probability_rows(output, probabilities=method.probabilities), probability_rows(self(images))
         with method.statistics.frozen(images):
-            adapted = probability_rows(method.predict.frozen(images))
-            own = method.weights.read()
+            adapted = probability_rows(method.frozen_logits(images))
+            own = method.weights.snapshot()
             try:
-                method.weights.set_named(method.weights.source)
-                return adapted, probability_rows(method.predict.frozen(images))
+                method.weights.load(method.weights.source_vector)
+                return adapted, probability_rows(method.frozen_logits(images))
             finally:
-                method.weights.write(own)
+                method.weights.load(own)
 
     def compare_statistics(self, images: Tensor, source: Tensor) -> StatisticsComparison | None:
         """Predictions with the statistics of training beside those with the batch's; None without a choice of them.
@@ -125,11 +125,11 @@ class TrainingStatisticsSource:
     """The source with the BatchNorm statistics of its training, which no stream of few classes can mislead."""
 
     def __init__(self, network: nn.Module) -> None:
-        self.network = share(network)
+        self.network = share_tensors(network)
         norms = [m for m in self.network.modules() if has_statistics(m)]
         depths: list[nn.Module] = [norms[len(norms) // 2], norms[-1]] if len(norms) >= MIN_NORMS else []
         self._widths = [2 * norm.num_features for norm in norms if norm in depths]
-        self._forward = Recorder(_WithNormInputs(self.network, depths), [])
+        self._forward = GraphedNetwork(_WithNormInputs(self.network, depths), [])
 
     @classmethod
     def of(cls, network: nn.Module) -> TrainingStatisticsSource | None:
@@ -340,8 +340,8 @@ def balanced(images: Tensor, source: Tensor, *, count: int = CANARY_IMAGES) -> T
 
 def _per_image(logits: Logits) -> Tensor:
     """Logits (n, classes); for segmentation, the mean over the pixels."""
-    if isinstance(logits, Pixels):
-        return sum_by_bands(lambda band: band.sum((2, 3)), logits) / math.prod(logits.size)
+    if isinstance(logits, CoarseLogits):
+        return apply_in_chunks(lambda chunk: chunk.sum((2, 3)), logits, summed=True) / math.prod(logits.size)
     return logits.flatten(2).mean(2) if logits.dim() > 2 else logits
 
 

@@ -56,7 +56,7 @@ class Stream:
         self._lock = threading.RLock()
         self._closed = False
         self._like = next(method.model.parameters())  # looked up once: walking through modules is slow
-        self._callers: Sequence[Tensor] = _some([method.caller.network.get_parameter(name) for name in method.adapted])
+        self._callers: Sequence[Tensor] = _some([method.shared.network.get_parameter(name) for name in method.adapted])
         self._weights: Sequence[Tensor] = _some([*method.adapted.values()])
         self._claim()
         self._folder = None if snapshots is None else Folder(snapshots)

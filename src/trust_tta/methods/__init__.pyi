@@ -5,10 +5,6 @@ from trust_tta.methods.base import Learner as Learner
 from trust_tta.methods.base import LearningOptions as LearningOptions
 from trust_tta.methods.base import Method as Method
 from trust_tta.methods.base import MethodOptions as MethodOptions
-from trust_tta.methods.clean import FisherWeights as FisherWeights
-from trust_tta.methods.clean import SourceStatistics as SourceStatistics
-from trust_tta.methods.clean import gather_fisher as gather_fisher
-from trust_tta.methods.clean import gather_source_statistics as gather_source_statistics
 from trust_tta.methods.cotta import Cotta as Cotta
 from trust_tta.methods.deyo import Deyo as Deyo
 from trust_tta.methods.dpcore import Dpcore as Dpcore
@@ -33,6 +29,10 @@ from trust_tta.methods.sar import Sar as Sar
 from trust_tta.methods.shot import Shot as Shot
 from trust_tta.methods.source import BatchStatistics as BatchStatistics
 from trust_tta.methods.source import Source as Source
+from trust_tta.methods.source_data import FisherWeights as FisherWeights
+from trust_tta.methods.source_data import SourceStatistics as SourceStatistics
+from trust_tta.methods.source_data import gather_fisher as gather_fisher
+from trust_tta.methods.source_data import gather_source_statistics as gather_source_statistics
 from trust_tta.methods.state import Number as Number
 from trust_tta.methods.tent import Tent as Tent
 from trust_tta.methods.tide import Tide as Tide

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import pseudo_label_loss
+from trust_tta.methods.order_options import OrderNames, OrderOptions, require_orders, scan_orders_of
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Spec, clone
-from trust_tta.methods.trust import Averaging, OrderOptions, Orders, require_orders, scan_orders_of
+from trust_tta.methods.trust import WeightAveraging
 from trust_tta.methods.views import MeanProbability
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
@@ -40,18 +41,18 @@ class Ensemble(Learner):
 
     Options = OrderOptions
     options: OrderOptions
-    in_bands = True
+    chunked_loss = True
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.orders = self.options.chosen(scan_orders_of(self.model))
-        source = {"weights": self.weights.origin}
-        zeros = {name: torch.zeros_like(moment) for name, moment in self.weights.moments.items()}
+        source = {"weights": self.weights.source_vector}
+        zeros = {name: torch.zeros_like(moment) for name, moment in self.weights.optimizer_state.items()}
         self.members: dict[str, dict[str, Tensor]] = {
             f"{i} {order}": clone({**source, **zeros}) for i, order in enumerate(self.orders)
         }
 
-    def moving(self) -> dict[str, Spec]:
-        vector, moments = self.weights.vector_spec(), self.weights.spec()["optimizer"]
+    def state_spec(self) -> dict[str, Spec]:
+        vector, moments = self.weights.vector_spec(), self.weights.state_spec()["optimizer"]
         member: dict[str, Spec] = {"weights": vector, **(moments if isinstance(moments, dict) else {})}
         members: dict[str, Spec] = {f"{i} {order}": member for i, order in enumerate(self.orders)}
         return {"members": members}
@@ -63,26 +64,25 @@ class Ensemble(Learner):
     def adapt(self, images: Tensor) -> Logits:
         before, after = MeanProbability(), MeanProbability()
         for order, member in zip(self.orders, self.members.values(), strict=True):
-            self.weights.write(member["weights"])
-            self.weights.load_moments(member)
+            self.weights.load(member["weights"])
+            self.weights.load_optimizer_state(member)
             for step in range(self.options.steps):
-                logits = self.predict.coarse(images, order=order, stochastic_depth=self.options.stochastic_depth)
+                logits = self.logits(images, order=order, stochastic_depth=self.options.stochastic_depth)
                 if step == 0:
                     before.add(logits.detach())
-                self.update(pseudo_label_loss(logits))
-            member.update({"weights": self.weights.read(), **clone(self.weights.moments)})
-            with torch.no_grad():
-                done = self.options.predict == "before"
-                after.add(logits.detach() if done else self.predict.coarse(images, order=order))
+                self.step(pseudo_label_loss(logits))
+            member.update({"weights": self.weights.snapshot(), **clone(self.weights.optimizer_state)})
+            done = self.options.predict == "before"
+            after.add(logits.detach() if done else self.predict(images, order=order))
         self.weights.restore_source()
-        self.coarse_before = before.log()
+        self.prediction_before = before.log()
         return after.log()
 
     def infer(self, images: Tensor) -> Logits:
         mean = MeanProbability()
         for order, member in zip(self.orders, self.members.values(), strict=True):
-            self.weights.write(member["weights"])
-            mean.add(self.predict.frozen(images, order=order))
+            self.weights.load(member["weights"])
+            mean.add(self.frozen_logits(images, order=order))
         self.weights.restore_source()
         return mean.log()
 
@@ -92,14 +92,13 @@ class RepetitionOptions(LearningOptions):
     k: Count = 6
 
 
-class Repetition(Averaging):
+class Repetition(WeightAveraging):
     """Averaged weights without diversity: the default order `k` times, and the mean of the weights."""
 
     Options = RepetitionOptions
     options: RepetitionOptions
-    in_bands = True
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.orders = [DEFAULT_ORDER] * self.options.k
 
 
@@ -109,11 +108,11 @@ class AugmentationOptions(RepetitionOptions):
     kind: Literal["rotation", "crop", "jitter"] = "jitter"
     strength: Rate = 1.0
     per: Literal["view", "batch"] = "view"
-    orders: Orders = None
+    orders: OrderNames = None
     seed: Natural = 0
 
 
-class Augmentation(Averaging):
+class Augmentation(WeightAveraging):
     """TRUST on augmented images: `k` views of the batch in the default order, or one for each of `orders`.
 
     The final prediction is of the images as they came. The draws depend on `seed` and on how far the method has come,
@@ -122,18 +121,17 @@ class Augmentation(Averaging):
 
     Options = AugmentationOptions
     options: AugmentationOptions
-    in_bands = True
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         given, scan_orders = self.options.orders, scan_orders_of(self.model)
         self.orders = [find_order(order, scan_orders) for order in given or [DEFAULT_ORDER] * self.options.k]
 
-    def adapting_forward(self, images: Tensor, order: OrderLike) -> Logits:
+    def adapting_logits(self, images: Tensor, order: OrderLike | None = None) -> Logits:
         drawn = self.counters.forwards if self.options.per == "view" else self.counters.batches
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + drawn)
-        return super().adapting_forward(KINDS[self.options.kind](images, generator, self.options.strength), order)
+        return super().adapting_logits(KINDS[self.options.kind](images, generator, self.options.strength), order)
 
-    def sees_before(self) -> bool:
+    def predicts_while_adapting(self) -> bool:
         return False  # the adapting passes are of other images
 
 

@@ -1,15 +1,13 @@
-"""What every method shares: options, a network over the caller's tensors, state, reset and fork.
-
-The work is done by parts: `Passes` and `Updates` (forward and backward), `Weights` (the adapted weights and their
-optimizer), `Statistics` (those of the BatchNorms), `Caller` (the caller's network), `saving` (what is remembered, and
-what of it is accepted), `safety` (what a batch may be).
-"""
+"""`Method` and `Learner`: options, forward and backward passes, state, reset and fork, shared by all methods."""
 
 from __future__ import annotations
 
 import copy
+import sys
+import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -17,23 +15,24 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
-from trust_tta.methods import saving
-from trust_tta.methods.parameters import Caller, ParameterSet, select, share
-from trust_tta.methods.passes import Passes, Updates
-from trust_tta.methods.safety import Admission, Turns, adapting, are_finite, check_outputs, finite, uncompiled
-from trust_tta.methods.saving import Counters
-from trust_tta.methods.state import Spec, clone
+from trust_tta.methods import state as states
+from trust_tta.methods.flat_parameters import FlatParameters, OptimizerConfig
+from trust_tta.methods.forward import NetworkForward, stochastic_depth_on
+from trust_tta.methods.parameters import ParameterSet, SharedModel, select, share_tensors
+from trust_tta.methods.state import Counters, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.weights import Descent, Weights
-from trust_tta.ops.segmentation_logits import Logits, whole
+from trust_tta.methods.validation import InputCheck, adaptation_context, all_finite, check_outputs
+from trust_tta.ops.segmentation_logits import Logits, upsample
+from trust_tta.orders import OrderLike
+from trust_tta.preprocessing import network_input
 from trust_tta.schema import Count, Fraction, Rate, Schema, show
 
 
 class MethodOptions(Schema):
-    """What every method can be asked.
+    """Options of every method.
 
-    `statistics`: which statistics the BatchNorms take. `predict`: the logits returned are of the adapting pass, the
-    last step's where there are several, or of one more pass after the update.
+    `statistics`: which statistics the BatchNorms use. `predict`: return the logits of the adapting forward ("before"
+    the update, of the last step where there are several), or of one more forward "after" it.
     """
 
     statistics: StatisticsKind = "batch"
@@ -41,7 +40,7 @@ class MethodOptions(Schema):
 
 
 class LearningOptions(MethodOptions):
-    """Of methods that move weights by gradients; `momentum` of SGD, or the decay of Adam's first moment."""
+    """Options of methods that learn by gradients; `momentum` of SGD, or the decay of Adam's first moment."""
 
     lr: Rate = 1e-4
     steps: Count = 1
@@ -60,21 +59,18 @@ class LearningOptions(MethodOptions):
             raise ValueError("nesterov=True goes with optimizer='sgd' and a momentum above 0; omit it")
         return self
 
-    def rule(self) -> Descent:
-        return Descent(self.optimizer, self.lr, self.momentum, self.nesterov)
-
 
 class Method(nn.Module):
-    """Adapt on a batch, then predict it. Subclasses say how in `adapt`, which builds on the parts of a method.
+    """Adapts on a batch, then predicts it. Subclasses implement `adapt`.
 
-    `model`: the network, over the tensors of the caller's. `predict` and `update`: its passes. `weights`: what is
-    adapted, with the optimizer. `statistics`: what the BatchNorms normalize with. `counters`: what was done.
+    `model`: the network, over the tensors of the user's. `weights`: the adapted parameters and their optimizer.
+    `adapted`: the same parameters by name. `statistics`: what the BatchNorms normalize with. `counters`: operations
+    done. `prediction_before`: the prediction made before the last batch's update, where it came for free.
 
-    `probabilities`: the output is a distribution, not logits. `pooled`: what of `moving` tells of the domain, not of
-    the stream, as sums over images that total one each: fleets pool it. `worth`: images for which each one stands in
-    statistics and sums, where others see the rest of the stream. `coarse_before`: the prediction made before the last
-    batch's update, where it came for free. One method may serve several threads: calls take turns, but for predictions
-    of one that is `fixed`.
+    `probabilities`: the output is a distribution, not logits. `pooled`: entries of the state that describe the domain,
+    as sums over images that total one each, and that replicas may pool. `samples_per_image`: number of images that each
+    one counts for in statistics and sums, where replicas see the rest of the stream. Calls from several threads run one
+    at a time, except predictions of a `stateless` method.
     """
 
     name: ClassVar[str]
@@ -82,6 +78,7 @@ class Method(nn.Module):
     probabilities: ClassVar[bool] = False
     pooled: ClassVar[tuple[str, ...]] = ()
     options: MethodOptions
+    kept_prediction: Logits
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -94,211 +91,272 @@ class Method(nn.Module):
         self.options = self.Options() if options is None else options
         if not isinstance(self.options, self.Options):
             raise ConfigError(f"the options of '{self.name}' are {show(options)}; give a {self.Options.__name__}")
-        self.caller = Caller(model)
+        self.shared = SharedModel(model)
         with torch.inference_mode(False):  # what is made here must be able to learn
-            names = self.adapted_names(self.caller.network)
-            self.model = share(self.caller.network, names)
-            rule = self.options.rule() if isinstance(self.options, LearningOptions) else Descent()
-            self.weights = Weights({name: self.model.get_parameter(name) for name in names}, rule)
-            self.caller.share_again(self.model)
-            self.adapted = self.weights.named  # the adapted parameters by name, as the network has them now
+            names = self.adapted_names(self.shared.network)
+            self.model = share_tensors(self.shared.network, names)
+            config = OptimizerConfig()
+            if isinstance(o := self.options, LearningOptions):
+                config = OptimizerConfig(o.optimizer, o.lr, o.momentum, o.nesterov)
+            self.weights = FlatParameters({name: self.model.get_parameter(name) for name in names}, config)
+            self.shared.rebind(self.model)
+            self.adapted = self.weights.named
             self.statistics = self.make_statistics()
         self.counters = Counters()
-        self.predict = Passes(self.model, self.weights, self.statistics, self.counters)
-        self.update = Updates(self.weights, self.statistics, self.counters)
-        self.worth = 1
-        self.coarse_before: Logits | None = None
-        self.training, self._admit, self._turns = False, Admission(), Turns()
-        self.start()
+        shares = [] if self.statistics.shares is None else [self.statistics.shares.value]
+        # Batches that a method passes to its network are its own tensors: nobody else changes them in place.
+        self._forward = NetworkForward(self.model, [*self.weights.tensors, *shares], cache_stem=True)
+        # Graphs of their own: norms behave differently in evaluation and while they update their statistics.
+        self._frozen_forward, self._observing_forward = NetworkForward(self.model), NetworkForward(self.model)
+        self.samples_per_image = 1
+        self.prediction_before: Logits | None = None
+        self.finite_steps: list[Tensor] = []  # of the present batch: whether each step was made, () on the device
+        self.training, self._check_input, self._lock = False, InputCheck(), threading.RLock()
+        self.reset_state()
 
-    # What a subclass writes
+    # What a subclass implements
 
     def adapt(self, images: Tensor) -> Logits:
         """Adapt on images (n, c, h, w), then return their logits (n, classes)."""
         raise NotImplementedError
 
     def infer(self, images: Tensor) -> Logits:
-        """Logits (n, classes) of the state as it is; `evaluate` sees to it that nothing moves."""
-        return self.predict.frozen(images)
+        """Logits (n, classes) of the present state, for `evaluate`; changes nothing."""
+        return self.frozen_logits(images)
 
     def adapted_names(self, model: nn.Module) -> list[str]:
-        """The parameters that the method moves; refused where the network lacks what the method needs."""
+        """Names of the parameters to adapt; raises ConfigError for a network that lacks what the method needs."""
         del model
         return []
 
     def make_statistics(self) -> Statistics:
-        """What the BatchNorms of `self.model` normalize with; called after the weights are chosen."""
+        """Set up the statistics of the BatchNorms of `self.model`; called when the adapted parameters are known."""
         return Statistics(self.model, self.options.statistics, observing_without_grad=not self.adapted)
 
-    def start(self) -> None:
-        """Set what moves besides weights and statistics to its initial value; called at every return to the source."""
+    def reset_state(self) -> None:
+        """Initialize the attributes that `state_spec` names; called at every return to the source."""
 
-    def moving(self) -> dict[str, Spec]:
-        """Names of the attributes that move besides weights and statistics, and what each holds unless it is None."""
+    def state_spec(self) -> dict[str, Spec]:
+        """Attributes that change beside weights and statistics, and what each may hold unless it is None."""
         return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state for what its parts do not show one by one; called when each is what `moving` says."""
+        """Refuse a state whose entries do not fit one another; each by itself already fits `state_spec`."""
 
     @property
-    def fixed(self) -> bool:
-        """Whether no batch changes what is predicted, so that on a CPU predictions may run side by side."""
+    def stateless(self) -> bool:
+        """Whether no batch changes later predictions, so that on a CPU predictions may run in parallel."""
         return False
 
-    # What a caller uses
+    # What `adapt` is built from
+
+    def logits(
+        self, images: Tensor, *, order: OrderLike | None = None, stochastic_depth: bool = False, capture: bool = True
+    ) -> Logits:
+        """Logits (n, classes) of one counted forward; `CoarseLogits` where the network segments.
+
+        `capture=False` where batches change their size, for which CUDA graphs do not pay.
+        """
+        self.counters.forwards += 1
+        if stochastic_depth:  # cannot be captured in a CUDA graph
+            with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
+                return self._forward(images, order, capture=False)
+        return self._forward(images, order, capture=capture and not self.statistics.mixed)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor, *, order: OrderLike | None = None, capture: bool = True) -> Logits:
+        """The same without gradients."""
+        return self.logits(images, order=order, capture=capture)
+
+    @torch.no_grad()
+    def observe_statistics(self, images: Tensor) -> Logits:
+        """Logits of one counted forward without gradients, in which the norms update their statistics."""
+        self.counters.forwards += 1
+        with self.statistics.observing():
+            return self._observing_forward(images)
+
+    def frozen_logits(self, images: Tensor, *, order: OrderLike | None = None) -> Logits:
+        """Logits of a forward that is not counted and changes nothing, for `infer`."""
+        if self._frozen_forward.coarse:  # skips the network's own forward, which does this
+            images = network_input(self.model, images)
+        return self._frozen_forward(images, order, capture=not self.statistics.mixed)
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """Fill `weights.gradient`, (n,); whether it and the loss are finite, () bool on the device."""
+        self.counters.backwards += 1
+        shares = self.statistics.shares
+        return self.weights.backward(loss, extra=None if shares is None else shares.value)
+
+    def step(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
+        """One optimizer step on the loss, from the weights (n,) `start` or the present ones.
+
+        Skipped where the loss or its gradient is not finite. Returns whether it was made, () bool on the device;
+        `bool()` of it makes the host wait.
+        """
+        finite = self.backward(loss)
+        self.weights.step(finite, start=start)
+        self.finite_steps.append(finite)
+        return finite
+
+    def keep_prediction(self, logits: Logits) -> None:
+        """Keep logits made before an update: the first of a batch are its `prediction_before`."""
+        self.kept_prediction = logits.detach()
+        if self.prediction_before is None:
+            self.prediction_before = self.kept_prediction
+
+    # What a user calls
 
     def __call__(self, images: Tensor) -> Tensor:
-        outputs: Tensor = uncompiled(super().__call__)(images)
+        dynamo: Any = sys.modules.get("torch._dynamo")  # not imported: nothing was compiled
+        call = super().__call__ if dynamo is None else dynamo.disable(super().__call__)  # graphs cannot hold updates
+        outputs: Tensor = call(images)
         return outputs
 
     def forward(self, images: Tensor) -> Tensor:
         """Adapt on the batch and predict it; on an error the state is as it was."""
-        with self._turns:
-            images = self._admit(images, self)
-            with adapting(images), saving.undone_on_error(self), finite(images):
+        with self._lock, torch.inference_mode(False), torch.enable_grad():
+            images = self._check_input(images, self)
+            with states.restored_on_error(self), adaptation_context(images):
                 images = images.clone() if images.is_inference() else images.detach()
                 if getattr(self.options, "episodic", False):
                     self.restore_source()
-                self.statistics.begin(images, worth=self.worth)
-                self.coarse_before, self.update.unsettled = None, []
-                outputs = whole(self.adapt(images).detach())
-                fine = are_finite(outputs)
-                if self.update.unsettled:
-                    self.update.settle(self.update.unsettled)
-                check_outputs(fine, images)
+                self.statistics.begin(images, samples_per_image=self.samples_per_image)
+                self.prediction_before, self.finite_steps = None, []
+                outputs = upsample(self.adapt(images).detach())
+                finite = all_finite(outputs)
+                if self.finite_steps:
+                    made = int(torch.stack(self.finite_steps).sum())
+                    self.counters.updates += made
+                    self.counters.skipped += len(self.finite_steps) - made
+                check_outputs(finite, images)
                 self.counters.batches += 1
                 return outputs
 
     @torch.no_grad()
-    def evaluate(self, images: Tensor, *, as_next: bool = False) -> Tensor:
-        """Logits (n, classes) of the state as it is: nothing is adapted or counted.
+    def evaluate(self, images: Tensor, *, include_in_stats: bool = False) -> Tensor:
+        """Logits (n, classes) of the present state: nothing is adapted or counted.
 
-        `as_next`: statistics of the stream count the images, as if they came next, and are then put back.
+        `include_in_stats`: statistics of the stream include the images for this prediction, and are then restored.
         """
-        going_on = self.statistics.going_on(images, self.predict.plain, worth=self.worth) if as_next else nullcontext()
-        alone = nullcontext() if self.fixed and images.device.type == "cpu" else self._turns  # recordings share memory
-        with alone, going_on, self.statistics.frozen(images):
-            return whole(self.infer(images))
+        with ExitStack() as stack:
+            if not (self.stateless and images.device.type == "cpu"):
+                stack.enter_context(self._lock)
+            if include_in_stats:
+                run = partial(self._forward, capture=False)
+                stack.enter_context(self.statistics.going_on(images, run, samples_per_image=self.samples_per_image))
+            stack.enter_context(self.statistics.frozen(images))
+            return upsample(self.infer(images))
 
     @property
     def logits_before(self) -> Tensor | None:
         """The prediction made before the last batch's update, where there is one."""
-        return None if self.coarse_before is None else whole(self.coarse_before)
+        return None if self.prediction_before is None else upsample(self.prediction_before)
 
     def reset(self) -> None:
-        """Back to the source, bit for bit: weights, optimizer, moving statistics, counters."""
-        with self._turns:
+        """Return to the source, bit for bit: weights, optimizer, statistics, counters."""
+        with self._lock:
             self.restore_source()
             self.counters.set(Counters())
-            self.coarse_before = None
+            self.prediction_before = None
 
     @torch.inference_mode(False)
     def restore_source(self) -> None:
-        """As `reset`, but the counters, and with them the random draws that follow from them, continue."""
-        with self._turns:
+        """As `reset`, but counters, which seed random draws, continue."""
+        with self._lock:
             self.weights.restore_source()
             self.statistics.restore_source()
-            self.start()
+            self.reset_state()
 
     def detach(self) -> nn.Module:
-        """The caller's network with the adapted weights, in the mode and with the flags it came with."""
-        with self._turns:
-            return self.caller.with_weights(self.adapted)
+        """The user's network with the adapted weights, in the mode and with the flags it came with."""
+        with self._lock:
+            return self.shared.with_weights(self.adapted)
 
     def fork(self) -> Self:
-        """An independent copy that continues from here and shares the frozen weights."""
-        with self._turns, torch.inference_mode(False):
-            return copy.deepcopy(self, saving.shared_by_forks(self))
+        """An independent copy that continues from here; source weights, frozen weights and buffers are shared."""
+        network = self.shared.network
+        shared: list[Tensor] = [*self.weights.source.values(), *network.buffers()]
+        frozen = dict(network.named_parameters()).keys() - self.adapted.keys()
+        for each in (self.model, network):
+            shared += [p for name, p in each.named_parameters() if name in frozen]
+        with self._lock, torch.inference_mode(False):
+            return copy.deepcopy(self, {id(tensor): tensor for tensor in shared})
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """The whole adapted state, made of tensors and plain values: safe to save and to load weights-only."""
-        with self._turns:
-            state: dict[str, Any] = clone(saving.save(self))  # a pickle of views has all that they are views of
-            return state
+        with self._lock:
+            return states.save_state(self)
 
     @torch.inference_mode(False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Continue where `state` was saved; it is refused whole, before anything is touched, if it does not fit."""
-        with self._turns:
-            saving.load(self, state)
+        """Continue where `state` was saved; a state that does not fit is refused before anything changes."""
+        with self._lock:
+            states.load_state(self, state)
 
     # What every module has
 
     def train(self, mode: bool = True) -> Self:
-        """Methods choose the modes of their network themselves; nothing changes."""
+        """Methods set the modes of their network themselves; nothing changes."""
         return self
 
     def __repr__(self) -> str:
         options = [f"{name}={show(getattr(self.options, name))}" for name in type(self.options).model_fields]
-        return f"{type(self).__name__}({', '.join([type(self.caller.network).__name__, *options])})"
+        return f"{type(self).__name__}({', '.join([type(self.shared.network).__name__, *options])})"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """When it is moved to another device or dtype, the vector and the optimizer come along."""
+        """Move to another device or dtype, with the flat parameters and the optimizer."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.weights.moved()
+        self.weights.rebuild_if_moved()
         self.statistics.moved()
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or a pickle."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.caller.share_again(self.model)
-        saving.set_moving_values(self, saving.moving_values(self))
+        super().__setstate__({**state, "_lock": threading.RLock()})  # type: ignore[no-untyped-call]
+        self.shared.rebind(self.model)
+        states.set_extra_state(self, states.extra_state(self))
 
 
 class Learner(Method):
-    """A method that moves weights by gradients: pass, loss, update, as often as `steps` says; then a prediction.
+    """A method that learns by gradients: forward, loss, optimizer step, `steps` times; then a prediction.
 
-    Subclasses give `loss`, and `select` where not all predictions count; logits are (n, classes) or, for dense
-    predictions, (n, classes, h, w). With `in_bands`, these come as `Pixels`; each class says so for itself.
+    Subclasses implement `loss`, or override `update`. Logits are (n, classes) or, for dense predictions,
+    (n, classes, h, w). `chunked_loss`: dense logits come as `CoarseLogits`, for losses that are computed in chunks.
     """
 
     Options: ClassVar[type[LearningOptions]] = LearningOptions
-    in_bands: ClassVar[bool] = False
+    chunked_loss: ClassVar[bool] = False
     options: LearningOptions
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.in_bands = cls.__dict__.get("in_bands", False)
+        if not {"loss", "update"}.isdisjoint(cls.__dict__):  # a class with a loss of its own says so anew
+            cls.chunked_loss = cls.__dict__.get("chunked_loss", False)
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         return select(model, self.options.parameters)
 
-    def loss(self, logits: Any, chosen: Tensor | None) -> Tensor:
-        """A scalar from logits (n, classes, ...) and what `select` chose of them."""
-        raise NotImplementedError
-
-    def select(self, logits: Any) -> Tensor | None:
-        """Which predictions (n, ...) count; None: all of them. Where none does, there is no update."""
-        del logits
-        return None
-
-    def learned(self, logits: Any, chosen: Tensor | None) -> None:
-        """Called after each update that was made."""
-
     def adapt(self, images: Tensor) -> Logits:
         for _ in range(self.options.steps):
-            logits: Logits = self.adapting_pass(images)
-            self.learn(images, logits)
-        if self.options.predict == "after":
-            with torch.no_grad():
-                logits = self.predict.coarse(images)
-        return logits
+            logits: Logits = self.adapting_logits(images)
+            self.update(images, logits)
+        return logits if self.options.predict == "before" else self.predict(images)
 
-    def adapting_pass(self, images: Tensor) -> Any:
-        """Logits to learn from."""
-        logits = self.predict.coarse(images, stochastic_depth=self.options.stochastic_depth)
-        if self.coarse_before is None and not self.options.stochastic_depth:
-            self.coarse_before = logits.detach()
-        return logits if self.in_bands else whole(logits)
+    def adapting_logits(self, images: Tensor) -> Any:
+        """Logits to learn from; those of the first step are the prediction before the update."""
+        logits = self.logits(images, stochastic_depth=self.options.stochastic_depth)
+        if not self.options.stochastic_depth:
+            self.keep_prediction(logits)
+        return logits if self.chunked_loss else upsample(logits)
 
-    def learn(self, images: Tensor, logits: Any) -> None:
-        """One update from the logits of the batch; where nothing in it waits for that, it is counted at its end."""
+    def update(self, images: Tensor, logits: Any) -> None:
+        """One update from the logits of the batch (n, c, h, w)."""
         del images
-        chosen = self.select(logits.detach())
-        if chosen is not None and not bool(chosen.any()):
-            return
-        if type(self).learned is Learner.learned:
-            self.update.unsettled.append(self.update.descend(self.loss(logits, chosen)))
-        elif self.update(self.loss(logits, chosen)):
-            self.learned(logits.detach(), chosen)
+        self.step(self.loss(logits))
+
+    def loss(self, logits: Any) -> Tensor:
+        """A scalar from logits (n, classes, ...)."""
+        raise NotImplementedError

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to, symmetric_cross_entropy
 from trust_tta.methods.parameters import ParameterSet
-from trust_tta.methods.safety import check_one_label
 from trust_tta.methods.state import Spec
+from trust_tta.methods.validation import check_image_logits
 from trust_tta.methods.views import random_view
-from trust_tta.ops.segmentation_logits import whole
+from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Fraction, Natural, Rate
 
 
@@ -46,10 +46,10 @@ class Cotta(Learner):
     options: CottaOptions
     student: Tensor
 
-    def start(self) -> None:
-        self.student = self.weights.origin
+    def reset_state(self) -> None:
+        self.student = self.weights.source_vector
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         return {"student": self.weights.vector_spec()}
 
     def adapted_names(self, model: nn.Module) -> list[str]:
@@ -60,37 +60,34 @@ class Cotta(Learner):
     def adapt(self, images: Tensor) -> Tensor:
         for _ in range(self.options.steps):
             target = self.learn_from_teacher(images)
-            if self.coarse_before is None:
-                self.coarse_before = target
-        if self.options.predict == "before":
-            return target
-        with torch.no_grad():
-            return self.predict(images)
+            if self.prediction_before is None:
+                self.prediction_before = target
+        return target if self.options.predict == "before" else upsample(self.predict(images))
 
     def learn_from_teacher(self, images: Tensor) -> Tensor:
         """One update of the student, and of the teacher; the logits (n, classes) that it learned from."""
-        teacher, origin = self.weights.read(), self.weights.origin
+        teacher, origin = self.weights.snapshot(), self.weights.source_vector
         target = self.target(images, teacher, origin)
-        self.weights.write(self.student)
-        logits = whole(self.predict.coarse(images, stochastic_depth=self.options.stochastic_depth))
-        if not self.update(self.distance(logits, target)):
-            self.weights.write(teacher)
+        self.weights.load(self.student)
+        logits = upsample(self.logits(images, stochastic_depth=self.options.stochastic_depth))
+        if not bool(self.step(self.distance(logits, target))):
+            self.weights.load(teacher)
             return target
-        student = self.weights.read()
-        self.weights.write(self.options.decay * teacher + (1 - self.options.decay) * student)
+        student = self.weights.snapshot()
+        self.weights.load(self.options.decay * teacher + (1 - self.options.decay) * student)
         self.student = torch.where(self.forgotten(student), origin, student) if self.options.restore else student
         return target
 
     @torch.no_grad()
     def target(self, images: Tensor, teacher: Tensor, origin: Tensor) -> Tensor:
         """The teacher's logits: of the images, or, where the source is unsure of them, the mean of many views."""
-        self.weights.write(origin)
-        anchor = self.predict(images)
-        check_one_label(anchor, self.name)
-        self.weights.write(teacher)
+        self.weights.load(origin)
+        anchor = upsample(self.predict(images))
+        check_image_logits(anchor, self.name)
+        self.weights.load(teacher)
         if float(anchor.softmax(1).amax(1).mean()) >= self.options.threshold:
-            return self.predict(images)
-        views = [self.predict(self.augment(images, number)) for number in range(self.options.augmentations)]
+            return upsample(self.predict(images))
+        views = [upsample(self.predict(self.augment(images, number))) for number in range(self.options.augmentations)]
         return torch.stack(views).mean(0)
 
     def distance(self, logits: Tensor, target: Tensor) -> Tensor:

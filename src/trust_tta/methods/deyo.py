@@ -16,7 +16,8 @@ from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.eta import Margin
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.parameters import select
-from trust_tta.methods.safety import check_one_label
+from trust_tta.methods.validation import check_image_logits
+from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Natural, Rate
 
 
@@ -48,8 +49,8 @@ class Deyo(Learner):
     def adapted_names(self, model: nn.Module) -> list[str]:
         return select(model, self.options.parameters, skip_last=self.options.skip_last)
 
-    def learn(self, images: Tensor, logits: Tensor) -> None:
-        check_one_label(logits, self.name)
+    def update(self, images: Tensor, logits: Tensor) -> None:
+        check_image_logits(logits, self.name)
         entropies, classes = entropy(logits), math.log(logits.shape[1])
         sure = (entropies.detach() < self.options.margin * classes).nonzero()[:, 0]
         if len(sure) == 0:
@@ -57,13 +58,13 @@ class Deyo(Learner):
         with torch.no_grad():
             p = logits[sure].softmax(1)
             destroyed = self.destroyed(images[sure], sure)
-            without = self.predict(destroyed, recorded=False).softmax(1)  # their number changes
+            without = upsample(self.predict(destroyed, capture=False)).softmax(1)  # their number changes
             label = p.argmax(1, keepdim=True)
             difference = (p.gather(1, label) - without.gather(1, label))[:, 0]
             weights = torch.exp(self.options.weight_margin * classes - entropies[sure]) + torch.exp(difference)
         counts = difference > self.options.plpd
         if bool(counts.any()):
-            self.update((weights[counts] * entropies[sure][counts]).mean())
+            self.step((weights[counts] * entropies[sure][counts]).mean())
 
     def destroyed(self, images: Tensor, places: Tensor) -> Tensor:
         """Images (n, c, h, w), which stood at `places` (n,) of the batch, without the shapes in them."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta.methods.state import Memory
+from trust_tta.methods.state import StateModule
 
 FEATURES = 15
 RECENT = 16.0  # images after which half of the recent description is new
@@ -28,7 +28,7 @@ _FINEST = 4  # the place of the finest diagonal details among the contrasts
 _FAINT = 1e-3  # contrast below which nothing is seen, in units of the network's input
 
 
-class DomainWatch(Memory):
+class DomainWatch(StateModule):
     """Follows the descriptions of a stream's images.
 
     `reference` (features,): their mean in the present domain, of `images` images; `recent`: over the last few images,

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from trust_tta.errors import StateError
 from trust_tta.methods.base import Method, MethodOptions
-from trust_tta.methods.clean import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.prompts import Maps, take_prompts
-from trust_tta.methods.safety import are_finite, check_outputs
+from trust_tta.methods.source_data import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
+from trust_tta.methods.validation import all_finite, check_outputs
 from trust_tta.schema import Count, Fraction, Positive, Rate
 
 
@@ -72,18 +72,18 @@ class Dpcore(Method):
         required(self.options.source_statistics, self.name, "source_statistics")
         return []
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.coreset = None
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         return {"coreset": Array((None, None))}
 
     def adapt(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             x = take_prompts(self.model).embed(images)
             plain = self.see(x)
-        self.coarse_before = plain.logits
-        check_outputs(are_finite(plain.logits), images)
+        self.prediction_before = plain.logits
+        check_outputs(all_finite(plain.logits), images)
         prompt, logits = self.adapt_known(x, plain) or self.adapt_new(x, plain, self.first_prompt(images, x))
         if self.options.predict == "before":
             return logits

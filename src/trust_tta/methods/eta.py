@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
 from trust_tta.methods.base import Learner, LearningOptions
-from trust_tta.methods.clean import FisherOption, FisherWeights
 from trust_tta.methods.losses import ENTROPIES, EntropyKind, mean_prediction
-from trust_tta.methods.safety import check_classes
+from trust_tta.methods.source_data import FisherOption, FisherWeights
 from trust_tta.methods.state import Array, Spec
-from trust_tta.ops.segmentation_logits import Logits, by_bands
+from trust_tta.methods.validation import check_classes
+from trust_tta.ops.segmentation_logits import Logits, apply_in_chunks
 from trust_tta.schema import Count, Rate
 
 MOMENTUM = 0.9  # of the moving mean of the predictions
@@ -55,12 +55,12 @@ class Eta(Learner):
 
     Options = EtaOptions
     options: EtaOptions
-    in_bands = True
+    chunked_loss = True
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.mean_prediction: Tensor | None = None
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         return {"mean_prediction": Array((None,), least=0, most=1 + 1e-3)}
 
     def select(self, logits: Logits) -> Tensor:
@@ -69,21 +69,25 @@ class Eta(Learner):
         if self.mean_prediction is None:
             return reliable
         check_classes(self.mean_prediction, logits.shape[1])
-        similarity = by_bands(partial(_similarity, mean=self.mean_prediction), logits)
+        similarity = apply_in_chunks(partial(_similarity, mean=self.mean_prediction), logits)
         return reliable & (similarity.abs() < self.d_margin(logits.shape[1]))
 
-    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
+    def update(self, images: Tensor, logits: Logits) -> None:
+        """Where any prediction is selected, one step on them, and the mean prediction (classes,) follows theirs."""
+        chosen = self.select(logits.detach())
+        if not bool(chosen.any()) or not bool(self.step(self.selected_loss(logits, chosen))):
+            return
+        prediction = mean_prediction(logits.detach(), chosen)
+        if self.mean_prediction is not None:
+            prediction = MOMENTUM * self.mean_prediction.to(prediction) + (1 - MOMENTUM) * prediction
+        self.mean_prediction = prediction
+
+    def selected_loss(self, logits: Logits, chosen: Tensor) -> Tensor:
+        """The mean entropy of the predictions `chosen` (n, ...), weighted by exp(margin - entropy)."""
         entropies = ENTROPIES[self.options.entropy](logits)[chosen]
         if not self.options.weighting:
             return entropies.mean()
         return (torch.exp(self.margin(logits.shape[1]) - entropies.detach()) * entropies).mean()
-
-    def learned(self, logits: Logits, chosen: Tensor | None) -> None:
-        """Move the mean prediction (classes,) towards that of the predictions just learned from."""
-        prediction = mean_prediction(logits, chosen)
-        if self.mean_prediction is not None:
-            prediction = MOMENTUM * self.mean_prediction.to(prediction) + (1 - MOMENTUM) * prediction
-        self.mean_prediction = prediction
 
     def margin(self, classes: int) -> float:
         """In nats."""
@@ -121,7 +125,6 @@ class Eata(Eta):
 
     Options = EataOptions
     options: EataOptions
-    in_bands = True
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         names = super().adapted_names(model)
@@ -138,13 +141,13 @@ class Eata(Eta):
             )
         return names
 
-    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
+    def selected_loss(self, logits: Logits, chosen: Tensor) -> Tensor:
         fisher = cast(FisherWeights, self.options.fisher).values
         now = torch.cat([tensor.reshape(-1) for tensor in self.weights.tensors])
         then = torch.cat([self.weights.source[name].reshape(-1) for name in self.adapted])
         matter = torch.cat([fisher[name].reshape(-1) for name in self.adapted]).to(now)
         anchor = (matter * (now - then).square()).sum()
-        return super().loss(logits, chosen) + self.options.fisher_alpha * anchor
+        return super().selected_loss(logits, chosen) + self.options.fisher_alpha * anchor
 
 
 class RdumbOptions(OfficialOptions):
@@ -158,11 +161,10 @@ class Rdumb(Eta):
 
     Options = RdumbOptions
     options: RdumbOptions
-    in_bands = True
 
     def adapt(self, images: Tensor) -> Logits:
         if self.counters.batches and self.counters.batches % self.options.reset_every == 0:
             self.weights.restore_source()  # what the norms have seen of the stream is still right
-            self.start()
+            self.reset_state()
             self.counters.recoveries += 1
         return super().adapt(images)

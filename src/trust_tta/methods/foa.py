@@ -16,9 +16,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trust_tta.methods.base import Method, MethodOptions
-from trust_tta.methods.clean import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.prompts import PromptedNetwork, take_prompts
+from trust_tta.methods.source_data import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.optional import require
@@ -63,7 +63,7 @@ class Foa(Method):
     Options = FoaOptions
     options: FoaOptions
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.search: Search | None = None  # made on the first batch, which shows the width of a token
         self.told: Tensor | None = None
         self.dimension: int | None = None
@@ -72,7 +72,7 @@ class Foa(Method):
         options = self.options
         self.settings = [options.prompts, options.population, float(options.sigma), options.seed]
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         """A search is a function of its settings and of the fitness values it was told."""
         settings: list[Spec] = [_exactly(value) for value in self.settings]
         return {
@@ -100,7 +100,7 @@ class Foa(Method):
             outcomes = [self.try_tokens(network, x, candidate) for candidate in candidates]
         self.counters.forwards += len(candidates)
         fitness, logits, features = (torch.stack(values) for values in zip(*outcomes, strict=True))
-        self.coarse_before = logits[-1]
+        self.prediction_before = logits[-1]
         finite = fitness.isfinite()
         if not bool(finite.any()):
             self.search = None  # the candidates must be drawn again
@@ -116,7 +116,7 @@ class Foa(Method):
 
     def infer(self, images: Tensor) -> Logits:
         if self.search is None and self.dimension is None:
-            return self.predict.frozen(images)
+            return self.frozen_logits(images)
         network = take_prompts(self.model)
         self.search = self.search or self.make_search(self.dimension or 0, self.spread or 0.0)
         return self.try_tokens(network, network.embed(images), self.search.best)[1]

@@ -24,9 +24,9 @@ from trust_tta.methods.features import (
     require_features,
 )
 from trust_tta.methods.losses import entropy
-from trust_tta.methods.safety import are_finite, check_outputs
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.statistics import StatisticsKind
+from trust_tta.methods.validation import all_finite, check_outputs
 from trust_tta.schema import Fraction, Natural
 
 
@@ -43,8 +43,8 @@ class HeadMethod(Method):
         with torch.no_grad():
             self.counters.forwards += 1
             features = self.features(images)
-            check_outputs(are_finite(self.head(features)), images)  # prototypes would hide it
-            before = self.coarse_before = self.classify(features)
+            check_outputs(all_finite(self.head(features)), images)  # prototypes would hide it
+            before = self.prediction_before = self.classify(features)
             self.follow(features)
             return before if self.options.predict == "before" else self.classify(features)
 
@@ -84,11 +84,11 @@ class Neo(HeadMethod):
     options: NeoOptions
     mean_features: Tensor | None
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.mean_features = None
         self.images = 0
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         return {"mean_features": Array((None,)), "images": Number(int, least=0, most=2.0**53)}
 
     def classify(self, features: Tensor) -> Tensor:
@@ -130,10 +130,10 @@ class T3a(HeadMethod):
         linear_heads(model, by=self.name)
         return []
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.kept = self.labels = self.entropies = None
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         return {
             "kept": Array((None, None)),
             "labels": Array((None,), torch.int64, least=0),

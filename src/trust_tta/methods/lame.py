@@ -47,7 +47,7 @@ class Lame(Method):
         with torch.no_grad():
             self.counters.forwards += 1
             features, logits = features_and_logits(self.model, images)
-            self.coarse_before = logits
+            self.prediction_before = logits
             if self.options.predict == "before":
                 return logits.softmax(1)
             affinity = AFFINITIES[self.options.affinity](F.normalize(features.double(), dim=1), self.options.k)

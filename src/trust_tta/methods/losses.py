@@ -1,7 +1,7 @@
 """The losses of the methods.
 
-Logits are (n, classes) or, for dense predictions, (n, classes, h, w), also as `Pixels`: classes are always dimension
-1. Results have one value for each prediction, (n,) or (n, h, w), unless said otherwise.
+Logits are (n, classes) or, for dense predictions, (n, classes, h, w), also as `CoarseLogits`: classes are always
+dimension 1. Results have one value for each prediction, (n,) or (n, h, w), unless said otherwise.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta.ops.segmentation_logits import Logits, by_bands, sum_by_bands
+from trust_tta.ops.segmentation_logits import Logits, apply_in_chunks
 
 EntropyKind: TypeAlias = Literal["softmax", "come"]
 
 
 def entropy(logits: Logits) -> Tensor:
     """Shannon entropy of softmax(logits)."""
-    return by_bands(_entropy, logits)
+    return apply_in_chunks(_entropy, logits)
 
 
 def _entropy(logits: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def come_entropy(logits: Logits, *, uncertainty: float | None = None) -> Tensor:
     Zhang et al., "COME: Test-time Adaption by Conservatively Minimizing Entropy", ICLR 2025. The length of the logits
     is held fixed: no gradient flows along them.
     """
-    return by_bands(partial(_come_entropy, uncertainty=uncertainty), logits)
+    return apply_in_chunks(partial(_come_entropy, uncertainty=uncertainty), logits)
 
 
 def _come_entropy(logits: Tensor, *, uncertainty: float | None) -> Tensor:
@@ -51,7 +51,7 @@ ENTROPIES: dict[EntropyKind, Callable[[Logits], Tensor]] = {"softmax": entropy, 
 
 def most_likely(logits: Logits) -> Tensor:
     """The class of each prediction."""
-    return by_bands(lambda band: band.argmax(1), logits.detach())
+    return apply_in_chunks(lambda chunk: chunk.argmax(1), logits.detach())
 
 
 def pseudo_label_loss(logits: Logits, labels: Tensor | None = None) -> Tensor:
@@ -59,7 +59,7 @@ def pseudo_label_loss(logits: Logits, labels: Tensor | None = None) -> Tensor:
     labels = most_likely(logits) if labels is None else labels
     if isinstance(logits, Tensor) and logits.dim() == 2:
         return F.cross_entropy(logits, labels)
-    return by_bands(_cross_entropy, logits, labels).mean()
+    return apply_in_chunks(_cross_entropy, logits, labels).mean()
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -71,14 +71,14 @@ def own_labels(logits: Logits) -> tuple[Tensor, Tensor]:
     if isinstance(logits, Tensor) and logits.dim() == 2:
         confidence, labels = logits.softmax(1).max(1)
         return confidence, labels
-    return by_bands(lambda band: band.softmax(1).amax(1), logits), most_likely(logits)
+    return apply_in_chunks(lambda chunk: chunk.softmax(1).amax(1), logits), most_likely(logits)
 
 
 def chosen_label_loss(logits: Logits, labels: Tensor, chosen: Tensor) -> Tensor:
     """Mean cross-entropy to `labels` of the predictions `chosen` (n, ...); a scalar."""
     if isinstance(logits, Tensor) and logits.dim() == 2:
         return F.cross_entropy(logits[chosen], labels[chosen])
-    return by_bands(_cross_entropy, logits, labels)[chosen].mean()
+    return apply_in_chunks(_cross_entropy, logits, labels)[chosen].mean()
 
 
 def mean_entropy(logits: Logits) -> Tensor:
@@ -92,8 +92,8 @@ def mean_prediction(logits: Logits, chosen: Tensor | None = None) -> Tensor:
     if isinstance(logits, Tensor) and logits.dim() == 2:
         return by_class(logits, chosen).softmax(1).mean(0)
     if chosen is None:
-        return sum_by_bands(_summed, logits) / (logits.shape.numel() // logits.shape[1])
-    return sum_by_bands(_summed, logits, chosen) / chosen.sum()
+        return apply_in_chunks(_summed, logits, summed=True) / (logits.shape.numel() // logits.shape[1])
+    return apply_in_chunks(_summed, logits, chosen, summed=True) / chosen.sum()
 
 
 def _summed(logits: Tensor, chosen: Tensor | None = None) -> Tensor:
@@ -130,9 +130,9 @@ def class_confusion(logits: Logits, *, temperature: float) -> Tensor:
             sureness = sureness * len(p) / sureness.sum()
         return (p * sureness).T @ p
     with torch.no_grad():
-        sureness = by_bands(lambda band: _sureness((band / temperature).softmax(1))[:, 0], logits.detach())
+        sureness = apply_in_chunks(lambda chunk: _sureness((chunk / temperature).softmax(1))[:, 0], logits.detach())
         sureness = sureness * sureness.numel() / sureness.sum()
-    return sum_by_bands(partial(_confused, temperature=temperature), logits, sureness)
+    return apply_in_chunks(partial(_confused, temperature=temperature), logits, sureness, summed=True)
 
 
 def _sureness(p: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta.methods.state import Memory
+from trust_tta.methods.state import StateModule
 
 GROUPS = 8
 MIXED = 0.25  # mean variance of the descriptions above which they are of several domains
@@ -23,7 +23,7 @@ HALF_LIFE = 2560.0  # images after which half of a group's center is new
 STARTS = (0.7, 0.8, 0.9, 0.95)
 
 
-class Mixture(Memory):
+class Mixture(StateModule):
     """The groups of a mixed stream.
 
     `queue` (128, features): the last descriptions, `seen` () of them so far. `centers` (groups, features) and how many

@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.errors import DataError
 from trust_tta.methods.base import MethodOptions
-from trust_tta.methods.safety import are_finite
 from trust_tta.methods.source import Source
 from trust_tta.methods.statistics import OwnNorm, Statistics, StatisticsKind
+from trust_tta.methods.validation import all_finite
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.schema import Fraction
 
@@ -127,9 +127,9 @@ class BnEma(Source):
 
     def adapt(self, images: Tensor) -> Logits:
         before = super().adapt(images) if self.options.predict == "before" else None
-        self.coarse_before = before
+        self.prediction_before = before
         if self.options.statistics == "stream":
-            self.predict.moving(images)
+            self.observe_statistics(images)
             check_moved(self.statistics, images)
         return super().adapt(images) if before is None else before
 
@@ -137,7 +137,7 @@ class BnEma(Source):
 def check_moved(statistics: Statistics, images: Tensor) -> None:
     """Refuse a batch that leaves moving statistics which are not finite: all later predictions would be alike."""
     moved = [norm.mean.abs().amax() + norm.variance.amax() for norm in statistics.norms.values()]
-    if moved and not bool(are_finite(torch.stack(moved))):
+    if moved and not bool(all_finite(torch.stack(moved))):
         raise DataError(
             f"the statistics of this batch are not finite (its largest pixel is {float(images.abs().max()):.3g}); "
             "nothing was changed: check the preprocessing"

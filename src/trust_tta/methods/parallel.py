@@ -1,4 +1,7 @@
-"""The parallel modes of TRUST: all orders start from the same weights and moments, and meet after the batch."""
+"""TRUST's parallel modes, and its merges other than the mean.
+
+In the parallel modes all orders start from the same weights and optimizer state, which are averaged after the batch.
+"""
 
 from __future__ import annotations
 
@@ -13,104 +16,122 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.methods import merging
 from trust_tta.methods.losses import entropy, most_likely
 from trust_tta.methods.parameters import parameter_roles
 from trust_tta.methods.state import clone
 
 if TYPE_CHECKING:
-    from trust_tta.methods.trust import Trust
+    from trust_tta.methods.trust import Trust, TrustOptions
 
 
 class Step(NamedTuple):
-    """A step under one order: the weights after it, and whether it was made, which the device knows.
+    """A step under one order: the weights (n,) after it, and whether it was made, () bool on the device.
 
-    Where the merge asks for it, also the mean entropy of its predictions.
+    `entropy`: the mean entropy of its predictions, where the merge needs it.
     """
 
-    theta: Tensor
-    finite: Tensor
+    weights: Tensor
+    made: Tensor
     entropy: Tensor | None = None
 
 
-def adapt_apart(method: Trust, images: Tensor) -> list[Step]:
+def merge(method: Trust, steps: Sequence[Step]) -> Tensor:
+    """The weights (n,) of the steps that were made, averaged with weights 1 / entropy as the option `merge` says."""
+    steps = [step for step in steps if bool(step.made)] or steps[:1]
+    vectors = [step.weights for step in steps]
+    if len(vectors) == 1:
+        return vectors[0]
+    weights = merging.inverse_entropy_weights(torch.stack([step.entropy for step in steps if step.entropy is not None]))
+    if method.options.merge == "entropy":
+        return merging.weighted(vectors, weights)
+    networks = [list(method.weights.unflatten(vector).values()) for vector in vectors]
+    if method.options.merge == "slerp_released":
+        return method.weights.flatten(merging.slerp_released(networks, weights))
+    return method.weights.flatten(merging.slerp(layer, weights) for layer in zip(*networks, strict=True))
+
+
+def adapt(method: Trust, images: Tensor) -> list[Step]:
+    """Adapt under each order from the same weights: one joint forward, or one order after the other."""
+    joint = method.options.mode == "split" and method.options.split_statistics == "batch"
+    if joint and (method.statistics.of_batches or method.statistics.norms):  # else images do not affect one another
+        return adapt_jointly(method, images)
+    return adapt_separately(method, images)
+
+
+def adapt_separately(method: Trust, images: Tensor) -> list[Step]:
     """Each order on the whole batch, or on its part of it.
 
-    The K adaptations do not depend on each other. One after the other they take as long on one device as side by
-    side, and the memory of one.
+    One after the other, the K adaptations take as long on one device as at once, and the memory of one.
     """
     weights, orders, split = method.weights, method.orders, method.options.mode == "split"
     parts = equal_parts(images, len(orders)) if split else images.expand(len(orders), *images.shape)
-    before, start, moments = replace(method.counters), weights.read(), clone(weights.moments)
+    before, start, state = replace(method.counters), weights.snapshot(), clone(weights.optimizer_state)
     steps: list[Step] = []
-    moved: list[bool] = []
-    average = Average()
-    method.seen = False
+    average = WeightedMean()
     for order, part in zip(orders, parts, strict=True):
-        weights.write(start)
-        weights.load_moments(moments)
-        earlier = [
-            method.update.settle([method.adapt_under(order, part).finite]) for _ in range(method.options.steps - 1)
-        ]
-        moved.append([True] in earlier)
-        steps.append(method.adapt_under(order, part))
-        average.add(weights.moments, steps[-1].finite | moved[-1])
-    weights.write(start)
-    made = method.update.settle([step.finite for step in steps])
-    weights.load_moments(average.value() if any(made) or any(moved) else moments)
+        weights.load(start)
+        weights.load_optimizer_state(state)
+        made = torch.zeros((), dtype=torch.bool, device=images.device)
+        for i in range(method.options.steps):
+            step = method.adapt_under(order, part, first=i == 0)
+            made = made | step.made
+        steps.append(step._replace(made=made))
+        average.add(weights.optimizer_state, steps[-1].made)
+    weights.load(start)
+    weights.load_optimizer_state(average.value() if bool(torch.stack([step.made for step in steps]).any()) else state)
     if split:  # counted in passes over the whole batch
         k = len(orders)
         method.counters.forwards = before.forwards + (method.counters.forwards - before.forwards) // k
         method.counters.backwards = before.backwards + (method.counters.backwards - before.backwards) // k
-    return [step._replace(finite=step.finite | earlier) for step, earlier in zip(steps, moved, strict=True)]
+    return steps
 
 
-def adapt_side_by_side(method: Trust, images: Tensor) -> list[Step]:
-    """The paper's parallel network: one pass, in which each part of the batch meets SS2D weights of its own.
+def adapt_jointly(method: Trust, images: Tensor) -> list[Step]:
+    """The paper's parallel network: one forward, in which each part of the batch has SS2D weights of its own.
 
-    Everything else is shared, the statistics of the BatchNorms too.
+    Everything else is shared, the batch statistics too.
     """
     check_parts(images, len(method.orders))
-    weights, start = method.weights, clone(method.weights.moments)
-    thetas, moments = [weights.read()] * len(method.orders), [start] * len(method.orders)
-    origin, learned = thetas[0], False
+    weights, state = method.weights, clone(method.weights.optimizer_state)
+    vectors, states = [weights.snapshot()] * len(method.orders), [state] * len(method.orders)
+    start, learned = vectors[0], False
     for _ in range(method.options.steps):
-        gradients, entropies, finite = side_by_side_pass(method, images, thetas)
+        gradients, entropies, finite = joint_gradients(method, images, vectors)
         for k, gradient in enumerate(gradients):
-            weights.load_moments(moments[k])
+            weights.load_optimizer_state(states[k])
             weights.gradient.copy_(gradient)
-            weights.step(finite, start=thetas[k])
-            thetas[k], moments[k] = weights.read(), clone(weights.moments)
-        learned |= any(method.update.settle([finite] * len(thetas)))
-    weights.write(origin)
+            weights.step(finite, start=vectors[k])
+            vectors[k], states[k] = weights.snapshot(), clone(weights.optimizer_state)
+        method.finite_steps += [finite] * len(vectors)
+        learned |= bool(finite)
+    weights.load(start)
     if not learned:
-        weights.load_moments(start)
+        weights.load_optimizer_state(state)
         return []
-    average, made = Average(), finite.new_ones(())
-    for each in moments:
+    average, made = WeightedMean(), finite.new_ones(())
+    for each in states:
         average.add(each, made)
-    weights.load_moments(average.value())
-    return [Step(theta, made, entropy) for theta, entropy in zip(thetas, entropies, strict=True)]
+    weights.load_optimizer_state(average.value())
+    return [Step(vector, made, mean) for vector, mean in zip(vectors, entropies, strict=True)]
 
 
-def side_by_side_pass(
-    method: Trust, images: Tensor, thetas: Sequence[Tensor]
+def joint_gradients(
+    method: Trust, images: Tensor, vectors: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Gradients (n,) for each copy, the entropies of its part's predictions, and whether all of it is finite.
+    """Gradients (n,) of each copy, the mean entropy of its part's predictions, and whether all gradients are finite.
 
     The weights that are not copied have one gradient, that of the whole batch.
     """
     weights, roles = method.weights, parameter_roles(method.model)
     copied = [name for name in weights.named if roles[name].kind in ("scan", "projection")]
-    weights.write(thetas[0])
-    named = [weights.by_name(theta) for theta in thetas]
+    weights.load(vectors[0])
+    named = [weights.unflatten(vector) for vector in vectors]
     leaves = [{name: each[name].detach().clone().requires_grad_() for name in copied} for each in named]
-    with copies_in_place(method, leaves):
-        logits = method.predict.coarse(images, stochastic_depth=method.options.stochastic_depth, recorded=False)
-        labels = logits
-        if method.options.stochastic_depth:
-            with torch.no_grad():
-                labels = method.predict.coarse(images, recorded=False)
-    loss = method.loss(logits, most_likely(labels))
+    with scan_weights_by_part(method, leaves):
+        logits = method.logits(images, stochastic_depth=method.options.stochastic_depth, capture=False)
+        undisturbed = method.predict(images, capture=False) if method.options.stochastic_depth else logits
+    loss = method.loss(logits, most_likely(undisturbed))
     method.counters.backwards += 1
     owners = [{**weights.named, **each} for each in leaves]
     flat = list({id(t): t for owner in owners for t in owner.values()}.values())
@@ -118,43 +139,28 @@ def side_by_side_pass(
     values = {id(t): torch.zeros_like(t) if g is None else g for t, g in zip(flat, found, strict=True)}
     gradients = [weights.flatten(values[id(tensor)] for tensor in owner.values()) for owner in owners]
     finite = torch.stack([g.isfinite().all() for g in gradients]).all() & loss.detach().isfinite()
-    entropies = [part.mean() for part in entropy(logits.detach()).tensor_split(len(thetas))]
+    entropies = [part.mean() for part in entropy(logits.detach()).tensor_split(len(vectors))]
     return gradients, entropies, finite
 
 
 @contextmanager
-def copies_in_place(method: Trust, copies: Sequence[Mapping[str, Tensor]]) -> Iterator[None]:
-    """Inside, each module that scans runs once for each part of the batch, with the part's weights and order."""
+def scan_weights_by_part(method: Trust, copies: Sequence[Mapping[str, Tensor]]) -> Iterator[None]:
+    """Run each scanning module once for each part of the batch, with the part's weights and order."""
     model: Any = method.model
-    modules: dict[str, Any] = _scanning_modules(model)
+    modules: dict[str, Any] = scanning_modules(model)
     directions = [model.scan_directions(order, 1) for order in method.orders]
     for path, module in modules.items():
         prefix = f"{path}."
         own = [{n.removeprefix(prefix): v for n, v in each.items() if n.startswith(prefix)} for each in copies]
-        module.forward = partial(_by_parts, module, own, directions)
+        module.forward = partial(_forward_by_part, module, own, directions)
     try:
         yield
     finally:
         for module in modules.values():
-            del module.forward  # the class's own comes to light again
+            del module.forward  # the class's own is used again
 
 
-def _scanning_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hold parameters of the scans, by their paths."""
-    scans = [name for name, role in parameter_roles(model).items() if role.kind == "scan"]
-    return {path: model.get_submodule(path) for path in {name.rpartition(".")[0] for name in scans}}
-
-
-def check_copies(model: nn.Module) -> None:
-    """Refuse a network whose scans read weights out of modules that are not called: copies of these have no place."""
-    if any(type(module).forward is nn.Module.forward for module in _scanning_modules(model).values()):
-        raise ConfigError(
-            "split_statistics='batch' gives each part of a batch a copy of the scan's weights, for which "
-            f"{type(model).__name__} has no place; use 'part'"
-        )
-
-
-def _by_parts(
+def _forward_by_part(
     module: nn.Module,
     copies: Sequence[dict[str, Tensor]],
     directions: Sequence[Tensor],
@@ -163,8 +169,7 @@ def _by_parts(
     residual: Tensor | None = None,
 ) -> Tensor:
     del order  # of the whole batch
-    plain = partial(type(module).forward, module)
-    replaced, module.forward = module.forward, plain
+    replaced, module.forward = module.forward, partial(type(module).forward, module)
     try:
         parts = zip(copies, x.tensor_split(len(copies)), directions, strict=True)
         y = torch.cat([functional_call(module, weights, (part, each)) for weights, part, each in parts])
@@ -173,8 +178,24 @@ def _by_parts(
         module.forward = replaced
 
 
-class Average:
-    """The weighted mean of named tensors of several moments."""
+def scanning_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold parameters of the scans, by their paths."""
+    scans = [name for name, role in parameter_roles(model).items() if role.kind == "scan"]
+    return {path: model.get_submodule(path) for path in {name.rpartition(".")[0] for name in scans}}
+
+
+def check_options(options: TrustOptions, model: nn.Module) -> None:
+    """Refuse the joint forward for a network whose scans read weights of modules that are not called."""
+    joint = options.mode == "split" and options.split_statistics == "batch" and options.statistics != "source"
+    if joint and any(type(module).forward is nn.Module.forward for module in scanning_modules(model).values()):
+        raise ConfigError(
+            "split_statistics='batch' gives each part of a batch a copy of the scan's weights, for which "
+            f"{type(model).__name__} has no place; use 'part'"
+        )
+
+
+class WeightedMean:
+    """The weighted mean of dicts of tensors."""
 
     def __init__(self) -> None:
         self.total: dict[str, Tensor] = {}
@@ -186,19 +207,19 @@ class Average:
             weight = weight.to(value.dtype)
             if self.weight is None:
                 self.total[name] = value * weight
-            else:  # nothing of their size beside them
+            else:  # in place: allocates nothing of their size
                 self.total[name].addcmul_(value, weight)
         self.weight = weight if self.weight is None else self.weight + weight
 
     def value(self) -> dict[str, Tensor]:
         """The mean; not a number where all weights are zero."""
-        if self.total and self.weight is not None:  # SGD without momentum has no moments
+        if self.total and self.weight is not None:  # SGD without momentum has no state
             torch._foreach_div_(list(self.total.values()), self.weight)
         return self.total
 
 
 def check_parts(images: Tensor, k: int) -> None:
-    """Refuse a batch that cannot be divided, before anything changes."""
+    """Refuse a batch that cannot be divided."""
     if len(images) < k:
         raise ShapeError(
             f'{len(images)} images cannot be split among {k} orders; give at least {k} or use mode="replicate"'
@@ -206,7 +227,7 @@ def check_parts(images: Tensor, k: int) -> None:
 
 
 def equal_parts(images: Tensor, k: int) -> Tensor:
-    """(n, ...) as (k, ceil(n/k), ...); where k does not divide n, the first images serve twice."""
+    """(n, ...) as (k, ceil(n/k), ...); where k does not divide n, the first images are used twice."""
     check_parts(images, k)
     size = -(-images.shape[0] // k)
     return images[torch.arange(k * size, device=images.device) % images.shape[0]].view(k, size, *images.shape[1:])

@@ -120,25 +120,25 @@ def classifiers(model: nn.Module) -> list[nn.Module]:
     return heads or list([module for module in model.modules() if isinstance(module, nn.Linear)][-1:])
 
 
-class Caller:
-    """What a method was given: the network, and, `given`, perhaps what torch.compile made of it."""
+class SharedModel:
+    """The user's network, whose parameters the method shares; `given` is perhaps what torch.compile made of it."""
 
     def __init__(self, given: nn.Module) -> None:
         self.given = given
-        self.network: nn.Module = getattr(given, "_orig_mod", given)  # its passes are not the compiled ones
+        self.network: nn.Module = getattr(given, "_orig_mod", given)  # methods run it without the compiled forward
 
     def __getstate__(self) -> dict[str, nn.Module]:
         return {"given": self.network, "network": self.network}
 
     @torch.no_grad()
     def with_weights(self, adapted: Mapping[str, Tensor]) -> nn.Module:
-        """What was given, with the values of `adapted`."""
+        """The given network with the values of `adapted`."""
         for name, parameter in adapted.items():  # the storage is the same unless the method was moved
             self.network.get_parameter(name).copy_(parameter)
         return self.given
 
-    def share_again(self, model: nn.Module) -> None:
-        """Where weights of the method's `model` have been moved, copied or unpickled, the network follows."""
+    def rebind(self, model: nn.Module) -> None:
+        """Point the network's parameters at those of the method's `model` that were reallocated."""
         parameters = dict(model.named_parameters())
         for name, theirs in self.network.named_parameters():
             ours = parameters[name]
@@ -147,10 +147,10 @@ class Caller:
                 theirs.data = ours.data
 
 
-def share(model: nn.Module, adapted: Collection[str] = ()) -> nn.Module:
-    """A second network over the same tensors, in evaluation mode, in which only the `adapted` ask for gradients.
+def share_tensors(model: nn.Module, adapted: Collection[str] = ()) -> nn.Module:
+    """A second network over the same tensors, in evaluation mode, in which only the `adapted` require gradients.
 
-    Updates in place show in both; modes, flags and hooks of the caller's network stay its own.
+    In-place updates show in both; modes, flags and hooks of the user's network stay its own.
     """
     memo: dict[int, Tensor] = {}
     for name, parameter in model.named_parameters():

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
 from trust_tta.methods.losses import entropy
-from trust_tta.methods.parameters import share
-from trust_tta.methods.safety import check_images
+from trust_tta.methods.order_options import require_orders, scan_orders_of
+from trust_tta.methods.parameters import share_tensors
 from trust_tta.methods.statistics import use_batch_statistics
-from trust_tta.methods.trust import require_orders, scan_orders_of
+from trust_tta.methods.validation import check_finite, check_shape
 from trust_tta.orders import ScanOrder, find_order
 
 
@@ -25,7 +25,7 @@ def rank_orders(
     Memory is that of one evaluation, whatever the number of orders and batches; the model is left as it was.
     """
     require_orders(model)
-    network = share(model)
+    network = share_tensors(model)
     if statistics == "batch":
         use_batch_statistics(network)
     scan_orders = scan_orders_of(model)
@@ -34,7 +34,8 @@ def rank_orders(
     images = 0
     with torch.no_grad():
         for batch in batches:
-            check_images(batch, network)
+            check_shape(batch, network)
+            check_finite(batch)
             images += batch.shape[0]
             for i, order in enumerate(orders):
                 entropies = entropy(network(batch, order=order)).double()

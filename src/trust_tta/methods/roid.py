@@ -13,10 +13,10 @@ from torch import Tensor
 
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from trust_tta.methods.safety import check_classes, check_one_label
 from trust_tta.methods.state import Array, Number, Spec
+from trust_tta.methods.validation import check_classes, check_image_logits
 from trust_tta.methods.views import random_view
-from trust_tta.ops.segmentation_logits import whole
+from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Fraction, Natural, Positive, Rate
 
 LEAST_GAIN, SURE = 0.89, 0.9999  # between which CMF's share of the hidden weights lies; above, it is one
@@ -46,29 +46,29 @@ class Weighted(Learner):
     options: WeightedOptions
     class_probs: Tensor | None
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.class_probs = None
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         return {"class_probs": Array((None,), least=0, most=1 + 1e-3)}
 
     def adapt(self, images: Tensor) -> Tensor:
-        logits = self.correct(whole(super().adapt(images)))
+        logits = self.correct(upsample(super().adapt(images)))
         if self.logits_before is not None:
-            self.coarse_before = self.correct(self.logits_before)
+            self.prediction_before = self.correct(self.logits_before)
         return logits
 
     def infer(self, images: Tensor) -> Tensor:
-        return self.correct(whole(super().infer(images)))
+        return self.correct(upsample(super().infer(images)))
 
-    def learn(self, images: Tensor, logits: Tensor) -> None:
-        check_one_label(logits, self.name)
+    def update(self, images: Tensor, logits: Tensor) -> None:
+        check_image_logits(logits, self.name)
         weights, kept = self.weigh(logits.detach())
-        views = self.augment(images[kept])  # of another number in each batch: a recording would not serve again
-        views = whole(self.predict.coarse(views, stochastic_depth=self.options.stochastic_depth, recorded=False))
+        views = self.augment(images[kept])  # their number differs between batches, so that CUDA graphs do not pay
+        views = upsample(self.logits(views, stochastic_depth=self.options.stochastic_depth, capture=False))
         chosen, weights = logits[kept], weights[kept]
         losses = soft_likelihood_ratio(chosen) + symmetric_cross_entropy(chosen, views)
-        if self.update((weights * losses).sum() / (self.options.batch_size or len(images))):
+        if bool(self.step((weights * losses).sum() / (self.options.batch_size or len(images)))):
             self.follow(logits.detach())
             self.pull()
 
@@ -115,8 +115,8 @@ class Roid(Weighted):
     options: RoidOptions
 
     def pull(self) -> None:
-        momentum, origin = self.options.momentum_src, self.weights.origin
-        self.weights.write(momentum * self.weights.read() + (1 - momentum) * origin)
+        momentum, origin = self.options.momentum_src, self.weights.source_vector
+        self.weights.load(momentum * self.weights.snapshot() + (1 - momentum) * origin)
 
 
 class CmfOptions(WeightedOptions):
@@ -134,17 +134,17 @@ class Cmf(Weighted):
     Options: ClassVar[type[LearningOptions]] = CmfOptions
     options: CmfOptions
 
-    def start(self) -> None:
-        super().start()
+    def reset_state(self) -> None:
+        super().reset_state()
         self.hidden: Tensor | None = None
         self.variance = 0.0
 
-    def moving(self) -> dict[str, Spec]:
-        return {**super().moving(), "hidden": self.weights.vector_spec(), "variance": Number(float, least=0)}
+    def state_spec(self) -> dict[str, Spec]:
+        return {**super().state_spec(), "hidden": self.weights.vector_spec(), "variance": Number(float, least=0)}
 
     def pull(self) -> None:
         alpha, gamma = self.options.alpha, self.options.gamma
-        theta, origin = self.weights.read(), self.weights.origin
+        theta, origin = self.weights.snapshot(), self.weights.source_vector
         hidden = origin if self.hidden is None else self.hidden.to(theta)
         drift = self.options.q * len(theta) / WEIGHTS
         hidden = alpha * hidden + (1 - alpha) * origin
@@ -153,7 +153,7 @@ class Cmf(Weighted):
         gain = 1.0 if gain >= SURE else gain
         self.variance = gain * variance
         self.hidden = gain * hidden + (1 - gain) * theta
-        self.weights.write(gamma * theta + (1 - gamma) * self.hidden)
+        self.weights.load(gamma * theta + (1 - gamma) * self.hidden)
 
 
 def _scaled(values: Tensor) -> Tensor:

@@ -19,11 +19,11 @@ from trust_tta.errors import ShapeError, StateError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to
 from trust_tta.methods.norms import RobustNorm, check_moved
-from trust_tta.methods.safety import are_finite, check_one_label, check_outputs
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
+from trust_tta.methods.validation import all_finite, check_image_logits, check_outputs
 from trust_tta.methods.views import random_view
-from trust_tta.ops.segmentation_logits import whole
+from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Fraction, Natural, Rate
 
 
@@ -114,13 +114,13 @@ class Rotta(Learner):
             return super().make_statistics()
         return Statistics(self.model, "stream", make=partial(RobustNorm, share=self.options.alpha))
 
-    def start(self) -> None:
-        self.student = self.weights.origin
+    def reset_state(self) -> None:
+        self.student = self.weights.source_vector
         self.student_statistics = self.statistics.state()
         self.offered = 0
         self.images = self.labels = self.entropies = self.ages = None
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         return {
             "student": self.weights.vector_spec(),
             "student_statistics": self.statistics.spec(),
@@ -137,17 +137,13 @@ class Rotta(Learner):
                 f"'rotta' remembers images of shape {tuple(self.images.shape[1:])} and these have "
                 f"{tuple(images.shape[1:])}; give images of one shape, or reset() before"
             )
-        with torch.no_grad():
-            logits = self.predict(images)
-        check_one_label(logits, self.name)
-        check_outputs(are_finite(logits), images)  # before the memory takes their entropies
-        self.coarse_before = logits
+        logits = upsample(self.predict(images))
+        check_image_logits(logits, self.name)
+        check_outputs(all_finite(logits), images)  # before the memory takes their entropies
+        self.prediction_before = logits
         self.remember(images, logits)
         check_moved(self.statistics, images)
-        if self.options.predict == "before":
-            return logits
-        with torch.no_grad():
-            return self.predict(images)
+        return logits if self.options.predict == "before" else upsample(self.predict(images))
 
     def remember(self, images: Tensor, logits: Tensor) -> None:
         """Offer images (n, c, h, w) to the memory, one after the other, and learn from it whenever it is time."""
@@ -178,19 +174,19 @@ class Rotta(Learner):
 
     def learn_from(self, images: Tensor, ages: list[int]) -> None:
         """One update of the student on views of the remembered images, and of the teacher; all or nothing of it."""
-        teacher, before = self.weights.read(), self.statistics.state()
-        target = whole(self.predict.moving(images))
+        teacher, before = self.weights.snapshot(), self.statistics.state()
+        target = upsample(self.observe_statistics(images))
         followed = self.statistics.state()
-        self.weights.write(self.student)
+        self.weights.load(self.student)
         self.statistics.load(self.student_statistics)
         with self.statistics.observing():
             views = self.augment(images)
-            logits = whole(self.predict.coarse(views, stochastic_depth=self.options.stochastic_depth))
+            logits = upsample(self.logits(views, stochastic_depth=self.options.stochastic_depth))
         weights = torch.sigmoid(-torch.tensor(ages, dtype=torch.float64) / self.options.memory_size).to(logits)
-        if self.update((weights * cross_entropy_to(target, logits)).mean()):
-            self.student, self.student_statistics = self.weights.read(), self.statistics.state()
+        if bool(self.step((weights * cross_entropy_to(target, logits)).mean())):
+            self.student, self.student_statistics = self.weights.snapshot(), self.statistics.state()
             teacher, before = (1 - self.options.nu) * teacher + self.options.nu * self.student, followed
-        self.weights.write(teacher)
+        self.weights.load(teacher)
         self.statistics.load(before)
 
     def augment(self, images: Tensor) -> Tensor:

@@ -41,44 +41,41 @@ class Sar(Learner):
 
     Options = SarOptions
     options: SarOptions
-    in_bands = True
+    chunked_loss = True
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.mean_loss: float | None = None
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         return {"mean_loss": Number(float, least=0)}
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         return select(model, self.options.parameters, skip_last=self.options.skip_last)
 
-    def learn(self, images: Tensor, logits: Logits) -> None:
-        reliable = self.select(logits.detach())
-        gradient = self.update.gradient(self.loss(logits, reliable)) if bool(reliable.any()) else None
-        if gradient is None:
-            return
-        start = self.weights.read()
-        self.weights.write(start + gradient * (self.options.rho / (gradient.norm() + 1e-12)))
-        above = self.predict.coarse(images)
-        still = reliable & self.select(above.detach())
-        if not bool(still.any()):
-            self.weights.write(start)
-            return
-        loss = self.loss(above, still)
-        if self.update(loss, start=start):
-            self.follow(loss.item())
-
-    def select(self, logits: Logits) -> Tensor:
+    def update(self, images: Tensor, logits: Logits) -> None:
+        entropies = ENTROPIES[self.options.entropy](logits)
         margin = self.options.margin * math.log(logits.shape[1])
-        return ENTROPIES[self.options.entropy](logits) < margin
-
-    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
-        return ENTROPIES[self.options.entropy](logits)[chosen].mean()
+        reliable = entropies.detach() < margin
+        if not bool(reliable.any()):
+            return
+        if not bool(self.backward(entropies[reliable].mean())):
+            self.counters.skipped += 1
+            return
+        start, gradient = self.weights.snapshot(), self.weights.gradient
+        self.weights.load(start + gradient * (self.options.rho / (gradient.norm() + 1e-12)))
+        entropies = ENTROPIES[self.options.entropy](self.logits(images))
+        reliable &= entropies.detach() < margin
+        if not bool(reliable.any()):
+            self.weights.load(start)
+            return
+        loss = entropies[reliable].mean()
+        if bool(self.step(loss, start=start)):
+            self.follow(loss.item())
 
     def follow(self, loss: float) -> None:
         """Move the mean loss; when it says that the predictions have collapsed, start from the source again."""
         self.mean_loss = loss if self.mean_loss is None else MOMENTUM * self.mean_loss + (1 - MOMENTUM) * loss
         if self.mean_loss < self.options.reset_threshold:
             self.weights.restore_source()  # what the norms have seen of the stream is still right
-            self.start()
+            self.reset_state()
             self.counters.recoveries += 1

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trust_tta.methods.state import Memory
+from trust_tta.methods.state import StateModule
 
 START = 1.0  # of the stream, at the beginning and in a new domain
 RATE = 0.4  # a share moves by at most so much per 128 images
@@ -22,7 +22,7 @@ HALF_LIFE = 1024.0  # images after which half of a slope is new
 CHANCE, AGREED = 0.15, 0.3  # mean steadiness of all norms that chance gives, and with which they move at full rate
 
 
-class Shares(Memory):
+class Shares(StateModule):
     """The share of the stream in each of the norms, from 0 to 1; the rest is the source's.
 
     `value` (norms,) is what passes read. `slope` and `square` (norms,): moving means of its gradient and of the

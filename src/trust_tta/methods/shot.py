@@ -31,9 +31,9 @@ class Shot(Learner):
 
     Options = ShotOptions
     options: ShotOptions
-    in_bands = True
+    chunked_loss = True
 
-    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits) -> Tensor:
         loss = entropy(logits).mean() - mean_entropy(logits)
         confidence, labels = own_labels(logits.detach())
         sure = confidence > self.options.confidence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from trust_tta.methods.base import Method, MethodOptions
@@ -22,15 +21,13 @@ class Source(Method):
     Options: ClassVar[type[MethodOptions]] = SourceOptions
 
     @property
-    def fixed(self) -> bool:
-        moves = self.adapted or self.moving() or self.options.statistics != "source"
-        return not (moves or self.probabilities)  # these are not what `evaluate` gives
+    def stateless(self) -> bool:
+        changes = self.adapted or self.state_spec() or self.options.statistics != "source"
+        return not (changes or self.probabilities)  # these are not what `evaluate` gives
 
     def adapt(self, images: Tensor) -> Logits:
-        with torch.no_grad():
-            logits: Logits = self.predict.coarse(images)
-        self.coarse_before = logits
-        return logits
+        self.keep_prediction(self.predict(images))
+        return self.kept_prediction
 
 
 class BatchStatistics(Source):

@@ -1,17 +1,123 @@
-"""States as nested dicts and lists of tensors and plain values: what each may be, and copies of them."""
+"""The state of a method: what it may hold, saving and loading it, and undoing a batch that failed.
+
+A state is made of nested dicts and lists of tensors and plain values. It is checked whole against its `Spec` before
+anything is loaded.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import StateError
+from trust_tta.errors import DataError, StateError
 from trust_tta.schema import show
+
+if TYPE_CHECKING:
+    from trust_tta.methods.base import Method
+
+STATE_FORMAT = 7
+MAX_COUNT = 2.0**53  # of a counter
+
+
+@dataclass
+class Counters:
+    """Numbers of operations since the method was created or reset."""
+
+    batches: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    updates: int = 0
+    skipped: int = 0  # updates skipped because the loss or a gradient was not finite
+    recoveries: int = 0  # resets to the source that the method itself decided on
+    refused: int = 0  # batches refused because their predictions were not finite
+
+    def set(self, other: Counters) -> None:
+        vars(self).update(vars(other))
+
+
+def save_state(method: Method) -> dict[str, Any]:
+    """The whole state as copied tensors and plain values."""
+    statistics, extra = method.statistics.state(), extra_state(method)
+    state: dict[str, Any] = {"format": STATE_FORMAT, "method": method.name, **method.weights.state_dict()}
+    state |= {"statistics": statistics, "extra": extra, "counters": asdict(method.counters)}
+    copied: dict[str, Any] = clone(state)  # a pickle of views would hold all that they are views of
+    return copied
+
+
+def load_state(method: Method, state: Mapping[str, Any]) -> None:
+    """Load what `save_state` gave; refused whole if it does not fit."""
+    if not isinstance(state, Mapping) or "method" not in state or "format" not in state:
+        raise StateError(f"this is a {type(state).__name__} and no state; give what state_dict() of a method gave")
+    if type(state["format"]) is not int or state["format"] != STATE_FORMAT:
+        raise StateError(
+            f"this state has format {show(state['format'])} and this version reads format {STATE_FORMAT}; "
+            "adapt again from the source, or load it with the version that saved it"
+        )
+    if not isinstance(state["method"], str) or state["method"] != method.name:
+        raise StateError(f"this state is of the method {show(state['method'])}; '{method.name}' takes its own alone")
+    optimizer = state.get("optimizer")
+    if isinstance(optimizer, Mapping) and optimizer.keys() != method.weights.optimizer_state.keys():
+        raise StateError("this state was made with another optimizer; create the method with the same one")
+    extra: dict[str, Spec] = {name: Optional(spec) for name, spec in method.state_spec().items()}
+    counters: dict[str, Spec] = {f.name: Number(int, least=0, most=MAX_COUNT) for f in fields(Counters)}
+    rest: dict[str, Spec] = {"statistics": method.statistics.spec(), "extra": extra, "counters": counters}
+    check(state, {"format": STATE_FORMAT, "method": method.name, **method.weights.state_spec(), **rest})
+    method.check_state(state)
+    with restored_on_error(method):
+        method.weights.load_state_dict(state)
+        method.statistics.load(state["statistics"])
+        set_extra_state(method, state["extra"])
+        method.counters.set(Counters(**state["counters"]))
+    method.prediction_before = None
+
+
+@contextmanager
+def restored_on_error(method: Method) -> Iterator[None]:
+    """Restore the method if the block raises; a batch refused for its predictions is counted."""
+    vector, optimizer = method.weights.snapshot(), clone(method.weights.optimizer_state)
+    statistics, extra = method.statistics.state(), extra_state(method)
+    counters, before = replace(method.counters), method.prediction_before
+    try:
+        yield
+    except BaseException as error:
+        method.weights.load(vector)
+        method.weights.load_optimizer_state(optimizer)
+        method.statistics.load(statistics)
+        set_extra_state(method, extra)
+        method.counters.set(counters)
+        method.counters.refused += isinstance(error, DataError)
+        method.prediction_before = before
+        raise
+
+
+def extra_state(method: Method) -> dict[str, Any]:
+    """Copies of the attributes that `state_spec` names and that are not None."""
+    values = {name: getattr(method, name) for name in method.state_spec()}
+    copies: dict[str, Any] = clone({name: value for name, value in values.items() if value is not None})
+    return copies
+
+
+def set_extra_state(method: Method, values: Mapping[str, Any]) -> None:
+    """Set the attributes that `state_spec` names to copies of `values`; missing ones to None."""
+    method.reset_state()
+    copies = clone(values)
+    for name in method.state_spec():
+        setattr(method, name, copies.get(name))
+
+
+def network_state(method: Method) -> dict[str, Tensor]:
+    """The tensors of the adapted network, with the statistics of the stream where the method keeps them."""
+    state = {**method.shared.network.state_dict(), **{name: p.detach() for name, p in method.adapted.items()}}
+    for path, norm in method.statistics.norms.items():
+        mean, variance = norm.used()
+        state[f"{path}.running_mean"], state[f"{path}.running_var"] = mean.detach(), variance.detach()
+    return state
 
 
 @dataclass(frozen=True)
@@ -40,7 +146,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Optional:
-    """Something that is missing until the first batch has come."""
+    """An entry that may be missing, as before the first batch."""
 
     spec: Spec
 
@@ -142,8 +248,8 @@ def _with_empty_tensors(
     return tree
 
 
-class Memory(nn.Module):
-    """Numbers that travel with a network and are part of a method's state.
+class StateModule(nn.Module):
+    """A module of buffers that are part of a method's state.
 
     `MEMORY` names the tensors, of at least 0 unless `LIMITS` says otherwise.
     """

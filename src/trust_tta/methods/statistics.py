@@ -23,10 +23,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.methods.domains import HALF_LIFE, VARIANCES, DomainWatch
 from trust_tta.methods.mixtures import GROUPS, Mixture
-from trust_tta.methods.preludes import Prelude
 from trust_tta.methods.shares import Shares
 from trust_tta.methods.state import Array, Spec, clone
 from trust_tta.ops.batch_norm import batch_norm, can_use_kernels, fixed_norm, follow_stream, moments, triton_norm
+from trust_tta.ops.cuda_graphs import GraphedFunction
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 
@@ -111,7 +111,7 @@ class Statistics:
     the place of those that `kind` asks for, from a BatchNorm and a tensor of the network's device and dtype.
     `learn_shares`: norms that follow the stream have `shares` of it, which the method moves. `split_mixtures`: they
     have statistics for each group of images where the stream is mixed; a pass is then over whole copies of the batch.
-    `worth`: images that one picture counts for.
+    `samples_per_image`: images that one picture counts for.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Statistics:
     ) -> None:
         found = {name: module for name, module in model.named_modules() if has_statistics(module)}
         self.kind, self.norms = kind, dict[str, Any]()
-        self.worth = PICTURE if getattr(model, "dense", False) else 1
+        self.samples_per_image = PICTURE if getattr(model, "dense", False) else 1
         self.of_batches = kind == "batch" and make is None and bool(found)  # a batch is normalized by itself alone
         self.memory = OwnNorm.MEMORY if make is not None else StreamNorm.MEMORY if kind == "stream" else ()
         if make is None and kind == "batch":
@@ -162,11 +162,11 @@ class Statistics:
         for path, norm in self.norms.items() if self.memory else ():
             kinds.setdefault((norm.mean.device, norm.mean.dtype), {})[path] = norm
         self.vectors = [Vectors(norms, self.memory) for norms in kinds.values()]
-        self._prelude = Prelude(self._prepare)  # recordings hold addresses
+        self._prelude = GraphedFunction(self._prepare)  # recordings hold addresses
 
     def moved(self) -> None:
         """Follow norms that were moved to another device or dtype."""
-        self._prelude = Prelude(self._prepare)
+        self._prelude = GraphedFunction(self._prepare)
         if not all(vectors.hold() for vectors in self.vectors):
             self._gather()
 
@@ -192,14 +192,14 @@ class Statistics:
         for norm in self.following if groups is not self.groups else ():
             norm.groups = groups
 
-    def begin(self, images: Tensor, *, worth: int = 1) -> None:
+    def begin(self, images: Tensor, *, samples_per_image: int = 1) -> None:
         """A batch (n, ...) comes; passes over it, however many, change the memory once.
 
-        `worth`: how many images each of them stands for.
+        `samples_per_image`: how many images each of them stands for.
         """
         if self.watch is None:
             return
-        descriptions, mixed = self._prelude(images, float(len(images) * worth * self.worth))
+        descriptions, mixed = self._prelude(images, float(len(images) * samples_per_image * self.samples_per_image))
         if self.mixture is not None:
             was_mixed = self.mixed
             self._split(self.mixture.sort(descriptions, mixed=bool(mixed)))
@@ -259,12 +259,12 @@ class Statistics:
                 module.observing, module.observing_without_grad = was
 
     @contextmanager
-    def going_on(self, images: Tensor, run: Callable[[Tensor], Any], *, worth: int = 1) -> Iterator[None]:
+    def going_on(self, images: Tensor, run: Callable[[Tensor], Any], *, samples_per_image: int = 1) -> Iterator[None]:
         """Inside, the statistics are those with the images (n, ...), which `run` passes through the network."""
         before, groups = self.state(), self.groups
         try:
             if self.following:
-                self.begin(images, worth=worth)
+                self.begin(images, samples_per_image=samples_per_image)
                 with self.observing():
                     run(images)
             yield

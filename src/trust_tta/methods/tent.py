@@ -1,4 +1,4 @@
-"""Tent: descend the entropy of the predictions in the affine weights of the normalizations.
+"""Tent: minimize the entropy of the predictions over the affine parameters of the normalization layers.
 
 Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021.
 """
@@ -17,11 +17,11 @@ class TentOptions(LearningOptions):
 
 
 class Tent(Learner):
-    """The mean entropy of the batch."""
+    """One gradient step per batch on the mean entropy of its predictions."""
 
     Options = TentOptions
     options: TentOptions
-    in_bands = True
+    chunked_loss = True
 
-    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits) -> Tensor:
         return ENTROPIES[self.options.entropy](logits).mean()

@@ -31,7 +31,7 @@ from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.views import log_mean_probability, mean_log_probability, mirrored, single
-from trust_tta.ops.segmentation_logits import Logits, Pixels
+from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
 from trust_tta.schema import Fraction, Positive, Rate
 
 BATCH = 128  # images for which `lr` and `pull` are stated
@@ -83,7 +83,7 @@ class Tide(Learner):
     Options: ClassVar[type[LearningOptions]] = TideOptions
     pooled: ClassVar[tuple[str, ...]] = ("confusion",)
     options: TideOptions
-    in_bands = True
+    chunked_loss = True
     confusion: Tensor | None
     frequencies: Tensor | None
     error: Tensor | None
@@ -92,10 +92,10 @@ class Tide(Learner):
         options = self.options
         return Statistics(self.model, options.statistics, learn_shares=options.shares, split_mixtures=options.mixtures)
 
-    def start(self) -> None:
+    def reset_state(self) -> None:
         self.confusion = self.frequencies = self.error = None
 
-    def moving(self) -> dict[str, Spec]:
+    def state_spec(self) -> dict[str, Spec]:
         error = Array((), least=0, most=1)
         return {"confusion": Array((None, None), least=0), "frequencies": Array((None,), least=0), "error": error}
 
@@ -106,8 +106,8 @@ class Tide(Learner):
             error = self.expect_errors(believed.log_p)
             need = believed.skew.new_ones(()) if error is None else (error / FEW).clamp_max(1)
             self.learn_from(views, len(images), pace=(1 - believed.skew) * self.eagerness, need=need)
-            if self.coarse_before is None:
-                self.coarse_before = believed.log_p
+            if self.prediction_before is None:
+                self.prediction_before = believed.log_p
         if self.options.predict == "after":
             with torch.no_grad():
                 believed = self.believe(self.views_of(images))
@@ -117,26 +117,25 @@ class Tide(Learner):
     def views_of(self, images: Tensor) -> Logits:
         """Log-probabilities (views, n, classes) of the images and of their mirror images, in one pass."""
         if self.options.views == "none":
-            return single(self.adapting_pass(images))
+            return single(self.adapting_logits(images))
         self.counters.forwards += 1  # counted in passes over the batch
-        return mirrored(self.adapting_pass, images)
+        return mirrored(self.adapting_logits, images)
 
-    def adapting_pass(self, images: Tensor) -> Logits:
-        return self.predict.coarse(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
+    def adapting_logits(self, images: Tensor) -> Logits:
+        return self.logits(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
 
     def learn_from(self, views: Logits, images: int, *, pace: Tensor, need: Tensor) -> None:
         """One step, as long as the images are worth, `pace` () allows and `need` () asks; then back to the source."""
-        start, confusion = self.weights.read(), self.confusion
-        finite = self.update.descend(self.loss(mean_log_probability(views), None))
+        start, confusion = self.weights.snapshot(), self.confusion
+        finite = self.step(self.loss(mean_log_probability(views)))
         self.counters.backwards += self.options.views == "mirror"
         if self.statistics.shares is not None and self.weights.extra_gradient is not None:
             self.statistics.shares.learn(self.weights.extra_gradient, images, finite=finite, pace=pace * need)
-        share = images * self.statistics.worth / BATCH
-        moved = start + (self.weights.read() - start) * (pace * need * math.sqrt(share))
+        share = images * self.statistics.samples_per_image / BATCH
+        moved = start + (self.weights.snapshot() - start) * (pace * need * math.sqrt(share))
         pull = self.options.pull * (1 + EXTRA_PULL * (1 - need))
-        pulled = moved.lerp(self.weights.origin, 1 - (1 - pull).clamp_min(0) ** share)
-        self.weights.write(torch.where(finite, pulled, start))
-        self.update.unsettled.append(finite)
+        pulled = moved.lerp(self.weights.source_vector, 1 - (1 - pull).clamp_min(0) ** share)
+        self.weights.load(torch.where(finite, pulled, start))
         if self.confusion is not None:  # as it was, unless the step was made
             old = torch.zeros_like(self.confusion) if confusion is None else confusion
             self.confusion = torch.where(finite, self.confusion, old)
@@ -145,11 +144,11 @@ class Tide(Learner):
     def eagerness(self) -> Tensor | float:
         """By how much steps are longer, the fewer images of this domain were seen."""
         watch = self.statistics.watch
-        return 1.0 if watch is None else 1 + EAGER * torch.exp2(-watch.images * self.statistics.worth / NEW)
+        return 1.0 if watch is None else 1 + EAGER * torch.exp2(-watch.images * self.statistics.samples_per_image / NEW)
 
     def expect_errors(self, log_p: Logits) -> Tensor | None:
         """The share of errors, (), that the predictions (n, classes) of this domain's images expect of themselves."""
-        if isinstance(log_p, Pixels) or log_p.dim() > 2 or not self.options.restraint:
+        if isinstance(log_p, CoarseLogits) or log_p.dim() > 2 or not self.options.restraint:
             return None
         now = (1 - log_p.amax(1).exp()).mean().clamp_min(0)
         if self.error is None:
@@ -158,7 +157,7 @@ class Tide(Learner):
         seen = now.new_tensor(ERROR_MEMORY) if watch is None else watch.images.clamp_max(ERROR_MEMORY)
         return self.error.lerp(now, (len(log_p) / seen).clamp_max(1))
 
-    def loss(self, logits: Logits, chosen: Tensor | None) -> Tensor:
+    def loss(self, logits: Logits) -> Tensor:
         if self.options.loss == "entropy":
             return entropy(logits).mean()
         if self.options.loss == "information":
@@ -170,7 +169,7 @@ class Tide(Learner):
 
     def _remember(self, confusion: Tensor) -> Tensor:
         """The memory with the confusion (classes, classes) of a batch: the rows of classes that come forget."""
-        confusion = self.worth * confusion
+        confusion = self.samples_per_image * confusion
         if self.confusion is None:
             return confusion
         kept = torch.exp2(-confusion.sum(1, keepdim=True) * len(confusion) / CONFUSION_HALF_LIFE)
@@ -178,7 +177,7 @@ class Tide(Learner):
 
     def believe(self, views: Logits) -> Believed:
         """The mean probability of the views (views, n, classes), weighed by how frequent the classes are now."""
-        if isinstance(views, Pixels):
+        if isinstance(views, CoarseLogits):
             nothing = views.coarse.new_zeros(())
             return Believed(log_mean_probability(views, least=LEAST_LOG_P), nothing.expand(views.shape[1]), nothing)
         mean = views[0].exp()
@@ -215,5 +214,5 @@ class Tide(Learner):
     def infer(self, images: Tensor) -> Logits:
         """Logits (n, classes, ...) for even classes."""
         alone = self.options.views == "none"
-        views = single(self.predict.frozen(images)) if alone else mirrored(self.predict.frozen, images)
+        views = single(self.frozen_logits(images)) if alone else mirrored(self.frozen_logits, images)
         return log_mean_probability(views, least=LEAST_LOG_P)

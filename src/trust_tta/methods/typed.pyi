@@ -7,7 +7,6 @@ from torch import nn
 
 from trust_tta.methods.ablations import Augmentation, Ensemble, Repetition
 from trust_tta.methods.base import Method
-from trust_tta.methods.clean import FisherWeights, SourceStatistics
 from trust_tta.methods.cotta import Cotta
 from trust_tta.methods.deyo import Deyo
 from trust_tta.methods.dpcore import Dpcore
@@ -21,6 +20,7 @@ from trust_tta.methods.rotta import Rotta
 from trust_tta.methods.sar import Sar
 from trust_tta.methods.shot import Shot
 from trust_tta.methods.source import BatchStatistics, Source
+from trust_tta.methods.source_data import FisherWeights, SourceStatistics
 from trust_tta.methods.tent import Tent
 from trust_tta.methods.tide import Tide
 from trust_tta.methods.trust import Trust, TrustNaive

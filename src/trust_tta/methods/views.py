@@ -1,7 +1,7 @@
 """Views of a batch: mirror images, and the random views that ROID, CoTTA and RoTTA learn from.
 
 As in the official code, a random view is one draw for the whole batch: colors in random order, a turn, shift and scale,
-and a mirror half of the time. Pixels are drawn upon between 0 and 1, and go back to what the network takes afterwards.
+and a mirror half of the time. CoarseLogits are scaled to 0 to 1 before, and back afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
-from trust_tta.ops.segmentation_logits import Logits, Pixels
+from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
 
 ANGLE, SHIFT, SCALE = 15.0, 1 / 16, 0.1  # at most: degrees, part of the side, part of the size
 BLUR, NOISE = (0.001, 0.5), 0.005  # deviation of the Gaussian, in pixels, and of the noise
@@ -30,16 +30,16 @@ def mirrored(predict: Callable[[Tensor], Logits], images: Tensor) -> Logits:
     Those of pixels stay logits, (n, 2, classes, h', w').
     """
     logits = predict(torch.cat([images, images.flip(-1)]))
-    if isinstance(logits, Pixels):
+    if isinstance(logits, CoarseLogits):
         plain, other = logits.coarse.chunk(2)
-        return Pixels(torch.stack([plain, other.flip(-1)], 1), logits.size)
+        return CoarseLogits(torch.stack([plain, other.flip(-1)], 1), logits.size)
     plain, other = _log_probability(logits).chunk(2)
     return torch.stack([plain, other.flip(-1) if other.dim() == 4 else other])
 
 
 def single(logits: Logits) -> Logits:
     """The log-probabilities of images alone, in the shape that those of `mirrored` have."""
-    if isinstance(logits, Pixels):
+    if isinstance(logits, CoarseLogits):
         return replace(logits, coarse=logits.coarse[:, None])
     return _log_probability(logits)[None]
 
@@ -51,7 +51,7 @@ def _log_probability(logits: Tensor) -> Tensor:
 
 def log_mean_probability(logits: Logits, *, least: float = -math.inf) -> Logits:
     """log of the mean of K softmaxes of (K, n, classes, ...), or of pixels (n, K, classes, h', w'), above `least`."""
-    if isinstance(logits, Pixels):
+    if isinstance(logits, CoarseLogits):
         return replace(logits, combine=partial(_log_mean_probability, dim=1, least=least))
     return _log_mean_probability(logits, dim=0, least=least)
 
@@ -63,7 +63,7 @@ def _log_mean_probability(logits: Tensor, *, dim: int, least: float) -> Tensor:
 
 def mean_log_probability(logits: Logits) -> Logits:
     """The mean of log-probabilities (K, n, classes), or of those of pixels (n, K, classes, h', w')."""
-    if isinstance(logits, Pixels):
+    if isinstance(logits, CoarseLogits):
         return replace(logits, combine=lambda band: band.log_softmax(2).mean(1))
     return logits.mean(0)
 
@@ -77,10 +77,10 @@ class MeanProbability:
     def __init__(self) -> None:
         self.total: Tensor | None = None
         self.count = 0
-        self.pixels: list[Pixels] = []
+        self.pixels: list[CoarseLogits] = []
 
     def add(self, logits: Logits) -> None:
-        if isinstance(logits, Pixels):
+        if isinstance(logits, CoarseLogits):
             self.pixels.append(logits)
             return
         log_p = logits.log_softmax(1)
@@ -90,7 +90,7 @@ class MeanProbability:
     def log(self) -> Logits:
         if self.pixels:
             coarse = torch.stack([one.coarse for one in self.pixels], 1)
-            return log_mean_probability(Pixels(coarse, self.pixels[0].size))
+            return log_mean_probability(CoarseLogits(coarse, self.pixels[0].size))
         if self.total is None:
             raise ConfigError("there is no prediction to average; add one first")
         return self.total.sub_(math.log(self.count))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError
 from trust_tta.models.base import Orders
 from trust_tta.ops import functional
-from trust_tta.ops.cuda_graphs import Recorder
+from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.preprocessing import network_input
 
 MAX_PIXELS = 1 << 24  # of a batch for which model(images) captures a CUDA graph
@@ -38,7 +38,7 @@ class Fast(nn.Module):
         self._parts: list[nn.Module] = []
         self._inner: list[Hashable] = []
         self._shape: list[Any] = []
-        self._recorder: Recorder | None = None
+        self._recorder: GraphedNetwork | None = None
 
     @torch.no_grad()
     def forward(self, images: Any, order: Orders = None) -> Tensor:
@@ -61,7 +61,7 @@ class Fast(nn.Module):
             if not self._can_be_recorded():
                 return None
             if self._recorder is None:
-                self._recorder = Recorder(self.model, ())
+                self._recorder = GraphedNetwork(self.model, ())
             return self._recorder(images, directions)
 
     def _can_be_recorded(self) -> bool:

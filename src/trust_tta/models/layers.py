@@ -18,7 +18,7 @@ from trust_tta.ops import linear as linear_ops
 from trust_tta.ops.batch_norm import BatchNorm2d, fork_norm, moments
 from trust_tta.ops.convolution import FirstConv2d, StridedConv2d, bias_can_wait
 from trust_tta.ops.cpu import onednn
-from trust_tta.ops.cuda_graphs import Begun
+from trust_tta.ops.cuda_graphs import StemOutput
 from trust_tta.ops.linear import FUSED_BACKENDS
 
 SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
@@ -152,14 +152,14 @@ class Convolutions(nn.Sequential):
             return plain
         return self._apply_in_turn(self._layers(), x, None)
 
-    def begin(self, images: Tensor) -> Begun:
+    def forward_stem(self, images: Tensor) -> StemOutput:
         """First convolution of images without its bias, and its moments if the next norm needs them."""
         first, norm, *_ = self._layers()
         x: Tensor = first.before_bias(images)
         return x, moments(x) if _takes_bias(norm, x) and norm.running_mean is None else None
 
     def finish(self, x: Tensor, known: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The layers after the first, from the output of `begin`."""
+        """The layers after the first, from the output of `forward_stem`."""
         layers = self._layers()
         return self._apply_in_turn(layers, x, layers.popleft().bias, known)
 

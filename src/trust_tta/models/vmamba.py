@@ -25,7 +25,7 @@ from trust_tta.models.parameter_roles import Role
 from trust_tta.models.ss2d import SS2D
 from trust_tta.ops.batch_norm import fork_norm
 from trust_tta.ops.convolution import FirstConv2d, bias_can_wait
-from trust_tta.ops.cuda_graphs import Begun
+from trust_tta.ops.cuda_graphs import StemOutput
 from trust_tta.orders import ScanOrder
 
 
@@ -141,8 +141,8 @@ class VMamba(ScanNetwork):
         x: Tensor = self.patch_embed(images)
         return x
 
-    def begin(self, images: Tensor) -> Begun | None:
-        """First convolution of the images, which no scan order and few methods change, for `forward_begun`.
+    def forward_stem(self, images: Tensor) -> StemOutput | None:
+        """First convolution of the images, which no scan order and few methods change, for `forward_after_stem`.
 
         None where it is fused with later layers or adapted.
         """
@@ -151,11 +151,11 @@ class VMamba(ScanNetwork):
             return None
         if not isinstance(first, FirstConv2d) or first.weight.requires_grad or not bias_can_wait(first, images):
             return None
-        return stem.begin(images)
+        return stem.forward_stem(images)
 
-    def forward_begun(self, begun: Begun, directions: Tensor) -> Tensor:
-        """Logits (n, classes) from the output of `begin`."""
-        x = cast(Convolutions, self.patch_embed).finish(*begun)
+    def forward_after_stem(self, stem: StemOutput, directions: Tensor) -> Tensor:
+        """Logits (n, classes) from the output of `forward_stem`."""
+        x = cast(Convolutions, self.patch_embed).finish(*stem)
         return self.forward_head(self.pool(self.forward_maps(x, directions=directions)[-1]))
 
     def forward_maps(self, x: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> list[Tensor]:

@@ -1,7 +1,7 @@
-"""The network's passes, recorded as CUDA graphs.
+"""CUDA graph capture and replay of forward and backward passes.
 
-A pass is hundreds of small kernels, and at small batches the device waits while the host launches each of them; a
-recorded pass is one launch. The traversal order is data, so one recording serves all orders.
+A pass launches hundreds of small kernels, and at small batches the device waits for the host; a captured pass is one
+launch. The traversal order is data, so one graph serves all orders.
 """
 
 from __future__ import annotations
@@ -20,174 +20,167 @@ from torch.func import functional_call
 
 from trust_tta.errors import reason_of
 
-MOST_RECORDINGS = 8  # each holds the memory of a pass
-MOST_SEEN = 64  # kinds of batches that are remembered to have come once
+MAX_GRAPHS = 8  # each holds the memory of a pass
+MAX_SEEN = 64  # kinds of batches that are remembered to have come once
 
-# Work that other threads start while a pass is recorded does not break it, unless it waits for the device.
-SETTINGS: dict[str, Any] = {"capture_error_mode": "thread_local"}
+# Work that other threads start during a capture does not break it, unless it waits for the device.
+CAPTURE_OPTIONS: dict[str, Any] = {"capture_error_mode": "thread_local"}
 
-# What a network makes of images before it looks at the order: a map and, if they serve, its moments.
-Begun = tuple[Tensor, tuple[Tensor, Tensor] | None]
+# The part of a forward that does not depend on the order: a map and, if the next norm uses them, its moments.
+StemOutput = tuple[Tensor, tuple[Tensor, Tensor] | None]
 
-one_at_a_time = threading.Lock()  # CUDA forbids waiting for a device while a pass on it is being recorded
+capture_lock = threading.Lock()  # CUDA forbids waiting for a device during a capture on it
 
 
-class Recorder:
-    """Calls a network; from the second batch of a kind on, on a CUDA device, by replaying a recorded pass.
+class GraphedNetwork:
+    """Calls a network; on a CUDA device, replays a captured pass from the second batch of a kind on.
 
-    Only networks whose order is a tensor are recorded: others may not do the same in each pass. Gradients of a recorded
+    Only networks whose order is a tensor are captured: others may not do the same in each pass. Gradients of a captured
     pass stay valid until the next pass. Later changes to the values of parameters and buffers take effect; new modules,
-    hooks or settings do not. A replayed pass draws the random numbers and updates the running statistics that a plain
-    one would.
+    hooks or settings do not. A replay draws the random numbers and updates the running statistics that a plain pass
+    would.
 
-    With `lasting`, images that are the same tensor as in the last pass are taken for unchanged, and so are the weights
-    that are not among the `parameters`: what passes over a batch have in common is then done once.
+    `cache_stem`: images that are the same tensor as in the last pass are taken for unchanged, and so are the weights
+    that are not among the `parameters`; the stem and the casts of these weights then run once per batch.
     """
 
-    def __init__(self, network: nn.Module, parameters: Sequence[Tensor], *, lasting: bool = False) -> None:
-        self.network, self.parameters, self.lasting = network, list(parameters), lasting
-        self.beginnings: dict[Hashable, Beginning] = {}
-        self.present: Beginning | None = None  # that of the last replay
-        self.recordings: dict[Hashable, Recording] = {}
+    def __init__(self, network: nn.Module, parameters: Sequence[Tensor], *, cache_stem: bool = False) -> None:
+        self.network, self.parameters, self.cache_stem = network, list(parameters), cache_stem
+        self.stems: dict[Hashable, StemGraph] = {}
+        self.last_stem: StemGraph | None = None  # of the last replay
+        self.graphs: dict[Hashable, PassGraphs] = {}
         self.seen: set[Hashable] = set()
-        self.failed = False  # a recording that broke off may leave the device unusable for another: no second try
-        self.tensors: list[Tensor] = []  # the network's, looked up once: walking through its modules is slow
+        self.failed = False  # a capture that failed may leave the device unusable for another: no second try
+        self.tensors: list[Tensor] = []  # the network's, collected once: walking through its modules is slow
         self.addresses: list[int] = []
-        self.pool: Any = None  # the memory that the recordings share
+        self.pool: Any = None  # the memory that the graphs share
         self.stream: torch.cuda.Stream | None = None  # of the last replay
-        self.unfinished: weakref.ref[Token] | None = None  # a pass whose activations must not be overwritten
+        self.pending: weakref.ref[PendingBackward] | None = None  # a pass whose activations must not be overwritten
 
-    def __call__(self, images: Tensor, directions: Tensor | None = None) -> Tensor:
+    def __call__(self, images: Tensor, directions: Tensor | None = None, *, capture: bool = True) -> Tensor:
         """Logits of images (n, ...) in the order of `directions` (4,) or (n, 4)."""
-        recording = None if directions is None else self._recording(images, directions)
-        if directions is None or recording is None or (self.unfinished is not None and self.unfinished() is not None):
-            return self.plain(images, directions)
-        self._wait_for_last(torch.cuda.current_stream(images.device))
-        # What another kind of batch has begun with may lie where this one's passes work.
-        recording.beginning.take(images, lasting=self.lasting and self.present is recording.beginning)
-        self.present = recording.beginning
-        logits = recording.replay(directions)
-        if recording.backward is not None:
-            token = Token()
-            self.unfinished = weakref.ref(token)
-            logits = _Differentiable.apply(logits, recording, token, *self.parameters)  # type: ignore[no-untyped-call]
-        return logits
-
-    def plain(self, images: Tensor, directions: Tensor | None = None) -> Tensor:
-        """The same without a recording."""
-        logits: Tensor = self.network(images) if directions is None else self.network(images, directions=directions)
-        return logits
-
-    def __reduce__(self) -> tuple[Callable[..., Recorder], tuple[nn.Module, list[Tensor]]]:
-        """Recordings hold addresses: a copy or a pickle starts without any."""
-        return partial(Recorder, lasting=self.lasting), (self.network, self.parameters)
-
-    def _recording(self, images: Tensor, directions: Tensor) -> Recording | None:
-        if not images.is_cuda or self.failed or torch.cuda.is_current_stream_capturing():
-            return None
-        self._forget_if_moved()
-        low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        learning = torch.is_grad_enabled() and len(self.parameters) > 0
-        key = (images.shape, images.dtype, directions.shape, learning, low)
-        if key in self.recordings:
-            return self.recordings[key]
-        if key not in self.seen:  # the first of a kind compiles kernels, which cannot be recorded
-            if len(self.seen) < MOST_SEEN:
-                self.seen.add(key)
-        elif len(self.recordings) < MOST_RECORDINGS:
-            try:
-                self.recordings[key] = self._record(images, directions, learning, low)
-            except Exception as error:  # whatever it was, a plain pass will raise it again or not need it
-                self.failed, self.recordings, self.beginnings = True, {}, {}
-                problem = reason_of(error)
-                warnings.warn(f"passes are not recorded as CUDA graphs and stay slow ({problem})", stacklevel=2)
-        return self.recordings.get(key)
-
-    def _wait_for_last(self, stream: torch.cuda.Stream) -> None:
-        """The replays share memory: one on another stream begins when the last one has ended."""
-        if self.stream is not None and self.stream != stream:
+        graphs = (
+            self._find_graphs(images, directions) if capture and directions is not None and images.is_cuda else None
+        )
+        if graphs is None or directions is None or (self.pending is not None and self.pending() is not None):
+            logits: Tensor = self.network(images) if directions is None else self.network(images, directions=directions)
+            return logits
+        stream = torch.cuda.current_stream(images.device)
+        if self.stream is not None and self.stream != stream:  # replays share memory
             stream.wait_stream(self.stream)
         self.stream = stream
+        # The stem output of another kind of batch may have been overwritten by passes of this one.
+        graphs.stem.load(images, reuse=self.cache_stem and self.last_stem is graphs.stem)
+        self.last_stem = graphs.stem
+        logits = graphs.replay(directions)
+        if graphs.backward is not None:
+            pending = PendingBackward()
+            self.pending = weakref.ref(pending)
+            logits = _ReplayedForward.apply(logits, graphs, pending, *self.parameters)  # type: ignore[no-untyped-call]
+        return logits
 
-    def _record(self, images: Tensor, directions: Tensor, learning: bool, low: torch.dtype | None) -> Recording:
-        if not self.recordings:  # a handle is dead once the recordings that used it are gone
+    def __reduce__(self) -> tuple[Callable[..., GraphedNetwork], tuple[nn.Module, list[Tensor]]]:
+        """Graphs hold addresses: a copy or a pickle starts without any."""
+        return partial(GraphedNetwork, cache_stem=self.cache_stem), (self.network, self.parameters)
+
+    def _find_graphs(self, images: Tensor, directions: Tensor) -> PassGraphs | None:
+        """The graphs of this kind of batch, captured at its second occurrence."""
+        if self.failed or torch.cuda.is_current_stream_capturing():
+            return None
+        self.tensors = self.tensors or list(self.network.parameters())
+        addresses = list(map(Tensor.data_ptr, self.tensors))
+        if addresses != self.addresses:  # the network was moved
+            self.graphs, self.stems, self.seen, self.addresses = {}, {}, set(), addresses
+        autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        learning = torch.is_grad_enabled() and len(self.parameters) > 0
+        key = (images.shape, images.dtype, directions.shape, learning, autocast)
+        if key in self.graphs:
+            return self.graphs[key]
+        if key not in self.seen:  # the first of a kind compiles kernels, which cannot be captured
+            if len(self.seen) < MAX_SEEN:
+                self.seen.add(key)
+        elif len(self.graphs) < MAX_GRAPHS:
+            try:
+                self.graphs[key] = self._capture(images, directions, learning, autocast)
+            except Exception as error:  # whatever it was, a plain pass will raise it again or not need it
+                self.failed, self.graphs, self.stems = True, {}, {}
+                warnings.warn(f"CUDA graphs are not used, passes stay slow ({reason_of(error)})", stacklevel=2)
+        return self.graphs.get(key)
+
+    def _capture(self, images: Tensor, directions: Tensor, learning: bool, autocast: torch.dtype | None) -> PassGraphs:
+        if not self.graphs:  # a handle is dead once the graphs that used it are gone
             self.pool = torch.cuda.graph_pool_handle()
-        # Weights cast before an update must not serve after it.
+        # Weights cast before an update must not be used after it.
         cast: AbstractContextManager[Any] = nullcontext()
-        if low is not None:
-            cast = torch.autocast("cuda", low, cache_enabled=False)
-        # A recording that breaks off can leave its stream in place.
+        if autocast is not None:
+            cast = torch.autocast("cuda", autocast, cache_enabled=False)
+        # A capture that fails can leave its stream in place.
         back = torch.cuda.stream(torch.cuda.current_stream(images.device))
-        untouched = kept_state(self.network, images.device)
         # Tensors made in inference mode could not be written to outside it; leaving it turns gradients on.
         ordinary = torch.inference_mode(False)
-        with one_at_a_time, back, cast, ordinary, untouched:
-            kind = (images.shape, images.dtype, low)
-            if kind not in self.beginnings:
-                beginning = Beginning(self.network, images)
-                if self.lasting:
-                    beginning.record({} if low is None else self._frozen(), self.pool, low)
-                self.beginnings[kind] = beginning
+        with capture_lock, back, cast, ordinary, preserved_state(self.network, images.device):
+            kind = (images.shape, images.dtype, autocast)
+            if kind not in self.stems:
+                stem = StemGraph(self.network, images)
+                if self.cache_stem:
+                    stem.capture({} if autocast is None else self._frozen(), self.pool, autocast)
+                self.stems[kind] = stem
             with torch.set_grad_enabled(learning):
-                return Recording(self.beginnings[kind], directions, self.parameters if learning else (), self.pool, low)
+                return PassGraphs(
+                    self.stems[kind], directions, self.parameters if learning else (), self.pool, autocast
+                )
 
     def _frozen(self) -> dict[str, Tensor]:
         """The parameters that autocast casts and nothing adapts, by name."""
         learned = {id(parameter) for parameter in self.parameters}
         return {name: p.detach() for name, p in cast_parameters(self.network).items() if id(p) not in learned}
 
-    def _forget_if_moved(self) -> None:
-        self.tensors = self.tensors or list(self.network.parameters())
-        addresses = list(map(Tensor.data_ptr, self.tensors))
-        if addresses != self.addresses:
-            self.recordings, self.beginnings, self.seen, self.addresses = {}, {}, set(), addresses
+
+class PendingBackward:
+    """Alive as long as a forward waits for its backward."""
 
 
-class Token:
-    """Lives as long as a pass waits to be differentiated."""
+class StemGraph:
+    """The part that all passes over a batch share: casts of frozen weights, and the network's stem.
 
-
-class Beginning:
-    """What the passes over a batch have in common, over tensors at fixed addresses.
-
-    `images`: a copy of the batch. `weights`: those that are cast and not adapted, by name. `network`: what is yet to be
-    done with `given`, the images or what a network that can `begin` with them made of them.
+    `images`: a copy of the batch at a fixed address. `weights`: those that are cast and not adapted, by name.
+    `network`: what remains to be called with `given`, the images or the stem's output.
     """
 
     def __init__(self, network: nn.Module, images: Tensor) -> None:
         self.network, self.images = network, images.detach().clone()
-        self.given: Tensor | Begun = self.images
+        self.given: Tensor | StemOutput = self.images
         self.weights: dict[str, Tensor] = {}
         self.graph: torch.cuda.CUDAGraph | None = None
         self.last: weakref.ref[Tensor] | None = None
         self.version = 0
 
     @torch.no_grad()
-    def record(self, frozen: Mapping[str, Tensor], pool: Any, low: torch.dtype | None) -> None:
-        """Cast the weights, and begin with the images, in a graph of their own, unless there is nothing to do."""
-        begin: Callable[[Tensor], Begun | None] = getattr(self.network, "begin", lambda images: None)
+    def capture(self, frozen: Mapping[str, Tensor], pool: Any, autocast: torch.dtype | None) -> None:
+        """Capture the casts and the stem, unless there is nothing to do."""
+        stem: Callable[[Tensor], StemOutput | None] = getattr(self.network, "forward_stem", lambda images: None)
 
-        def work() -> tuple[dict[str, Tensor], Begun | None]:
-            weights = {} if low is None else cast_together(frozen, low)
-            # As convolutions read them: the library would move them in every pass.
-            moved = {
+        def work() -> tuple[dict[str, Tensor], StemOutput | None]:
+            weights = {} if autocast is None else cast_together(frozen, autocast)
+            # As convolutions read them: the library would convert them in every pass.
+            channels_last = {
                 name: w.contiguous(memory_format=torch.channels_last) for name, w in weights.items() if w.dim() == 4
             }
-            return {**weights, **moved}, begin(self.images)
+            return {**weights, **channels_last}, stem(self.images)
 
         with side_stream(self.images.device) as stream:
             if work() == ({}, None):
                 return
         self.graph = torch.cuda.CUDAGraph()
-        with own_workspaces(), torch.cuda.graph(self.graph, pool=pool, stream=stream, **SETTINGS):
-            self.weights, begun = work()
-        if begun is not None:
-            self.network, self.given = Continuation(self.network), begun
+        with own_workspaces(), torch.cuda.graph(self.graph, pool=pool, stream=stream, **CAPTURE_OPTIONS):
+            self.weights, output = work()
+        if output is not None:
+            self.network, self.given = NetworkAfterStem(self.network), output
             self.weights = {f"network.{name}": weight for name, weight in self.weights.items()}
 
-    def take(self, images: Tensor, *, lasting: bool) -> None:
-        """Begin with images (n, ...); nothing is done if they are those of the last call and that is `lasting`."""
-        if lasting and self.last is not None and self.last() is images and self.version == images._version:
+    def load(self, images: Tensor, *, reuse: bool) -> None:
+        """Run the stem on images (n, ...); with `reuse`, not again on those of the last call."""
+        if reuse and self.last is not None and self.last() is images and self.version == images._version:
             return
         with torch.no_grad():
             self.images.copy_(images)
@@ -196,35 +189,35 @@ class Beginning:
             self.last, self.version = weakref.ref(images), images._version
 
 
-class Continuation(nn.Module):
-    """A network that goes on from what it has begun with."""
+class NetworkAfterStem(nn.Module):
+    """The network from its stem's output on."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, begun: Begun, *, directions: Tensor) -> Tensor:
-        logits: Tensor = self.network.forward_begun(begun, directions)
+    def forward(self, stem_output: StemOutput, *, directions: Tensor) -> Tensor:
+        logits: Tensor = self.network.forward_after_stem(stem_output, directions)
         return logits
 
 
-class Recording:
-    """One forward pass, and one backward pass where there are parameters, over tensors at fixed addresses."""
+class PassGraphs:
+    """The graph of a forward and, where there are parameters, of its backward, over tensors at fixed addresses."""
 
     def __init__(
-        self, beginning: Beginning, directions: Tensor, parameters: Sequence[Tensor], pool: Any, low: torch.dtype | None
+        self, stem: StemGraph, directions: Tensor, parameters: Sequence[Tensor], pool: Any, autocast: torch.dtype | None
     ) -> None:
-        self.beginning, self.directions, network = beginning, directions.clone(), beginning.network
+        self.stem, self.directions, network = stem, directions.clone(), stem.network
         # Leaves of our own over the same memory: those of an earlier pass belong to another stream.
         leaves = [p.detach().requires_grad_() for p in parameters]
         names = {id(p): name for name, p in network.named_parameters()}
         weights = {names[id(p)]: leaf for p, leaf in zip(parameters, leaves, strict=True)}
-        rest = {} if low is None else {n: p for n, p in cast_parameters(network).items() if n not in beginning.weights}
+        rest = {} if autocast is None else {n: p for n, p in cast_parameters(network).items() if n not in stem.weights}
         cast = {name: weights.get(name, p.detach()) for name, p in rest.items()}
 
         def call() -> Tensor:
-            given = weights if low is None else {**weights, **beginning.weights, **cast_together(cast, low)}
-            logits: Tensor = functional_call(network, given, (beginning.given,), {"directions": self.directions})
+            given = weights if autocast is None else {**weights, **stem.weights, **cast_together(cast, autocast)}
+            logits: Tensor = functional_call(network, given, (stem.given,), {"directions": self.directions})
             return logits
 
         with side_stream(directions.device) as stream:  # libraries set up their workspace for a stream on first use
@@ -233,13 +226,13 @@ class Recording:
             if leaves:
                 self._differentiate(logits, leaves)
         self.forward = torch.cuda.CUDAGraph()
-        with own_workspaces(), torch.cuda.graph(self.forward, pool=pool, stream=stream, **SETTINGS):
+        with own_workspaces(), torch.cuda.graph(self.forward, pool=pool, stream=stream, **CAPTURE_OPTIONS):
             logits = call()
         self.backward: torch.cuda.CUDAGraph | None = None
         self.gradients: list[Tensor | None] = []
         if leaves:
             self.backward = torch.cuda.CUDAGraph()
-            with own_workspaces(), torch.cuda.graph(self.backward, pool=pool, stream=stream, **SETTINGS):
+            with own_workspaces(), torch.cuda.graph(self.backward, pool=pool, stream=stream, **CAPTURE_OPTIONS):
                 self.gradients = self._differentiate(logits, leaves)
         self.logits: Tensor = logits.detach()
 
@@ -248,7 +241,7 @@ class Recording:
 
     @torch.no_grad()
     def replay(self, directions: Tensor) -> Tensor:
-        """Logits of the images that the beginning has taken."""
+        """Logits of the images that the stem has loaded."""
         self.directions.copy_(directions)
         self.forward.replay()
         return self.logits.clone()
@@ -260,10 +253,64 @@ class Recording:
         return self.gradients
 
 
+Work = Callable[[Tensor, float], tuple[Tensor, ...]]
+
+
+class GraphedFunction:
+    """Calls `work` with images (n, ...) and a number; on a CUDA device, replays it from the second of a kind on.
+
+    `work` writes to tensors at fixed addresses, and neither reads values from the device nor copies any to it. Its
+    results are valid until the next call.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor, tuple[Tensor, ...]]] = {}
+        self.seen: set[Hashable] = set()
+        self.failed = False  # a capture that failed may leave the device unusable for another: no second try
+        self.stream: torch.cuda.Stream | None = None  # of the last replay
+
+    def __call__(self, images: Tensor, number: float) -> tuple[Tensor, ...]:
+        if not images.is_cuda or self.failed or torch.cuda.is_current_stream_capturing():
+            return self.work(images, number)
+        key = (images.shape, images.stride(), images.dtype, images.device, number)
+        if key not in self.graphs and key in self.seen and len(self.graphs) < MAX_GRAPHS:
+            try:
+                self.graphs[key] = self._capture(images, number)
+            except Exception as error:  # whatever it was, plain work will raise it again or not need it
+                self.failed, self.graphs = True, {}
+                warnings.warn(f"CUDA graphs are not used, statistics stay slow ({reason_of(error)})", stacklevel=2)
+        if len(self.seen) < MAX_SEEN:  # the first of a kind loads kernels, which cannot be captured
+            self.seen.add(key)
+        if key not in self.graphs:
+            return self.work(images, number)
+        stream = torch.cuda.current_stream(images.device)
+        if self.stream is not None and self.stream != stream:  # replays share memory
+            stream.wait_stream(self.stream)
+        self.stream = stream
+        graph, copied, results = self.graphs[key]
+        copied.copy_(images)
+        graph.replay()
+        return results
+
+    def _capture(self, images: Tensor, number: float) -> tuple[torch.cuda.CUDAGraph, Tensor, tuple[Tensor, ...]]:
+        """A graph that is not yet replayed, the images that it reads, and the results that it writes."""
+        graph = torch.cuda.CUDAGraph()
+        # A capture that fails can leave its stream in place; tensors of inference mode cannot be written to.
+        back = torch.cuda.stream(torch.cuda.current_stream(images.device))
+        with capture_lock, back, torch.inference_mode(False), torch.no_grad():
+            copied = images.detach().clone()
+            stream = torch.cuda.Stream(images.device)
+            stream.wait_stream(torch.cuda.current_stream(images.device))
+            with torch.cuda.graph(graph, stream=stream, **CAPTURE_OPTIONS):
+                results = self.work(copied, number)
+        return graph, copied, results
+
+
 def cast_parameters(network: nn.Module) -> dict[str, Tensor]:
     """The parameters that autocast casts before anything reads them, by name.
 
-    Classes of layers tell theirs; those of PyTorch's convolutions are read by them alone.
+    Layer classes list theirs; those of PyTorch's convolutions are read by them alone.
     """
     return {
         f"{name}.{leaf}": parameter
@@ -274,7 +321,7 @@ def cast_parameters(network: nn.Module) -> dict[str, Tensor]:
 
 
 def cast_together(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Copies in `dtype`, made by few kernels: a hundred small ones would take longer than what they move."""
+    """Copies in `dtype`, made by few kernels in place of one for each tensor."""
     if not tensors:
         return {}
     copies = _Cast.apply(dtype, *tensors.values())  # type: ignore[no-untyped-call]
@@ -283,9 +330,9 @@ def cast_together(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """Work inside goes to a stream of its own, after what the current one has to do and before what it will be given.
+    """Run the block on a stream of its own, ordered after the current one's work and before its later work.
 
-    Also where it breaks off: what it reads of the current stream's memory is free for others from then on.
+    Also where it fails: the current stream's memory that it reads is free for others from then on.
     """
     current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     stream.wait_stream(current)
@@ -297,21 +344,21 @@ def side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
 
 
 @contextmanager
-def kept_state(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore the device's random state and the network's running statistics afterwards: passes inside do not count."""
+def preserved_state(network: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore the device's random state and the network's buffers afterwards."""
     before = [(buffer, buffer.clone()) for buffer in network.buffers()]
     try:
         with torch.random.fork_rng(devices=[device]):
             yield
     finally:
         for buffer, value in before:
-            if not torch.equal(buffer, value):  # a pass that waits for its backward may need the others untouched
+            if not torch.equal(buffer, value):  # a forward that waits for its backward may need the others untouched
                 buffer.copy_(value)
 
 
 @contextmanager
 def own_workspaces() -> Iterator[None]:
-    """Let cuBLAS take its workspaces from the recording's memory and free them: otherwise every stream keeps some."""
+    """Allocate cuBLAS workspaces from the graph's memory and free them: otherwise every stream keeps some."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield
@@ -340,16 +387,16 @@ class _Cast(torch.autograd.Function):
         return None, *wanted
 
 
-class _Differentiable(torch.autograd.Function):
-    """Logits of a replayed pass, with its recorded gradients; the device works while autograd notes the parameters."""
+class _ReplayedForward(torch.autograd.Function):
+    """Logits of a replayed forward, whose backward replays the captured gradients."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, recording: Recording, token: Token, *parameters: Tensor) -> Tensor:
-        ctx.recording, ctx.token = recording, token
+    def forward(ctx: Any, logits: Tensor, graphs: PassGraphs, pending: PendingBackward, *parameters: Tensor) -> Tensor:
+        ctx.graphs, ctx.pending = graphs, pending
         return logits.detach()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
-        del ctx.token  # what the pass has saved may be overwritten from here on
-        return (None, None, None, *ctx.recording.replay_backward(dlogits))
+        del ctx.pending  # what the pass has saved may be overwritten from here on
+        return (None, None, None, *ctx.graphs.replay_backward(dlogits))

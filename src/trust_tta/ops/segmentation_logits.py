@@ -1,8 +1,8 @@
-"""Functions of image-sized logits, computed in bands of rows.
+"""Segmentation logits: kept coarse, upsampled and reduced in chunks of rows.
 
-The logits of a batch of images may take hundreds of megabytes, and a loss makes several tensors of their size. In
-bands, these have the size of a band; the backward pass computes each band again. A network that labels pixels gives
-small maps of logits: bands are resized from these, so that image-sized logits need not exist at all.
+The full-size logits of a batch may take hundreds of megabytes, and a loss allocates several tensors of their size. In
+chunks of rows, these have the size of a chunk; the backward recomputes each chunk. Segmentation heads give coarse
+logits: chunks are upsampled from these, so that full-size logits need not exist at all.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MOST_ELEMENTS = 1 << 22  # of a band's logits: 16 MiB in float32
-LEAST_ELEMENTS = 1 << 16  # of which it is not worth making bands
-BANDS = 4  # at least, of larger maps
+MAX_CHUNK_ELEMENTS = 1 << 22  # logits of a chunk: 16 MiB in float32
+MIN_CHUNK_ELEMENTS = 1 << 16  # smaller maps are not divided
+MIN_CHUNKS = 4  # of larger maps
 
 PerPixel = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
-    """Logits (n, classes, h, w) of pixels, as the coarse ones of which they are the bilinear resize to `size`.
+class CoarseLogits:
+    """Logits (n, classes, h, w), stored as the coarse ones of which they are the bilinear resize to `size`.
 
-    `coarse`: (n, classes, h', w'), or (n, maps, classes, h', w') where `combine` makes one map of a band of several.
+    `coarse`: (n, classes, h', w'), or (n, maps, classes, h', w') where `combine` reduces the maps of a chunk to one.
     """
 
     coarse: Tensor
@@ -43,104 +43,91 @@ class Pixels:
     def dim(self) -> int:
         return 4
 
-    def detach(self) -> Pixels:
+    def detach(self) -> CoarseLogits:
         return replace(self, coarse=self.coarse.detach())
 
-    def images(self, rows: slice) -> Pixels:
-        """Those of some of the images."""
-        return replace(self, coarse=self.coarse[rows])
-
-    def band(self, rows: slice) -> Tensor:
+    def chunk(self, rows: slice) -> Tensor:
         """The rows of all maps, (n, classes, rows, w), at least in float32."""
         inside = source_rows(rows, self.coarse.shape[-2], self.size[0])
-        return self._band_of(_wide(self.coarse[..., inside, :]), inside, rows)
+        return self._upsample_rows(_wide(self.coarse[..., inside, :]), inside, rows)
 
-    def _band_of(self, part: Tensor, inside: slice, rows: slice) -> Tensor:
-        band = resize_rows(part, inside, rows, heights=(self.coarse.shape[-2], self.size[0]), width=self.size[1])
-        return band if self.combine is None else self.combine(band)
+    def _upsample_rows(self, part: Tensor, inside: slice, rows: slice) -> Tensor:
+        chunk = resize_rows(part, inside, rows, heights=(self.coarse.shape[-2], self.size[0]), width=self.size[1])
+        return chunk if self.combine is None else self.combine(chunk)
 
-    def whole(self) -> Tensor:
-        """The image-sized logits; without a gradient, nothing else of their size is made."""
+    def upsample(self) -> Tensor:
+        """The full-size logits; without gradients, nothing else of their size is allocated."""
         if torch.is_grad_enabled() and self.coarse.requires_grad:
-            return self.band(slice(0, self.size[0])).to(self.coarse.dtype)
+            return self.chunk(slice(0, self.size[0])).to(self.coarse.dtype)
         logits = self.coarse.new_empty(self.shape)
-        for rows in self.bands():
-            logits[:, :, rows] = self.band(rows)
+        for rows in self.chunks():
+            logits[:, :, rows] = self.chunk(rows)
         return logits
 
-    def bands(self) -> Iterator[slice]:
-        """Which rows are computed together."""
-        return _bands(self.coarse[..., 0, 0].numel(), self.size)
+    def chunks(self) -> Iterator[slice]:
+        """The rows of each chunk."""
+        return _row_chunks(self.coarse[..., 0, 0].numel(), self.size)
 
 
-Logits: TypeAlias = Tensor | Pixels
+Logits: TypeAlias = Tensor | CoarseLogits
 
 
-def whole(logits: Logits) -> Tensor:
-    """Logits as one tensor."""
-    return logits.whole() if isinstance(logits, Pixels) else logits
+def upsample(logits: Logits) -> Tensor:
+    """Full-size logits as one tensor."""
+    return logits.upsample() if isinstance(logits, CoarseLogits) else logits
 
 
 @torch.no_grad()
-def bands_at(logits: Logits, size: tuple[int, int]) -> Iterator[tuple[slice, Tensor]]:
-    """Logits (n, classes, h, w) resized to `size` in bands, (n, classes, rows, width) each, without a gradient."""
+def resized_chunks(logits: Logits, size: tuple[int, int]) -> Iterator[tuple[slice, Tensor]]:
+    """Logits (n, classes, h, w) resized to `size` in chunks, (n, classes, rows, width) each, without a gradient."""
     height = logits.shape[2]
-    for rows in _bands(logits.shape[:2].numel(), size):
+    for rows in _row_chunks(logits.shape[:2].numel(), size):
         inside = source_rows(rows, height, size[0])
-        part = logits.band(inside) if isinstance(logits, Pixels) else _wide(logits[:, :, inside])
+        part = logits.chunk(inside) if isinstance(logits, CoarseLogits) else _wide(logits[:, :, inside])
         yield rows, resize_rows(part, inside, rows, heights=(height, size[0]), width=size[1])
 
 
-def _bands(maps: int, size: tuple[int, int]) -> Iterator[slice]:
+def _row_chunks(maps: int, size: tuple[int, int]) -> Iterator[slice]:
     height, width = size
     row = max(1, maps * width)
-    most = min(MOST_ELEMENTS, max(LEAST_ELEMENTS, row * height // BANDS))
+    most = min(MAX_CHUNK_ELEMENTS, max(MIN_CHUNK_ELEMENTS, row * height // MIN_CHUNKS))
     for start in range(0, height, max(1, most // row)):
         yield slice(start, min(start + max(1, most // row), height))
 
 
-def by_bands(function: PerPixel, logits: Logits, *others: Tensor) -> Tensor:
-    """`function(logits, *others)`: one value for each prediction, whatever its neighbors are.
+def apply_in_chunks(function: PerPixel, logits: Logits, *others: Tensor, summed: bool = False) -> Tensor:
+    """`function(logits, *others)`, which treats each pixel by itself, in chunks of rows.
 
     Logits (n, classes, h, w) and others (n, h, w) give (n, h, w), at least in float32; gradients flow to the logits.
-    Logits (n, classes), and small maps, are computed at once.
+    `summed`: the function returns a sum over the pixels that it is given, of any shape; the sums of the chunks are
+    added. Logits (n, classes), and small maps, are computed at once.
     """
-    return _apply(function, logits, others, summed=False)
-
-
-def sum_by_bands(function: PerPixel, logits: Logits, *others: Tensor) -> Tensor:
-    """`function(logits, *others)`, a sum over predictions of any shape, as the sum over bands.
-
-    Shapes and gradients are as of `by_bands`.
-    """
-    return _apply(function, logits, others, summed=True)
-
-
-def _apply(function: PerPixel, logits: Logits, others: tuple[Tensor, ...], *, summed: bool) -> Tensor:
     if isinstance(logits, Tensor):
-        if logits.dim() != 4 or logits.numel() <= min(MOST_ELEMENTS, LEAST_ELEMENTS):
+        if logits.dim() != 4 or logits.numel() <= min(MAX_CHUNK_ELEMENTS, MIN_CHUNK_ELEMENTS):
             return function(logits, *others)
-        logits = Pixels(logits, (logits.shape[2], logits.shape[3]))
-    values: Tensor = _Bands.apply(function, summed, logits, logits.coarse, *others)  # type: ignore[no-untyped-call]
+        logits = CoarseLogits(logits, (logits.shape[2], logits.shape[3]))
+    values: Tensor = _ChunkedFunction.apply(function, summed, logits, logits.coarse, *others)  # type: ignore[no-untyped-call]
     return values
 
 
-class _Bands(torch.autograd.Function):
-    """The values of all bands one below the other, or their sum; the backward pass computes each band again."""
+class _ChunkedFunction(torch.autograd.Function):
+    """The values of all chunks concatenated, or their sum; the backward recomputes each chunk."""
 
     @staticmethod
-    def forward(ctx: Any, function: PerPixel, summed: bool, pixels: Pixels, coarse: Tensor, *others: Tensor) -> Tensor:
-        ctx.function, ctx.summed, ctx.pixels = function, summed, pixels.detach()
+    def forward(
+        ctx: Any, function: PerPixel, summed: bool, logits: CoarseLogits, coarse: Tensor, *others: Tensor
+    ) -> Tensor:
+        ctx.function, ctx.summed, ctx.logits = function, summed, logits.detach()
         ctx.save_for_backward(coarse, *others)
         result: Tensor | None = None
         with torch.autocast(coarse.device.type, enabled=False):
-            for rows in pixels.bands():
-                value = function(pixels.band(rows), *(o[:, rows] for o in others))
+            for rows in logits.chunks():
+                value = function(logits.chunk(rows), *(o[:, rows] for o in others))
                 if summed:
                     result = value if result is None else result + value
                     continue
                 if result is None:
-                    result = value.new_empty(*value.shape[:-2], *pixels.size)
+                    result = value.new_empty(*value.shape[:-2], *logits.size)
                 result[..., rows, :] = value
         return coarse.new_zeros(()) if result is None else result
 
@@ -148,15 +135,15 @@ class _Bands(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         coarse, *others = ctx.saved_tensors
-        pixels: Pixels = ctx.pixels
+        logits: CoarseLogits = ctx.logits
         result = coarse.new_zeros(coarse.shape, dtype=torch.promote_types(coarse.dtype, torch.float32))
-        for rows in pixels.bands():
-            inside = source_rows(rows, coarse.shape[-2], pixels.size[0])
+        for rows in logits.chunks():
+            inside = source_rows(rows, coarse.shape[-2], logits.size[0])
             part = _wide(coarse[..., inside, :]).detach().requires_grad_()
-            given = gradient if ctx.summed else gradient[..., rows, :]
+            upstream = gradient if ctx.summed else gradient[..., rows, :]
             with torch.enable_grad(), torch.autocast(coarse.device.type, enabled=False):
-                values = ctx.function(pixels._band_of(part, inside, rows), *(o[:, rows] for o in others))
-                (found,) = torch.autograd.grad(values, part, given)
+                values = ctx.function(logits._upsample_rows(part, inside, rows), *(o[:, rows] for o in others))
+                (found,) = torch.autograd.grad(values, part, upstream)
             result[..., inside, :] += found
         return None, None, None, result.to(coarse.dtype), *(None for _ in others)
 

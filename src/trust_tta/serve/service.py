@@ -26,7 +26,7 @@ from trust_tta.live.snapshots import Folder, hold, write_state
 from trust_tta.live.stream import REFERENCE_FILE
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
-from trust_tta.methods.saving import network_state
+from trust_tta.methods.state import network_state
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import Preprocessing

@@ -28,7 +28,7 @@ from trust_tta.data.file_io import hash_array
 from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.layers import StochasticDepth
-from trust_tta.ops.cuda_graphs import Recorder
+from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.augment import channel_constants
 from trust_tta.training.recipe import Recipe
@@ -180,7 +180,7 @@ def _recorded(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """A recorded network: launching a small network's kernels takes a host longer than running them takes a GPU."""
     if not isinstance(model, ScanNetwork):
         return model
-    call = Recorder(model, list(model.parameters()))
+    call = GraphedNetwork(model, list(model.parameters()))
     return lambda inputs: call(inputs, model.scan_directions(None, len(inputs)))
 
 

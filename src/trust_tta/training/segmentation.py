@@ -26,7 +26,7 @@ from trust_tta.data.segmentation import SegmentationDataset, list_splits
 from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.models.upernet import UPerNet
-from trust_tta.ops.segmentation_logits import Pixels, by_bands
+from trust_tta.ops.segmentation_logits import CoarseLogits, apply_in_chunks
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.augment import normalize
@@ -230,7 +230,7 @@ def segmentation_loss(
     The mean is over all pixels, ignored ones included, unless it is to be over the labeled ones only.
     """
     function = functools.partial(F.cross_entropy, weight=weights, ignore_index=IGNORED, reduction="none")
-    pixels = Pixels(logits, (labels.shape[1], labels.shape[2]))
-    total = by_bands(function, pixels, labels.long()).sum()
+    pixels = CoarseLogits(logits, (labels.shape[1], labels.shape[2]))
+    total = apply_in_chunks(function, pixels, labels.long()).sum()
     count = int((labels != IGNORED).sum()) if labeled_only else labels.numel()
     return total / (count + _EPSILON)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tests.methods.networks import batches, make, run, same, vmamba
 from trust_tta.errors import ConfigError
 from trust_tta.methods.base import Method
-from trust_tta.methods.weights import Descent, Weights
+from trust_tta.methods.flat_parameters import FlatParameters, OptimizerConfig
 
 
 def tensors() -> dict[str, nn.Parameter]:
@@ -25,19 +25,19 @@ def tensors() -> dict[str, nn.Parameter]:
     return {f"layer {i}": nn.Parameter(tensor) for i, tensor in enumerate(odd)}
 
 
-def weights() -> Weights:
-    return Weights(tensors(), Descent())
+def weights() -> FlatParameters:
+    return FlatParameters(tensors(), OptimizerConfig())
 
 
 def test_what_was_read_can_be_written_to_the_bit() -> None:
     flat = weights()
     given = list(flat.named.values())
     before = [t.detach().clone() for t in given]
-    vector = flat.read()
+    vector = flat.snapshot()
     assert torch.equal(vector, torch.cat([t.flatten().float() for t in before]))
-    flat.write(vector + 1)
+    flat.load(vector + 1)
     assert all(torch.equal(t, (b.float() + 1).to(t.dtype)) for t, b in zip(given, before, strict=True))
-    flat.write(vector)
+    flat.load(vector)
     assert all(map(torch.equal, given, before))
     assert given[3].is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(flat.flatten(before), vector)
@@ -46,30 +46,30 @@ def test_what_was_read_can_be_written_to_the_bit() -> None:
 def test_a_gradient_that_is_not_there_is_zero() -> None:
     flat = weights()
     loss = torch.stack([t.float().sum() for t in flat.tensors])
-    assert bool(flat.differentiate(loss.sum()))
+    assert bool(flat.backward(loss.sum()))
     assert torch.equal(flat.gradient, torch.ones_like(flat.gradient))
     loss = torch.stack([t.float().sum() for t in flat.tensors[1:-1]])
-    flat.differentiate(loss.sum())
-    assert [float(layer.sum()) for layer in flat.by_name(flat.gradient).values()] == [0, 10, 1, 96, 0]
+    flat.backward(loss.sum())
+    assert [float(layer.sum()) for layer in flat.unflatten(flat.gradient).values()] == [0, 10, 1, 96, 0]
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda flat: pickle.loads(pickle.dumps(flat))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_copy_learns_like_the_original_and_apart_from_it(way: Any, optimizer: Any) -> None:
-    flat = Weights(tensors(), Descent(optimizer, lr=0.1))
+    flat = FlatParameters(tensors(), OptimizerConfig(optimizer, lr=0.1))
     learn(flat)
-    before = flat.read()
+    before = flat.snapshot()
     twin = way(flat)
     learn(twin)
-    assert torch.equal(flat.read(), before)
+    assert torch.equal(flat.snapshot(), before)
     learn(flat)
-    assert torch.equal(flat.read(), twin.read())
-    assert not torch.equal(flat.read(), before)
+    assert torch.equal(flat.snapshot(), twin.snapshot())
+    assert not torch.equal(flat.snapshot(), before)
 
 
-def learn(flat: Weights) -> None:
+def learn(flat: FlatParameters) -> None:
     loss = torch.stack([t.float().square().sum() for t in flat.named.values()]).sum()
-    flat.step(flat.differentiate(loss))
+    flat.step(flat.backward(loss))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -90,8 +90,8 @@ def test_a_method_that_is_moved_takes_its_moments_along(optimizer: str) -> None:
 
 def test_a_method_without_weights_to_adapt_says_so() -> None:
     method = make("bn", vmamba())
-    with pytest.raises(ConfigError, match="adapts no weights"):
-        method.update(torch.zeros((), requires_grad=True))
+    with pytest.raises(ConfigError, match="adapts no parameters"):
+        method.step(torch.zeros((), requires_grad=True))
 
 
 def wide() -> nn.Sequential:
@@ -125,7 +125,7 @@ def test_weights_lie_in_the_vector(way: str, device: str) -> None:
     method.weights.vector.add_(1)
     assert all(torch.equal(p, before[name] + 1) for name, p in method.adapted.items())
     if way != "moved":  # the caller's network sees what the method does until it is moved
-        theirs = dict(method.caller.network.named_parameters())
+        theirs = dict(method.shared.network.named_parameters())
         assert all(torch.equal(theirs[name], p) for name, p in method.adapted.items())
 
 
@@ -208,12 +208,14 @@ def test_what_the_caller_changes_between_batches_is_seen(change: str) -> None:
     torch.testing.assert_close(method(second), told(second), rtol=1e-5, atol=1e-6)
     for name, value in told.state_dict()["adapted"].items():
         torch.testing.assert_close(method.state_dict()["adapted"][name], value, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(method.weights.by_name(method.weights.read())[name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            method.weights.unflatten(method.weights.snapshot())[name], value, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_tensors_that_stay_outside_learn_as_they_did() -> None:
     """Half precision is rounded after each step, and what is rounded goes into the next."""
-    flat, given = Weights(tensors(), Descent(lr=0.1)), tensors()
+    flat, given = FlatParameters(tensors(), OptimizerConfig(lr=0.1)), tensors()
     vector = torch.cat([t.detach().float().reshape(-1) for t in given.values()])
     adam = torch.optim.Adam([vector], lr=0.1, betas=(0.9, 0.999), fused=True)
     for _ in range(3):
@@ -223,7 +225,7 @@ def test_tensors_that_stay_outside_learn_as_they_did() -> None:
         adam.step()
         for tensor, value in zip(given.values(), vector.split([t.numel() for t in given.values()]), strict=True):
             tensor.data.copy_(value.view(tensor.shape))
-    assert torch.equal(flat.read(), given_as_vector(given))
+    assert torch.equal(flat.snapshot(), given_as_vector(given))
 
 
 def given_as_vector(given: dict[str, nn.Parameter]) -> Tensor:
@@ -231,8 +233,8 @@ def given_as_vector(given: dict[str, nn.Parameter]) -> Tensor:
 
 
 def test_a_gradient_of_weights_that_have_changed_since_is_refused() -> None:
-    flat = Weights({"w": nn.Parameter(torch.ones(16))}, Descent())
+    flat = FlatParameters({"w": nn.Parameter(torch.ones(16))}, OptimizerConfig())
     stale = flat.named["w"].square().sum()
     learn(flat)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        flat.differentiate(stale)
+        flat.backward(stale)

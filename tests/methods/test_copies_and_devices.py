@@ -121,7 +121,7 @@ def test_predictions_of_a_fixed_method_run_side_by_side(name: str) -> None:
         both.wait(30)
 
     method.model.register_forward_pre_hook(meet)
-    assert method.fixed
+    assert method.stateless
     stream = batches(2)
     with ThreadPoolExecutor(2) as pool:  # in turns, each would wait for the other in vain
         outputs = list(pool.map(method.evaluate, stream))
@@ -130,24 +130,11 @@ def test_predictions_of_a_fixed_method_run_side_by_side(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_other_method_is_fixed(kind: str) -> None:
+def test_no_other_method_is_stateless(kind: str) -> None:
     name, options = KINDS[kind]
-    assert make(name, vmamba(), **options).fixed == (name == "source")
-    assert not make("source", vmamba(), statistics="stream").fixed
-    assert not make("source", vmamba(), statistics="batch").fixed
-
-
-def test_what_was_predicted_ahead_is_taken_and_counted_as_a_pass() -> None:
-    method, alone, (images,) = make("source", vmamba()), make("source", vmamba()), batches(1)
-    ahead = method.evaluate(images) + 1
-    method.ahead = ahead
-    assert torch.equal(method(images), ahead)
-    method.ahead = None
-    alone(images)
-    assert method.counters == alone.counters
-    adapting = make("tent", vmamba())
-    adapting.ahead = ahead
-    assert torch.equal(adapting(images), make("tent", vmamba())(images))  # where something changes, it is not
+    assert make(name, vmamba(), **options).stateless == (name == "source")
+    assert not make("source", vmamba(), statistics="stream").stateless
+    assert not make("source", vmamba(), statistics="batch").stateless
 
 
 def test_a_compiled_network_is_taken_as_it_was() -> None:

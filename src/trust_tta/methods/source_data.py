@@ -11,9 +11,9 @@ from pydantic import PlainValidator
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
+from trust_tta.methods.forward import NetworkForward
 from trust_tta.methods.losses import pseudo_label_loss
-from trust_tta.methods.parameters import ParameterSet, select, share
-from trust_tta.methods.passes import Forward
+from trust_tta.methods.parameters import ParameterSet, select, share_tensors
 from trust_tta.methods.prompts import take_prompts
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.schema import show
@@ -46,7 +46,7 @@ def gather_source_statistics(
 ) -> SourceStatistics:
     """Statistics over batches of clean images (n, c, h, w); forward passes only, the model is left as it was."""
     take_prompts(model)
-    network = share(model)
+    network = share_tensors(model)
     prompted = take_prompts(network)
     images, sums, squares, width = 0, torch.zeros(()), torch.zeros(()), 0
     with torch.no_grad():
@@ -78,12 +78,12 @@ def gather_fisher(
     """
     names, count = select(model, parameters), 0
     with torch.inference_mode(False), torch.enable_grad():
-        network = share(model, names)
-        run = Forward(network)
+        network = share_tensors(model, names)
+        run = NetworkForward(network)
         weights = [network.get_parameter(name) for name in names]
         sums = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
         for batch in _normalized(network, batches, statistics):
-            gradients = torch.autograd.grad(pseudo_label_loss(run(batch, recorded=False)), weights, allow_unused=True)
+            gradients = torch.autograd.grad(pseudo_label_loss(run(batch, capture=False)), weights, allow_unused=True)
             for total, gradient in zip(sums, gradients, strict=True):
                 total += 0 if gradient is None else gradient.square()
             count += 1

@@ -1,4 +1,4 @@
-"""What is done before the first pass can be recorded, and gives the same when it is."""
+"""Per-batch statistics before the first forward: capturable in a CUDA graph, and the same when replayed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.methods.networks import batches, make, same, vmamba
-from trust_tta.methods.preludes import Prelude
 from trust_tta.methods.statistics import Statistics
+from trust_tta.ops import cuda_graphs
 
 aten = torch.ops.aten
 FORBIDDEN = (aten._local_scalar_dense.default, aten.lift_fresh.default, aten.scalar_tensor.default, aten.equal.default)
@@ -28,7 +28,7 @@ class HostValues(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_it_neither_asks_the_device_nor_feeds_it(parts: bool) -> None:
+def test_statistics_need_no_host_synchronization(parts: bool) -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3))
     statistics = Statistics(model, "stream", learn_shares=parts, split_mixtures=parts)
     with HostValues() as values:  # type: ignore[no-untyped-call]
@@ -40,27 +40,27 @@ def test_it_neither_asks_the_device_nor_feeds_it(parts: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("low", [False, True])
-def test_a_replay_does_the_same(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_equals_plain_call(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for recorded in (True, False):
-        if not recorded:
-            monkeypatch.setattr(Prelude, "_recording", lambda self, images, number: None)
+    for captured in (True, False):
+        if not captured:
+            monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 0)
         method = make("tide", vmamba().cuda())
         with torch.autocast("cuda", torch.bfloat16, enabled=low):
             for i, images in enumerate(batches(8)):
                 method((1 + 2 * (i > 4)) * images.cuda())
-        assert len(method.statistics._prelude.recordings) == recorded
+        assert len(method.statistics._prelude.graphs) == captured
         found.append([method.statistics.state()["domain"], *(v.remembered for v in method.statistics.vectors)])
     assert same(found[0], found[1])
 
 
 @pytest.mark.gpu
-def test_a_method_that_was_moved_records_anew() -> None:
+def test_moved_method_captures_again() -> None:
     method, other = make("tide", vmamba().cuda()), make("tide", vmamba().cuda())
     stream = [images.cuda() for images in batches(6)]
     for images in stream[:3]:
         method(images)
         other(images)
     method = method.cpu().cuda()
-    assert not method.statistics._prelude.recordings
+    assert not method.statistics._prelude.graphs
     assert all(torch.allclose(method(images), other(images), atol=1e-4) for images in stream[3:])

@@ -13,6 +13,7 @@ from tests.methods.networks import CLASSES, LEARNERS, OPEN, batches, convnet, ma
 from trust_tta.errors import ConfigError, DataError, ShapeError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import list_methods
+from trust_tta.ops.segmentation_logits import upsample
 
 every_method = pytest.mark.parametrize("name", list_methods())
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in list_methods()} | {
@@ -201,13 +202,13 @@ def test_pixels_that_overflow_moving_statistics_are_refused(name: str) -> None:
 
 def spoil_learning(method: Method) -> None:
     """Make the loss of every learning pass not a number; predictions stay as they are."""
-    plain: Any = method.predict.coarse
+    plain: Any = method.logits
 
     def predict(images: Tensor, **options: Any) -> Tensor:
         logits: Tensor = plain(images, **options)
         return logits * torch.nan if logits.requires_grad else logits
 
-    method.predict.coarse = predict  # type: ignore[method-assign]
+    method.logits = predict  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -365,9 +366,9 @@ def test_a_refused_first_step_leaves_no_momentum_behind(name: str) -> None:
     torch.use_deterministic_algorithms(True)
     try:
         refused, fresh = (make(name, vmamba(), optimizer="sgd", lr=1e-2) for _ in range(2))
-        assert not refused.update(refused.predict(images).sum() * torch.nan)
+        assert not refused.step(upsample(refused.logits(images)).sum() * torch.nan)
         for method in (refused, fresh):
-            assert method.update(method.predict(images).square().mean())
+            assert method.step(upsample(method.logits(images)).square().mean())
     finally:
         torch.use_deterministic_algorithms(before)
     assert same(weights(refused.model), weights(fresh.model))

@@ -1,0 +1,234 @@
+"""The adapted parameters as one flat vector, and the optimizer that updates it.
+
+A few hundred small tensors cost a few hundred kernels per update; one vector costs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
+
+from trust_tta.errors import ConfigError
+from trust_tta.methods.state import Array, Spec, clone
+
+MAX_STEPS = 2.0**24  # the optimizer counts its steps in float32
+ALIGNMENT = 64  # bytes: some kernels need, or are faster with, aligned addresses
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer's settings; `momentum` is also the decay of Adam's first moment."""
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = 1e-4
+    momentum: float = 0.9
+    nesterov: bool = False
+
+
+class FlatParameters:
+    """Named parameters that share memory with one vector (n,) of at least float32.
+
+    The parameters become views of the vector. Those that cannot (another dtype or layout), and those that the user has
+    reallocated since, are copied into and out of the vector around each operation. `source`: the initial values.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+        self.named, self.config = dict(parameters), config
+        self.source = {name: parameter.detach().clone() for name, parameter in self.named.items()}
+        self._build(users=2)  # the user's network has the same memory, and is re-bound afterwards
+
+    def _build(self, *, users: int = 1) -> None:
+        """Allocate the vector, and alias parameters whose memory has at most `users` users to it."""
+        self.tensors = list(self.named.values())
+        dtype = reduce(torch.promote_types, (t.dtype for t in self.tensors), torch.float32)
+        device = self.tensors[0].device if self.tensors else None
+        self.vector = torch.zeros(sum(t.numel() for t in self.tensors), dtype=dtype, device=device)
+        self.gradient = torch.zeros_like(self.vector)
+        self.extra_gradient: Tensor | None = None
+        self._views, self._gradient_views = self._split(self.vector), self._split(self.gradient)
+        self._addresses = [view.data_ptr() for view in self._views]
+        self._gather()
+        for tensor, view in zip(self.tensors, self._views, strict=True):
+            if _can_alias(tensor, view, users):
+                # A storage of its own over the same memory: saving a view would save the whole vector.
+                tensor.data = from_dlpack(view.view(-1)).view(view.shape)
+        self._built_at = [t.data_ptr() for t in self.tensors]
+        self.optimizer = _make_optimizer(self.vector, self.config) if self.tensors else None
+
+    @property
+    def source_vector(self) -> Tensor:
+        """The initial parameters (n,)."""
+        return self.flatten(self.source.values())
+
+    @property
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The optimizer's own tensors by name; all zero before the first step."""
+        return {} if self.optimizer is None else dict(self.optimizer.state[self.vector])
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        _copy((tensor, state[name]) for name, tensor in self.optimizer_state.items())
+
+    def restore_source(self) -> None:
+        """Restore the initial parameters bit for bit, and reset the optimizer."""
+        _copy((tensor, self.source[name]) for name, tensor in self.named.items())
+        for tensor in self.optimizer_state.values():
+            tensor.zero_()
+
+    def snapshot(self) -> Tensor:
+        """A copy (n,) of the current parameters."""
+        self._gather()
+        return self.vector.clone()
+
+    def load(self, vector: Tensor) -> None:
+        """Set the parameters to the values of a vector (n,)."""
+        self.vector.copy_(vector)
+        self._scatter()
+
+    def flatten(self, values: Iterable[Tensor]) -> Tensor:
+        """A new vector (n,) of values with the parameters' shapes."""
+        return torch.cat([value.detach().reshape(-1).to(self.vector) for value in values])
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of a vector (n,) with the parameters' names and shapes."""
+        return dict(zip(self.named, self._split(vector), strict=True))
+
+    def backward(self, loss: Tensor, *, extra: Tensor | None = None) -> Tensor:
+        """Fill `gradient`, valid until the next forward; whether it and the loss are finite, () bool on the device.
+
+        `extra_gradient` is that of `extra`, a tensor beside the parameters; it must be finite as well.
+        """
+        self._require_optimizer()
+        others = [] if extra is None else [extra]
+        gradients = torch.autograd.grad(loss, [*self.tensors, *others], allow_unused=True)
+        self.extra_gradient = None if extra is None else gradients[-1]
+        gradients = gradients[: len(self.tensors)]
+        pairs = [(view, g) for view, g in zip(self._gradient_views, gradients, strict=True) if g is not None]
+        if len(pairs) < len(gradients):
+            self.gradient.zero_()
+        _copy(pairs)
+        largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
+        finite = (largest + loss.detach()).isfinite()
+        return finite if self.extra_gradient is None else finite & self.extra_gradient.isfinite().all()
+
+    def step(self, finite: Tensor, *, start: Tensor | None = None) -> None:
+        """One optimizer step along `gradient`, from the snapshot `start` or from the current parameters.
+
+        The device skips the step where `finite` is false; no host synchronization.
+        """
+        optimizer = self._require_optimizer()
+        if start is None:
+            self._gather()
+        else:
+            self.vector.copy_(start)
+        self.vector.grad = self.gradient
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            self.vector.grad = None
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        self._scatter()
+
+    def rebuild_if_moved(self) -> None:
+        """Follow parameters that were moved to another device or dtype, with the optimizer's state."""
+        if [t.data_ptr() for t in self.tensors] == self._built_at:
+            return
+        state = self.optimizer_state
+        self.source = {name: value.to(self.named[name].device) for name, value in self.source.items()}
+        self._build()
+        self.load_optimizer_state(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"adapted": clone(self.named), "optimizer": clone(self.optimizer_state)}
+
+    def state_spec(self) -> dict[str, Spec]:
+        limits: dict[str, dict[str, Any]] = {
+            "step": {"least": 0, "most": MAX_STEPS, "whole": True},
+            "exp_avg_sq": {"least": 0},
+        }
+        optimizer: dict[str, Spec] = {
+            name: Array.like(value, **limits.get(name, {})) for name, value in self.optimizer_state.items()
+        }
+        return {"adapted": {name: Array.like(t) for name, t in self.named.items()}, "optimizer": optimizer}
+
+    def vector_spec(self) -> Array:
+        """The spec of a vector (n,) of parameters."""
+        return Array.like(self.vector)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _copy((tensor, state["adapted"][name]) for name, tensor in self.named.items())
+        self.load_optimizer_state(state["optimizer"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Views and optimizers do not survive a copy or a pickle: they are rebuilt."""
+        kept = {name: getattr(self, name) for name in ("named", "config", "source")}
+        return {**kept, "optimizer_state": self.optimizer_state}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.named, self.config, self.source = state["named"], state["config"], state["source"]
+        for tensor in self.named.values():
+            tensor.data = tensor.data.clone()  # it may have come as shared memory
+        self._build()
+        self.load_optimizer_state(state["optimizer_state"])
+
+    def _require_optimizer(self) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            raise ConfigError("this method adapts no parameters, so there is nothing to differentiate or update")
+        return self.optimizer
+
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        pieces = vector.split([t.numel() for t in self.tensors])
+        return [piece.view(t.shape) for piece, t in zip(pieces, self.tensors, strict=True)]
+
+    def _not_aliased(self) -> list[tuple[Tensor, Tensor]]:
+        """The parameters that are not views of the vector, each with its place there."""
+        addresses = [t.data_ptr() for t in self.tensors]
+        if addresses == self._addresses and all(map(Tensor.is_contiguous, self.tensors)):
+            return []
+        rows = zip(self.tensors, self._views, addresses, self._addresses, strict=True)
+        return [(t, view) for t, view, now, aliased in rows if now != aliased or not t.is_contiguous()]
+
+    def _gather(self) -> None:
+        _copy((view, tensor) for tensor, view in self._not_aliased())
+
+    def _scatter(self) -> None:
+        _copy(self._not_aliased())
+        torch.autograd.graph.increment_version(self.tensors)  # a pending backward over the old values will be refused
+
+
+def _can_alias(tensor: Tensor, view: Tensor, users: int) -> bool:
+    """Whether a tensor can move to `view`: same layout, aligned, and nobody else uses its present memory."""
+    if (tensor.dtype, tensor.device, tensor.stride()) != (view.dtype, view.device, view.stride()):
+        return False
+    storage = tensor.untyped_storage()
+    alone = storage.nbytes() == tensor.nbytes and torch._C._storage_Use_Count(storage._cdata) <= users + 1  # with ours
+    if tensor.device.type == "cpu":  # PyTorch reports all CUDA memory as shared between processes
+        alone = alone and not storage.is_shared()
+    return alone and tensor.device.type in ("cpu", "cuda") and view.data_ptr() % ALIGNMENT == 0
+
+
+def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first."""
+    if both := list(zip(*pairs, strict=True)):
+        with torch.no_grad():
+            torch._foreach_copy_(list(both[0]), list(both[1]))
+
+
+def _make_optimizer(vector: Tensor, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """A fused optimizer, which skips a step when found_inf is set; its state exists from the start."""
+    if config.optimizer == "adam":
+        adam = torch.optim.Adam([vector], lr=config.lr, betas=(config.momentum, 0.999), fused=True)
+        step = torch.zeros((), dtype=torch.float32, device=vector.device)
+        adam.state[vector] = {
+            "step": step, "exp_avg": torch.zeros_like(vector), "exp_avg_sq": torch.zeros_like(vector),
+        }  # fmt: skip
+        return adam
+    sgd = torch.optim.SGD([vector], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=True)
+    sgd.state[vector] = {"momentum_buffer": torch.zeros_like(vector)} if config.momentum else {}
+    return sgd

@@ -1,0 +1,70 @@
+"""The forward pass of a network: traversal order, coarse segmentation logits, CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trust_tta.errors import ConfigError
+from trust_tta.ops.cuda_graphs import GraphedNetwork
+from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
+from trust_tta.orders import OrderLike
+
+_global_rng = Lock()  # PyTorch's random generator is shared by all threads
+
+
+class NetworkForward:
+    """Images (n, c, h, w) to logits, replayed as a CUDA graph where the device and the network allow it.
+
+    Networks with `forward_coarse` give `CoarseLogits`. `parameters`: those that need gradients. `cache_stem`: see
+    `GraphedNetwork`.
+    """
+
+    def __init__(self, network: nn.Module, parameters: Sequence[Tensor] = (), *, cache_stem: bool = False) -> None:
+        self.network = network
+        self.coarse = hasattr(network, "forward_coarse")
+        called = CoarseNetwork(network) if self.coarse else network
+        self.graphed = GraphedNetwork(called, parameters, cache_stem=cache_stem)
+
+    def __call__(self, images: Tensor, order: OrderLike | None = None, *, capture: bool = True) -> Logits:
+        """Logits in the given traversal order, or the network's own; `capture=False` never uses a CUDA graph."""
+        directions: Tensor | None = None
+        choose: Callable[[OrderLike | None, int], Tensor] | None = getattr(self.network, "scan_directions", None)
+        if choose is not None:
+            directions = choose(order, len(images))
+        elif order is not None:
+            raise ConfigError(f"{type(self.network).__name__} has no traversal orders, and order={order} was asked for")
+        logits = self.graphed(images, directions, capture=capture)
+        return CoarseLogits(logits, (images.shape[2], images.shape[3])) if self.coarse else logits
+
+
+class CoarseNetwork(nn.Module):
+    """A segmentation network up to the logits of its head: images (n, c, h, w) -> (n, classes, h', w')."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor, **order: Any) -> Tensor:
+        logits: Tensor = self.network.forward_coarse(images, **order)
+        return logits
+
+
+@contextmanager
+def stochastic_depth_on(model: nn.Module, *, seed: int) -> Iterator[None]:
+    """Enable stochastic depth, drawn from `seed`; the caller's random generator is not advanced."""
+    switch = getattr(model, "set_stochastic_depth", None)
+    if switch is None:
+        raise ConfigError(f"{type(model).__name__} has no stochastic depth; set stochastic_depth=False")
+    switch(True)
+    try:
+        with _global_rng, torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
+    finally:
+        switch(False)

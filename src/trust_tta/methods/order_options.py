@@ -1,0 +1,77 @@
+"""Options that name traversal orders, and the orders of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, model_validator
+from torch import nn
+
+from trust_tta.errors import ConfigError
+from trust_tta.methods.base import LearningOptions
+from trust_tta.methods.parameters import ParameterSet
+from trust_tta.orders import VMAMBA_SCAN_ORDERS, ScanOrder, default_orders, find_order, order_name, paper_orders
+from trust_tta.schema import Count, show
+
+
+def _order_names(orders: Any) -> Any:
+    if orders is None:
+        return None
+    if isinstance(orders, (str, ScanOrder)) or not isinstance(orders, Sequence):
+        raise ConfigError(f"{show(orders)} is not a list of traversal orders; give one such as ['abcd', 'badc']")
+    if not orders:
+        raise ConfigError("the list is empty; give at least one traversal order, or omit it for the paper's six")
+    return tuple(order_name(order) for order in orders)
+
+
+OrderName = Annotated[str, BeforeValidator(order_name)]
+OrderNames = Annotated[tuple[str, ...] | None, BeforeValidator(_order_names)]
+
+
+class OrderOptions(LearningOptions):
+    """`orders`: an explicit list, or what `rank_orders` returned, of which the first `k` are taken; None: `k` of the
+    paper's six, those of the lowest entropy, or of the network's own where it has others."""
+
+    parameters: ParameterSet = "ss2d"
+    orders: OrderNames = None
+    k: Count = 6
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cut_ranking(cls, values: Any) -> Any:
+        orders = values.get("orders") if isinstance(values, dict) else None
+        if isinstance(orders, Sequence) and orders and all(_is_ranked(pair) for pair in orders):
+            return {**values, "orders": [pair[0] for pair in orders][: values.get("k", 6)]}
+        return values
+
+    @model_validator(mode="after")
+    def _enough_orders(self) -> Self:
+        if self.orders is None:
+            paper_orders(self.k)
+        return self
+
+    def chosen(self, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list[ScanOrder | str]:
+        """The orders for a network with these scan orders."""
+        if self.orders is None:
+            return list(default_orders(self.k, scan_orders))
+        return [find_order(order, scan_orders) for order in self.orders]
+
+
+def _is_ranked(pair: object) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], float)
+
+
+def scan_orders_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of a network's scan orders, its own first; VMamba's where a network from outside does not say."""
+    names: tuple[str, ...] = getattr(model, "scan_orders", VMAMBA_SCAN_ORDERS)
+    return names
+
+
+def require_orders(model: nn.Module) -> None:
+    """Refuse a network without traversal orders."""
+    if not hasattr(model, "scan_directions"):
+        raise ConfigError(
+            f"TRUST permutes traversal orders and {type(model).__name__} has none; "
+            "use a VMamba, or another method such as 'tent'"
+        )
