@@ -1,7 +1,7 @@
 """Eight replicas that each see an eighth of a stream, with and without averaging, against one that sees everything.
 
     PYTHONPATH=src python -m benchmarks.fleet --data data/CIFAR-10-C --device cuda --processes 6 --out FILE
-    PYTHONPATH=src python -m benchmarks.fleet --render --out docs/results/fleet.json  # into docs/guides/fleet.md
+    PYTHONPATH=src python -m benchmarks.fleet --render --out docs/results/fleet.json  # into docs/guides/distributed.md
 
 The replicas are those of `trust_tta.distributed`, in lockstep in one process: no cluster is needed. Without --data, the
 shipped images are corrupted. Runs that FILE holds are not repeated; none is begun after --seconds.
@@ -275,9 +275,9 @@ def join(files: Sequence[str], out: Path) -> None:
 
 
 def render(arguments: argparse.Namespace) -> None:
-    """Fill the tables of docs/guides/fleet.md and draw docs/assets/fleet.svg."""
+    """Fill the tables of docs/guides/distributed.md and draw docs/assets/fleet.svg."""
     record = json.loads(Path(arguments.out).read_text(encoding="utf-8"))
-    page, kills = DOCS / "guides" / "fleet.md", DOCS / "results" / "fleet_kills.json"
+    page, kills = DOCS / "guides" / "distributed.md", DOCS / "results" / "fleet_kills.json"
     tables = {"averaging": averaging_table(record["runs"]), "poisoned": poisoned_table(record["runs"])}
     tables["chart"] = "![Accuracy against images seen, by how often a fleet averages](../assets/fleet.svg)"
     workers = DOCS / "results" / "fleet_speed.json"

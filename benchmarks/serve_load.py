@@ -35,7 +35,7 @@ from tests.serve.services import CLASSES, PRIVATE, Process, picture, pixels, pro
 from tests.serve.test_limits import malformed
 from trust_tta.atomic import replacing
 from trust_tta.live.snapshots import Folder, Snapshot
-from trust_tta.serve.service import open_network
+from trust_tta.serve.network import open_network
 
 EMBEDDED = "vmamba_nano_cifar10"
 BATCH = 32
@@ -94,7 +94,7 @@ def until(end: float) -> Callable[[], bool]:
 
 
 def as_request(path: str, body: bytes) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 # The parts
@@ -238,9 +238,9 @@ def number_of(snapshot: bytes) -> int:
 
 def check_kept(folder: Path, told: Acknowledged) -> Snapshot:
     """What the disk holds after a kill; the snapshot from which the next process goes on."""
-    with closing(sqlite3.connect(folder / "state" / "journal.sqlite")) as journal:
-        labels = dict(journal.execute("SELECT prediction, label FROM feedback").fetchall())
-        (events,) = journal.execute("SELECT count(*) FROM events WHERE kind = 'request'").fetchone()
+    with closing(sqlite3.connect(folder / "state" / "journal.sqlite")) as event_log:
+        labels = dict(event_log.execute("SELECT prediction, label FROM feedback").fetchall())
+        (events,) = event_log.execute("SELECT count(*) FROM events WHERE kind = 'request'").fetchone()
     require(told.labels.items() <= labels.items(), "feedback was lost")
     require(events >= told.events, f"of {told.events} events {events} are there")
     snapshots = Folder(folder / "state" / "streams" / "default")

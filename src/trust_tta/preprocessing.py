@@ -80,7 +80,7 @@ class Preprocessing(Schema):
         if isinstance(images, torch.Tensor):
             _check_segmentation(images.shape, str(images.dtype).removeprefix("torch."))
             batch = images if images.dim() == 4 else images[None]
-            if self._fits(tuple(batch.shape[1:3])):
+            if self.fits(tuple(batch.shape[1:3])):
                 return self.normalize(batch)
             return self(batch.cpu().numpy()).to(images.device)
         import numpy as np
@@ -95,7 +95,7 @@ class Preprocessing(Schema):
         if isinstance(images, np.ndarray):
             _check_segmentation(images.shape, str(images.dtype))
             images = images if images.ndim == 4 else images[None]
-            if self._fits(images.shape[1:3]):
+            if self.fits(images.shape[1:3]):
                 return images
         elif _is_picture(images) or not isinstance(images, Iterable):
             images = [images]  # type: ignore[list-item]
@@ -110,7 +110,7 @@ class Preprocessing(Schema):
         """Resize and crop one image: uint8 (size, size, 3)."""
         pixels = _pixels(image)
         height, width = pixels.shape[:2]
-        if self._fits((height, width)):
+        if self.fits((height, width)):
             return pixels
         if not self.crop:
             ratio = max(height, width) / min(height, width) if self.keep_ratio else 1.0
@@ -181,7 +181,7 @@ class Preprocessing(Schema):
         """Preprocessing as a file states it; without `crop`, it crops only if it resizes."""
         return parse(cls, {"resize": None, "crop": stated.get("resize") is not None, **stated}, where=where)
 
-    def _fits(self, shape: tuple[int, ...]) -> bool:
+    def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether images of this height and width need neither resizing nor cropping."""
         fits = min(shape) == self.size if self.keep_ratio else shape == (self.size, self.size)
         return fits and self.resize in (None, self.size)

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trust_tta.distributed.routing import Places, home_of
+from trust_tta.distributed.routing import StreamRouter, home_of
 
 STREAMS = [f"camera-{i}" for i in range(400)]
 
@@ -38,20 +38,20 @@ def test_a_stream_moves_home_once_those_before_are_answered() -> None:
         released.append((number, stream))
 
     async def play() -> list[int | None]:
-        places, seen = Places(release), list[int | None]()
+        router, seen = StreamRouter(release), list[int | None]()
         stream = next(s for s in STREAMS if home_of(s, {0, 1}) == 1)
-        places.live = {0}
-        async with places.visit(stream) as first:
+        router.live = {0}
+        async with router.visit(stream) as first:
             seen.append(first)
-            places.live.add(1)
-            waiting = asyncio.ensure_future(_visit(places, stream))
+            router.live.add(1)
+            waiting = asyncio.ensure_future(_visit(router, stream))
             await asyncio.sleep(0)
             assert not waiting.done()
             assert released == []
         seen.append(await waiting)
         assert released == [(0, stream)]
-        places.lose(1)
-        seen.append(await _visit(places, stream))
+        router.lose(1)
+        seen.append(await _visit(router, stream))
         assert released == [(0, stream)]  # who is lost need not let go
         return seen
 
@@ -63,18 +63,18 @@ def test_what_a_replica_holds_is_known_and_forgotten() -> None:
         raise AssertionError("there is nothing to release")
 
     async def play() -> None:
-        places = Places(release)
-        places.put("a", 3)
-        assert places.of("a") == 3
-        places.lose(3)
-        assert places.of("a") is None
-        assert await _visit(places, "a") is None
-        places.forget("a")
-        assert places.of("a") is None
+        router = StreamRouter(release)
+        router.assign("a", 3)
+        assert router.replica_of("a") == 3
+        router.lose(3)
+        assert router.replica_of("a") is None
+        assert await _visit(router, "a") is None
+        router.forget("a")
+        assert router.replica_of("a") is None
 
     asyncio.run(play())
 
 
-async def _visit(places: Places, stream: str) -> int | None:
-    async with places.visit(stream) as number:
+async def _visit(router: StreamRouter, stream: str) -> int | None:
+    async with router.visit(stream) as number:
         return number

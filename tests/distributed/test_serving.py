@@ -18,9 +18,10 @@ if not all(map(available, ("ray", "fastapi", "starlette", "uvicorn", "prometheus
     pytest.skip("Ray Serve is not installed", allow_module_level=True)
 
 from tests.serve.services import PRIVATE, TOKEN, picture, write_checkpoint
-from trust_tta.distributed.ingress import joined_events, start_serving, stop_serving
-from trust_tta.distributed.serving import Plan
-from trust_tta.serve.metrics import add_up
+from trust_tta.distributed.ingress import merge_events, start_serving, stop_serving
+from trust_tta.distributed.serving import ReplicaConfig
+from trust_tta.serve.metrics import sum_metrics
+from trust_tta.serve.network import NetworkSource
 from trust_tta.serve.server import bind
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Serve's own
@@ -29,13 +30,14 @@ IMAGE = {"image": ("a.png", picture(), "image/png")}
 
 @pytest.fixture(scope="module")
 def client(ray: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("fleet")
-    plan = Plan(str(write_checkpoint(folder)), "tide", str(folder / "state"), TOKEN, cpus=0.25)
+    folder = tmp_path_factory.mktemp("replicas")
+    source = NetworkSource(str(write_checkpoint(folder)))
+    config = ReplicaConfig(source, "tide", str(folder / "state"), TOKEN, cpus=0.25)
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
     listener.close()
     try:
-        start_serving(plan, plan.open_network(), host="127.0.0.1", port=port, replicas=2)
+        start_serving(config, config.open_network(), host="127.0.0.1", port=port, replicas=2)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as made:
             until(lambda: all(r["live"] for r in replicas(made)))
             yield made
@@ -71,12 +73,12 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def test_a_stream_stays_with_its_replica_and_all_are_seen_as_one(client: httpx.Client) -> None:
+def test_streams_stay_with_their_replica_and_reports_are_merged(client: httpx.Client) -> None:
     names = [f"camera-{i}" for i in range(6)]
     answers = [predict(client, name) for name in names for _ in range(2)]
-    told = replicas(client)
-    assert sorted(name for r in told for name in r["streams"]) == names
-    assert all(r["streams"] for r in told)
+    listed = replicas(client)
+    assert sorted(name for r in listed for name in r["streams"]) == names
+    assert all(r["streams"] for r in listed)
     assert {entry["name"]: entry["images"] for entry in client.get("/streams").json()["streams"]} == dict.fromkeys(
         names, 2
     )
@@ -91,13 +93,13 @@ def test_a_stream_stays_with_its_replica_and_all_are_seen_as_one(client: httpx.C
     assert all(f'"{name}"' in first for name in names)
 
 
-def test_what_changes_a_stream_needs_the_token(client: httpx.Client) -> None:
+def test_changes_need_the_token(client: httpx.Client) -> None:
     assert client.post("/streams/camera-0/pause").status_code == 401
     assert client.post("/replicas", json={"replicas": 3}).status_code == 401
     assert client.post("/replicas", json={"replicas": 1}, headers=PRIVATE).status_code == 400
 
 
-def test_a_stream_goes_on_elsewhere_from_its_snapshot_and_comes_home(client: httpx.Client) -> None:
+def test_stream_of_a_killed_replica_continues_from_its_snapshot_and_returns(client: httpx.Client) -> None:
     for _ in range(4):
         predict(client, "moving")
     for action in ("pause", "resume"):  # each writes a snapshot
@@ -115,7 +117,7 @@ def test_a_stream_goes_on_elsewhere_from_its_snapshot_and_comes_home(client: htt
     assert back["pid"] != home["pid"]
 
 
-def test_a_fork_and_a_removal_are_known_to_the_whole_fleet(client: httpx.Client) -> None:
+def test_fork_and_removal_are_visible_everywhere(client: httpx.Client) -> None:
     predict(client, "one")
     assert client.post("/streams/one/fork", json={"to": "two"}, headers=PRIVATE).json()["images"] == 1
     predict(client, "two")
@@ -125,7 +127,7 @@ def test_a_fork_and_a_removal_are_known_to_the_whole_fleet(client: httpx.Client)
     assert client.post("/streams/one/pause", headers=PRIVATE).status_code == 404
 
 
-def test_a_fleet_grows_and_streams_follow(client: httpx.Client) -> None:
+def test_added_replica_takes_over_streams(client: httpx.Client) -> None:
     names = [f"growing-{i}" for i in range(8)]
     for name in names:
         predict(client, name)
@@ -137,17 +139,17 @@ def test_a_fleet_grows_and_streams_follow(client: httpx.Client) -> None:
     assert {images_of(client, name) for name in names} == {2}
 
 
-def test_metrics_add_up() -> None:
+def test_metrics_are_summed() -> None:
     texts = [
         b'# TYPE a_total counter\na_total{x="1"} 2.0\n',
         b'# TYPE a_total counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\n',
     ]
-    samples = {tuple(s.labels.values()): s.value for s in add_up(texts)["a"].samples}
+    samples = {tuple(s.labels.values()): s.value for s in sum_metrics(texts)["a"].samples}
     assert samples == {("1",): 5.0, ("2",): 1.0}
 
 
-def test_events_of_several_replicas_are_in_order_and_have_numbers_of_their_own() -> None:
+def test_merged_events_are_in_order_with_unique_ids() -> None:
     told = {0: [{"id": 1, "time": 2.0}, {"id": 2, "time": 4.0}], 1: [{"id": 1, "time": 3.0}]}
-    events = joined_events(told)
+    events = merge_events(told)
     assert [event["time"] for event in events] == [2.0, 3.0, 4.0]
     assert len({event["id"] for event in events}) == 3

@@ -27,8 +27,10 @@ from trust_tta.cli.main import main
 from trust_tta.live.guard import Guard
 from trust_tta.models.factory import create_model
 from trust_tta.preprocessing import Preprocessing
+from trust_tta.serve.app import Api
+from trust_tta.serve.network import ServedNetwork, open_network
 from trust_tta.serve.server import address_of, bind, make_server
-from trust_tta.serve.service import Network, Service, open_network
+from trust_tta.serve.service import Service
 from trust_tta.serve.settings import Settings
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -60,7 +62,7 @@ def write_checkpoint(folder: Path) -> Path:
     return file
 
 
-def make_network(folder: Path, method: str = "tide") -> Network:
+def make_network(folder: Path, method: str = "tide") -> ServedNetwork:
     return open_network(str(write_checkpoint(folder)), method)
 
 
@@ -89,7 +91,7 @@ def serving(
 def running(service: Service) -> Iterator[str]:
     """The address of a service, in a thread of its own until the block ends."""
     listener, ready = bind("127.0.0.1", 0), threading.Event()
-    server = make_server(service, token=TOKEN, on_ready=ready.set)
+    server = make_server(Api(service, token=TOKEN), on_ready=ready.set)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""Several threads run batches: side by side where they may, one after the other where they must."""
+"""The engine: batches of different streams in parallel, batches of one stream in order."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from trust_tta.live.guard import Guard
 from trust_tta.live.snapshots import Folder
 from trust_tta.live.stream import Stream
 from trust_tta.methods.registry import create_method
-from trust_tta.methods.source import Source
 from trust_tta.methods.tent import Tent
 from trust_tta.ops.segmentation_logits import Logits
-from trust_tta.serve.engine import Answer, Batch, Engine
-from trust_tta.serve.pool import Pool
-from trust_tta.serve.service import MOST_WORKERS, Service
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.serve.engine import BatchResult, Engine, Prediction
+from trust_tta.serve.service import MAX_WORKERS, Service
 from trust_tta.serve.settings import RequestError, Settings
+from trust_tta.serve.stream_cache import StreamCache
 
+PREPROCESSING = Preprocessing(size=8, resize=None)
 SIZE = 4  # of a batch: every request of four images is one, and due at once
 
 
@@ -47,18 +48,7 @@ class Adapting(Tent):
         return super().adapt(images)
 
 
-class Fixed(Source):
-    """The source that can be watched while it predicts."""
-
-    name = "source"
-    inside: Callable[[Tensor], object]
-
-    def infer(self, images: Tensor) -> Logits:
-        self.inside(images)
-        return super().infer(images)
-
-
-class Counted(Pool):
+class Counted(StreamCache):
     """Knows how many threads have used a stream at the same time, at most, and all streams together."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
@@ -80,27 +70,25 @@ class Counted(Pool):
 @contextmanager
 def engine(
     folder: Path,
-    kind: type[Adapting | Fixed],
     inside: Callable[[Tensor], object],
     *,
-    on_batch: Callable[[Batch], None] = lambda batch: None,
-    most_loaded: int = 16,
+    on_batch: Callable[[BatchResult], None] = lambda batch: None,
+    max_loaded: int = 16,
     workers: int = 2,
 ) -> Iterator[Engine]:
-    class Watched(kind):  # type: ignore[misc, valid-type]
-        name = kind.name
+    class Watched(Adapting):
+        name = Adapting.name
 
     Watched.inside = staticmethod(inside)  # forks have it, too
-    options: dict[str, Any] = {"lr": 1e-3, "statistics": "stream"} if kind is Adapting else {}
-    pool = Counted(
-        create_method(Watched, toy(), **options),
+    streams = Counted(
+        create_method(Watched, toy(), lr=1e-3, statistics="stream"),
         folder,
         guard=Guard(),
-        most_loaded=most_loaded,
-        most_streams=100,
+        max_loaded=max_loaded,
+        max_streams=100,
         on_event=lambda stream, event: None,
     )
-    made = Engine(pool, Settings(batch_size=SIZE, max_wait=0.0), on_batch, workers=workers)
+    made = Engine(streams, PREPROCESSING, Settings(batch_size=SIZE, max_wait=0.0), on_batch, workers=workers)
     made.start()
     try:
         yield made
@@ -128,56 +116,53 @@ class Inside:
             self.now -= 1
 
 
-def logits(future: Future[Answer]) -> Tensor:
-    return torch.from_numpy(future.result(60).logits)
+def logits(future: Future[Prediction]) -> Tensor:
+    return future.result(60).logits
 
 
-def test_batches_of_two_streams_run_side_by_side(tmp_path: Path) -> None:
+def test_batches_of_two_streams_run_in_parallel(tmp_path: Path) -> None:
     both = threading.Barrier(2)
-    with engine(tmp_path, Adapting, lambda images: both.wait(30)) as run:
+    with engine(tmp_path, lambda images: both.wait(30)) as run:
         for images in clean(3, size=SIZE):
             answers = [run.submit(name, images, adapt=True) for name in ("a", "b")]
             first, second = map(logits, answers)
             assert torch.equal(first, second)
 
 
-def test_batches_of_one_adapting_stream_never_do(tmp_path: Path, threads: SetThreads) -> None:
+def test_batches_of_one_stream_run_in_order(tmp_path: Path, threads: SetThreads) -> None:
     """However many streams and workers, each answers bit for bit as if it had been alone."""
     threads(1)  # sums depend on their number
     names, rounds, pause = ("a", "b", "c"), 8, threading.Event()
     sent = {name: clean(rounds, size=SIZE, seed=i) for i, name in enumerate(names)}
     # The pause gives another worker the time to come in, if it could.
-    with engine(tmp_path, Adapting, lambda images: pause.wait(0.002), workers=3) as run:
-        answers = {name: list[Future[Answer]]() for name in names}
+    with engine(tmp_path, lambda images: pause.wait(0.002), workers=3) as run:
+        answers = {name: list[Future[Prediction]]() for name in names}
         for step in range(rounds):
             for name in names:
                 answers[name].append(run.submit(name, sent[name][step], adapt=True))
         found = {name: [logits(answer) for answer in answers[name]] for name in names}
-        assert isinstance(run.pool, Counted)
-        assert run.pool.most == 1
-        assert run.pool.in_all > 1
+        assert isinstance(run.streams, Counted)
+        assert run.streams.most == 1
+        assert run.streams.in_all > 1
     for name in names:
         alone = make("tent", lr=1e-3, statistics="stream")
         assert states_equal(found[name], [alone(images) for images in sent[name]])
 
 
-def test_what_was_held_up_begins_as_soon_as_it_may_and_side_by_side(tmp_path: Path) -> None:
+def test_blocked_batches_start_together_once_unblocked(tmp_path: Path) -> None:
     both, images = threading.Barrier(2), clean(1, size=SIZE)[0]
-    with engine(tmp_path, Adapting, lambda images: both.wait(30)) as run:
+    with engine(tmp_path, lambda images: both.wait(30)) as run:
         for _ in range(5):
             held, let_go = threading.Event(), threading.Event()
-            run.ask(lambda h=held, g=let_go: h.set() or g.wait(30), "a", "b")  # type: ignore[misc]
+            run.submit_task(lambda h=held, g=let_go: h.set() or g.wait(30), "a", "b")  # type: ignore[misc]
             assert held.wait(30)
             answers = [run.submit(name, images, adapt=True) for name in "ab"]
-            run.ask(lambda: None).result(30)  # the other worker has looked at them, and sleeps again
+            run.submit_task(lambda: None).result(30)  # the other worker has looked at them, and sleeps again
             let_go.set()
             assert all(answer.result(60).adapted for answer in answers)
 
 
-@pytest.mark.parametrize("kind", [Adapting])
-def test_a_task_waits_for_the_batch_of_its_stream_and_holds_up_the_next(
-    tmp_path: Path, kind: type[Adapting | Fixed]
-) -> None:
+def test_task_waits_for_the_running_batch_and_blocks_the_next(tmp_path: Path) -> None:
     watch, begun, let_go = Inside(), threading.Event(), threading.Event()
     seen = list[int]()
 
@@ -188,16 +173,16 @@ def test_a_task_waits_for_the_batch_of_its_stream_and_holds_up_the_next(
         seen.append(watch.now)
         return "done"
 
-    with engine(tmp_path, kind, watch, workers=3) as run:
+    with engine(tmp_path, watch, workers=3) as run:
         first = run.submit("a", clean(1, size=SIZE)[0], adapt=True)
         assert watch.entered.acquire(timeout=30)
-        asked, later = run.ask(task, "a"), run.submit("a", clean(1, size=SIZE)[0], adapt=True)
-        assert run.ask(lambda: "another stream", "b").result(30) == "another stream"
+        asked, later = run.submit_task(task, "a"), run.submit("a", clean(1, size=SIZE)[0], adapt=True)
+        assert run.submit_task(lambda: "another stream", "b").result(30) == "another stream"
         assert not begun.is_set()
         watch.open.set()
         first.result(30)
         assert begun.wait(30)
-        assert run.ask(lambda: "another stream", "b").result(30) == "another stream"
+        assert run.submit_task(lambda: "another stream", "b").result(30) == "another stream"
         assert not later.running()
         let_go.set()
         assert asked.result(30) == "done"
@@ -205,29 +190,29 @@ def test_a_task_waits_for_the_batch_of_its_stream_and_holds_up_the_next(
     assert seen == [0, 0]
 
 
-def test_streams_that_come_and_go_are_never_taken_from_under_a_batch(tmp_path: Path, threads: SetThreads) -> None:
+def test_streams_in_use_are_not_evicted(tmp_path: Path, threads: SetThreads) -> None:
     """Six streams with two places in memory: each answers bit for bit as if it had stayed there."""
     threads(1)
     names, chance, sent = [f"s{i}" for i in range(6)], random.Random(0), dict[str, list[Tensor]]()
-    with engine(tmp_path, Adapting, lambda images: None, most_loaded=2) as run:
-        answers = {name: list[Future[Answer]]() for name in names}
+    with engine(tmp_path, lambda images: None, max_loaded=2) as run:
+        answers = {name: list[Future[Prediction]]() for name in names}
         for step in range(36):
             name = chance.choice(names)
             images = draw(SIZE, seed=step)[0]
             sent.setdefault(name, []).append(images)
             answers[name].append(run.submit(name, images, adapt=True))
         found = {name: [logits(answer) for answer in answers[name]] for name in names}
-        assert len(run.pool.loaded) == 2
+        assert len(run.streams.loaded) == 2
     for name in names:
         alone = make("tent", lr=1e-3, statistics="stream")
         assert states_equal(found[name], [alone(images) for images in sent[name]])
 
 
-def test_drained_it_answers_everything_and_closes_the_streams(tmp_path: Path) -> None:
+def test_drain_answers_everything_and_closes_streams(tmp_path: Path) -> None:
     watch = Inside()
-    with engine(tmp_path, Adapting, watch) as run:
+    with engine(tmp_path, watch) as run:
         answers = [run.submit(name, images, adapt=True) for name in "abc" for images in clean(3, size=SIZE)]
-        tasks = [run.ask(lambda name=name: name, name) for name in "abc"]  # type: ignore[misc]
+        tasks = [run.submit_task(lambda name=name: name, name) for name in "abc"]  # type: ignore[misc]
         for _ in range(2):
             assert watch.entered.acquire(timeout=30)
         with ThreadPoolExecutor(1) as other:
@@ -237,13 +222,13 @@ def test_drained_it_answers_everything_and_closes_the_streams(tmp_path: Path) ->
             with pytest.raises(RequestError, match="stopping"):
                 run.submit("a", clean(1)[0], adapt=True)
             with pytest.raises(RequestError, match="stopping"):
-                run.ask(lambda: None, "a")
+                run.submit_task(lambda: None, "a")
             assert not draining.done()
             watch.open.set()
             draining.result(60)
         assert all(answer.done() and answer.result().adapted for answer in answers)
         assert [task.result(0) for task in tasks] == ["a", "b", "c"]
-        assert (run.queued, run.pool.loaded) == (0, [])
+        assert (run.queued, run.streams.loaded) == (0, [])
     assert watch.most == 2
     for name in "abc":
         with closing(Folder(tmp_path / name)) as folder:  # nobody holds it any more
@@ -252,7 +237,7 @@ def test_drained_it_answers_everything_and_closes_the_streams(tmp_path: Path) ->
             assert (newest.state["books"]["images"], problems) == (3 * SIZE, [])
 
 
-def test_an_error_in_one_of_two_batches_is_its_own(tmp_path: Path) -> None:
+def test_error_fails_only_the_request_at_fault(tmp_path: Path) -> None:
     """Both are inside when it is raised; of the requests that shared its batch, only the one at fault fails."""
     both = threading.Barrier(2, timeout=30)
 
@@ -262,9 +247,9 @@ def test_an_error_in_one_of_two_batches_is_its_own(tmp_path: Path) -> None:
         if (images[:, 0, 0, 0] == 7).any():
             raise StateError("seven")
 
-    with engine(tmp_path, Adapting, inside) as run:
+    with engine(tmp_path, inside) as run:
         held, let_go = threading.Event(), threading.Event()
-        run.ask(lambda: held.set() or let_go.wait(30), "a", "b")  # type: ignore[func-returns-value]
+        run.submit_task(lambda: held.set() or let_go.wait(30), "a", "b")  # type: ignore[func-returns-value]
         assert held.wait(30)
         images, bad = draw(SIZE, seed=0)[0], draw(1, seed=1)[0]
         bad[0, 0, 0, 0] = 7
@@ -274,17 +259,17 @@ def test_an_error_in_one_of_two_batches_is_its_own(tmp_path: Path) -> None:
         assert good.result(30).adapted
         assert [answer.exception(30) is None for answer in shared] == [True, False, True]
         assert "seven" in str(shared[1].exception())
-        with run.pool.using("b") as stream:
+        with run.streams.using("b") as stream:
             assert stream.method.counters.batches == 2
         assert run.alive
 
 
 def test_pixels_and_network_input_share_a_batch(tmp_path: Path) -> None:
-    network, batches = make_network(tmp_path, "bn"), list[Batch]()
-    pool = Pool(
-        network.method, tmp_path / "streams", guard=Guard(), most_loaded=2, most_streams=2, on_event=lambda *_: None
+    network, batches = make_network(tmp_path, "bn"), list[BatchResult]()
+    streams = StreamCache(
+        network.method, tmp_path / "streams", guard=Guard(), max_loaded=2, max_streams=2, on_event=lambda *_: None
     )
-    run = Engine(pool, Settings(batch_size=10, max_wait=0.0), batches.append, workers=1)
+    run = Engine(streams, network.preprocessing, Settings(batch_size=10, max_wait=0.0), batches.append, workers=1)
     raw = torch.from_numpy(pixels(10))
     parts = [network.preprocessing.normalize(raw[:3]), raw[3:4], raw[4:8], network.preprocessing.normalize(raw[8:])]
     answers = [run.submit("a", part, adapt=True) for part in parts]
@@ -293,21 +278,19 @@ def test_pixels_and_network_input_share_a_batch(tmp_path: Path) -> None:
     expected = make_network(tmp_path, "bn").method(network.preprocessing(raw))
     assert torch.equal(torch.cat([logits(answer) for answer in answers]), expected)
     assert torch.equal(torch.cat([logits(answer) for answer in only_pixels]), expected)
-    assert [(len(batch.images), batch.images.dtype) for batch in batches] == [(10, torch.float32), (10, torch.uint8)]
+    assert [len(batch.images) for batch in batches] == [10, 10]
     run.drain()
 
 
-def test_a_batch_gets_all_cores_or_its_share_and_the_process_gets_them_back(
-    tmp_path: Path, threads: SetThreads
-) -> None:
+def test_threads_are_divided_among_running_batches_and_restored(tmp_path: Path, threads: SetThreads) -> None:
     threads(4)
     used, held, let_go = list[int](), threading.Event(), threading.Event()
     images = clean(1, size=SIZE)[0]
-    with engine(tmp_path, Adapting, lambda images: used.append(torch.get_num_threads())) as run:
+    with engine(tmp_path, lambda images: used.append(torch.get_num_threads())) as run:
         for _ in range(2):
             run.submit("a", images, adapt=True).result(30)
         assert used == [4, 4]
-        run.ask(lambda: held.set() or let_go.wait(30), "a", "b")  # type: ignore[func-returns-value]
+        run.submit_task(lambda: held.set() or let_go.wait(30), "a", "b")  # type: ignore[func-returns-value]
         assert held.wait(30)
         answers = [run.submit(name, images, adapt=True) for name in "ab"]
         let_go.set()
@@ -319,24 +302,24 @@ def test_a_batch_gets_all_cores_or_its_share_and_the_process_gets_them_back(
         assert new.submit(torch.get_num_threads).result(30) == 4
 
 
-def test_workers_are_as_many_as_cores_up_to_a_few(tmp_path: Path, threads: SetThreads) -> None:
+def test_worker_count_follows_cores_up_to_a_maximum(tmp_path: Path, threads: SetThreads) -> None:
     network = make_network(tmp_path, "source")
-    for cores, most_loaded, workers in ((1, 16, 1), (2, 16, 2), (64, 16, MOST_WORKERS), (8, 1, 1)):
+    for cores, max_loaded, workers in ((1, 16, 1), (2, 16, 2), (64, 16, MAX_WORKERS), (8, 1, 1)):
         threads(cores)
-        service = Service(network, tmp_path / f"{cores}-{most_loaded}", settings=Settings(most_loaded=most_loaded))
+        service = Service(network, tmp_path / f"{cores}-{max_loaded}", settings=Settings(max_loaded=max_loaded))
         assert len(service.engine._workers) == workers
         service.start()
         service.stop()
 
 
-def test_journal_metrics_and_board_miss_nothing_of_what_runs_side_by_side(tmp_path: Path, threads: SetThreads) -> None:
+def test_parallel_batches_are_all_logged_and_counted(tmp_path: Path, threads: SetThreads) -> None:
     threads(2)
     network = make_network(tmp_path, "source")
     service = Service(network, tmp_path / "state", settings=Settings(batch_size=2, max_wait=0.0))
     service.start()
     names, count = ("a", "b", "c"), 60
 
-    def send(number: int) -> Answer:
+    def send(number: int) -> Prediction:
         images = network.preprocessing(pixels(1, seed=number))
         return service.predict(images, stream=names[number % 3], adapt=True).result(60)
 
@@ -344,11 +327,11 @@ def test_journal_metrics_and_board_miss_nothing_of_what_runs_side_by_side(tmp_pa
         answers = list(clients.map(send, range(count)))
     assert 'trust_tta_images_total{adapted="true"} 60.0' in service.metrics.text().decode()
     found = service.give_feedback([(answer.ids[0], int(answer.output[0].argmax())) for answer in answers])
-    assert all(label is not None and label.right for label in found)
-    summaries = service.board.summaries()
+    assert all(label is not None and label.correct for label in found)
+    summaries = service.dashboard.summaries()
     assert {name: summaries[name]["labels"] for name in names} == dict.fromkeys(names, count // 3)
     service.stop()
     for name in names:
-        with service.pool.using(name) as stream:
+        with service.streams.using(name) as stream:
             assert stream.images == count // 3
-    service.pool.close()
+    service.streams.close()

@@ -1,4 +1,4 @@
-"""What is too large, too slow, too much or simply wrong: one line with a 4xx or 503, and the service goes on."""
+"""Requests that are too large, too slow, too many or malformed get one line with a 4xx or 503."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INFER = f"/v2/models/{MODEL}/infer"
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Service]]:
     folder = tmp_path_factory.mktemp("limits")
-    with serving(folder, most_bytes=1 << 18, most_pixels=1 << 16, read_seconds=1.0, most_images=8) as served:
+    with serving(folder, max_bytes=1 << 18, max_pixels=1 << 16, read_seconds=1.0, max_images=8) as served:
         yield served
 
 
@@ -62,14 +62,14 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-def test_a_decompression_bomb_is_not_decoded(served: tuple[httpx.Client, Service]) -> None:
+def test_decompression_bomb_is_refused(served: tuple[httpx.Client, Service]) -> None:
     for side in (300, 60_000):
         response = served[0].post("/predict", content=bomb(side, side))
         assert response.status_code == 413
         assert "at most 65536" in response.json()["error"]
 
 
-def test_a_truncated_image_is_refused(served: tuple[httpx.Client, Service]) -> None:
+def test_truncated_image_is_refused(served: tuple[httpx.Client, Service]) -> None:
     for kind in ("PNG", "JPEG", "WEBP"):
         data = picture(kind, size=40)
         assert served[0].post("/predict", content=data[: len(data) // 2]).status_code == 400
@@ -82,7 +82,7 @@ def test_other_formats_are_refused(served: tuple[httpx.Client, Service]) -> None
     assert served[0].post("/predict", content=b"\x80\x04\x95 a pickle, or what looks like one").status_code == 415
 
 
-def test_a_large_body_is_not_read(served: tuple[httpx.Client, Service]) -> None:
+def test_large_body_is_refused(served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     assert client.post("/predict", content=bytes(1 << 19)).status_code == 413
 
@@ -93,14 +93,14 @@ def test_a_large_body_is_not_read(served: tuple[httpx.Client, Service]) -> None:
     assert client.post("/predict", content=chunks()).status_code == 413  # without a stated length
 
 
-def test_a_compressed_body_is_refused(served: tuple[httpx.Client, Service]) -> None:
+def test_compressed_body_is_refused(served: tuple[httpx.Client, Service]) -> None:
     headers = {"Content-Encoding": "gzip"}
     assert served[0].post(INFER, content=zlib.compress(bytes(1 << 20)), headers=headers).status_code == 415
 
 
-def test_a_slow_body_is_refused_in_time(served: tuple[httpx.Client, Service]) -> None:
+def test_slow_body_times_out(served: tuple[httpx.Client, Service]) -> None:
     with closing(connect(served[0])) as connection:
-        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
         assert read_all(connection).startswith(b"HTTP/1.1 408")
 
 
@@ -120,14 +120,14 @@ def is_closed_on(connection: socket.socket, given: bytes) -> bool:
     return False
 
 
-def test_a_body_that_nobody_reads_is_not_waited_for(served: tuple[httpx.Client, Service]) -> None:
+def test_unread_body_does_not_keep_the_connection(served: tuple[httpx.Client, Service]) -> None:
     with closing(connect(served[0])) as connection:
-        connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
         assert connection.recv(1 << 12).startswith(b"HTTP/1.1 404")
         assert is_closed_on(connection, b"x")
 
 
-def test_an_error_of_our_own_is_one_line(served: tuple[httpx.Client, Service], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_one_line(served: tuple[httpx.Client, Service], monkeypatch: pytest.MonkeyPatch) -> None:
     client, service = served
 
     def fail(*_: object, **__: object) -> None:
@@ -142,7 +142,7 @@ def test_an_error_of_our_own_is_one_line(served: tuple[httpx.Client, Service], m
         assert client.request(method, "/predict").status_code == 405
 
 
-def test_feedback_for_what_is_no_id_is_refused(served: tuple[httpx.Client, Service]) -> None:
+def test_feedback_with_an_invalid_id_is_refused(served: tuple[httpx.Client, Service]) -> None:
     for name in (r"\ud800", "é", r"\u0000"):
         response = served[0].post("/feedback", content=f'{{"id": "{name}", "label": 1}}'.encode())
         assert response.status_code in (400, 404)
@@ -153,7 +153,7 @@ def test_slow_headers_are_cut_off(served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     with closing(connect(client)) as silent, closing(connect(client)) as slow, closing(connect(client)) as second:
         slow.sendall(b"GET /v2 HTTP/1.1\r\nHos")
-        second.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        second.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert second.recv(4096).startswith(b"HTTP/1.1 200")
         second.sendall(b"GET /v2 HTTP/1.1\r\nHos")
         for connection in (silent, slow, second):
@@ -161,10 +161,10 @@ def test_slow_headers_are_cut_off(served: tuple[httpx.Client, Service]) -> None:
     assert client.get("/v2").status_code == 200
 
 
-def test_a_large_header_is_not_read_to_its_end(served: tuple[httpx.Client, Service]) -> None:
+def test_large_header_is_refused(served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     with closing(connect(client)) as connection:
-        connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n")
+        connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n")
         with suppress(OSError):  # it is closed while this is sent
             for number in range(1000):
                 connection.sendall(f"X-{number}: ".encode() + b"x" * 4000 + b"\r\n")
@@ -173,36 +173,36 @@ def test_a_large_header_is_not_read_to_its_end(served: tuple[httpx.Client, Servi
     assert longest.status_code == 200
 
 
-def test_a_body_in_the_same_packet_as_the_end_of_the_header_is_no_header(served: tuple[httpx.Client, Service]) -> None:
+def test_body_in_the_last_header_packet_is_not_counted_as_header(served: tuple[httpx.Client, Service]) -> None:
     body = picture(size=256)
     assert len(body) > 1 << 16
     with closing(connect(served[0])) as connection:
-        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nConn")
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nConn")
         time.sleep(0.05)  # so that the first part comes by itself
         connection.sendall(f"ection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
-def test_what_is_no_request_keeps_no_connection_open(served: tuple[httpx.Client, Service]) -> None:
+def test_empty_lines_do_not_keep_the_connection(served: tuple[httpx.Client, Service]) -> None:
     """Empty lines may precede a request, but not for ever."""
     client, _ = served
     with closing(connect(client)) as connection:
-        connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         assert is_closed_on(connection, b"\r\n")
 
 
-def test_requests_in_one_packet_are_answered_in_order(served: tuple[httpx.Client, Service]) -> None:
+def test_pipelined_requests_are_answered_in_order(served: tuple[httpx.Client, Service]) -> None:
     with closing(connect(served[0])) as connection:
         paths = (b"/v2", b"/nothing", b"/v2/health/live")
-        connection.sendall(b"".join(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in paths))
+        connection.sendall(b"".join(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths))
         received = b""
         while received.count(b"HTTP/1.1") < 3 or not received.endswith(b"}"):
             received += connection.recv(1 << 16)
         assert [int(part[:3]) for part in received.split(b"HTTP/1.1 ")[1:]] == [200, 404, 200]
 
 
-def test_an_offer_of_another_protocol_is_not_taken(served: tuple[httpx.Client, Service]) -> None:
+def test_upgrade_offer_is_ignored(served: tuple[httpx.Client, Service]) -> None:
     """Some clients offer HTTP/2 with every request; it is answered with what they have, body and all."""
     client, _ = served
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
@@ -223,25 +223,25 @@ def test_an_offer_of_another_protocol_is_not_taken(served: tuple[httpx.Client, S
         assert connection.recv(4096).startswith(b"HTTP/1.1 4")
 
 
-def test_connections_are_limited(tmp_path: Path) -> None:
-    with serving(tmp_path, most_connections=3) as (client, _), ExitStack() as stack:
+def test_number_of_connections_is_limited(tmp_path: Path) -> None:
+    with serving(tmp_path, max_connections=3) as (client, _), ExitStack() as stack:
         assert client.get("/v2").status_code == 200  # stays open
         for _ in range(2):
             connection = stack.enter_context(closing(connect(client)))
-            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         more = stack.enter_context(closing(connect(client)))
         with suppress(OSError):
-            more.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            more.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_all(more) == b""
         assert client.get("/v2").status_code == 200
 
 
-def test_too_many_images_that_wait_are_refused_with_a_time(tmp_path: Path) -> None:
-    with serving(tmp_path, most_queued=6, most_queued_in_all=8, batch_size=4, max_wait=0.01) as (client, service):
+def test_full_queues_are_refused_with_retry_after(tmp_path: Path) -> None:
+    with serving(tmp_path, max_queued=6, max_queued_total=8, batch_size=4, max_wait=0.01) as (client, service):
         client.post("/predict", content=picture())
         held, let_go = threading.Event(), threading.Event()
-        service.engine.ask(lambda: held.set() or let_go.wait(30), "default", "b")  # type: ignore[func-returns-value]
+        service.engine.submit_task(lambda: held.set() or let_go.wait(30), "default", "b")  # type: ignore[func-returns-value]
         held.wait(30)
         try:
             raw = pixels(4)
@@ -269,7 +269,7 @@ def test_too_many_images_that_wait_are_refused_with_a_time(tmp_path: Path) -> No
         assert client.post("/predict", content=picture()).status_code == 200
 
 
-def test_a_page_of_another_site_may_not_post(served: tuple[httpx.Client, Service]) -> None:
+def test_cross_origin_post_is_refused(served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     foreign = client.post("/predict", content=picture(), headers={"Origin": "http://elsewhere.example"})
     assert foreign.status_code == 403
@@ -278,12 +278,12 @@ def test_a_page_of_another_site_may_not_post(served: tuple[httpx.Client, Service
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "a b", "-a", "ä", "x" * 65, ".hidden", "a\x00"])
-def test_names_of_streams_are_names(served: tuple[httpx.Client, Service], name: str) -> None:
+def test_unsafe_stream_names_are_refused(served: tuple[httpx.Client, Service], name: str) -> None:
     client, service = served
     response = client.post("/predict", content=picture(), params={"stream": name})
     assert response.status_code == 400
     assert "\n" not in response.json()["error"]
-    assert name not in service.pool.names
+    assert name not in service.streams.names
 
 
 @pytest.fixture(scope="module")
@@ -333,7 +333,7 @@ def malformed(chance: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
     return chance.choice(options)
 
 
-def test_malformed_requests_get_one_line_each_and_leave_no_traceback(server: Process) -> None:
+def test_malformed_requests_get_one_line_and_no_traceback(server: Process) -> None:
     chance = random.Random(0)
     with httpx.Client(base_url=server.address, timeout=60) as client:
         assert client.post("/predict", content=picture()).status_code == 200

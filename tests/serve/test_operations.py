@@ -15,15 +15,15 @@ import pytest
 
 from tests.serve.services import make_network, picture, process
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.serve.dashboard import Board
-from trust_tta.serve.event_log import Label
-from trust_tta.serve.pool import Pool
+from trust_tta.serve.dashboard import Dashboard
+from trust_tta.serve.event_log import Feedback
 from trust_tta.serve.service import Service
+from trust_tta.serve.stream_cache import StreamCache
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 
 
-def test_stopped_it_answers_what_was_taken_and_ends_well(tmp_path: Path) -> None:
+def test_sigterm_answers_accepted_requests_and_exits_with_0(tmp_path: Path) -> None:
     answers: list[int] = []
     with process(tmp_path) as running, httpx.Client(base_url=running.address, timeout=60) as client:
         client.post("/predict", content=picture())
@@ -53,15 +53,15 @@ def test_stopped_it_answers_what_was_taken_and_ends_well(tmp_path: Path) -> None
         json.loads(line)
     images = answers.count(200) + 1
     again = Service(make_network(tmp_path), tmp_path / "state")
-    assert isinstance(again.pool, Pool)
-    with again.pool.using("default") as stream:
+    assert isinstance(again.streams, StreamCache)
+    with again.streams.using("default") as stream:
         assert stream.images >= images
-    again.pool.close()
+    again.streams.close()
     again.start()
     again.stop()
 
 
-def test_a_taken_port_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from trust_tta.cli.main import main
     from trust_tta.serve.server import bind
 
@@ -74,7 +74,7 @@ def test_a_taken_port_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"--port {port}" in told
 
 
-def test_answers_are_not_held_back() -> None:
+def test_listener_disables_nagle() -> None:
     """asyncio sets TCP_NODELAY on connections of a listener that says it is TCP, and on no others."""
     from trust_tta.serve.server import bind
 
@@ -82,11 +82,11 @@ def test_answers_are_not_held_back() -> None:
         assert listener.proto == socket.IPPROTO_TCP
 
 
-def test_a_clock_that_is_set_back_does_not_freeze_the_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board(Preprocessing(size=4, resize=4), classes=None)
+def test_clock_set_back_does_not_freeze_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    dashboard = Dashboard(Preprocessing(size=4, resize=4), classes=None)
     for now in (5000.0, 5001.0, 1000.0, 1001.0):
         monkeypatch.setattr("time.time", lambda now=now: now)
-        board.add_label(Label("a-0", "default", 1, 1))
-        board.tick()
-    (stream,) = json.loads(board.everything())["streams"]
+        dashboard.add_feedback(Feedback("a-0", "default", 1, 1))
+        dashboard.tick()
+    (stream,) = json.loads(dashboard.everything())["streams"]
     assert [point[0] for point in stream["points"]] == [1000.0, 1001.0]

@@ -1,4 +1,4 @@
-"""Streams by name: their own weights, memory and disk, batches that are shared, and what needs the token."""
+"""Streams by name: own weights, eviction to disk, shared batches, and routes that need the token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INFER = f"/v2/models/{MODEL}/infer"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Service]]:
-    with serving(tmp_path_factory.mktemp("streams"), most_loaded=2, most_streams=12) as served:
+    with serving(tmp_path_factory.mktemp("streams"), max_loaded=2, max_streams=12) as served:
         yield served
 
 
@@ -43,7 +43,7 @@ def summary(client: httpx.Client, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_a_picture_is_predicted(served: tuple[httpx.Client, Service], kind: str) -> None:
+def test_image_file_is_predicted(served: tuple[httpx.Client, Service], kind: str) -> None:
     client, service = served
     data = picture(kind, size=40)
     by_form = client.post("/predict", files={"image": ("photo", data)}, params={"adapt": "false"}).json()
@@ -56,7 +56,7 @@ def test_a_picture_is_predicted(served: tuple[httpx.Client, Service], kind: str)
     assert (by_form["stream"], by_form["adapted"]) == ("default", False)
 
 
-def test_each_stream_has_weights_of_its_own(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
+def test_each_stream_adapts_its_own_weights(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
     """Interleaved, two streams give what two methods of their own give."""
     client, _ = served
     alone = {name: make_network(tmp_path).method for name in ("left", "right")}
@@ -69,7 +69,7 @@ def test_each_stream_has_weights_of_its_own(served: tuple[httpx.Client, Service]
     assert not states_equal(alone["left"].state_dict(), alone["right"].state_dict())
 
 
-def test_a_stream_goes_on_from_a_state_that_was_downloaded(served: tuple[httpx.Client, Service]) -> None:
+def test_stream_continues_from_a_downloaded_state(served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     infer(client, "origin", seed=1)
     state = client.get("/streams/origin/state", headers=PRIVATE).content
@@ -89,7 +89,7 @@ def test_a_stream_goes_on_from_a_state_that_was_downloaded(served: tuple[httpx.C
         client.delete(f"/streams/{name}", headers=PRIVATE)
 
 
-def test_a_stream_comes_back_from_disk_as_it_went(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
+def test_evicted_stream_is_restored_exactly(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
     client, service = served
     method = make_network(tmp_path).method
     preprocess = make_network(tmp_path).preprocessing
@@ -98,13 +98,13 @@ def test_a_stream_comes_back_from_disk_as_it_went(served: tuple[httpx.Client, Se
         torch.testing.assert_close(infer(client, "guest", seed=100 + step), expected, rtol=1e-4, atol=1e-5)
         for other in ("x", "y"):
             infer(client, other)
-        assert "guest" not in service.pool.loaded
-        assert len(service.pool.loaded) == 2
+        assert "guest" not in service.streams.loaded
+        assert len(service.streams.loaded) == 2
     assert summary(client, "guest")["batches"] == 4
     assert not summary(client, "guest")["loaded"]
 
 
-def test_predicting_without_adapting_changes_nothing(served: tuple[httpx.Client, Service]) -> None:
+def test_predict_only_leaves_the_state_unchanged(served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     infer(client, "still")
     first = infer(client, "still", seed=5, adapt=False)
@@ -112,7 +112,7 @@ def test_predicting_without_adapting_changes_nothing(served: tuple[httpx.Client,
     assert summary(client, "still")["batches"] == 1
 
 
-def test_what_changes_a_stream_needs_the_token(served: tuple[httpx.Client, Service]) -> None:
+def test_changing_a_stream_needs_the_token(served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     infer(client, "kept")
     for method, path in (
@@ -143,7 +143,7 @@ def test_pause_resume_and_reset(served: tuple[httpx.Client, Service]) -> None:
     ]  # fmt: skip
 
 
-def test_a_fork_goes_on_by_itself_and_can_be_removed(served: tuple[httpx.Client, Service]) -> None:
+def test_fork_is_independent_and_removable(served: tuple[httpx.Client, Service]) -> None:
     client, service = served
     infer(client, "parent", seed=3)
     made = client.post("/streams/parent/fork", headers=PRIVATE, json={"to": "child"})
@@ -153,23 +153,23 @@ def test_a_fork_goes_on_by_itself_and_can_be_removed(served: tuple[httpx.Client,
     assert not torch.equal(infer(client, "parent", seed=4, adapt=False), infer(client, "child", seed=4, adapt=False))
     assert client.post("/streams/parent/fork", headers=PRIVATE, json={"to": "child"}).status_code == 409
     assert client.delete("/streams/child", headers=PRIVATE).status_code == 200
-    assert "child" not in service.pool.names
-    assert not (service.pool.folder / "child").exists()
+    assert "child" not in service.streams.names
+    assert not (service.streams.folder / "child").exists()
 
 
-def test_the_state_of_a_stream_is_its_snapshot(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
+def test_state_of_a_stream_is_its_snapshot(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
     client, service = served
     infer(client, "state", seed=3)
     folder = Folder(tmp_path / "copy")
     folder.file(1).write_bytes(client.get("/streams/state/state", headers=PRIVATE).content)
     folder.close()
-    stored = Folder(service.pool.folder / "state")
+    stored = Folder(service.streams.folder / "state")
     number = stored.numbers()[-1]
     assert folder.file(1).read_bytes() == stored.file(number).read_bytes()
     stored.close()
 
 
-def test_feedback_counts_and_survives(tmp_path: Path) -> None:
+def test_feedback_is_counted_and_survives_a_restart(tmp_path: Path) -> None:
     with serving(tmp_path) as (client, service):
         answers = [client.post("/predict", content=picture(seed=seed)).json() for seed in range(3)]
         one = client.post("/feedback", json={"id": answers[0]["id"], "label": answers[0]["label"]})
@@ -192,8 +192,8 @@ def test_feedback_counts_and_survives(tmp_path: Path) -> None:
         assert 'trust_tta_feedback_total{right="true"} 1.0' in client.get("/metrics").text
         network, folder = service.network, service.folder
     again = Service(network, folder)
-    assert again.journal.accuracy() == {"default": (2, 1)}
-    assert again.pool.names == ["default"]
+    assert again.event_log.label_counts("default")[:2] == (2, 1)
+    assert again.streams.names == ["default"]
     with running(again) as address, httpx.Client(base_url=address, timeout=60) as client:
         late = client.post("/feedback", json={"id": answers[2]["id"], "label": answers[2]["class"]})
         assert late.json()["stored"] == 1
@@ -220,8 +220,8 @@ def test_requests_of_a_stream_share_batches(tmp_path: Path) -> None:
         assert summary(client, "default")["batches"] <= 1 + count // 2
 
 
-def test_one_stream_too_many_is_refused(tmp_path: Path) -> None:
-    with serving(tmp_path, most_streams=2) as (client, _):
+def test_too_many_streams_are_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, max_streams=2) as (client, _):
         for name in ("a", "b", "a"):
             infer(client, name)
         refused = client.post("/predict", content=picture(), headers={"X-Stream": "c"})
@@ -229,7 +229,7 @@ def test_one_stream_too_many_is_refused(tmp_path: Path) -> None:
         assert "2 streams" in refused.json()["error"]
 
 
-def test_a_folder_belongs_to_one_service_of_one_kind(tmp_path: Path) -> None:
+def test_state_folder_belongs_to_one_service_and_method(tmp_path: Path) -> None:
     network = make_network(tmp_path)
     service = Service(network, tmp_path / "state")
     with pytest.raises(StateError, match="belongs to a stream or a service that is running"):
@@ -240,7 +240,7 @@ def test_a_folder_belongs_to_one_service_of_one_kind(tmp_path: Path) -> None:
         Service(make_network(tmp_path, "source"), tmp_path / "state", settings=Settings())
 
 
-def test_metrics_follow_the_conventions(served: tuple[httpx.Client, Service]) -> None:
+def test_metrics_follow_prometheus_conventions(served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     infer(client, "measured")
     text = client.get("/metrics").text

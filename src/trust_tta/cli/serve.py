@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
+    from trust_tta.serve.network import NetworkSource
     from trust_tta.serve.service import Service
 
 EXAMPLES = """\
@@ -24,8 +27,10 @@ EXAMPLES = """\
   curl -F image=@photo.jpg localhost:8000/predict
   trust-tta serve --demo               see the live page move: fog, noise, a rollback
   trust-tta serve --checkpoint net.safetensors --reference clean/ --state /var/lib/trust-tta
+  trust-tta serve --model package.module:MyNetwork --preprocessing imagenet --classes classes.txt
   trust-tta serve --engine ray --replicas 4 --state /shared/trust-tta    streams spread over a Ray cluster"""
 
+DEFAULT_CHECKPOINT = "vmamba_nano_cifar10"
 KEPT = "everything answered so far is in the folder of --state"
 TOKEN_VARIABLE = "TRUST_TTA_TOKEN"
 
@@ -33,24 +38,44 @@ TOKEN_VARIABLE = "TRUST_TTA_TOKEN"
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add(
-        "--checkpoint",
-        default="vmamba_nano_cifar10",
-        metavar="FILE",
-        help="a .safetensors or .pth file, or a known name (default vmamba_nano_cifar10, which ships with the package)",
+        "--model",
+        metavar="NAME",
+        help="a variant, for a checkpoint that does not state it, or package.module:Name, a network of your own; "
+        "without --checkpoint it loads its weights itself",
     )
-    add("--variant", metavar="NAME", help="the variant, for a checkpoint that does not state it")
+    add(
+        "--checkpoint",
+        metavar="FILE",
+        help="a .safetensors or .pth file, or a known name (default, without --model: vmamba_nano_cifar10, which ships "
+        "with the package)",
+    )
+    add("--variant", dest="model", metavar="NAME", help=SUPPRESS)
+    add("--preprocessing", metavar="NAME", help="imagenet, cifar32, ...; default: what the network states")
+    add(
+        "--classes",
+        metavar="FILE",
+        help="class names, one per line (default: what the network states, or the folders of --reference)",
+    )
     add("--method", default="tide", metavar="NAME", help="how streams adapt (default tide)")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)")
+    add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name under which clients reach the service, besides localhost, this machine's name and IP addresses; "
+        "may be repeated",
+    )
     add("--port", type=int, default=8000, metavar="N", help="port; 0 takes a free one (default 8000)")
     add(
         "--token",
         metavar="TEXT",
-        help=f"needed to change a stream (default: the variable {TOKEN_VARIABLE}, or one that is generated and shown)",
+        help=f"needed to change a stream (default: the variable {TOKEN_VARIABLE}, or a generated one that is printed)",
     )
     add(
         "--state",
         metavar="FOLDER",
-        help="folder of snapshots and the journal, from which a restart continues (default: nothing is kept)",
+        help="folder of snapshots and the event log, from which a restart continues (default: nothing is kept)",
     )
     add("--reference", metavar="FOLDER", help="clean images from which the alarms are calibrated, once per state")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto (default auto)")
@@ -64,23 +89,27 @@ def run(arguments: Namespace) -> None:
     use_passive_threads()
     from trust_tta.optional import require
 
-    for package in ("starlette", "uvicorn", "httptools", "prometheus_client", "python_multipart"):
+    for package in ("starlette", "uvicorn", "h11", "prometheus_client", "python_multipart"):
         require(package, extra="serve")
     _check(arguments)
     folder = try_folder("--state", arguments.state) if arguments.state else None
-    token = arguments.token or os.environ.get(TOKEN_VARIABLE)
+    token = _read_token(arguments)
+    from trust_tta.serve.app import Api
     from trust_tta.serve.demo import NOTE, Replay
     from trust_tta.serve.server import address_of, bind, log_as_json, make_server, run_server
 
     listener = bind(arguments.host, arguments.port)
     with tempfile.TemporaryDirectory(prefix="trust-tta-") if folder is None else nullcontext(folder) as place:
-        service = _make_service(arguments, Path(place))
+        source = _network_source(arguments)
+        service = _make_service(arguments, source, Path(place))
         address, used = address_of(listener), token or secrets.token_urlsafe(16)
         replay = Replay(address, model=service.network.name, token=used) if arguments.demo else None
 
         def ready() -> None:
             network = service.network
             say(f"{network.name} with {network.method.name}: {address} (page), {address}/predict, {address}/v2")
+            for line in network.notes:
+                say(line)
             if token is None:
                 say(f"token for changing streams: {used}")
                 say(f"page with the token: {address}/#token={used}")
@@ -92,40 +121,47 @@ def run(arguments: Namespace) -> None:
         if arguments.engine == "ray":
             host, port = listener.getsockname()[:2]
             listener.close()  # Ray Serve's proxy takes it
-            _serve_on_cluster(arguments, service, host=host, port=port, token=used, on_ready=ready)
+            _serve_on_cluster(arguments, source, service, host=host, port=port, token=used, on_ready=ready)
             return
         log_as_json()
         note = NOTE if arguments.demo else ""
-        run_server(make_server(service, token=used, note=note, on_ready=ready), listener)
+        api = Api(service, token=used, note=note, allowed_hosts=arguments.allowed_host)
+        run_server(make_server(api, on_ready=ready), listener)
 
 
 def _serve_on_cluster(
-    arguments: Namespace, service: Service, *, host: str, port: int, token: str, on_ready: Callable[[], None]
+    arguments: Namespace,
+    source: NetworkSource,
+    service: Service,
+    *,
+    host: str,
+    port: int,
+    token: str,
+    on_ready: Callable[[], None],
 ) -> None:
     """Run replicas over the service's folder, which stays locked, until SIGTERM or SIGINT."""
     from trust_tta.distributed.cluster import connected
     from trust_tta.distributed.ingress import serve_until_signal
-    from trust_tta.distributed.serving import Plan, share_of
+    from trust_tta.distributed.serving import ReplicaConfig, resources_per_replica
 
     replicas, network = arguments.replicas or 2, service.network
-    file = Path(arguments.checkpoint)
     with connected(arguments.address) as ray:
-        plan = Plan(
-            checkpoint=str(file.resolve()) if file.exists() else arguments.checkpoint,
+        config = ReplicaConfig(
+            source=source,
             method=arguments.method,
             folder=str(service.folder.resolve()),
             token=token,
-            variant=arguments.variant,
             device=arguments.device,
             settings=service.settings,
-            **share_of(ray.cluster_resources(), replicas, device=arguments.device),
+            allowed_hosts=tuple(arguments.allowed_host),
+            **resources_per_replica(ray.cluster_resources(), replicas, device=arguments.device),
         )
-        serve_until_signal(plan, network, host=host, port=port, replicas=replicas, on_ready=on_ready)
+        serve_until_signal(config, network, host=host, port=port, replicas=replicas, on_ready=on_ready)
     service.stop()
 
 
 def _check(arguments: Namespace) -> None:
-    """Everything that can be refused before PyTorch is loaded."""
+    """Refuse what can be refused before PyTorch is loaded."""
     from trust_tta.methods.registry import METHODS
     from trust_tta.plugins import resolve
 
@@ -139,20 +175,43 @@ def _check(arguments: Namespace) -> None:
         raise ConfigError("--demo is for one process; omit --engine ray")
 
 
-def _make_service(arguments: Namespace, folder: Path) -> Service:
+def _read_token(arguments: Namespace) -> str | None:
+    """The token that was given; one that no HTTP header can carry is refused."""
+    token = arguments.token or os.environ.get(TOKEN_VARIABLE)
+    if token and not re.fullmatch("[!-~]+", token):
+        where = "--token" if arguments.token else TOKEN_VARIABLE
+        raise ConfigError(f"{where} holds a space, a line break or a character beyond ASCII; use visible ASCII alone")
+    return token or None
+
+
+def _network_source(arguments: Namespace) -> NetworkSource:
+    from trust_tta.serve.network import NetworkSource, read_classes
+
+    checkpoint = arguments.checkpoint
+    if checkpoint is None and arguments.model is None:
+        checkpoint = DEFAULT_CHECKPOINT
+    elif checkpoint is not None and Path(checkpoint).exists():
+        checkpoint = str(Path(checkpoint).resolve())
+    classes = read_classes(arguments.classes) if arguments.classes else None
+    source = NetworkSource(checkpoint, arguments.model, arguments.preprocessing, classes)
+    if classes is None and arguments.reference and Path(arguments.reference).is_dir():
+        opened, folders = source.open(), read_classes(arguments.reference)
+        if opened.classes is None and opened.num_classes == len(folders):
+            return replace(source, classes=folders)
+    return source
+
+
+def _make_service(arguments: Namespace, source: NetworkSource, folder: Path) -> Service:
     from trust_tta.bench.environment import choose_device
     from trust_tta.serve.demo import GUARD, OPTIONS
     from trust_tta.serve.images import read_folder
-    from trust_tta.serve.service import Service, open_network
+    from trust_tta.serve.network import open_network
+    from trust_tta.serve.service import Service
     from trust_tta.serve.settings import Settings
 
-    changes = {} if arguments.batch_size is None else {"batch_size": arguments.batch_size}
-    settings = Settings(**changes)
-    device = choose_device(arguments.device)
+    settings = Settings() if arguments.batch_size is None else Settings(batch_size=arguments.batch_size)
     options = OPTIONS.get(arguments.method) if arguments.demo else None
-    network = open_network(
-        arguments.checkpoint, arguments.method, options=options, device=device, variant=arguments.variant
-    )
+    network = open_network(source, arguments.method, options=options, device=choose_device(arguments.device))
     service = Service(network, folder, guard=GUARD if arguments.demo else None, settings=settings)
     if arguments.reference and not service.calibrated:
         say(f"calibrating the alarms on {arguments.reference}")

@@ -1,4 +1,4 @@
-"""The ingress of a fleet: it serves HTTP, knows which replica has which stream, and shows all replicas as one."""
+"""The HTTP ingress of a replicated service: routes each stream to its replica and merges what replicas report."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor
 
-from trust_tta.distributed.routing import Places
+from trust_tta.distributed.routing import StreamRouter
 from trust_tta.distributed.serving import (
-    MOST_REPLICAS,
+    MAX_REPLICAS,
     NAME,
-    Plan,
+    ReplicaConfig,
     close_replicas,
     replica_handle,
     replica_numbers,
@@ -29,18 +29,19 @@ from trust_tta.distributed.serving import (
 )
 from trust_tta.errors import StateError, one_line
 from trust_tta.live.stream import REFERENCE_FILE
-from trust_tta.serve.app import Api, make_app, read_json_body, respond
-from trust_tta.serve.dashboard import MOST_EVENTS, TICK, Board
-from trust_tta.serve.engine import Answer
-from trust_tta.serve.event_log import Label
-from trust_tta.serve.metrics import Metrics, add_up, as_text, gauge
-from trust_tta.serve.pool import stream_names
-from trust_tta.serve.service import Network, NetworkFacts, Service
-from trust_tta.serve.settings import RequestError
+from trust_tta.serve.app import Api, make_app, respond
+from trust_tta.serve.dashboard import MAX_EVENTS, TICK, Dashboard
+from trust_tta.serve.engine import Prediction
+from trust_tta.serve.event_log import Feedback
+from trust_tta.serve.metrics import Metrics, as_text, gauge, sum_metrics
+from trust_tta.serve.network import NetworkInfo, ServedNetwork
+from trust_tta.serve.service import Service
+from trust_tta.serve.settings import ANSWER_SECONDS, MAX_REQUESTS, BadRequestError, RequestError
+from trust_tta.serve.stream_cache import stream_names
 
 T = TypeVar("T")
 
-POLL_SECONDS = 3.0  # within which a replica must answer a poll, or is taken for lost
+POLL_SECONDS = 3.0  # within which a replica must answer a poll, or counts as lost
 TRIES = 4  # replicas that may be lost during one request
 
 log = logging.getLogger("trust_tta.distributed")
@@ -50,13 +51,13 @@ class ReplicaLostError(Exception):
     """A replica that no longer answers, or not in time."""
 
 
-class Fleet:
-    """The service that `serve.app` wants, over replicas. Its coroutines run in the event loop that calls `start`."""
+class ReplicatedService:
+    """The interface of `serve.service.Service` over replicas. Coroutines run in the event loop that calls `start`."""
 
-    def __init__(self, plan: Plan, facts: NetworkFacts) -> None:
-        self.plan, self.network, self.settings = plan, facts, plan.settings
-        self.board, self.metrics = FleetBoard(self), FleetMetrics(self)
-        self.places = Places(self._release)
+    def __init__(self, config: ReplicaConfig, info: NetworkInfo) -> None:
+        self.config, self.network, self.settings = config, info, config.settings
+        self.dashboard, self.metrics = MergedDashboard(self), MergedMetrics(self)
+        self.router = StreamRouter(self._release)
         self.processes: dict[int, int] = {}
         self._handles: dict[int, Any] = {}
         self._lost: dict[int, asyncio.Event] = {}
@@ -71,12 +72,12 @@ class Fleet:
         """Replicas end by themselves."""
 
     @property
-    def alive(self) -> bool:
-        return bool(self.places.live)
+    def ready(self) -> bool:
+        return bool(self.router.live)
 
     @property
     def calibrated(self) -> bool:
-        return (Path(self.plan.folder) / REFERENCE_FILE).exists()
+        return (Path(self.config.folder) / REFERENCE_FILE).exists()
 
     def follow(self, number: int) -> None:
         """Poll a replica twice a second from now on."""
@@ -87,38 +88,38 @@ class Fleet:
     async def _watch(self, number: int) -> None:
         while True:
             try:
-                told = await self._call(number, "poll", seconds=POLL_SECONDS)
-                if number not in self.places.live:
-                    await self._welcome(number, told["streams"])
-                self.processes[number] = told["pid"]
-                self.board.take(number, told["news"])
+                status = await self._call(number, "poll", seconds=POLL_SECONDS)
+                if number not in self.router.live:
+                    await self._join(number, status["streams"])
+                self.processes[number] = status["pid"]
+                self.dashboard.add_update(number, status["update"])
             except (ReplicaLostError, RequestError) as error:
                 self._lose(number, str(error))
             except Exception as error:  # whatever it was, the replica is polled again
                 log.error("a poll of a replica failed", exc_info=error)
             await asyncio.sleep(TICK)
 
-    async def _welcome(self, number: int, streams: Sequence[str]) -> None:
-        """A replica has started, or is back; it must release the streams that others have by now."""
+    async def _join(self, number: int, streams: Sequence[str]) -> None:
+        """Add a replica that has started or is back; it releases the streams that others have by now."""
         self._lost[number].clear()
         for stream in streams:
-            if self.places.of(stream) in (None, number):
-                self.places.put(stream, number)
+            if self.router.replica_of(stream) in (None, number):
+                self.router.assign(stream, number)
             else:
                 await self._call(number, "release", stream, seconds=POLL_SECONDS)
-        self.places.live.add(number)
+        self.router.live.add(number)
         log.info("a replica has joined", extra={"replica": number})
 
     def _lose(self, number: int, reason: str) -> None:
-        if number in self.places.live:
+        if number in self.router.live:
             log.warning("a replica is lost", extra={"replica": number, "reason": reason})
-        self.places.lose(number)
+        self.router.lose(number)
         self._lost[number].set()
 
     # Asking replicas
 
     async def _call(self, number: int, what: str, *given: Any, seconds: float) -> Any:
-        """What a replica answers; a refusal is raised here."""
+        """Call a replica; its refusal is raised here."""
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import RayServeException
 
@@ -136,8 +137,8 @@ class Fleet:
         return value
 
     async def _ask(self, number: int, what: str, *given: Any) -> Any:
-        """The same, unless the replica is lost meanwhile; clients give up before a slow replica counts as lost."""
-        seconds = self.settings.answer_seconds + POLL_SECONDS
+        """Call a replica unless it is lost meanwhile; clients time out before a slow replica counts as lost."""
+        seconds = ANSWER_SECONDS + POLL_SECONDS
         call = asyncio.ensure_future(self._call(number, what, *given, seconds=seconds))
         lost = asyncio.ensure_future(self._lost[number].wait())
         try:
@@ -153,9 +154,9 @@ class Fleet:
             lost.cancel()
 
     async def _ask_holder(self, stream: str, what: str, *given: Any) -> tuple[int, Any]:
-        """The number and the answer of the replica that has a stream; of the next one where that is lost."""
+        """Call the replica that has a stream, or the next one if it is lost; returns its number and its answer."""
         for _ in range(TRIES):
-            async with self.places.visit(stream) as number:
+            async with self.router.visit(stream) as number:
                 if number is None:
                     break
                 try:
@@ -165,8 +166,8 @@ class Fleet:
         raise RequestError(503, "no replica answers at the moment; try again", retry_after=2)
 
     async def _ask_live(self, what: str, *given: Any) -> dict[int, Any]:
-        """What all live replicas answer, by number."""
-        numbers = sorted(self.places.live)
+        """The answers of all live replicas, by number."""
+        numbers = sorted(self.router.live)
         found = await asyncio.gather(*(self._ask(n, what, *given) for n in numbers), return_exceptions=True)
         for answer in found:
             if isinstance(answer, BaseException) and not isinstance(answer, ReplicaLostError):
@@ -184,8 +185,8 @@ class Fleet:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def ask_all(self, what: str, *given: Any) -> dict[int, Any]:
-        """What all live replicas answer, for another thread, which waits."""
-        return self._soon(self._ask_live(what, *given)).result(self.settings.answer_seconds)
+        """The answers of all live replicas, for callers in other threads; blocks."""
+        return self._soon(self._ask_live(what, *given)).result(ANSWER_SECONDS)
 
     def _ask_for(self, stream: str, what: str, *given: Any) -> Future[Any]:
         async def ask() -> Any:
@@ -193,14 +194,14 @@ class Fleet:
 
         return self._soon(ask())
 
-    # What `serve.app` asks for
+    # The interface that `serve.app` uses
 
-    def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[Answer]:
-        return self._ask_for(stream, "predict", stream, images.numpy(), adapt)
+    def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[Prediction]:
+        return self._ask_for(stream, "predict", stream, images, adapt)
 
-    def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Label | None]:
-        """Every replica keeps the labels of its own predictions."""
-        found: list[Label | None] = [None] * len(labels)
+    def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Feedback | None]:
+        """Every replica stores the labels of its own predictions."""
+        found: list[Feedback | None] = [None] * len(labels)
         for answers in self.ask_all("give_feedback", list(labels)).values():
             found = [old or new for old, new in zip(found, answers, strict=True)]
         return found
@@ -211,7 +212,7 @@ class Fleet:
     def fork(self, name: str, new: str) -> Future[dict[str, Any]]:
         async def fork() -> dict[str, Any]:
             number, made = await self._ask_holder(name, "fork", name, new)
-            self.places.put(new, number)
+            self.router.assign(new, number)
             return cast(dict[str, Any], made)
 
         return self._soon(fork())
@@ -219,7 +220,7 @@ class Fleet:
     def remove(self, name: str) -> Future[None]:
         async def remove() -> None:
             await self._ask_holder(name, "remove", name)
-            self.places.forget(name)
+            self.router.forget(name)
 
         return self._soon(remove())
 
@@ -232,26 +233,28 @@ class Fleet:
     def read_checkpoint(self, name: str) -> Future[bytes]:
         return self._ask_for(name, "read_checkpoint", name)
 
-    def streams(self) -> list[dict[str, Any]]:
+    def list_streams(self) -> list[dict[str, Any]]:
         """Every stream, as the replica that has it describes it."""
-        told: dict[tuple[int | None, str], dict[str, Any]] = {
-            (n, entry["name"]): entry for n, entries in self.ask_all("streams").items() for entry in entries
+        summaries: dict[tuple[int | None, str], dict[str, Any]] = {
+            (n, entry["name"]): entry for n, entries in self.ask_all("list_streams").items() for entry in entries
         }
-        places = {name: self.places.of(name) for name in stream_names(self.plan.streams)}
-        return [told.get((n, name), {"name": name, "loaded": False}) | {"replica": n} for name, n in places.items()]
+        places = {name: self.router.replica_of(name) for name in stream_names(self.config.streams)}
+        return [
+            summaries.get((n, name), {"name": name, "loaded": False}) | {"replica": n} for name, n in places.items()
+        ]
 
-    def events(self, stream: str | None, most: int) -> list[dict[str, Any]]:
-        return joined_events(self.ask_all("events", stream, most))[-most:]
+    def events(self, stream: str | None, limit: int) -> list[dict[str, Any]]:
+        return merge_events(self.ask_all("events", stream, limit))[-limit:]
 
     def replicas(self) -> list[dict[str, Any]]:
         """Every replica: whether it is live, its process, and its streams."""
-        names = stream_names(self.plan.streams)
+        names = stream_names(self.config.streams)
         return [
             {
                 "replica": number,
-                "live": number in self.places.live,
+                "live": number in self.router.live,
                 "pid": self.processes.get(number),
-                "streams": [name for name in names if self.places.of(name) == number],
+                "streams": [name for name in names if self.router.replica_of(name) == number],
             }
             for number in sorted(self._handles)
         ]
@@ -261,63 +264,62 @@ async def _awaited(response: Any) -> Any:
     return await response
 
 
-def joined_events(told: Mapping[int, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The events of all replicas, oldest first, with numbers that are unique in the fleet."""
-    events = [event | {"id": MOST_REPLICAS * event["id"] + n} for n, entries in told.items() for event in entries]
+def merge_events(by_replica: Mapping[int, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The events of all replicas, oldest first, with unique ids."""
+    events = [event | {"id": MAX_REPLICAS * event["id"] + n} for n, entries in by_replica.items() for event in entries]
     return sorted(events, key=lambda event: cast(float, event["time"]))
 
 
-class FleetBoard(Board):
-    """The boards of all replicas as one; each stream as the replica that has it shows it."""
+class MergedDashboard(Dashboard):
+    """The dashboards of all replicas as one; each stream as the replica that has it shows it."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        super().__init__(fleet.network.preprocessing, classes=fleet.network.classes)
-        self._fleet = fleet
-        self._told: list[tuple[int, str]] = []
+    def __init__(self, service: ReplicatedService) -> None:
+        super().__init__(service.network.preprocessing, classes=service.network.classes)
+        self._service = service
+        self._updates: list[tuple[int, str]] = []
         self._numbers: dict[str, int] = {}
 
-    def take(self, number: int, news: str) -> None:
-        """What is new at a replica."""
-        if news and self.listeners:
-            self._told.append((number, news))
+    def add_update(self, number: int, update: str) -> None:
+        """Queue the message of a replica for the next tick."""
+        if update and self.listeners:
+            self._updates.append((number, update))
 
     def tick(self) -> str:
-        told, self._told = self._told, []
-        return json.dumps(self.join(told)) if told else ""
+        updates, self._updates = self._updates, []
+        return json.dumps(self.merge(updates)) if updates else ""
 
     def everything(self) -> str:
-        whole = self.join(list(self._fleet.ask_all("board.everything").items()))
-        return json.dumps(whole | {"events": whole["events"][-MOST_EVENTS:]})
+        merged = self.merge(list(self._service.ask_all("dashboard.everything").items()))
+        return json.dumps(merged | {"events": merged["events"][-MAX_EVENTS:]})
 
-    def join(self, told: Sequence[tuple[int, str]]) -> dict[str, Any]:
-        """One message of several; a stream that moved is described by its last replica."""
-        streams, gone, events = list[dict[str, Any]](), list[str](), dict[int, list[dict[str, Any]]]()
-        for number, text in told:
-            message, place = json.loads(text), self._fleet.places.of
+    def merge(self, updates: Sequence[tuple[int, str]]) -> dict[str, Any]:
+        """One message from several; a stream that moved is described by its last replica."""
+        streams, removed, events = list[dict[str, Any]](), list[str](), dict[int, list[dict[str, Any]]]()
+        for number, text in updates:
+            message, replica_of = json.loads(text), self._service.router.replica_of
             for stream in message["streams"]:
-                if place(stream["name"]) in (None, number):
+                if replica_of(stream["name"]) in (None, number):
                     order = self._numbers.setdefault(stream["name"], len(self._numbers) + 1)
                     streams.append(stream | {"number": order})
-            gone += [name for name in message["gone"] if place(name) is None]
+            removed += [name for name in message["removed"] if replica_of(name) is None]
             events.setdefault(number, []).extend(message["events"])
-        return {"streams": streams, "events": joined_events(events), "gone": gone}
+        return {"streams": streams, "events": merge_events(events), "removed": removed}
 
 
-class FleetMetrics(Metrics):
+class MergedMetrics(Metrics):
     """The sums over all replicas and the ingress itself."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, service: ReplicatedService) -> None:
         super().__init__()
-        self._fleet = fleet
+        self._service = service
 
     def text(self) -> bytes:
-        fleet = self._fleet
-        told = fleet.ask_all("metrics.text")
-        metrics = add_up([super().text(), *told.values()])
+        texts = self._service.ask_all("metrics.text")
+        metrics = sum_metrics([super().text(), *texts.values()])
         streams = metrics.pop("trust_tta_streams", None)
         memory = sum(s.value for s in streams.samples if s.labels["place"] == "memory") if streams else 0
-        places = {"memory": memory, "disk": len(stream_names(fleet.plan.streams)) - memory}
-        states = {"live": len(told), "lost": len(fleet.replicas()) - len(told)}
+        places = {"memory": memory, "disk": len(stream_names(self._service.config.streams)) - memory}
+        states = {"live": len(texts), "lost": len(self._service.replicas()) - len(texts)}
         return as_text(
             [
                 *metrics.values(),
@@ -327,63 +329,66 @@ class FleetMetrics(Metrics):
         )
 
 
-class FleetApi(Api):
-    """The routes of the service, and those of a fleet."""
+class ReplicatedApi(Api):
+    """The routes of the service, and those for its replicas."""
 
     def routes(self) -> list[Route]:
-        fleet = [self._route("/replicas", self.replicas), self._route("/replicas", self.grow, "POST", private=True)]
-        return [*fleet, *super().routes()]
+        replicas = [self._route("/replicas", self.replicas), self._route("/replicas", self.grow, "POST", private=True)]
+        return [*replicas, *super().routes()]
 
     async def replicas(self, request: Request) -> Response:
-        return respond({"replicas": await self._in_thread(self._fleet.replicas)})
+        return respond({"replicas": await asyncio.to_thread(self._replicated.replicas)})
 
     async def grow(self, request: Request) -> Response:
         """Start more replicas; the streams that belong there move with their next request."""
-        content = read_json_body(await self._body(request))
-        count, there = content.get("replicas") if isinstance(content, dict) else None, len(self._fleet.replicas())
-        if type(count) is not int or not there <= count <= MOST_REPLICAS:
-            raise RequestError(
-                400, f'give {{"replicas": N}} with N from {there}, as many as there are, to {MOST_REPLICAS}'
+        content = await self._json_body(request)
+        count, present = (
+            content.get("replicas") if isinstance(content, dict) else None,
+            len(self._replicated.replicas()),
+        )
+        if type(count) is not int or not present <= count <= MAX_REPLICAS:
+            raise BadRequestError(
+                f'give {{"replicas": N}} with N from {present}, as many as there are, to {MAX_REPLICAS}'
             )
-        numbers = range(there, count)
-        await self._in_thread(lambda: start_replicas(self._fleet.plan, numbers, wait=False))
+        numbers = range(present, count)
+        await asyncio.to_thread(start_replicas, self._replicated.config, numbers, wait=False)
         for number in numbers:
-            self._fleet.follow(number)
+            self._replicated.follow(number)
         return respond({"replicas": count})
 
     @property
-    def _fleet(self) -> Fleet:
-        return cast(Fleet, self.service)
+    def _replicated(self) -> ReplicatedService:
+        return cast(ReplicatedService, self.service)
 
 
-def start_ingress(plan: Plan, facts: NetworkFacts) -> None:
+def start_ingress(config: ReplicaConfig, info: NetworkInfo) -> None:
     from ray import serve
 
     def build() -> Any:
         from trust_tta.serve.server import log_as_json
 
         log_as_json()
-        service = cast(Service, Fleet(plan, facts))
-        return make_app(service, token=plan.token, note=plan.note, api=FleetApi)
+        service = cast(Service, ReplicatedService(config, info))
+        return make_app(ReplicatedApi(service, token=config.token, allowed_hosts=config.allowed_hosts))
 
     ingress = serve.deployment(serve.ingress(build)()).options(
         name="ingress",
         num_replicas=1,
-        max_ongoing_requests=2 * plan.settings.most_requests,
+        max_ongoing_requests=2 * MAX_REQUESTS,
         ray_actor_options={"num_cpus": 0},
     )
     serve.run(ingress.bind(), name=NAME, route_prefix="/")
 
 
-def start_serving(plan: Plan, network: Network, *, host: str, port: int, replicas: int) -> None:
+def start_serving(config: ReplicaConfig, network: ServedNetwork, *, host: str, port: int, replicas: int) -> None:
     """Start Serve's proxy on one port of the head node, the replicas, and the ingress; `stop_serving` ends them."""
     from ray import serve
 
     http = {"host": host, "port": port, "keep_alive_timeout_s": 30}
     serve.start(proxy_location="HeadOnly", http_options=http, logging_config={"log_level": "WARNING"})
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # this process' own
-    start_replicas(plan, range(replicas))
-    start_ingress(plan, network.facts())
+    start_replicas(config, range(replicas))
+    start_ingress(config, network.info())
 
 
 def stop_serving() -> None:
@@ -396,15 +401,15 @@ def stop_serving() -> None:
 
 
 def serve_until_signal(
-    plan: Plan, network: Network, *, host: str, port: int, replicas: int, on_ready: Callable[[], None]
+    config: ReplicaConfig, network: ServedNetwork, *, host: str, port: int, replicas: int, on_ready: Callable[[], None]
 ) -> None:
     """Serve until SIGTERM or SIGINT; then let every replica answer what it has accepted and write its snapshots."""
     ended = threading.Event()
     before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         try:
-            start_serving(plan, network, host=host, port=port, replicas=replicas)
-        except (RuntimeError, ValueError) as error:  # what Serve says of an application that does not start
+            start_serving(config, network, host=host, port=port, replicas=replicas)
+        except (RuntimeError, ValueError) as error:  # raised by Serve if an application does not start
             raise StateError(f"the replicas do not start: {one_line(str(error), longest=300)}") from error
         on_ready()
         while not ended.wait(1.0):

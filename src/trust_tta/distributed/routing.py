@@ -1,4 +1,4 @@
-"""Which replica has which stream; as few streams as possible move when a replica comes or goes."""
+"""Assign streams to replicas by rendezvous hashing: few streams move when a replica is added or lost."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def home_of(stream: str, replicas: Iterable[int]) -> int | None:
 
 
 @dataclass(eq=False)
-class _Place:
-    """Where a stream is. `asked`: requests that its replica is answering now."""
+class _Assignment:
+    """The replica of a stream. `pending`: requests that it is answering now."""
 
     replica: int | None = None
-    asked: int = 0
+    pending: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Places:
-    """The places of all streams. `live`: the replicas that answer.
+class StreamRouter:
+    """The replica of every stream. `live`: the replicas that answer.
 
     A stream moves when its home changes: new requests wait until those in progress are answered and its replica has
     released it; there is nothing to wait for where the replica is lost.
@@ -36,48 +36,48 @@ class Places:
     def __init__(self, release: Release) -> None:
         self.live: set[int] = set()
         self._release = release
-        self._places: dict[str, _Place] = {}
+        self._assignments: dict[str, _Assignment] = {}
 
-    def of(self, stream: str) -> int | None:
-        place = self._places.get(stream)
-        return None if place is None else place.replica
+    def replica_of(self, stream: str) -> int | None:
+        found = self._assignments.get(stream)
+        return None if found is None else found.replica
 
-    def put(self, stream: str, replica: int) -> None:
+    def assign(self, stream: str, replica: int) -> None:
         """Record that a replica has the stream."""
-        self._places.setdefault(stream, _Place()).replica = replica
+        self._assignments.setdefault(stream, _Assignment()).replica = replica
 
     def forget(self, stream: str) -> None:
-        self._places.pop(stream, None)
+        self._assignments.pop(stream, None)
 
     def lose(self, replica: int) -> None:
         """Record that a replica is lost, with all its streams."""
         self.live.discard(replica)
-        for place in self._places.values():
-            if place.replica == replica:
-                place.replica = None
+        for assigned in self._assignments.values():
+            if assigned.replica == replica:
+                assigned.replica = None
 
     @asynccontextmanager
     async def visit(self, stream: str) -> AsyncIterator[int | None]:
         """The replica that has the stream for as long as the context lasts; None where none is live."""
-        place = self._places.setdefault(stream, _Place())
-        async with place.lock:
-            await self._bring_home(stream, place)
-            place.asked += 1
-            replica = place.replica
+        assigned = self._assignments.setdefault(stream, _Assignment())
+        async with assigned.lock:
+            await self._bring_home(stream, assigned)
+            assigned.pending += 1
+            replica = assigned.replica
         try:
             yield replica
         finally:
-            place.asked -= 1
-            if place.asked == 0:
-                place.idle.set()
+            assigned.pending -= 1
+            if assigned.pending == 0:
+                assigned.idle.set()
 
-    async def _bring_home(self, stream: str, place: _Place) -> None:
+    async def _bring_home(self, stream: str, assigned: _Assignment) -> None:
         home = home_of(stream, self.live)
-        if place.replica == home:
+        if assigned.replica == home:
             return
-        while place.asked:
-            place.idle.clear()
-            await place.idle.wait()
-        if place.replica is not None and place.replica in self.live:
-            await self._release(place.replica, stream)
-        place.replica = home_of(stream, self.live)  # it may have changed in the meantime
+        while assigned.pending:
+            assigned.idle.clear()
+            await assigned.idle.wait()
+        if assigned.replica is not None and assigned.replica in self.live:
+            await self._release(assigned.replica, stream)
+        assigned.replica = home_of(stream, self.live)  # it may have changed in the meantime

@@ -1,7 +1,7 @@
 """Replicas of the service, each a Ray Serve application of its own.
 
-Streams are pinned: to ask Serve for any of several replicas would split a stream's state. The replicas share a folder
-of streams: a lost replica costs what its streams learned since their last snapshots, and another goes on from these.
+Streams are pinned to replicas, since Serve would spread the requests of one stream over all replicas of an application.
+Replicas share a folder of streams: if one is lost, others continue its streams from their last snapshots.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import torch
 
 from trust_tta.bench.environment import choose_device
 from trust_tta.errors import TrustError
-from trust_tta.live.guard import Guard
-from trust_tta.serve.engine import Answer
-from trust_tta.serve.service import Network, Service, open_network
-from trust_tta.serve.settings import RequestError, Settings
+from trust_tta.serve.engine import Prediction
+from trust_tta.serve.network import NetworkSource, ServedNetwork, open_network
+from trust_tta.serve.service import Service
+from trust_tta.serve.settings import MAX_REQUESTS, RequestError, Settings
 
 NAME = "trust-tta"
-MOST_REPLICAS = 1024
+MAX_REPLICAS = 1024
 CLOSE_SECONDS = 30.0
 _REPLICA = re.compile(rf"{NAME}-replica-(\d+)")
 
@@ -36,19 +36,16 @@ log = logging.getLogger("trust_tta.distributed")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What every replica is made of. Checkpoint and folder must exist, under the same paths, on every node."""
+class ReplicaConfig:
+    """The configuration of every replica. Files and folder must exist, under the same paths, on every node."""
 
-    checkpoint: str
+    source: NetworkSource
     method: str
     folder: str
     token: str
-    variant: str | None = None
-    options: Mapping[str, Any] | None = None
     device: str = "cpu"
     settings: Settings = Settings()  # noqa: RUF009, it is frozen
-    guard: Guard | None = None
-    note: str = ""
+    allowed_hosts: tuple[str, ...] = ()
     threads: int = 1
     cpus: float = 1.0
     gpus: float = 0.0
@@ -57,40 +54,37 @@ class Plan:
     def streams(self) -> Path:
         return Path(self.folder) / "streams"
 
-    def open_network(self) -> Network:
-        device = choose_device(self.device)
-        return open_network(self.checkpoint, self.method, options=self.options, device=device, variant=self.variant)
+    def open_network(self) -> ServedNetwork:
+        return open_network(self.source, self.method, device=choose_device(self.device))
 
 
-def share_of(resources: Mapping[str, float], replicas: int, *, device: str) -> dict[str, Any]:
-    """What a replica claims of a cluster: half of its share, at most of one CPU and GPU, so that the fleet can grow."""
+def resources_per_replica(resources: Mapping[str, float], replicas: int, *, device: str) -> dict[str, Any]:
+    """Ray resources of one replica: half of its part, at most half a CPU and GPU, to leave room for more."""
     cpus, gpus = (resources.get(kind, 0.0) / replicas for kind in ("CPU", "GPU"))
     claims = {"cpus": min(1.0, cpus) / 2, "gpus": min(1.0, gpus) / 2 if device != "cpu" else 0.0}
     return claims | {"threads": max(1, int(cpus))}
 
 
-class Replica:
-    """A service without a port, which holds the streams it was asked for."""
+class ServiceReplica:
+    """A service without a port, which holds the streams that the ingress routes to it."""
 
-    def __init__(self, plan: Plan, number: int) -> None:
+    def __init__(self, config: ReplicaConfig, number: int) -> None:
         from trust_tta.serve.server import log_as_json
 
         log_as_json()
-        torch.set_num_threads(plan.threads)
-        folder = Path(plan.folder) / "replicas" / str(number)
-        self.service = Service(
-            plan.open_network(), folder, guard=plan.guard, settings=plan.settings, streams=plan.streams
-        )
-        self.service.board.listen()  # so that ticks always have news
+        torch.set_num_threads(config.threads)
+        folder = Path(config.folder) / "replicas" / str(number)
+        self.service = Service(config.open_network(), folder, settings=config.settings, streams=config.streams)
+        self.service.dashboard.listen()  # so that ticks return updates
         self.service.start()
 
     def check_health(self) -> None:
         """Called by Serve, which replaces a replica whose engine has died."""
-        if not self.service.alive:
+        if not self.service.ready:
             raise RuntimeError("the engine does not run")
 
     async def ask(self, what: str, *given: Any) -> tuple[str, Any]:
-        """Call `predict` or `poll`, or what has this dotted name in the service.
+        """Call `predict` or `poll`, or a method of the service by its dotted name.
 
         ("done", the result), or ("refused", (status, message, seconds to wait)).
         """
@@ -104,28 +98,29 @@ class Replica:
             log.error("failed", extra={"reason": str(error)})
             return "refused", (503, str(error), 2)
 
-    def predict(self, stream: str, images: Any, adapt: bool) -> Future[Answer]:
-        return self.service.predict(torch.tensor(images), stream=stream, adapt=adapt)
+    def predict(self, stream: str, images: torch.Tensor, adapt: bool) -> Future[Prediction]:
+        return self.service.predict(images, stream=stream, adapt=adapt)
 
     def poll(self) -> dict[str, Any]:
-        """Its process, its streams, and what is new on its board."""
-        return {"pid": os.getpid(), "streams": self.service.pool.loaded, "news": self.service.board.tick()}
+        """Its process, its streams, and the update of its dashboard."""
+        update = self.service.dashboard.tick()
+        return {"pid": os.getpid(), "streams": self.service.streams.loaded, "update": update}
 
 
-def start_replicas(plan: Plan, numbers: Sequence[int], *, wait: bool = True) -> None:
-    """An application for each number, without a route."""
+def start_replicas(config: ReplicaConfig, numbers: Sequence[int], *, wait: bool = True) -> None:
+    """Start an application for each number, without an HTTP route."""
     from ray import serve
 
-    deployment = serve.deployment(Replica).options(
+    deployment = serve.deployment(ServiceReplica).options(
         name="replica",
         num_replicas=1,
-        max_ongoing_requests=4 * plan.settings.most_requests,
-        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
+        max_ongoing_requests=4 * MAX_REQUESTS,
+        ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
         health_check_period_s=2,
         graceful_shutdown_timeout_s=CLOSE_SECONDS,
     )
     targets = [
-        serve.RunTarget(deployment.bind(plan, number), name=_application(number), route_prefix=None)
+        serve.RunTarget(deployment.bind(config, number), name=_application(number), route_prefix=None)
         for number in numbers
     ]
     serve.run_many(targets, wait_for_applications_running=wait)
@@ -138,7 +133,7 @@ def replica_handle(number: int) -> Any:
 
 
 def replica_numbers(*, running: bool = False) -> list[int]:
-    """The replicas that Serve knows, or those of them that run."""
+    """The numbers of all replicas, or of those that run."""
     from ray import serve
 
     found = {_REPLICA.fullmatch(name): app for name, app in serve.status().applications.items()}

@@ -1,4 +1,4 @@
-"""What the live page shows: for each stream a few hundred points, the last thumbnails and alarms; and its listeners."""
+"""The data of the live page: curves, thumbnails, counts and alarms of each stream; and its listeners."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from trust_tta.live.alarms import Limits
 from trust_tta.live.guard import Event
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.serve.engine import Batch
-from trust_tta.serve.event_log import Label
+from trust_tta.serve.engine import BatchResult
+from trust_tta.serve.event_log import RECENT_LABELS, Feedback, LabelCounts
 from trust_tta.serve.images import thumbnail
 
-POINTS = 480  # per curve
+MAX_POINTS = 480  # per curve
 TICK = 0.5  # seconds
-THUMBNAILS = 10  # per stream
-PER_BATCH = 3  # images shown per batch
-RECENT = 100  # labels over which accuracy is computed
-MOST_STREAMS = 64  # with curves
-MOST_EVENTS = 60
-BACKLOG = 16  # messages by which a slow listener may lag
+MAX_THUMBNAILS = 10  # per stream
+IMAGES_PER_BATCH = 3  # of which thumbnails are kept
+MAX_STREAMS = 64  # with curves
+MAX_EVENTS = 60
+MAX_BACKLOG = 16  # messages by which a slow listener may lag
 
 # One point of a curve: seconds since 1970, then means over a tick (None: unknown).
 CURVES = ("time", "entropy", "confidence", "input_distance", "weight_distance", "agreement", "accuracy")
@@ -38,39 +36,39 @@ EVIDENCE = ("score", "least", "agreement", "input_distance", "source_shift", "ef
 
 
 @dataclass
-class Shown:
-    """A predicted image."""
+class Thumbnail:
+    """A predicted image. `url`: empty until somebody looks at the page."""
 
     id: str
-    image: Tensor | None  # (h, w, 3) or (3, h, w), until its thumbnail is made
+    image: Tensor | None  # (3, h, w), until the thumbnail is made
     label: str
     confidence: float
     right: bool | None = None
-    picture: str = ""
+    url: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        shown = {"id": self.id, "src": self.picture, "label": self.label}
+        shown = {"id": self.id, "src": self.url, "label": self.label}
         return {**shown, "confidence": _finite(self.confidence), "right": self.right}
 
 
 @dataclass
-class View:
+class StreamView:
     """One stream on the page."""
 
     name: str
     number: int  # in order of appearance
+    labels: int = 0
+    right: int = 0
+    recent: dict[str, bool] = field(default_factory=dict)  # the last labels: whether each prediction was right
     batches: int = 0
     images: int = 0
     adapted: bool = False
     paused: bool = False
-    limit: float | None = None  # of the input distance; above it, the page says drift
-    labels: int = 0
-    right: int = 0
+    limit: float | None = None  # of the input distance; above it, the page shows drift
     reading: dict[str, Any] = field(default_factory=dict)
     alarms: set[str] = field(default_factory=set)
-    recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))
-    points: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=POINTS))
-    shown: deque[Shown] = field(default_factory=lambda: deque(maxlen=THUMBNAILS))
+    points: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=MAX_POINTS))
+    thumbnails: deque[Thumbnail] = field(default_factory=lambda: deque(maxlen=MAX_THUMBNAILS))
     readings: list[dict[str, Any]] = field(default_factory=list)  # of this tick
     changed: bool = False
 
@@ -81,30 +79,40 @@ class View:
 
     @property
     def accuracy(self) -> float | None:
-        """Over the last labels that came back."""
-        return sum(self.recent) / len(self.recent) if self.recent else None
+        """Over the last labels."""
+        return sum(self.recent.values()) / len(self.recent) if self.recent else None
 
 
-class Board:
-    """Written by the engine's threads, read by the event loop's."""
+class Dashboard:
+    """Written by the engine's threads, read by the event loop's.
 
-    def __init__(self, preprocessing: Preprocessing, *, classes: tuple[str, ...] | None) -> None:
-        self.preprocessing, self.classes = preprocessing, classes
-        self._views: OrderedDict[str, View] = OrderedDict()  # the most recently updated comes last
+    `count_labels` returns the labels of a stream that are stored already.
+    """
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        *,
+        classes: tuple[str, ...] | None,
+        count_labels: Callable[[str], LabelCounts] = lambda stream: LabelCounts(0, 0, {}),
+    ) -> None:
+        self.preprocessing, self.classes, self._count_labels = preprocessing, classes, count_labels
+        self._views: OrderedDict[str, StreamView] = OrderedDict()  # the most recently updated comes last
         self._made = 0
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
-        self._news: list[dict[str, Any]] = []  # events since the last tick
-        self._gone: list[str] = []
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        self._new_events: list[dict[str, Any]] = []  # since the last tick
+        self._removed: list[str] = []
         self._lock = threading.Lock()
         self._listeners: set[asyncio.Queue[str | None]] = set()
         self._closed = False
 
     # Updates
 
-    def add_batch(self, batch: Batch) -> None:
-        labeled = (answer for answer in batch.answers if answer.output.ndim == 2)  # not maps
-        pairs = (pair for answer in labeled for pair in zip(answer.ids, answer.probabilities, strict=True))
-        rows = list(islice(pairs, PER_BATCH))
+    def add_batch(self, batch: BatchResult) -> None:
+        labeled = (p for p in batch.predictions if p.output.ndim == 2)  # not segmentation
+        rows = list(
+            islice(((i, row) for p in labeled for i, row in zip(p.ids, p.probabilities, strict=True)), IMAGES_PER_BATCH)
+        )
         with self._lock:
             view = self._view(batch.name)
             view.batches, view.images = batch.stream.batches, batch.stream.images
@@ -114,13 +122,13 @@ class Board:
                 view.reading = batch.result.reading.as_dict()
                 view.readings.append(view.reading)
             for i, (name, row) in enumerate(rows):
-                best = int(np.argmax(row))
+                confidence, best = row.max(0)
                 image = batch.images[i].detach().cpu()
-                view.shown.append(Shown(name, image, self.label_of(best), float(row[best])))
+                view.thumbnails.append(Thumbnail(name, image, self.label_of(int(best)), float(confidence)))
 
     def add_event(self, stream: str, number: int, event: Event) -> None:
-        told = {"id": number, "stream": stream, **vars(event), "evidence": _shown(event.evidence)}
-        del told["number"]  # in the stream; the page goes by the id
+        shown = {"id": number, "stream": stream, **vars(event), "evidence": _shown(event.evidence)}
+        del shown["number"]  # in the stream; the page goes by the id
         with self._lock:
             view = self._view(stream)
             view.changed = True
@@ -129,35 +137,40 @@ class Board:
             view.alarms.discard(event.kind.removesuffix("_over") if event.kind.endswith("_over") else "")
             if event.kind == "request" and event.action in ("pause", "resume"):
                 view.paused = event.action == "pause"
-            self._events.append(told)
-            self._news.append(told)
+            self._events.append(shown)
+            self._new_events.append(shown)
 
-    def add_label(self, label: Label) -> None:
+    def add_feedback(self, feedback: Feedback) -> None:
+        """Count a label that has been stored, or corrected."""
         with self._lock:
-            view = self._view(label.stream)
+            known = feedback.stream in self._views
+            view = self._view(feedback.stream)  # a new view counts all stored labels, this one too
             view.changed = True
-            if label.before is None:
-                view.labels, view.right = view.labels + 1, view.right + label.right
-                view.recent.append(label.right)
-            else:  # sent again, perhaps corrected
-                view.right += label.right - (label.predicted == label.before)
-            for shown in view.shown:
-                if shown.id == label.prediction:
-                    shown.right = label.right
+            if known and feedback.previous is None:
+                view.labels, view.right = view.labels + 1, view.right + feedback.correct
+                view.recent[feedback.prediction] = feedback.correct
+                while len(view.recent) > RECENT_LABELS:
+                    del view.recent[next(iter(view.recent))]
+            elif known:
+                view.right += feedback.correct - (feedback.predicted == feedback.previous)
+                if feedback.prediction in view.recent:
+                    view.recent[feedback.prediction] = feedback.correct
+            for shown in view.thumbnails:
+                if shown.id == feedback.prediction:
+                    shown.right = feedback.correct
 
-    def start_from(self, events: Iterable[dict[str, Any]], accuracy: Mapping[str, tuple[int, int]]) -> None:
-        """Restore what the journal holds from before."""
+    def restore(self, events: Iterable[dict[str, Any]], streams: Iterable[str]) -> None:
+        """Show stored events, and the label counts of streams."""
         with self._lock:
             for event in events:
                 self._events.append(event | {"evidence": _shown(event["evidence"])})
-            for name, (labels, right) in accuracy.items():
-                view = self._view(name)
-                view.labels, view.right = labels, right
+            for name in streams:
+                self._view(name)
 
     def remove(self, stream: str) -> None:
         with self._lock:
             self._views.pop(stream, None)
-            self._gone.append(stream)
+            self._removed.append(stream)
 
     def label_of(self, number: int) -> str:
         return self.classes[number] if self.classes and number < len(self.classes) else str(number)
@@ -166,13 +179,14 @@ class Board:
         with self._lock:
             return {name: view.summary() for name, view in self._views.items()}
 
-    def _view(self, name: str) -> View:
+    def _view(self, name: str) -> StreamView:
         if name not in self._views:
             self._made += 1
-            self._views[name] = View(name, self._made)
+            counts = self._count_labels(name)
+            self._views[name] = StreamView(name, self._made, counts.labels, counts.correct, dict(counts.recent))
         view = self._views[name]
         self._views.move_to_end(name)
-        while len(self._views) > MOST_STREAMS:
+        while len(self._views) > MAX_STREAMS:
             self._views.popitem(last=False)
         return view
 
@@ -184,26 +198,26 @@ class Board:
             await asyncio.sleep(TICK)
             message = await asyncio.to_thread(self.tick)
             if message:
-                self._tell(message)
+                self._send(message)
 
     def tick(self) -> str:
-        """Add a point to each curve that changed; the message about it, empty where nothing is new."""
+        """Add a point to each curve that changed; returns the message about it, empty if nothing is new."""
         now = time.time()
         with self._lock:
             for view in self._views.values():
                 while view.points and (view.points[-1][0] or 0) > now:  # the clock was set back
                     view.points.pop()
             changed = [view for view in self._views.values() if view.changed]
-            told = []
+            updates = []
             for view in changed:
                 point = _point(now, view)
                 view.points.append(point)
                 view.readings, view.changed = [], False
-                told.append((view, [point]))
-            news, self._news, gone, self._gone = self._news, [], self._gone, []
-            if not self._listeners or not (told or news or gone):
+                updates.append((view, [point]))
+            events, self._new_events, removed, self._removed = self._new_events, [], self._removed, []
+            if not self._listeners or not (updates or events or removed):
                 return ""
-            return self._message(told, news, gone)
+            return self._message(updates, events, removed)
 
     def everything(self) -> str:
         """The first message to a new listener."""
@@ -211,19 +225,19 @@ class Board:
             return self._message([(view, list(view.points)) for view in self._views.values()], list(self._events), [])
 
     def _message(
-        self, views: list[tuple[View, list[list[float | None]]]], events: list[dict[str, Any]], gone: list[str]
+        self, views: list[tuple[StreamView, list[list[float | None]]]], events: list[dict[str, Any]], removed: list[str]
     ) -> str:
         streams = []
         for view, points in views:
-            for shown in view.shown:
+            for shown in view.thumbnails:
                 if shown.image is not None:
-                    shown.picture, shown.image = thumbnail(shown.image, self.preprocessing), None
-            streams.append({**view.summary(), "points": points, "shown": [s.as_dict() for s in view.shown]})
-        return json.dumps({"streams": streams, "events": events, "gone": gone}, allow_nan=False)
+                    shown.url, shown.image = thumbnail(shown.image, self.preprocessing), None
+            streams.append({**view.summary(), "points": points, "shown": [s.as_dict() for s in view.thumbnails]})
+        return json.dumps({"streams": streams, "events": events, "removed": removed}, allow_nan=False)
 
     def listen(self) -> asyncio.Queue[str | None]:
         """A queue of messages; None ends it."""
-        queue: asyncio.Queue[str | None] = asyncio.Queue(BACKLOG)
+        queue: asyncio.Queue[str | None] = asyncio.Queue(MAX_BACKLOG)
         self._listeners.add(queue)
         if self._closed:
             queue.put_nowait(None)
@@ -242,9 +256,9 @@ class Board:
         for queue in list(self._listeners):
             _end(queue)
 
-    def _tell(self, message: str) -> None:
+    def _send(self, message: str) -> None:
         for queue in list(self._listeners):
-            if queue.full():  # it does not read: the page reconnects by itself and gets the whole board
+            if queue.full():  # the page reconnects by itself and gets everything again
                 self._listeners.discard(queue)
                 _end(queue)
             else:
@@ -257,7 +271,7 @@ def _end(queue: asyncio.Queue[str | None]) -> None:
     queue.put_nowait(None)
 
 
-def _point(now: float, view: View) -> list[float | None]:
+def _point(now: float, view: StreamView) -> list[float | None]:
     means = []
     for name in CURVES[1:-1]:
         values = [r[name] for r in view.readings if r.get(name) is not None]

@@ -1,4 +1,4 @@
-"""Events and feedback in SQLite, on disk before anyone is told so.
+"""Events and feedback in SQLite, on disk before they are acknowledged.
 
 Predictions are stored too, so that feedback can refer to them; they survive the process, not a power failure.
 """
@@ -6,18 +6,23 @@ Predictions are stored too, so that feedback can refer to them; they survive the
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trust_tta.errors import StateError
 from trust_tta.live.guard import Event
 
 FORMAT = 1
+MAX_PREDICTIONS = 100_000  # for which feedback is accepted
+MAX_EVENTS = 100_000
+RECENT_LABELS = 100  # over which accuracy is shown
 _TABLES = """
 CREATE TABLE IF NOT EXISTS events (
   id INTEGER PRIMARY KEY AUTOINCREMENT, stream TEXT NOT NULL, time REAL NOT NULL, batch INTEGER NOT NULL,
@@ -35,57 +40,77 @@ CREATE INDEX IF NOT EXISTS feedback_by_stream ON feedback (stream);
 
 
 @dataclass(frozen=True)
-class Label:
-    """The label that a client gave for a prediction; `predicted` is what the stream had answered.
-
-    `before`: the label that had been given before, if any.
-    """
+class Feedback:
+    """The label that a client gave for a prediction. `previous`: the label given before, if any."""
 
     prediction: str
     stream: str
     predicted: int
     label: int
-    before: int | None = None
+    previous: int | None = None
 
     @property
-    def right(self) -> bool:
+    def correct(self) -> bool:
         return self.predicted == self.label
 
 
-class Journal:
-    """One file, used from any thread. Commits of events and feedback wait for the disk; those of predictions do not."""
+class LabelCounts(NamedTuple):
+    """The labels of a stream: how many, how many were predicted correctly, and the last ones, oldest first."""
 
-    def __init__(self, path: Path, *, predictions_kept: int, events_kept: int) -> None:
-        self._kept, self._since_pruning, self._events_kept = predictions_kept, 0, events_kept
+    labels: int
+    correct: int
+    recent: dict[str, bool]  # by the id of the prediction
+
+
+class EventLog:
+    """One SQLite file, used from any thread. Commits of events and feedback wait for the disk; predictions do not."""
+
+    def __init__(self, path: Path, *, max_predictions: int = MAX_PREDICTIONS, max_events: int = MAX_EVENTS) -> None:
+        self.path, self._max_predictions, self._max_events = path, max_predictions, max_events
+        self._since_pruning = 0
         self._lock = threading.Lock()
         try:
-            self._durable, self._quick = self._connect(path, "FULL"), self._connect(path, "NORMAL")
+            self._durable, self._quick = self._connect("FULL"), self._connect("NORMAL")
+            (sound,) = self._durable.execute("PRAGMA quick_check(1)").fetchone()
+            if sound != "ok":
+                raise sqlite3.DatabaseError(" ".join(sound.split()))
             with self._durable:
                 self._durable.executescript(_TABLES)
             (version,) = self._durable.execute("PRAGMA user_version").fetchone()
             if version not in (0, FORMAT):
-                raise StateError(f"the journal {path} has format {version}; this version reads {FORMAT}")
+                raise StateError(f"the event log {path} has format {version}; this version reads {FORMAT}")
             self._durable.execute(f"PRAGMA user_version = {FORMAT}")
+            self._identity = _identity(path)
         except sqlite3.Error as error:
-            raise StateError(f"the journal {path} cannot be used ({error}); give another folder") from error
+            raise StateError(
+                f"the event log {path} cannot be used ({error}); restore a copy, or move it away to start an empty one"
+            ) from error
 
-    @staticmethod
-    def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(path, timeout=10, check_same_thread=False)
+    def _connect(self, synchronous: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=10, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         return connection
 
+    def in_place(self) -> bool:
+        """Whether the file is still where it was opened: SQLite goes on writing to one that was moved or removed."""
+        return _identity(self.path) == self._identity
+
+    def _check_in_place(self) -> None:
+        if not self.in_place():
+            raise sqlite3.OperationalError(f"{self.path} was moved or removed; put it back, or restart the service")
+
     def add_event(self, stream: str, event: Event) -> int:
-        """Store an event; returns its number in the journal."""
+        """Store an event; returns its id."""
         evidence = json.dumps(event.evidence, sort_keys=True)
         row = (stream, event.time, event.batch, event.kind, event.action, event.reason, evidence)
         with self._lock, self._durable:
+            self._check_in_place()
             columns = "stream, time, batch, kind, action, reason, evidence"
             cursor = self._durable.execute(f"INSERT INTO events ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             number = int(cursor.lastrowid or 0)
-            if number % (self._events_kept // 10 + 1) == 0:
-                self._durable.execute("DELETE FROM events WHERE id <= ?", (number - self._events_kept,))
+            if number % (self._max_events // 10 + 1) == 0:
+                self._durable.execute("DELETE FROM events WHERE id <= ?", (number - self._max_events,))
         return number
 
     def add_predictions(self, stream: str, predictions: Sequence[tuple[str, int]]) -> None:
@@ -95,43 +120,76 @@ class Journal:
         with self._lock, self._quick:
             self._quick.executemany("INSERT INTO predictions (id, stream, time, class) VALUES (?, ?, ?, ?)", rows)
             self._since_pruning += len(rows)
-            if self._since_pruning > self._kept // 10:
+            if self._since_pruning > self._max_predictions // 10:
                 self._since_pruning = 0
                 newest = "(SELECT max(number) FROM predictions)"
-                self._quick.execute(f"DELETE FROM predictions WHERE number <= {newest} - ?", (self._kept,))
+                self._quick.execute(f"DELETE FROM predictions WHERE number <= {newest} - ?", (self._max_predictions,))
 
-    def add_feedback(self, labels: Iterable[tuple[str, int]]) -> list[Label | None]:
+    def add_feedback(self, labels: Iterable[tuple[str, int]]) -> list[Feedback | None]:
         """Store labels of predictions in one transaction; None for each unknown prediction."""
-        now, found = time.time(), list[Label | None]()
+        now, found = time.time(), list[Feedback | None]()
+        query = (
+            "SELECT p.stream, p.class, f.label FROM predictions p LEFT JOIN feedback f ON f.prediction = p.id "
+            "WHERE p.id = ?"
+        )
         with self._lock, self._durable:
+            self._check_in_place()
             for prediction, label in labels:
-                query = (
-                    "SELECT p.stream, p.class, f.label FROM predictions p LEFT JOIN feedback f ON f.prediction = p.id "
-                    "WHERE p.id = ?"
-                )
                 row = self._durable.execute(query, (prediction,)).fetchone()
-                found.append(Label(prediction, row[0], row[1], label, row[2]) if row else None)
+                found.append(Feedback(prediction, row[0], row[1], label, row[2]) if row else None)
                 if row:
                     values = (prediction, row[0], now, row[1], label)
-                    self._durable.execute("INSERT OR REPLACE INTO feedback VALUES (?, ?, ?, ?, ?)", values)
+                    self._durable.execute(
+                        "INSERT INTO feedback VALUES (?, ?, ?, ?, ?) "
+                        "ON CONFLICT (prediction) DO UPDATE SET time = excluded.time, label = excluded.label",
+                        values,
+                    )
         return found
 
-    def events(self, *, stream: str | None = None, most: int = 100) -> list[dict[str, Any]]:
+    def remove_stream(self, stream: str) -> None:
+        """Remove the predictions and labels of a stream; its events stay."""
+        with self._lock, self._durable:
+            self._durable.execute("DELETE FROM predictions WHERE stream = ?", (stream,))
+            self._durable.execute("DELETE FROM feedback WHERE stream = ?", (stream,))
+
+    def events(self, *, stream: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """The newest events, oldest first, as plain values."""
         where, given = ("WHERE stream = ?", (stream,)) if stream is not None else ("", ())
         query = f"SELECT id, stream, time, batch, kind, action, reason, evidence FROM events {where} "
         with self._lock:
-            rows = self._durable.execute(query + "ORDER BY id DESC LIMIT ?", (*given, most)).fetchall()
+            rows = self._durable.execute(query + "ORDER BY id DESC LIMIT ?", (*given, limit)).fetchall()
         names = ("id", "stream", "time", "batch", "kind", "action", "reason")
-        return [dict(zip(names, row[:-1], strict=True)) | {"evidence": json.loads(row[-1])} for row in reversed(rows)]
+        return [dict(zip(names, row[:-1], strict=True)) | {"evidence": _read_evidence(row[-1])} for row in rows[::-1]]
 
-    def accuracy(self) -> dict[str, tuple[int, int]]:
-        """By stream: how many labels came back, and how many of them had been predicted."""
+    def labeled_streams(self) -> list[str]:
+        """The streams that have labels."""
         with self._lock:
-            query = "SELECT stream, count(*), sum(class = label) FROM feedback GROUP BY stream"
-            return {stream: (labels, right) for stream, labels, right in self._durable.execute(query)}
+            return [stream for (stream,) in self._durable.execute("SELECT DISTINCT stream FROM feedback")]
+
+    def label_counts(self, stream: str) -> LabelCounts:
+        query = "SELECT count(*), coalesce(sum(class = label), 0) FROM feedback WHERE stream = ?"
+        newest = "SELECT prediction, class = label FROM feedback WHERE stream = ? ORDER BY rowid DESC LIMIT ?"
+        with self._lock:
+            labels, correct = self._durable.execute(query, (stream,)).fetchone()
+            rows = self._durable.execute(newest, (stream, RECENT_LABELS)).fetchall()
+        return LabelCounts(labels, correct, {name: bool(right) for name, right in rows[::-1]})
 
     def close(self) -> None:
-        with self._lock:
-            self._durable.close()
-            self._quick.close()
+        with self._lock, closing(self._durable), closing(self._quick):
+            pass
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _read_evidence(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

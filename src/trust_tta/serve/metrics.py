@@ -27,7 +27,7 @@ OF_STREAMS = {
 
 
 class Metrics:
-    """Counters and histograms that the service updates, and gauges that are evaluated when they are read."""
+    """Counters and histograms that the service updates, and gauges that are computed when they are read."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series of each, which nobody reads
@@ -41,7 +41,7 @@ class Metrics:
         self.batches = counter("batches", "batches that the network ran")
         self.events = counter("events", "events of streams", ("kind", "action"))
         self.feedback = counter("feedback", "labels that came back", ("right",))
-        self.journal_errors = counter("journal_errors", "events or predictions that could not be written")
+        self.event_log_errors = counter("journal_errors", "events or predictions that could not be written")
         self.request_seconds = self._histogram("request_duration_seconds", "time to answer", SECONDS, ("route",))
         self.batch_seconds = self._histogram("batch_duration_seconds", "time in the network", SECONDS)
         self.batch_images = self._histogram("batch_images", "images that shared a batch", IMAGES)
@@ -97,7 +97,7 @@ def gauge(name: str, text: str, label: str, values: Mapping[str, float | None]) 
     return family
 
 
-def add_up(texts: Iterable[bytes]) -> dict[str, Metric]:
+def sum_metrics(texts: Iterable[bytes]) -> dict[str, Metric]:
     """The metrics of several processes by name, with equal series summed."""
     found: dict[str, Metric] = {}
     sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}

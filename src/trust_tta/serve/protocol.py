@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.config_io import parse_json
-from trust_tta.serve.settings import DEFAULT_STREAM, RequestError, Settings, check_stream_name
+from trust_tta.serve.settings import DEFAULT_STREAM, BadRequestError, RequestError, Settings, check_stream_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INPUT = "images"
 OUTPUTS = ("logits", "probabilities")
@@ -41,6 +45,16 @@ class InferRequest:
     stream: str | None
     adapt: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the images."""
+        outputs = [asdict(output) for output in self.outputs]
+        return {"id": self.id, "outputs": outputs, "stream": self.stream, "adapt": self.adapt}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], images: NDArray[Any]) -> Self:
+        outputs = tuple(Output(**output) for output in content["outputs"])
+        return cls(content["id"], images, outputs, content["stream"], content["adapt"])
+
 
 def model_metadata(name: str, *, size: int, output: tuple[int, ...]) -> dict[str, Any]:
     """The answer to `GET /v2/models/NAME`. `output`: the shape of the logits without the batch."""
@@ -60,16 +74,16 @@ def read_request(body: bytes, header_length: str | None, *, size: int, settings:
     try:
         content = parse_json(text.decode("utf-8"), where="the request", error=BadRequestError)
     except UnicodeDecodeError:
-        raise RequestError(400, "the request is not UTF-8 JSON") from None
+        raise BadRequestError("the request is not UTF-8 JSON") from None
     if not isinstance(content, dict):
-        raise RequestError(400, "the request is not a JSON object; give one with 'inputs'")
+        raise BadRequestError("the request is not a JSON object; give one with 'inputs'")
     parameters = _table(content, "parameters", "the request")
     images, rest = _read_input(content.get("inputs"), tail, size=size, settings=settings)
     if len(rest):
-        raise RequestError(400, f"{len(rest)} bytes are left after the tensors; state binary_data_size for each")
+        raise BadRequestError(f"{len(rest)} bytes are left after the tensors; state binary_data_size for each")
     request_id = content.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= 256):
-        raise RequestError(400, "the id is not a string of at most 256 characters")
+        raise BadRequestError("the id is not a string of at most 256 characters")
     return InferRequest(
         id=request_id,
         images=images,
@@ -80,18 +94,18 @@ def read_request(body: bytes, header_length: str | None, *, size: int, settings:
 
 
 def write_response(
-    request: InferRequest, values: Mapping[str, NDArray[np.float32]], *, model: str, parameters: Mapping[str, Any]
+    request: InferRequest, values: Mapping[str, Tensor], *, model: str, parameters: Mapping[str, Any]
 ) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON part where tensors follow as bytes."""
+    """The body of an answer, and the length of its JSON part where tensors follow as bytes. `values`: on the CPU."""
     described, tensors = [], []
     for output in request.outputs:
-        array = np.ascontiguousarray(values[output.name], dtype="<f4")
-        entry: dict[str, Any] = {"name": output.name, "datatype": "FP32", "shape": list(array.shape)}
+        tensor = values[output.name].contiguous()
+        entry: dict[str, Any] = {"name": output.name, "datatype": "FP32", "shape": list(tensor.shape)}
         if output.binary:
-            entry["parameters"] = {"binary_data_size": array.nbytes}
-            tensors.append(array.tobytes())
+            entry["parameters"] = {"binary_data_size": tensor.nbytes}
+            tensors.append(tensor.numpy().tobytes())
         else:
-            entry["data"] = array.ravel().tolist()
+            entry["data"] = tensor.flatten().tolist()
         described.append(entry)
     content: dict[str, Any] = {"model_name": model, "model_version": VERSION}
     content |= {"id": request.id} if request.id is not None else {}
@@ -100,47 +114,40 @@ def write_response(
     return b"".join([text, *tensors]), len(text) if tensors else None
 
 
-class BadRequestError(RequestError):
-    """A RequestError made from a message alone, as parsers raise it."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(400, message)
-
-
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     view = memoryview(body)
     if header_length is None:
         return body, view[:0]
     if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 12):
-        raise RequestError(400, f"Inference-Header-Content-Length is {header_length[:40]!r}; give a number of bytes")
+        raise BadRequestError(f"Inference-Header-Content-Length is {header_length[:40]!r}; give a number of bytes")
     length = int(header_length)
     if length > len(body):
-        raise RequestError(400, f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes")
+        raise BadRequestError(f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes")
     return bytes(view[:length]), view[length:]
 
 
 def _read_input(inputs: Any, tail: memoryview, *, size: int, settings: Settings) -> tuple[NDArray[Any], memoryview]:
     if not (isinstance(inputs, list) and len(inputs) == 1 and isinstance(inputs[0], dict)):
-        raise RequestError(400, f"'inputs' must be a list of one tensor, named '{INPUT}'")
+        raise BadRequestError(f"'inputs' must be a list of one tensor, named '{INPUT}'")
     tensor = inputs[0]
     if tensor.get("name") != INPUT:
-        raise RequestError(400, f"the input {_shown(tensor.get('name'))} is unknown; its name is '{INPUT}'")
+        raise BadRequestError(f"the input {_shown(tensor.get('name'))} is unknown; its name is '{INPUT}'")
     kind = tensor.get("datatype")
     if not isinstance(kind, str) or kind not in _TYPES:
-        raise RequestError(400, f"the datatype of '{INPUT}' is {_shown(kind)}; give FP32 (NCHW) or UINT8 (NHWC)")
+        raise BadRequestError(f"the datatype of '{INPUT}' is {_shown(kind)}; give FP32 (NCHW) or UINT8 (NHWC)")
     shape = _shape(tensor.get("shape"), kind, size=size, settings=settings)
     count = math.prod(shape)
-    if count * _TYPES[kind].itemsize > settings.most_bytes:
-        raise RequestError(413, f"'{INPUT}' has {count} values; at most {settings.most_bytes} bytes are accepted")
+    if count * _TYPES[kind].itemsize > settings.max_bytes:
+        raise RequestError(413, f"'{INPUT}' has {count} values; at most {settings.max_bytes} bytes are accepted")
     given = _table(tensor, "parameters", f"'{INPUT}'").get("binary_data_size")
     if given is None:
         return _from_json(tensor.get("data"), kind, shape), tail
     if "data" in tensor:
-        raise RequestError(400, f"'{INPUT}' has both data and binary_data_size; give one of them")
+        raise BadRequestError(f"'{INPUT}' has both data and binary_data_size; give one of them")
     wanted = count * _TYPES[kind].itemsize
     if type(given) is not int or given != wanted or given > len(tail):
-        raise RequestError(
-            400, f"'{INPUT}' of shape {shape} has {wanted} bytes; {_shown(given)} are stated, and {len(tail)} were sent"
+        raise BadRequestError(
+            f"'{INPUT}' of shape {shape} has {wanted} bytes; {_shown(given)} are stated, and {len(tail)} were sent"
         )
     return np.frombuffer(tail[:given], dtype=_TYPES[kind]).reshape(shape), tail[given:]
 
@@ -148,41 +155,55 @@ def _read_input(inputs: Any, tail: memoryview, *, size: int, settings: Settings)
 def _shape(given: Any, kind: str, *, size: int, settings: Settings) -> list[int]:
     wanted = f"[n, 3, {size}, {size}]" if kind == "FP32" else "[n, height, width, 3]"
     if not (isinstance(given, list) and len(given) == 4 and all(type(n) is int and 0 < n < 2**31 for n in given)):
-        raise RequestError(400, f"the shape of '{INPUT}' is {_shown(given)}; give {wanted}")
+        raise BadRequestError(f"the shape of '{INPUT}' is {_shown(given)}; give {wanted}")
     fits = given[1:] == [3, size, size] if kind == "FP32" else given[3] == 3
     if not fits:
-        raise RequestError(400, f"the shape of '{INPUT}' is {given}; give {wanted} for {kind}")
-    if given[0] > settings.most_images:
-        raise RequestError(413, f"the request has {given[0]} images; send at most {settings.most_images} at once")
+        raise BadRequestError(f"the shape of '{INPUT}' is {given}; give {wanted} for {kind}")
+    if given[0] > settings.max_images:
+        raise RequestError(413, f"the request has {given[0]} images; send at most {settings.max_images} at once")
     return given
 
 
 def _from_json(data: Any, kind: str, shape: list[int]) -> NDArray[Any]:
+    """An array from a flat or nested list of numbers. Types are checked before NumPy, which takes strings too."""
     if not isinstance(data, list):
-        raise RequestError(400, f"'{INPUT}' has no data; give a list of numbers, or binary_data_size and bytes")
+        raise BadRequestError(f"'{INPUT}' has no data; give a list of numbers, or binary_data_size and bytes")
+    values = _flatten(data, shape) if data and isinstance(data[0], list) else data
+    if len(values) != math.prod(shape) or not {type(value) for value in values} <= {int, float}:
+        raise BadRequestError(f"the data of '{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat")
+    if kind == "UINT8" and not all(type(value) is int and 0 <= value <= 255 for value in values):
+        raise BadRequestError(f"the data of '{INPUT}' must be integers from 0 to 255, as UINT8 requires")
     try:
-        values = np.array(data)
-    except (ValueError, OverflowError):
-        values = np.array(None)
-    if values.dtype.kind not in "iuf" or values.size != math.prod(shape):
-        raise RequestError(400, f"the data of '{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat")
-    if kind == "UINT8" and (values.dtype.kind == "f" or values.min() < 0 or values.max() > 255):
-        raise RequestError(400, f"the data of '{INPUT}' are not integers from 0 to 255, as UINT8 requires")
-    with np.errstate(over="ignore"):  # values that are too large become infinite, and are refused as such
-        converted: NDArray[Any] = values.astype(_TYPES[kind])
-    return converted.reshape(shape)
+        with np.errstate(over="ignore"):  # values that are too large become infinite, and are refused as such
+            return (
+                np.array(values, dtype=np.float64 if kind == "FP32" else np.uint8).astype(_TYPES[kind]).reshape(shape)
+            )
+    except OverflowError:  # an integer beyond float64
+        raise BadRequestError(f"the data of '{INPUT}' are beyond the range of FP32") from None
+
+
+def _flatten(nested: list[Any], shape: list[int]) -> list[Any]:
+    """The values of lists that are nested as `shape`; empty where they are not."""
+    rows = [nested]
+    for length in shape[:-1]:
+        if not all(type(row) is list and len(row) == length for row in rows):
+            return []
+        rows = list(chain.from_iterable(rows))
+    if not all(type(row) is list and len(row) == shape[-1] for row in rows):
+        return []
+    return list(chain.from_iterable(rows))
 
 
 def _read_outputs(given: Any, *, everything_binary: bool) -> tuple[Output, ...]:
     if given is None or given == []:
         return tuple(Output(name, everything_binary) for name in OUTPUTS)
     if not isinstance(given, list) or len(given) > len(OUTPUTS) or not all(isinstance(o, dict) for o in given):
-        raise RequestError(400, f"'outputs' must be a list of {' and '.join(OUTPUTS)}, or be omitted")
+        raise BadRequestError(f"'outputs' must be a list of {' and '.join(OUTPUTS)}, or be omitted")
     chosen = []
     for output in given:
         name = output.get("name")
         if name not in OUTPUTS:
-            raise RequestError(400, f"the output {_shown(name)} is unknown; ask for {' or '.join(OUTPUTS)}")
+            raise BadRequestError(f"the output {_shown(name)} is unknown; ask for {' or '.join(OUTPUTS)}")
         parameters = _table(output, "parameters", f"the output '{name}'")
         chosen.append(Output(name, _flag(parameters, "binary_data", everything_binary)))
     return tuple(chosen)
@@ -193,7 +214,7 @@ def _stream(parameters: Mapping[str, Any]) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise RequestError(400, f"the parameter stream is {_shown(name)}; give a name such as '{DEFAULT_STREAM}'")
+        raise BadRequestError(f"the parameter stream is {_shown(name)}; give a name such as '{DEFAULT_STREAM}'")
     return check_stream_name(name)
 
 
@@ -202,14 +223,14 @@ def _table(content: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     if table is None:
         return {}
     if not isinstance(table, dict):
-        raise RequestError(400, f"'{key}' of {where} is not a JSON object")
+        raise BadRequestError(f"'{key}' of {where} is not a JSON object")
     return table
 
 
 def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise RequestError(400, f"the parameter {name} is {_shown(value)}; give true or false")
+        raise BadRequestError(f"the parameter {name} is {_shown(value)}; give true or false")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The port: uvicorn, JSON logs, and a shutdown that loses nothing."""
+"""The HTTP server: uvicorn with deadlines for slow clients, JSON logs, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trust_tta.errors import TrustError
-from trust_tta.serve.app import make_app, with_shortcut
-from trust_tta.serve.connections import bounded
-from trust_tta.serve.service import Service
+from trust_tta.serve.app import Api, make_app
+from trust_tta.serve.settings import Settings
 
-DRAIN_SECONDS = 30
+SHUTDOWN_SECONDS = 30
+MAX_HEADER = 1 << 16  # bytes; also of the trailers after a chunked body
 _encode = json.JSONEncoder(default=str).encode
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "color_message", "taskName"}
 
@@ -85,11 +86,16 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{shown}:{port}"
 
 
-def make_server(service: Service, *, token: str, note: str = "", on_ready: Callable[[], None] = lambda: None) -> Server:
-    """The server of a service; `run(sockets=[...])` serves until `stop`. `note`: shown at the top of the page."""
+def make_server(api: Api, *, on_ready: Callable[[], None] = lambda: None) -> Server:
+    """The server of an API; `run(sockets=[...])` serves until `stop`."""
+
+    class Limited(Connection):
+        settings = api.settings
+
     config = uvicorn.Config(
-        with_shortcut(make_app(service, token=token, note=note), "/predict"),
-        http=bounded(service.settings),
+        make_app(api),
+        http=Limited,
+        h11_max_incomplete_event_size=MAX_HEADER,
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -98,9 +104,39 @@ def make_server(service: Service, *, token: str, note: str = "", on_ready: Calla
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
-    return Server(config, service, on_ready)
+    return Server(config, api, on_ready)
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1 connection, closed when a client takes too long to send a request, or there are too many."""
+
+    settings: ClassVar[Settings]
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.settings.max_connections:
+            transport.close()
+        self._update_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._update_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._update_deadline()
+
+    def _update_deadline(self) -> None:
+        """Set a deadline while no request is being answered; more bytes do not extend it."""
+        idle = self.cycle is None or self.cycle.response_complete
+        if self._deadline is None and idle and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(self.settings.read_seconds, self.transport.close)
+        elif self._deadline is not None and (not idle or self.transport.is_closing()):
+            self._deadline.cancel()
+            self._deadline = None
 
 
 def run_server(server: Server, listener: socket.socket) -> None:
@@ -117,11 +153,11 @@ def run_server(server: Server, listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    """Reports when it is ready, and disconnects the live pages when it is to stop."""
+    """Reports when it is ready; when it is to stop, it disconnects the live pages and ends slow decoding."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, api: Api, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._service, self._on_ready = service, on_ready
+        self._api, self._on_ready = api, on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,7 +173,8 @@ class Server(uvicorn.Server):
         """Stop as on SIGTERM; may be called from any thread."""
         self.should_exit = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._service.board.close)
+            self._loop.call_soon_threadsafe(self._api.service.dashboard.close)
+            self._loop.call_soon_threadsafe(self._api.decoder.stop_soon)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

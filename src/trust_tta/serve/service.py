@@ -1,4 +1,4 @@
-"""The service without HTTP: a network, its streams, the engine, the journal, the board and the metrics."""
+"""The service without HTTP: a network, its streams, the engine, the event log, the dashboard and the metrics."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import logging
 import os
 import sqlite3
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
@@ -19,90 +19,31 @@ from torch import Tensor
 
 from trust_tta.atomic import write_whole
 from trust_tta.config_io import read_json
-from trust_tta.errors import ConfigError, StateError
+from trust_tta.errors import ConfigError, StateError, TrustWarning
 from trust_tta.live.calibration import calibrate
 from trust_tta.live.guard import Event, Guard
-from trust_tta.live.snapshots import Folder, hold, write_state
-from trust_tta.live.stream import REFERENCE_FILE
+from trust_tta.live.snapshots import Folder, hold, read_state, write_state
+from trust_tta.live.stream import REFERENCE_FILE, Stream
 from trust_tta.methods.base import Method
-from trust_tta.methods.registry import create_method
 from trust_tta.methods.state import network_state
-from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.models.base import ScanNetwork
+from trust_tta.models.checkpoint import CHECKED_BATCHES
 from trust_tta.models.weights import encode_weights
-from trust_tta.preprocessing import Preprocessing
-from trust_tta.serve.dashboard import Board
-from trust_tta.serve.engine import Answer, Batch, Engine
-from trust_tta.serve.event_log import Journal, Label
+from trust_tta.serve.dashboard import Dashboard
+from trust_tta.serve.engine import BatchResult, Engine, Prediction
+from trust_tta.serve.event_log import EventLog, Feedback, LabelCounts
 from trust_tta.serve.metrics import Metrics
-from trust_tta.serve.pool import Pool
-from trust_tta.serve.settings import RequestError, Settings
+from trust_tta.serve.network import ServedNetwork
+from trust_tta.serve.settings import BadRequestError, RequestError, Settings
+from trust_tta.serve.stream_cache import DISK_RETRY_SECONDS, StreamCache
 
 T = TypeVar("T")
 
 ACTIONS = ("pause", "resume", "rollback", "reset")
-WARM_UP = 8  # images; enough for batch statistics
-MOST_WORKERS = 4  # that run batches: the interpreter's lock, which each holds for a part of its batch, allows no more
+MAX_WORKERS = 4  # threads that run batches; each holds the interpreter's lock for a part of its batch
+EVENT_LOG_FILE = "journal.sqlite"
 
 log = logging.getLogger("trust_tta.serve")
-
-
-@dataclass(frozen=True, eq=False)
-class NetworkFacts:
-    """What clients are told of a served network. `outputs`: the shape of one image's logits."""
-
-    name: str
-    method_name: str
-    preprocessing: Preprocessing
-    classes: tuple[str, ...] | None
-    outputs: tuple[int, ...]
-
-    def read_label(self, given: Any) -> int:
-        """The number of a class that a client gives by number or by name."""
-        if isinstance(given, str) and self.classes and given in self.classes:
-            return self.classes.index(given)
-        count = self.outputs[0]
-        if type(given) is int and 0 <= given < count:
-            return given
-        names = f", or a name such as '{self.classes[0]}'" if self.classes else ""
-        raise RequestError(
-            400, f"the label {json.dumps(given)[:60]} is not a class; give a number from 0 to {count - 1}{names}"
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Network(NetworkFacts):
-    """A served network: a method over it, which each stream forks."""
-
-    method: Method
-    checkpoint: Checkpoint
-
-    def facts(self) -> NetworkFacts:
-        """All but the weights, for a process that does not load them."""
-        return NetworkFacts(**{field.name: getattr(self, field.name) for field in fields(NetworkFacts)})
-
-    def identity(self) -> dict[str, Any]:
-        """What a folder of streams must have been made with."""
-        options = self.method.options.model_dump(mode="json")
-        return {"checkpoint": self.checkpoint.sha256, "method": self.method.name, "options": options}
-
-
-def open_network(
-    checkpoint: str,
-    method: str,
-    *,
-    options: Mapping[str, Any] | None = None,
-    device: str | torch.device = "cpu",
-    variant: str | None = None,
-) -> Network:
-    """Load a checkpoint, wrap it in a method, and run it once, so that no client waits for compilation."""
-    opened = Checkpoint.open(checkpoint, variant=variant)
-    made = create_method(method, opened.load(device=device), **(options or {}))
-    size = opened.preprocessing.size
-    noise = torch.randn(WARM_UP, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
-    made.fork()(noise)
-    outputs = tuple(made.evaluate(noise).shape[1:])
-    name = Path(checkpoint).stem if opened.file is None or Path(checkpoint) == opened.file else checkpoint
-    return Network(name, made.name, opened.preprocessing, opened.classes, outputs, made, opened.release())
 
 
 class Service:
@@ -113,7 +54,7 @@ class Service:
 
     def __init__(
         self,
-        network: Network,
+        network: ServedNetwork,
         folder: Path,
         *,
         guard: Guard | None = None,
@@ -124,209 +65,263 @@ class Service:
         self.settings = settings or Settings()
         self.guard = guard or Guard()
         folder.mkdir(parents=True, exist_ok=True)
-        lock = hold(folder / "lock")
-        self._let_go = weakref.finalize(self, _close, lock)
+        self._unlock = weakref.finalize(self, _close, hold(folder / "lock"))
         _check_identity(folder / "service.json", network.identity())
-        self.journal = Journal(
-            folder / "journal.sqlite",
-            predictions_kept=self.settings.predictions_kept,
-            events_kept=self.settings.events_kept,
-        )
+        self.event_log = EventLog(folder / EVENT_LOG_FILE)
         self.metrics = Metrics()
-        self.board = Board(network.preprocessing, classes=network.classes)
-        self.pool = Pool(
+        self.dashboard = Dashboard(network.preprocessing, classes=network.classes, count_labels=self._count_labels)
+        self.streams = StreamCache(
             network.method,
             streams or folder / "streams",
             guard=self.guard,
-            most_loaded=self.settings.most_loaded,
-            most_streams=self.settings.most_streams,
+            max_loaded=self.settings.max_loaded,
+            max_streams=self.settings.max_streams,
             on_event=self._on_event,
         )
-        self.engine = Engine(self.pool, self.settings, self._on_batch, workers=self._count_workers())
-        self.board.start_from(self.journal.events(most=60), self.journal.accuracy())
+        self.engine = Engine(
+            self.streams, network.preprocessing, self.settings, self._on_batch, workers=self._count_workers()
+        )
+        self._unrecorded: set[str] = set()  # streams with an event that could not be written
+        checks_itself = isinstance(network.method.model, ScanNetwork)
+        self._unchecked_batches = 0 if checks_itself else CHECKED_BATCHES
+        self.dashboard.restore(self.events(None, 60), self.event_log.labeled_streams())
         self.metrics.watch(
             queued=lambda: self.engine.queued,
-            streams=lambda: (len(self.pool.loaded), len(self.pool.names)),
+            streams=lambda: (len(self.streams.loaded), len(self.streams.names)),
             readings=self._readings,
         )
 
     def _count_workers(self) -> int:
-        """One on a GPU, which works on one batch at a time; on a CPU, as many as pay."""
+        """One on a GPU, which runs one batch at a time; on a CPU, one per core up to a few."""
         on_cpu = next(self.network.method.model.parameters()).device.type == "cpu"
-        return min(torch.get_num_threads(), MOST_WORKERS, self.settings.most_loaded) if on_cpu else 1
+        return min(torch.get_num_threads(), MAX_WORKERS, self.settings.max_loaded) if on_cpu else 1
 
     @property
     def calibrated(self) -> bool:
-        return (self.pool.folder.parent / REFERENCE_FILE).exists()
+        return (self.streams.folder.parent / REFERENCE_FILE).exists()
 
     def calibrate(self, batches: Iterable[Tensor]) -> None:
-        """Learn from clean batches what streams should look like; applies to streams created from now on."""
+        """Set the limits of the alarms from clean batches; applies to streams created from now on."""
         device = next(self.network.method.model.parameters()).device
         reference = calibrate(self.network.method.fork(), (batch.to(device) for batch in batches))
-        write_state(self.pool.folder.parent / REFERENCE_FILE, reference.state(), about={})
+        write_state(self.streams.folder.parent / REFERENCE_FILE, reference.state(), about={})
 
     @property
-    def alive(self) -> bool:
-        return self.engine.alive
+    def ready(self) -> bool:
+        return self.engine.alive and self.event_log.in_place()
 
     def start(self) -> None:
         self.engine.start()
 
     def stop(self) -> None:
-        """Answer what is queued, write a last snapshot of every stream, and close the journal."""
+        """Answer what is queued, write a last snapshot of every stream, and close the event log."""
         self.engine.drain()
-        self.journal.close()
-        self._let_go()
+        self.event_log.close()
+        self._unlock()
 
     # Requests of clients
 
-    def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[Answer]:
-        """The future answer for pixels (n, size, size, 3) or network input (n, 3, size, size)."""
-        self.pool.check_room(stream)
+    def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[Prediction]:
+        """Queue pixels (n, size, size, 3) or network input (n, 3, size, size)."""
+        self.streams.check_room(stream)
+        if self._unchecked_batches and images.is_floating_point():
+            self._check_input(images)
         return self.engine.submit(stream, images, adapt=adapt)
 
-    def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Label | None]:
+    def _check_input(self, images: Tensor) -> None:
+        """Warn if network input cannot have gone through the preprocessing; our own networks check this themselves."""
+        self._unchecked_batches -= 1
+        if doubt := self.network.preprocessing.doubt(images):
+            self._unchecked_batches = 0
+            warnings.warn(f"{doubt}; send pixels as UINT8, or preprocess them", TrustWarning, stacklevel=2)
+
+    def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Feedback | None]:
         """Store labels of predictions; they are on disk when this returns. None for each unknown prediction."""
         try:
-            found = self.journal.add_feedback(labels)
+            found = self.event_log.add_feedback(labels)
         except sqlite3.Error as error:
             log.error("feedback cannot be stored", extra={"reason": str(error)})
             raise RequestError(503, "the feedback cannot be stored; try again", retry_after=5) from None
-        for label in found:
-            if label is not None and label.before is None:
-                self.metrics.feedback.labels(str(label.right).lower()).inc()
-            if label is not None:
-                self.board.add_label(label)
+        for feedback in found:
+            if feedback is not None:
+                if feedback.previous is None:
+                    self.metrics.feedback.labels(str(feedback.correct).lower()).inc()
+                self.dashboard.add_feedback(feedback)
         return found
 
-    # Changes to streams, by the engine between two batches of theirs
+    # Changes to streams, made by the engine between two of their batches
 
     def act(self, name: str, action: str) -> Future[dict[str, Any]]:
         """Pause, resume, roll back or reset a stream."""
 
-        def do() -> dict[str, Any]:
-            with self.pool.using(name) as stream:
-                return {"stream": name, "action": getattr(stream, action)().action}
+        def act() -> dict[str, Any]:
+            with self.streams.using(name) as stream:
+                event = self._change(name, stream, getattr(stream, action))
+                return {"stream": name, "action": event.action}
 
-        return self._do(name, do)
+        return self._submit(name, act)
+
+    def _change(self, name: str, stream: Stream, change: Callable[[], Event]) -> Event:
+        """Change a stream; refuse to acknowledge it unless the snapshot and the event are on disk."""
+        self._unrecorded.discard(name)
+        event = change()
+        if not stream.saved or name in self._unrecorded:
+            raise RequestError(
+                503,
+                f"the stream '{name}' was changed in memory but cannot be written, so a restart would undo it; "
+                "free or repair the disk, and try again",
+                retry_after=DISK_RETRY_SECONDS,
+            )
+        return event
 
     def fork(self, name: str, new: str) -> Future[dict[str, Any]]:
-        def do() -> dict[str, Any]:
-            self.pool.fork(name, new)
-            with self.pool.using(new) as stream:
+        """Create the stream `new`, which continues from this one."""
+
+        def fork() -> dict[str, Any]:
+            self.streams.fork(name, new)
+            with self.streams.using(new) as stream:
                 return {"stream": new, "batches": stream.batches, "images": stream.images}
 
-        return self._do(name, do, new)
+        return self._submit(name, fork, new)
 
     def remove(self, name: str) -> Future[None]:
-        return self._do(name, lambda: self._part_with(name, self.pool.remove))
+        """Remove a stream with its snapshots, predictions and labels."""
+
+        def remove() -> None:
+            self.streams.remove(name)
+            try:
+                self.event_log.remove_stream(name)
+            except sqlite3.Error as error:
+                log.error("labels cannot be removed", extra={"stream": name, "reason": str(error)})
+                raise RequestError(
+                    503, f"the labels of the stream '{name}' cannot be removed", retry_after=DISK_RETRY_SECONDS
+                ) from None
+            self.dashboard.remove(name)
+
+        return self._submit(name, remove)
 
     def release(self, name: str) -> Future[None]:
-        """Write a snapshot of a stream, and let another service have it."""
-        return self.engine.ask(lambda: self._part_with(name, self.pool.store), name)
+        """Write a snapshot of a stream and close it, so that another service can open it."""
 
-    def _part_with(self, name: str, how: Callable[[str], None]) -> None:
-        how(name)
-        self.board.remove(name)
+        def release() -> None:
+            self.streams.store(name)
+            self.dashboard.remove(name)
+
+        return self.engine.submit_task(release, name)
 
     def read_state(self, name: str) -> Future[bytes]:
         """The stream as a snapshot: a safetensors file."""
 
-        def do() -> bytes:
-            with self.pool.using(name):
+        def read() -> bytes:
+            with self.streams.using(name):
                 pass
-            self.pool.store(name)  # writes a snapshot
-            folder = Folder(self.pool.folder / name)
+            self.streams.store(name)  # writes a snapshot
+            folder = Folder(self.streams.folder / name)
             try:
                 return folder.file(folder.numbers()[-1]).read_bytes()
             finally:
                 folder.close()
 
-        return self._do(name, do)
+        return self._submit(name, read)
 
     def write_state(self, name: str, content: bytes) -> Future[dict[str, Any]]:
         """Let a stream, which may be new, continue from a snapshot: a safetensors file."""
 
-        def do() -> dict[str, Any]:
-            new = name not in self.pool
-            try:
-                with NamedTemporaryFile(suffix=".safetensors") as file, self.pool.using(name) as stream:
+        def write() -> dict[str, Any]:
+            new = name not in self.streams
+            with NamedTemporaryFile(suffix=".safetensors") as file:
+                try:
                     file.write(content)
                     file.flush()
-                    return {"stream": name, "action": stream.load(file.name).action, "batches": stream.batches}
-            except StateError as error:
-                if new:
-                    self.pool.remove(name)
-                raise RequestError(400, str(error).replace(file.name, "that was sent")) from None
-            except OSError as error:
-                raise RequestError(503, f"the state cannot be kept ({error.strerror}); free the disk") from None
+                    read_state(Path(file.name))  # before a stream is made for it
+                    with self.streams.using(name) as stream:
+                        event = self._change(name, stream, lambda: stream.load(file.name))
+                        return {"stream": name, "action": event.action, "batches": stream.batches}
+                except StateError as error:
+                    refused: RequestError = BadRequestError(str(error).replace(file.name, "that was sent"))
+                except OSError as error:
+                    refused = RequestError(503, f"the state cannot be kept ({error.strerror}); free the disk")
+                if new and name in self.streams:
+                    self.streams.remove(name)
+                raise refused
 
-        self.pool.check_room(name)
-        return self.engine.ask(do, name)
+        self.streams.check_room(name)
+        return self.engine.submit_task(write, name)
 
     def read_checkpoint(self, name: str) -> Future[bytes]:
-        """The whole network with what the stream has learned: a safetensors file that `create_model` takes."""
+        """The whole adapted network: a safetensors file that `create_model` takes."""
 
-        def do() -> bytes:
-            with self.pool.using(name) as stream:
+        def read() -> bytes:
+            with self.streams.using(name) as stream:
                 return adapted_checkpoint(self.network, stream.method)
 
-        return self._do(name, do)
+        return self._submit(name, read)
 
-    def _do(self, name: str, do: Callable[[], T], *others: str) -> Future[T]:
-        """Do something with a stream that exists, and others that may not, while no batch of theirs runs."""
-        if name not in self.pool:
+    def _submit(self, name: str, function: Callable[[], T], *others: str) -> Future[T]:
+        """Call a function on a stream that exists, and others that may not, while no batch of theirs runs."""
+        if name not in self.streams:
             raise RequestError(404, f"there is no stream '{name}'; GET /streams lists them")
-        return self.engine.ask(do, name, *others)
+        return self.engine.submit_task(function, name, *others)
 
-    def streams(self) -> list[dict[str, Any]]:
-        """Every stream and its summary."""
-        loaded, summaries = set(self.pool.loaded), self.board.summaries()
-        return [summaries.get(name, {"name": name}) | {"loaded": name in loaded} for name in self.pool.names]
+    def list_streams(self) -> list[dict[str, Any]]:
+        """The summaries of all streams."""
+        loaded, summaries = set(self.streams.loaded), self.dashboard.summaries()
+        return [summaries.get(name, {"name": name}) | {"loaded": name in loaded} for name in self.streams.names]
 
-    def events(self, stream: str | None, most: int) -> list[dict[str, Any]]:
+    def events(self, stream: str | None, limit: int) -> list[dict[str, Any]]:
         """The newest events, of one stream or of all, oldest first."""
-        return self.journal.events(stream=stream, most=most)
+        try:
+            return self.event_log.events(stream=stream, limit=limit)
+        except sqlite3.Error as error:
+            raise StateError(f"the event log {self.event_log.path} cannot be read ({error})") from error
 
     # Callbacks of the engine and the streams
 
     def _on_event(self, stream: str, event: Event) -> None:
         number = 0
         try:
-            number = self.journal.add_event(stream, event)
+            number = self.event_log.add_event(stream, event)
         except sqlite3.Error as error:
-            self._lost("an event", error)
+            self._unrecorded.add(stream)
+            self._report_write_error("an event", error)
         self.metrics.events.labels(event.kind, event.action).inc()
-        self.board.add_event(stream, number, event)
+        self.dashboard.add_event(stream, number, event)
         log.info("event", extra={"stream": stream, "kind": event.kind, "action": event.action, "reason": event.reason})
 
-    def _on_batch(self, batch: Batch) -> None:
+    def _on_batch(self, batch: BatchResult) -> None:
         rows = [
-            (name, int(row.argmax()))
-            for answer in batch.answers
-            if answer.output.ndim == 2
-            for name, row in zip(answer.ids, answer.output, strict=True)
+            (name, best)
+            for prediction in batch.predictions
+            if prediction.output.ndim == 2
+            for name, best in zip(prediction.ids, prediction.output.argmax(1).tolist(), strict=True)
         ]
         try:
-            self.journal.add_predictions(batch.name, rows)
+            self.event_log.add_predictions(batch.name, rows)
         except sqlite3.Error as error:
-            self._lost("predictions", error)
+            self._report_write_error("predictions", error)
         self.metrics.images.labels(str(batch.result.adapted).lower()).inc(len(batch.images))
         self.metrics.batches.inc()
         self.metrics.batch_seconds.observe(batch.seconds)
         self.metrics.batch_images.observe(len(batch.images))
-        self.board.add_batch(batch)
+        self.dashboard.add_batch(batch)
 
-    def _lost(self, what: str, error: sqlite3.Error) -> None:
-        self.metrics.journal_errors.inc()
-        log.error(f"{what} cannot be written to the journal", extra={"reason": str(error)})
+    def _report_write_error(self, what: str, error: sqlite3.Error) -> None:
+        self.metrics.event_log_errors.inc()
+        log.error(f"{what} cannot be written to the event log", extra={"reason": str(error)})
+
+    def _count_labels(self, stream: str) -> LabelCounts:
+        try:
+            return self.event_log.label_counts(stream)
+        except sqlite3.Error as error:
+            log.error("labels cannot be counted", extra={"stream": stream, "reason": str(error)})
+            return LabelCounts(0, 0, {})
 
     def _readings(self) -> dict[str, dict[str, float | int | None]]:
-        summaries = self.board.summaries()
-        return {name: summaries[name]["reading"] for name in self.pool.loaded if name in summaries}
+        summaries = self.dashboard.summaries()
+        return {name: summaries[name]["reading"] for name in self.streams.loaded if name in summaries}
 
 
-def adapted_checkpoint(network: Network, method: Method) -> bytes:
+def adapted_checkpoint(network: ServedNetwork, method: Method) -> bytes:
     """The network with a method's weights and statistics, and its metadata, as safetensors."""
     about = {"adapted_by": method.name, "adapted_from": network.checkpoint.sha256}
     return encode_weights(network_state(method), {**network.checkpoint.info.to_metadata(), **about})

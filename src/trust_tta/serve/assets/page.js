@@ -18,7 +18,7 @@ const TINY = 1e-6; // what rounding leaves of a distance
 const SERIOUS = new Set(["rollback", "source", "pause", "skip"]);
 
 const streams = new Map();
-let events = [], token = sessionStorage.getItem("token") || "", fresh = true, scale = null, latest = 0;
+let events = [], received = false, token = sessionStorage.getItem("token") || "", fresh = true, scale = null, latest = 0;
 const $ = (id) => document.getElementById(id);
 
 // What arrives
@@ -27,7 +27,7 @@ function listen() {
   const source = new EventSource("live");
   source.onopen = () => { fresh = true; connected(true); };
   source.onerror = () => connected(false);
-  source.onmessage = (message) => { take(JSON.parse(message.data)); draw(); };
+  source.onmessage = (event) => { update(JSON.parse(event.data)); draw(); };
 }
 
 function connected(on) {
@@ -35,30 +35,32 @@ function connected(on) {
   $("connection").textContent = on ? "live" : "not connected; trying again";
 }
 
-function take(news) {
+function update(message) {
+  received = true;
   if (fresh) {
     for (const stream of streams.values()) stream.card?.remove();
     streams.clear();
     events = [];
     fresh = false;
   }
-  for (const name of news.gone) {
+  for (const name of message.removed) {
     streams.get(name)?.card?.remove();
     streams.delete(name);
   }
-  for (const told of news.streams) {
-    const card = streams.get(told.name)?.card, first = told.points[0]?.[0];
-    const points = (streams.get(told.name)?.points || []).filter((point) => !(point[0] > first)); // a clock may be set back
-    streams.set(told.name, { ...told, card, points: [...points, ...told.points].slice(-MOST_POINTS) });
+  for (const stream of message.streams) {
+    const card = streams.get(stream.name)?.card, first = stream.points[0]?.[0];
+    const points = (streams.get(stream.name)?.points || []).filter((point) => !(point[0] > first)); // a clock may be set back
+    streams.set(stream.name, { ...stream, card, points: [...points, ...stream.points].slice(-MOST_POINTS) });
   }
-  latest = Math.max(0, ...news.streams.map((s) => s.points.at(-1)?.[0] || 0)) || latest;
-  events = [...events, ...news.events].slice(-MOST_EVENTS);
+  latest = Math.max(0, ...message.streams.map((s) => s.points.at(-1)?.[0] || 0)) || latest;
+  events = [...events, ...message.events].slice(-MOST_EVENTS);
 }
 
 // What is drawn
 
 function draw() {
-  $("empty").hidden = streams.size > 0;
+  $("loading").hidden = received;
+  $("empty").hidden = !received || streams.size > 0;
   const all = [...streams.values()].sort((a, b) => a.number - b.number), shown = all.slice(0, MOST_CARDS);
   const now = latest, start = Math.max(now - SPAN, Math.min(now - 10, ...all.map((s) => s.points[0]?.[0] || now)));
   const tops = Object.fromEntries(CHARTS.map((chart) => [chart.key, chart.top || highest(shown, chart, start)]));

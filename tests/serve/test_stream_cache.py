@@ -13,22 +13,22 @@ import torch
 from tests.live.toys import clean, make, states_equal
 from trust_tta.errors import StateError
 from trust_tta.live.guard import Guard
-from trust_tta.serve.pool import Pool
+from trust_tta.serve.stream_cache import StreamCache
 
 
-def pool(folder: Path, *, most_loaded: int) -> Pool:
-    return Pool(
+def make_cache(folder: Path, *, max_loaded: int) -> StreamCache:
+    return StreamCache(
         make("tent", lr=1e-3),
         folder,
         guard=Guard(),
-        most_loaded=most_loaded,
-        most_streams=100,
+        max_loaded=max_loaded,
+        max_streams=100,
         on_event=lambda stream, event: None,
     )
 
 
-def test_the_least_recently_used_of_those_not_in_use_goes_to_disk(tmp_path: Path) -> None:
-    streams = pool(tmp_path, most_loaded=3)
+def test_least_recently_used_stream_is_evicted_unless_in_use(tmp_path: Path) -> None:
+    streams = make_cache(tmp_path, max_loaded=3)
     (images,) = clean(1)
     with streams.using("a") as first:
         for name in ("b", "c", "b", "d", "e"):
@@ -51,9 +51,9 @@ def test_the_least_recently_used_of_those_not_in_use_goes_to_disk(tmp_path: Path
     assert streams.loaded == []
 
 
-def test_a_stream_on_its_way_to_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_being_written_is_reopened_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks for it meanwhile gets it back from disk, not the one that is being closed."""
-    streams, leaving, let_go = pool(tmp_path, most_loaded=1), threading.Event(), threading.Event()
+    streams, leaving, let_go = make_cache(tmp_path, max_loaded=1), threading.Event(), threading.Event()
     with streams.using("a") as first:
         first(clean(1)[0])
 
@@ -79,9 +79,9 @@ def test_a_stream_on_its_way_to_disk_is_waited_for(tmp_path: Path, monkeypatch: 
     streams.close()
 
 
-def test_many_threads_and_few_places(tmp_path: Path) -> None:
+def test_many_threads_share_a_small_cache(tmp_path: Path) -> None:
     """Whatever comes and goes, each stream has seen all its images, and none is in memory twice."""
-    streams, names, rounds = pool(tmp_path, most_loaded=3), [f"s{i}" for i in range(7)], 6
+    streams, names, rounds = make_cache(tmp_path, max_loaded=3), [f"s{i}" for i in range(7)], 6
     (images,), turns = clean(1, size=4), [threading.Lock() for _ in names]
 
     def visit(number: int) -> None:
@@ -102,8 +102,8 @@ def test_many_threads_and_few_places(tmp_path: Path) -> None:
     streams.close()
 
 
-def test_as_many_as_there_are_places_may_be_in_use(tmp_path: Path) -> None:
-    streams = pool(tmp_path, most_loaded=3)
+def test_all_cached_streams_may_be_in_use(tmp_path: Path) -> None:
+    streams = make_cache(tmp_path, max_loaded=3)
     with ExitStack() as stack:
         used = [stack.enter_context(streams.using(name)) for name in ("a", "b", "c")]
         assert len({id(stream) for stream in used}) == 3

@@ -1,0 +1,139 @@
+"""The served network: loaded from a checkpoint or by its own code, wrapped in a method, and run once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trust_tta.config_io import read_text
+from trust_tta.errors import ConfigError
+from trust_tta.methods.base import Method
+from trust_tta.methods.registry import create_method
+from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.preprocessing import Preprocessing, find_preset
+from trust_tta.serve.settings import BadRequestError
+
+WARM_UP_IMAGES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkInfo:
+    """What clients are told of a served network. `outputs`: the shape of one image's logits."""
+
+    name: str
+    method_name: str
+    preprocessing: Preprocessing
+    classes: tuple[str, ...] | None
+    outputs: tuple[int, ...]
+
+    def read_label(self, given: Any) -> int:
+        """The number of a class that a client gives by number or by name."""
+        if isinstance(given, str) and self.classes and given in self.classes:
+            return self.classes.index(given)
+        count = self.outputs[0]
+        if type(given) is int and 0 <= given < count:
+            return given
+        names = f", or a name such as '{self.classes[0]}'" if self.classes else ""
+        raise BadRequestError(
+            f"the label {json.dumps(given)[:60]} is not a class; give a number from 0 to {count - 1}{names}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ServedNetwork(NetworkInfo):
+    """A network and the method over it, which each stream forks. `notes`: sentences for whoever starts the service."""
+
+    method: Method
+    checkpoint: Checkpoint
+    notes: tuple[str, ...] = ()
+
+    def info(self) -> NetworkInfo:
+        """Everything but the weights, for a process that does not load them."""
+        return NetworkInfo(**{field.name: getattr(self, field.name) for field in fields(NetworkInfo)})
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a folder of streams to be continued."""
+        options = self.method.options.model_dump(mode="json")
+        return {"checkpoint": self.checkpoint.sha256, "method": self.method.name, "options": options}
+
+
+@dataclass(frozen=True)
+class NetworkSource:
+    """Where a network comes from, as the command line gives it.
+
+    `checkpoint`: a file or a known name; None: the weights that `model`, "package.module:Name", loads itself.
+    """
+
+    checkpoint: str | None = "vmamba_nano_cifar10"
+    model: str | None = None
+    preprocessing: str | None = None
+    classes: tuple[str, ...] | None = None
+
+    def open(self) -> Checkpoint:
+        if self.checkpoint is None and self.model is None:
+            raise ConfigError("there is no network; give --checkpoint FILE, --model NAME, or both")
+        preset = find_preset(self.preprocessing) if self.preprocessing else None
+        checkpoint = Checkpoint.open(self.checkpoint, variant=self.model, preprocessing=preset)
+        if self.classes is None:
+            return checkpoint
+        if checkpoint.num_classes not in (None, len(self.classes)):
+            raise ConfigError(
+                f"the network outputs {checkpoint.num_classes} classes, but --classes names {len(self.classes)}; "
+                "give one name per output"
+            )
+        return replace(checkpoint, classes=self.classes)
+
+    @property
+    def name(self) -> str:
+        """The name under which the network is served."""
+        if self.checkpoint is None:
+            return str(self.model).replace(":", ".").rpartition(".")[2].lower()
+        return Path(self.checkpoint).stem if Path(self.checkpoint).exists() else self.checkpoint
+
+
+def read_classes(path: str | Path) -> tuple[str, ...]:
+    """Class names from a text file with one per line, or from the subfolders of a folder, in sorted order."""
+    if Path(path).is_dir():
+        return tuple(sorted(entry.name for entry in Path(path).iterdir() if entry.is_dir()))
+    return tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
+
+
+def open_network(
+    source: NetworkSource | str,
+    method: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    device: str | torch.device = "cpu",
+) -> ServedNetwork:
+    """Load a network, wrap it in a method, and run it once, so that no client waits for compilation."""
+    source = NetworkSource(checkpoint=source) if isinstance(source, str) else source
+    opened = source.open()
+    model, notes = opened.load(device=device), list[str]()
+    made = create_method(method, model, **(options or {}))
+    if made.statistics.of_batches and "statistics" not in (options or {}):
+        # One image has no batch statistics: every request by itself would be predicted as the same class.
+        made = create_method(method, model, **(options or {}), statistics="stream")
+        notes.append(
+            f"{made.name} normalizes by the statistics of the stream instead of the batch: requests may hold one image"
+        )
+    if made.name in ("roid", "cmf"):
+        notes.append(f"{made.name} rescales logits by class frequencies: its confidence is not a probability")
+    size = opened.preprocessing.size
+    noise = torch.randn(WARM_UP_IMAGES, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
+    made.fork()(noise)
+    outputs = tuple(made.evaluate(noise).shape[1:])
+    return ServedNetwork(
+        name=source.name,
+        method_name=made.name,
+        preprocessing=opened.preprocessing,
+        classes=opened.classes,
+        outputs=outputs,
+        method=made,
+        checkpoint=opened.release(),
+        notes=tuple(notes),
+    )
