@@ -131,9 +131,9 @@ class Service:
     def _check_input(self, images: Tensor) -> None:
         """Warn if network input cannot have gone through the preprocessing; our own networks check this themselves."""
         self._unchecked_batches -= 1
-        if doubt := self.network.preprocessing.doubt(images):
+        if mismatch := self.network.preprocessing.mismatch(images):
             self._unchecked_batches = 0
-            warnings.warn(f"{doubt}; send pixels as UINT8, or preprocess them", TrustWarning, stacklevel=2)
+            warnings.warn(f"{mismatch}; send pixels as UINT8, or preprocess them", TrustWarning, stacklevel=2)
 
     def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Feedback | None]:
         """Store labels of predictions; they are on disk when this returns. None for each unknown prediction."""
