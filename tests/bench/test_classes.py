@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,17 @@ def test_outputs_in_another_order_change_nothing(photos: Path, tmp_path: Path) -
     other = write_network(tmp_path / "other.safetensors", classes=[CIFAR10_CLASSES[k] for k in order], order=order)
     assert accuracy(usual) > 0.7
     assert accuracy(run(config(tmp_path, photos, str(other)))) == accuracy(usual)
+
+
+def test_a_subset_of_the_classes_is_scored(photos: Path, tmp_path: Path) -> None:
+    """Among four classes the network errs no more often than among its ten."""
+    for name in CIFAR10_CLASSES[:6]:
+        shutil.rmtree(photos / name)
+    found, recorder = run(config(tmp_path, photos, "vmamba_nano_cifar10"))
+    assert found[0].result.samples == 4 * PER_CLASS
+    assert found[0].result.accuracy > 0.7
+    (warning,) = recorder.warnings
+    assert warning.startswith("warning: folder has 4 of the 10 classes of ")
 
 
 def test_a_class_that_is_spelled_otherwise_is_refused_with_both_lists(photos: Path, tmp_path: Path) -> None:

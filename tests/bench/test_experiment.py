@@ -30,7 +30,7 @@ def test_other_classes_than_the_data_has_are_refused(tmp_path: Path) -> None:
     )
     dataset = ExperimentData(DataConfig(dataset="sample")).clean()
     checkpoint = find_checkpoint(config, domain="clean")
-    with pytest.raises(ConfigError, match="tells 7 classes apart and sample has 10"):
+    with pytest.raises(ConfigError, match="outputs 7 classes, but sample has 10"):
         load_network(checkpoint, dataset=dataset, device=torch.device("cpu"))
 
 

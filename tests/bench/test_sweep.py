@@ -317,7 +317,7 @@ def test_a_failure_in_warming_up_is_at_most_a_failed_cell(tmp_path: Path, broken
 def test_a_user_s_mistake_is_raised_and_records_nothing(tmp_path: Path) -> None:
     wrong = tiny_config(tmp_path, model={"num_classes": 7})
     with ResultStore(wrong.store) as store:
-        with pytest.raises(ConfigError, match="tells 7 classes apart"):
+        with pytest.raises(ConfigError, match="outputs 7 classes"):
             sweep(wrong, store, progress=Recorder())
         misfit = tiny_config(tmp_path, model={"overrides": {"dims": [8, 24]}})
         with pytest.raises(CheckpointError, match="does not fit the network"):

@@ -41,10 +41,53 @@ def test_a_near_miss_shows_both_lists() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("names", [("ape", "bee", "dog"), ("ape", "bee"), ("ape", "bee", "cat", "dog")])
-def test_other_classes_are_refused(names: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="are not those of the network"):
+@pytest.mark.parametrize("names", [("ape", "bee", "dog"), ("ape", "dog"), ("ape", "bee", "cat", "dog")])
+def test_unknown_classes_are_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="are not those of the network: the network has no dog"):
         match_classes(names, ("ape", "bee", "cat"))
+
+
+def test_a_subset_of_the_classes_is_matched_by_name() -> None:
+    dataset = array_dataset(thumbnails(3), np.array([0, 1, 1]), ["cat", "ape"], name="photos", domain="all")
+    aligned, warning = align_classes(dataset, ("ape", "bee", "cat"), source="'net.pth'")
+    assert aligned.labels.tolist() == [2, 0, 0]
+    assert aligned.class_names == ("ape", "bee", "cat")
+    assert aligned.class_mask is not None
+    assert aligned.class_mask.tolist() == [0, 2]
+    assert warning == "photos has 2 of the 3 classes of 'net.pth'"
+
+
+@pytest.mark.parametrize("named", ["name", "wnid", None])
+def test_some_of_imagenets_classes_are_matched_by_wordnet_id(tmp_path: Path, named: str | None) -> None:
+    """200 of the 1,000 folders, as a user unpacks them, with a network that has names, ids or neither."""
+    classes = imagenet_classes()
+    chosen = list(range(3, 1000, 5))
+    class_tree(tmp_path, [classes[k].wnid for k in chosen], per_class=1)
+    network = None if named is None else tuple(getattr(c, named) for c in classes)
+    aligned, warning = align_classes(open_dataset("folder", tmp_path), network, outputs=1000, source="'net.pth'")
+    assert sorted(aligned.labels.tolist()) == chosen
+    assert aligned.class_mask is not None
+    assert aligned.class_mask.tolist() == chosen
+    assert len(aligned.class_names) == 1000
+    assert warning.startswith("folder has 200 of the 1000 classes of 'net.pth'")
+    assert ("taken as ImageNet's" in warning) == (named is None)
+
+
+def test_folders_named_by_output_index_are_matched_by_it(tmp_path: Path) -> None:
+    class_tree(tmp_path, ["7", "31", "207"], per_class=1)
+    for network in (None, tuple(c.name for c in imagenet_classes())):
+        aligned, _ = align_classes(open_dataset("folder", tmp_path), network, outputs=1000, source="'net.pth'")
+        assert aligned.labels.tolist() == [7, 31, 207]
+
+
+def test_a_number_of_classes_that_cannot_be_matched_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'net\.pth' outputs 1000 classes, but photos has 2; name its classes by"):
+        match_classes(("ape", "bee"), None, outputs=1000, data="photos", source="'net.pth'")
+
+
+def test_bare_labels_need_not_use_every_class() -> None:
+    dataset = array_dataset(thumbnails(2), np.array([0, 1]), ["0", "1"], name="array", domain="all")
+    assert align_classes(dataset, CIFAR10_CLASSES, source="'net.pth'") == (dataset, "")
 
 
 def test_a_network_without_names_gets_a_warning() -> None:

@@ -196,6 +196,4 @@ def prepare(domain: Domain, preprocessing: Preprocessing, checkpoint: Checkpoint
 
 def align(dataset: Dataset, checkpoint: Checkpoint) -> tuple[Dataset, str]:
     """The data set with its classes matched by name to the network's, and a warning where that is not possible."""
-    if checkpoint.num_classes not in (None, len(dataset.class_names)):
-        return dataset, ""  # refused when the network is loaded
-    return align_classes(dataset, checkpoint.classes, source=checkpoint.origin)
+    return align_classes(dataset, checkpoint.classes, outputs=checkpoint.num_classes, source=checkpoint.origin)

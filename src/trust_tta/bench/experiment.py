@@ -79,7 +79,7 @@ def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.devi
     fits = outputs >= classes if dataset.name in _BARE_LABELS else outputs == classes
     if not fits:
         raise ConfigError(
-            f"{checkpoint.origin} tells {outputs} classes apart and {dataset.name} has {classes}; "
+            f"{checkpoint.origin} outputs {outputs} classes, but {dataset.name} has {classes}; "
             "give a checkpoint that was trained or fine-tuned on these classes"
         )
     return checkpoint.load(device=device, num_classes=outputs)

@@ -1,14 +1,15 @@
-"""The match of a data set's classes with a network's, by their names."""
+"""Match the classes of a data set to the outputs of a network."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.class_names import imagenet_classes
+from trust_tta.data.class_names import imagenet_classes, label_of_wnid
 from trust_tta.errors import ConfigError, DataError
 
 MAX_CLASSES = 100_000  # more than any data set has; a label above it is a mistake
@@ -41,43 +42,98 @@ def are_numeric(names: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ClassMatch:
-    """`outputs` (classes,): the network's output that stands for each label; `warning`: what could not be checked."""
+    """`outputs` (classes,): the network's output index of each class of the data; `names`: those of all outputs."""
 
     outputs: NDArray[np.int64]
-    warning: str = ""
+    names: tuple[str, ...]
+    warning: str = ""  # what could not be checked
 
     @property
     def is_identity(self) -> bool:
         return bool((self.outputs == np.arange(len(self.outputs))).all())
 
+    @property
+    def is_subset(self) -> bool:
+        return len(self.outputs) < len(self.names)
+
 
 def match_classes(
-    names: Sequence[str], network: Sequence[str] | None, *, data: str = "the data", source: str = "the network"
+    names: Sequence[str],
+    network: Sequence[str] | None,
+    *,
+    outputs: int | None = None,
+    data: str = "the data",
+    source: str = "the network",
 ) -> ClassMatch:
-    """Match a data set's classes with a network's by name, in whatever order either has them.
+    """Match the classes of a data set to a network's by name, WordNet id or output index, in any order.
 
-    Names that differ are an error that shows both lists. Without names on one side the order decides, with a warning.
+    The data may have a subset of the network's classes. `network`: its class names, None where it has none; `outputs`:
+    its number of classes. Without names on one side the order decides, with a warning.
     """
-    order = np.arange(len(names), dtype=np.int64)
-    if are_numeric(names):
-        return ClassMatch(order)
-    if network is None:
-        return ClassMatch(
-            order,
-            f"{source} does not name its classes: those of {data} are taken in the order {_listing(names)}; "
-            "check that it was trained in this order",
-        )
-    if tuple(names) == tuple(network) or _are_wnids(names, network):
-        return ClassMatch(order)
-    if are_numeric(network):
-        return ClassMatch(order, f"{source} numbers its classes: those of {data} are taken as {_listing(names)}")
-    places = {name: place for place, name in enumerate(network)}
-    if len(places) < len(network) or sorted(names) != sorted(network):
+    count = len(network) if network is not None else outputs or len(names)
+    if are_numeric(names) and len(names) <= count:
+        return ClassMatch(np.arange(len(names)), tuple(network or map(str, range(count))))
+    if network is None or are_numeric(network):
+        return _match_unnamed(names, network, count, data=data, source=source)
+    wnids, words = tuple(c.wnid for c in imagenet_classes()), tuple(c.name for c in imagenet_classes())
+    if tuple(names) == tuple(network) or {tuple(names), tuple(network)} <= {wnids, words}:
+        return ClassMatch(np.arange(len(names)), tuple(network))
+    places = _places(network)
+    if tuple(network) in (wnids, words):
+        places |= _places(words) | label_of_wnid()
+    found = [places.get(name) for name in names]
+    matched = [place for place in found if place is not None]
+    if len(matched) < len(names) and _are_indices(names, count):
+        matched = [int(name) for name in names]
+    if len(set(matched)) < len(names):
         raise ConfigError(
             f"the classes of {data} are not those of {source}: {_difference(names, network)}; "
             f"{data} has {_listing(names)}, {source} has {_listing(network)}"
         )
-    return ClassMatch(np.array([places[name] for name in names], dtype=np.int64))
+    return ClassMatch(np.array(matched, dtype=np.int64), tuple(network))
+
+
+def _places(names: Sequence[str]) -> dict[str, int]:
+    """The index of each name that occurs once."""
+    counts = Counter(names)
+    return {name: place for place, name in enumerate(names) if counts[name] == 1}
+
+
+def _match_unnamed(
+    names: Sequence[str], network: Sequence[str] | None, count: int, *, data: str, source: str
+) -> ClassMatch:
+    """Match classes to the outputs of a network that has numbers for class names, or none."""
+    all_names = [str(output) for output in range(count)]
+    wnids = label_of_wnid()
+    if _are_indices(names, count):
+        places, warning = (
+            [int(name) for name in names],
+            f"the classes of {data} are taken as output indices of {source}",
+        )
+    elif count == len(wnids) and all(name in wnids for name in names):
+        places, all_names = [wnids[name] for name in names], [c.name for c in imagenet_classes()]
+        warning = (
+            f"{source} does not name its classes: its {count} outputs are taken as ImageNet's, sorted by WordNet id"
+        )
+    elif len(names) == count:
+        places, all_names = list(range(count)), list(network or names)
+        numbers = "numbers its classes" if network is not None else "does not name its classes"
+        warning = (
+            f"{source} {numbers}: those of {data} are taken in the order {_listing(names)}; "
+            "check that it was trained in this order"
+        )
+    else:
+        raise ConfigError(
+            f"{source} outputs {count} classes, but {data} has {len(names)}; name its classes by output index or "
+            "WordNet id, or give a checkpoint that was trained or fine-tuned on these classes"
+        )
+    return ClassMatch(np.array(places, dtype=np.int64), tuple(all_names), warning)
+
+
+def _are_indices(names: Sequence[str], count: int) -> bool:
+    return all(name.isdecimal() and len(name) < 8 and int(name) < count for name in names) and (
+        len({int(name) for name in names}) == len(names)
+    )
 
 
 def spelling_variants(names: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
@@ -86,23 +142,12 @@ def spelling_variants(names: Sequence[str], others: Sequence[str]) -> list[tuple
     return [(name, folded[fold_name(name)]) for name in names if name not in known and fold_name(name) in folded]
 
 
-def _are_wnids(names: Sequence[str], network: Sequence[str]) -> bool:
-    """Whether one side names ImageNet's classes by their WordNet ids and the other in words."""
-    wnids, words = tuple(c.wnid for c in imagenet_classes()), tuple(c.name for c in imagenet_classes())
-    return {tuple(names), tuple(network)} <= {wnids, words}
-
-
 def _difference(names: Sequence[str], network: Sequence[str]) -> str:
     if misses := spelling_variants(names, network):
         pairs = ", ".join(f"'{name}' is spelled '{other}'" for name, other in misses[:_SHOWN])
         return f"{pairs} in the network; rename it"
-    strange, lacking = sorted(set(names) - set(network)), sorted(set(network) - set(names))
-    if strange or lacking:
-        return " and ".join(
-            [f"the network has no {_listing(strange)}"] * bool(strange)
-            + [f"the data has no {_listing(lacking)}"] * bool(lacking)
-        )
-    return "a name is there twice"
+    unknown = sorted(set(names) - set(network))
+    return f"the network has no {_listing(unknown)}" if unknown else "a name occurs twice"
 
 
 def _listing(names: Sequence[str]) -> str:

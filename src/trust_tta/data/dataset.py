@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.class_matching import match_classes
+from trust_tta.data.class_matching import are_numeric, match_classes
 from trust_tta.data.file_io import hash_array, hash_file_sizes, hash_strings
 from trust_tta.data.images import read_image
 from trust_tta.errors import DataError
@@ -140,7 +140,8 @@ class Dataset:
 
     def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> Dataset:
         """The data set with label i as `outputs[i]`, under the class names of a network."""
-        mask = None if self.class_mask is None else np.sort(outputs[self.class_mask])
+        kept = outputs if self.class_mask is None else outputs[self.class_mask]
+        mask = np.sort(kept) if len(kept) < len(names) else None
         return replace(self, labels=outputs[self.labels], class_names=names, class_mask=mask)
 
     @cached_property
@@ -207,12 +208,20 @@ def join_datasets(datasets: Sequence[Dataset], *, domain: str) -> Dataset:
     )
 
 
-def align_classes(dataset: Dataset, network: Sequence[str] | None, *, source: str) -> tuple[Dataset, str]:
-    """The data set with its labels numbered as the outputs of a network with these classes, and a warning or "".
+def align_classes(
+    dataset: Dataset, network: Sequence[str] | None, *, outputs: int | None = None, source: str
+) -> tuple[Dataset, str]:
+    """The data set with its labels numbered as the outputs of a network, and a warning or "".
 
-    Classes are matched by name; `source` names the network in messages.
+    `network`: the class names of the network, `outputs`: their number, where it has no names; `source` is its name in
+    messages. Where the data has a subset of the classes, `class_mask` has their outputs.
     """
-    match = match_classes(dataset.class_names, network, data=dataset.name, source=source)
-    if match.is_identity:
+    match = match_classes(dataset.class_names, network, outputs=outputs, data=dataset.name, source=source)
+    bare_labels = are_numeric(dataset.class_names) and not isinstance(dataset.images, FileImages)
+    if match.is_identity and (bare_labels or not match.is_subset):  # bare labels need not use every class
         return dataset, match.warning
-    return dataset.renumber(match.outputs, tuple(network or dataset.class_names)), match.warning
+    warning = match.warning
+    if match.is_subset:
+        part = f"{dataset.name} has {len(match.outputs)} of the {len(match.names)} classes of {source}"
+        warning = f"{part}; {warning}" if warning else part
+    return dataset.renumber(match.outputs, match.names), warning

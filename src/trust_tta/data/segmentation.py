@@ -79,7 +79,7 @@ class SegmentationDataset(Dataset):
 
     def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> SegmentationDataset:
         """The data set with label i as `outputs[i]`, under the class names of a network, colors included."""
-        table, palette = lookup_table(dict(enumerate(outputs.tolist()))), np.zeros_like(self.palette)
+        table, palette = lookup_table(dict(enumerate(outputs.tolist()))), np.zeros((len(names), 3), np.uint8)
         palette[outputs] = self.palette
         masks = replace(self.masks, table=table[self.masks.table])
         return replace(self, masks=masks, palette=palette, class_names=names)
