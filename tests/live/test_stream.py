@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import trust_tta as tt
-from tests.live.toys import clean, draw, make, states_equal, toy
+from tests.live.toys import clean, draw, make, noise_like, states_equal, toy
 from trust_tta.errors import ConfigError, ShapeError, StateError
+from trust_tta.live.calibration import calibrate
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.stream import Stream
 
@@ -76,6 +77,60 @@ def test_predictions_without_adapting_leave_no_trace() -> None:
     assert torch.equal(result.logits, stream.method.evaluate(images[1]))
     assert states_equal(stream.method.state_dict(), state)
     assert stream.batches == 1
+
+
+@pytest.mark.parametrize("name", ["tent", "bn", "shot", "sar", "roid"])
+def test_single_images_are_predicted_by_the_source_where_the_batch_has_no_statistics(name: str) -> None:
+    stream, source, events = Stream(make(name)), make("source"), list[Event]()
+    images, labels = draw(40, seed=6, noise=1.5)
+    state = stream.method.state_dict()
+    for image in images:
+        result = stream(image)
+        torch.testing.assert_close(result.logits, source(image[None]))
+        assert not result.adapted
+        events += result.events
+    assert [(e.kind, e.action) for e in events] == [("single_image", "none")]
+    assert states_equal(stream.method.state_dict(), state)
+    assert stream(images).adapted
+
+
+def test_single_images_without_batch_statistics_are_refused_where_nothing_else_can_predict_them() -> None:
+    stream = Stream(make("tent"), guard=None)
+    with pytest.raises(ConfigError, match='create the method with statistics="stream", or give batches of 8 or more'):
+        stream(draw(1, seed=0)[0])
+    assert stream(clean(1)[0]).adapted
+
+
+@pytest.mark.parametrize("statistics", ["stream", "source"])
+def test_single_images_are_learned_from_with_other_statistics(statistics: str) -> None:
+    stream = Stream(make("tent", statistics=statistics))
+    results = [stream(image) for image in draw(4, seed=0)[0]]
+    assert all(result.adapted and not result.events for result in results)
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_predictions_without_adapting_end_a_drift_too(size: int) -> None:
+    """What was learned on a drift is not served for clean images, whether these are learned from or not."""
+    stream = Stream(make("tide", lr=1e-2), reference=calibrate(make("tide", lr=1e-2), clean(40, size=16, seed=3)))
+    for i in range(12):
+        stream(noise_like(i, 16))
+    images, events = draw(32, seed=8)[0], list[Event]()
+    for part in images.split(size):
+        result = stream(part, adapt=False)
+        assert not result.adapted
+        events += result.events
+    assert [(e.kind, e.action) for e in events] == [("drift_over", "source")]
+    assert torch.equal(result.logits, make("tide", lr=1e-2).evaluate(part))
+    assert stream.batches == 12
+
+
+def test_predictions_without_adapting_report_broken_images() -> None:
+    stream = Stream(make(lr=1e-3))
+    images = clean(1)[0]
+    images[5] = float("nan")
+    result = stream(images, adapt=False)
+    assert [e.kind for e in result.events] == ["broken_input"]
+    assert result.logits.isnan().any(1).nonzero().tolist() == [[5]]
 
 
 # Requests

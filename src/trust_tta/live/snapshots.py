@@ -1,4 +1,4 @@
-"""The adapted state on disk: one safetensors file per snapshot, written whole or not at all, checked when it is read.
+"""Snapshots of the adapted state: one safetensors file each, written atomically, checked against a hash when read.
 
 A state is nested dicts, lists and tuples of tensors and plain values. `encode` makes it flat: the tensors by number,
 and a JSON text of everything else in which `{"tensor": "7"}` stands for the seventh.
@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from trust_tta.atomic import write_whole
+from trust_tta.config_io import MAX_DEPTH, is_too_deep
 from trust_tta.errors import StateError
+from trust_tta.schema import show
 
 FORMAT = 1
 _FILE = re.compile(r"snapshot-(\d{12})\.safetensors")
@@ -161,10 +163,15 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if metadata["sha256"] != _digest(header, tensors):
             raise StateError(f"the snapshot {path} is damaged: its contents do not have the hash it was written with")
         content = json.loads(header)
+        if is_too_deep(content):
+            raise StateError(f"the snapshot {path} is nested deeper than {MAX_DEPTH} levels; take an earlier one")
         if content["format"] != FORMAT:
-            raise StateError(f"the snapshot {path} has format {content['format']!r}; this version reads {FORMAT}")
-        return decode(content["tree"], tensors), content["about"]
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"the snapshot {path} has format {show(content['format'])}; this version reads {FORMAT}")
+        state, about = decode(content["tree"], tensors), content["about"]
+        if not isinstance(state, dict) or not isinstance(about, dict):
+            raise StateError(f"the snapshot {path} holds a {type(state).__name__}; a dict is wanted")
+        return state, about
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:  # too deep: RuntimeError
         raise StateError(f"the snapshot {path} cannot be read ({type(error).__name__}); take an earlier one") from error
 
 
