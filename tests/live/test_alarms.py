@@ -47,6 +47,17 @@ def test_with_few_batches_a_wider_tail_is_assumed() -> None:
     assert np.median(lengths) > 100
 
 
+@pytest.mark.parametrize("batches", [4, 8, 16])
+def test_a_small_reference_has_limits_near_those_of_a_large_one(batches: int) -> None:
+    large, small = (calibrate(make("bn"), clean(n, seed=n)).limits for n in (120, batches))
+    assert large.drift is not None
+    assert small.drift is not None
+    assert large.class_shift is not None
+    assert small.class_shift is not None
+    assert large.drift / 2 < small.drift < 3 * large.drift
+    assert large.class_shift / 2 < small.class_shift < 3 * large.class_shift
+
+
 def test_a_reference_survives_the_disk_and_is_found_again(tmp_path: Path) -> None:
     with Stream(make(), snapshots=tmp_path) as stream:
         reference = stream.calibrate(clean(12), expected_batches_between_false_alarms=50)

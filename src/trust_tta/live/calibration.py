@@ -28,7 +28,8 @@ from trust_tta.methods.base import Method
 Values: TypeAlias = NDArray[np.float64]
 
 MIN_BATCHES = 4
-MIN_BATCHES_FOR_BOOTSTRAP = 16  # with fewer, resampling does not reach the tail that is asked for
+MIN_FOR_BOOTSTRAP = 16  # batches or parts; with fewer, resampling does not reach the tail that is asked for
+BLOCKS, MIN_PARTS = 64, 4  # parts of batches to draw from, and of each batch, where there are too few batches
 RUNS, RUN_LENGTH = 200, 256  # simulated streams and their batches
 ALARM_KINDS = 3  # which share the budget of false alarms
 
@@ -41,8 +42,9 @@ def calibrate(
     A copy of `method` adapts on them as the stream will. Half of the batches give the reference and a canary, the other
     half the limits: streams are drawn from them with replacement, and a limit is what their largest value stays
     below as often as it takes for one false alarm in so many batches, of all kinds together. Where that is rarer than
-    the drawn streams can show, a Gumbel distribution is fitted to their largest values; where there are too few batches
-    to draw from, Student's t to the cube roots of their values.
+    the drawn streams can show, a Gumbel distribution is fitted to their largest values. Where there are too few batches
+    to draw from, parts of them are drawn (a block bootstrap); with fewer than 16 of these, Student's t is fitted to the
+    cube roots of their values.
     """
     every = expected_batches_between_false_alarms
     if not (isinstance(every, (int, float)) and 2 <= every < math.inf):
@@ -58,7 +60,7 @@ def calibrate(
     inputs = sum((b.inputs * b.size for b in first), torch.zeros(())) / images
     source = torch.cat([b.source for b in first])
     canary = balanced(torch.cat([b.images for b in first]), source)
-    limits = _limits(second, inputs, source.double().mean(0).cpu(), every=float(every), seed=seed)
+    limits = _limits(second, inputs, source.double().mean(0).cpu(), source_reference, every=float(every), seed=seed)
     return Reference(inputs, source.double().mean(0).cpu(), canary, limits, _depths(first, second))
 
 
@@ -67,7 +69,7 @@ class _Batch:
     images: Tensor
     inputs: Tensor  # (2, c)
     source: Tensor  # (n, classes)
-    agreement: tuple[float, float]  # the source's confidence, and that of it where both agree
+    agreement: Values  # (n, 2): the source's confidence, and the same where both agree, else 0
     comparison: StatisticsComparison | None
 
     @property
@@ -79,9 +81,8 @@ class _Batch:
         statistics = torch.from_numpy(reference.input_statistics(images))
         served, source = reference.compare(images, method(images))
         weights = source.amax(1)
-        agreeing = float((weights * (served.argmax(1) == source.argmax(1))).sum())
-        comparison = reference.compare_statistics(images, source)
-        return cls(images, statistics, source, (float(weights.sum()), agreeing), comparison)
+        agreement = torch.stack([weights, weights * (served.argmax(1) == source.argmax(1))], 1).double().cpu().numpy()
+        return cls(images, statistics, source, agreement, reference.compare_statistics(images, source))
 
 
 def _depths(first: list[_Batch], second: list[_Batch]) -> NormReference | None:
@@ -97,25 +98,42 @@ def _depths(first: list[_Batch], second: list[_Batch]) -> NormReference | None:
     return NormReference(torch.from_numpy(middle), torch.from_numpy(last), (near, far))
 
 
-def _limits(batches: list[_Batch], inputs: Tensor, classes: Tensor, *, every: float, seed: int) -> Limits:
+def _limits(
+    batches: list[_Batch], inputs: Tensor, classes: Tensor, source: SourceReference, *, every: float, seed: int
+) -> Limits:
     size = max(1, round(sum(b.size for b in batches) / len(batches)))
-    share = every * ALARM_KINDS
-    statistics: list[tuple[Values, Callable[[Values], Values], int]] = [
-        (
-            np.stack([b.inputs.flatten().numpy() for b in batches]),
+    parts_of_a_batch = min(size, max(MIN_PARTS, -(-BLOCKS // len(batches))))
+
+    def limit(
+        values: Callable[[_Batch, int], list[Values]], statistic: Callable[[Values], Values], images: int
+    ) -> tuple[float, Tail]:
+        """The limit of a statistic over the last `images`; `values`: its vectors for each of the parts of a batch."""
+        parts, window = 1, -(-images // size)
+        if _too_few(len(batches), window, every * ALARM_KINDS):
+            parts, window = parts_of_a_batch, -(-images * parts_of_a_batch // size)
+        vectors = np.stack([vector for batch in batches for vector in values(batch, parts)])
+        return limit_for(vectors, statistic, window=window, every=every * ALARM_KINDS * parts, seed=seed)
+
+    def input_values(batch: _Batch, parts: int) -> list[Values]:
+        images = batch.images.tensor_split(parts)
+        return [batch.inputs.flatten().numpy()] if parts == 1 else [source.input_statistics(i).ravel() for i in images]
+
+    found = [
+        limit(
+            input_values,
             lambda means: input_distances(means.reshape(-1, *inputs.shape), inputs.numpy()),
             INPUT_WINDOW,
         ),
-        (
-            np.stack([b.source.double().mean(0).cpu().numpy() for b in batches]),
+        limit(
+            lambda batch, parts: [p.double().mean(0).cpu().numpy() for p in batch.source.tensor_split(parts)],
             lambda means: np.abs(means - classes.numpy()).sum(1) / 2,
             CLASS_WINDOW,
         ),
-        (np.array([b.agreement for b in batches]), lambda sums: 1 - sums[:, 1] / sums[:, 0], CLASS_WINDOW),
-    ]
-    found = [
-        limit_for(values, statistic, window=-(-images // size), every=share, seed=seed)
-        for values, statistic, images in statistics
+        limit(
+            lambda batch, parts: [p.sum(0) for p in np.array_split(batch.agreement, parts)],
+            lambda sums: 1 - sums[:, 1] / sums[:, 0],
+            CLASS_WINDOW,
+        ),
     ]
     (drift, drift_tail), (shift, shift_tail), (disagreement, _) = found
     # Three images of a window may differ even if no reference image did.
@@ -138,8 +156,6 @@ def limit_for(
     values: (batches, d), one vector per reference batch; `statistic` takes means (m, d) and gives numbers (m,).
     """
     generator = np.random.default_rng(seed)
-    # Resampling cannot show what is rarer than the number of different windows it can draw.
-    few = len(values) < MIN_BATCHES_FOR_BOOTSTRAP or len(values) ** window < 100 * every
     maxima, series = [], []
     for _ in range(RUNS):
         drawn = values[generator.integers(len(values), size=RUN_LENGTH + window - 1)]
@@ -147,7 +163,7 @@ def limit_for(
         numbers = statistic((sums[window:] - sums[:-window]) / window)
         maxima.append(float(numbers.max()))
         series.append(numbers[:: max(1, window)])
-    if few:
+    if _too_few(len(values), window, every):
         from scipy.stats import t
 
         roots = np.cbrt(np.concatenate(series))  # nearly normal, unlike distances and rates, which are skewed
@@ -158,3 +174,8 @@ def limit_for(
         return float(np.quantile(maxima, stays)), "bootstrap"
     scale = float(np.std(maxima)) * math.sqrt(6) / math.pi
     return float(np.mean(maxima)) - scale * (np.euler_gamma + math.log(-math.log(stays))), "gumbel"
+
+
+def _too_few(vectors: int, window: int, every: float) -> bool:
+    """Whether resampling cannot show what is rarer than the number of different windows it can draw."""
+    return vectors < MIN_FOR_BOOTSTRAP or window * math.log(vectors) < math.log(100 * every)
