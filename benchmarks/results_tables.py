@@ -20,7 +20,14 @@ from trust_tta.report.model import Group, Report, read_report
 from trust_tta.report.published import load_published
 from trust_tta.report.significance import domain_seeds
 from trust_tta.report.summary import summarize
-from trust_tta.report.tables import accuracy_table, calibration_table, cost_table, difference_table, duel_table, notes
+from trust_tta.report.tables import (
+    accuracy_table,
+    calibration_table,
+    cost_table,
+    difference_table,
+    equal_cost_table,
+    notes,
+)
 from trust_tta.report.text import counted
 from trust_tta.results import Cell, format_gain, format_percent
 from trust_tta.results.display import HELD_OUT
@@ -87,7 +94,12 @@ def write_cells(report: Report, path: Path) -> None:
 
 
 def page(group: Group, config: Path) -> str:
-    found = (difference_table(group), duel_table(group), cost_table(group, load_published()), calibration_table(group))
+    found = (
+        difference_table(group),
+        equal_cost_table(group),
+        cost_table(group, load_published()),
+        calibration_table(group),
+    )
     tables = [f"{table.caption}.\n\n{to_markdown(table)}" for table in found if table is not None]
     what = "Mean IoU" if group.is_segmentation else "Accuracy"
     sections = (
@@ -141,7 +153,9 @@ def overview(report: Report) -> str:
 
 def short_title(group: Group) -> str:
     parts = [group.setting, f"batch {group.batch_size}", *([f"{group.limit} images"] if group.limit else [])]
-    return ", ".join([*parts, *([] if group.dataset == "cifar10-c" else [group.dataset]), *filter(None, [group.apart])])
+    return ", ".join(
+        [*parts, *([] if group.dataset == "cifar10-c" else [group.dataset]), *filter(None, [group.distinction])]
+    )
 
 
 def _accuracy(group: Group, label: str) -> str:

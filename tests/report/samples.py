@@ -158,7 +158,7 @@ def make_groups(cells: Sequence[Cell], failures: Sequence[Failure] = (), absent:
 
     named = [replace(cell, label=label(cell.key)) for cell in cells]
     failed = [replace(failure, label=label(failure.key)) for failure in failures]
-    return model.make_groups([*named, *failed, *(model.Planned(key, label(key)) for key in absent)])
+    return model.make_groups([*named, *failed, *(model.PendingCell(key, label(key)) for key in absent)])
 
 
 def fill_store(path: Path, cells: Iterable[Cell]) -> Path:

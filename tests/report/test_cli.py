@@ -31,6 +31,36 @@ def test_report_prints_tables_and_writes_the_page(tmp_path: Path, capsys: pytest
     assert sorted(path.suffix for path in tables.iterdir()) == [".csv", ".md", ".tex"]
 
 
+def test_filters_of_the_page_are_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = plausible_cells(methods=["bn", "tent", "trust"], domains=["fog", "snow", "frost"], seeds=1)
+    other = plausible_cells(methods=["bn"], domains=["fog"], seeds=1, setting="continual", experiment="second")
+    store = fill_store(tmp_path / "store.db", [*cells, *other])
+    flags = ["--methods", "bn,trust", "--domains", "fog,snow", "--settings", "online"]
+    assert main(["report", str(store), *flags]) == 0
+    out = capsys.readouterr().out
+    assert "averaged over 2 domains" in out
+    assert not {"tent", "frost", "second"} & set(out.replace(",", " ").split())
+    page = (tmp_path / "store.html").read_text(encoding="utf-8")
+    assert "4 runs finished" in page
+    assert "frost" not in page.split("<script")[0].split("</style>")[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--methods", "tnet"], "the store has no method 'tnet'; did you mean 'tent'?"),
+        (["--batch-sizes", "7"], "the store has no batch_size '7'; choose one of 100"),
+        (["--methods", "tent", "--domains", "snow"], "the store has no run with method tent; domain snow"),
+    ],
+)
+def test_filters_that_select_nothing_are_refused(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = fill_store(tmp_path / "store.db", [make_cell("tent", "fog"), make_cell("bn", "snow")])
+    assert main(["report", str(store), *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_figures_are_written_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = fill_store(tmp_path / "store.db", [make_cell("trust", "fog")])
     arguments = [

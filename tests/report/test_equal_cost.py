@@ -4,7 +4,7 @@ from tests.report.samples import make_cell, make_groups
 from trust_tta.report.model import Group
 from trust_tta.report.published import load_published
 from trust_tta.report.significance import equal_time, equal_updates
-from trust_tta.report.tables import DataTable, cost_table, duel_table
+from trust_tta.report.tables import DataTable, cost_table, equal_cost_table
 from trust_tta.results import Cell
 
 
@@ -30,16 +30,16 @@ GROUP = group_of(
 
 
 def test_at_equal_updates_the_best_of_both_sides_meet() -> None:
-    duels = [(d.trust.variant.label, d.other.variant.label, round(d.difference.gain, 3)) for d in equal_updates(GROUP)]
-    assert duels == [
+    pairs = [(d.trust.variant.label, d.other.variant.label, round(d.difference.gain, 3)) for d in equal_updates(GROUP)]
+    assert pairs == [
         ("trust (k=1)", "sar", 0.01),  # nobody else makes two
         ("trust (k=6, merge=slerp)", "trust_naive", 0.02),
     ]
 
 
 def test_in_equal_time_only_what_is_no_slower_counts() -> None:
-    duels = [(d.trust.variant.label, d.other.variant.label) for d in equal_time(GROUP)]
-    assert duels == [
+    pairs = [(d.trust.variant.label, d.other.variant.label) for d in equal_time(GROUP)]
+    assert pairs == [
         ("trust (k=1)", "tent"),
         ("trust (k=2)", "sar"),
         ("trust (k=6, merge=slerp)", "trust_naive"),  # 25.0 is 24.9 for this purpose; the slower k=6 adds nothing
@@ -50,8 +50,8 @@ def test_without_trust_or_without_others_there_is_no_duel() -> None:
     alone, others = group_of(line("trust", 0.7, 6, 1.0)), group_of(line("tent", 0.7, 1, 1.0))
     for group in (alone, others):
         assert equal_updates(group) == equal_time(group) == []
-        assert duel_table(group) is None
-        assert len(costs(group).lines) == 1
+        assert equal_cost_table(group) is None
+        assert len(costs(group).rows) == 1
 
 
 def costs(group: Group) -> DataTable:
@@ -64,7 +64,7 @@ def test_time_is_told_relative_to_tent_and_next_to_the_paper_s() -> None:
     trust = line("trust", 0.75, 2, 10.0, '{"k": 2, "lr": 0.0001}')
     both = costs(group_of(line("tent", 0.7, 1, 4.0), trust))
     assert [column.title for column in both.columns[-2:]] == ["time, Tent = 1", "published (Table 10)"]
-    assert [entry.text for entry in both.lines[1].entries[-2:]] == ["2.50", "3.2"]  # Table 10, TRUST with K = 2
+    assert [entry.text for entry in both.rows[1].cells[-2:]] == ["2.50", "3.2"]  # Table 10, TRUST with K = 2
     assert "Tent" not in costs(group_of(trust)).columns[-1].title
     six = costs(group_of(line("tent", 0.7, 1, 4.0), line("trust", 0.75, 6, 10.0, '{"k": 6}')))
     assert six.columns[-1].title == "time, Tent = 1"

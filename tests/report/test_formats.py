@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.report.samples import make_groups
+from tests.report.samples import make_cell, make_groups
 from tests.results.samples import cell
 from trust_tta.report.formats import plain_table, to_csv, to_latex, to_markdown, to_text
 from trust_tta.report.model import Group
+from trust_tta.report.sections import calibration
 from trust_tta.report.tables import DataTable, accuracy_table, calibration_table, notes
 from trust_tta.results import Cell
 
@@ -101,17 +102,17 @@ def test_html_in_markdown_is_shown_as_text() -> None:
 
 def test_equal_as_shown_is_equally_best_and_lower_wins_for_errors() -> None:
     tie = [cell("tent", "fog", 0.50001), cell("trust", "fog", 0.50002), cell("sar", "fog", 0.4)]
-    assert [line.entries[0].best for line in accuracy_table(group_of(*tie)).lines] == [True, False, True]
+    assert [line.cells[0].best for line in accuracy_table(group_of(*tie)).rows] == [True, False, True]
     table = calibration_table(group_of(*tie))
     assert table is not None
-    assert all(entry.best for line in table.lines for entry in line.entries[:3])
-    assert not any(line.entries[3].best for line in table.lines)
+    assert all(entry.best for line in table.rows for entry in line.cells[:3])
+    assert not any(line.cells[3].best for line in table.rows)
 
 
 def test_a_single_domain_needs_no_mean_and_a_single_line_no_best() -> None:
     drawn = accuracy_table(group_of(cell("trust", "fog", 0.5)))
     assert [column.title for column in drawn.columns] == ["method", "fog"]
-    assert not drawn.lines[0].entries[0].best
+    assert not drawn.rows[0].cells[0].best
 
 
 def test_notes_say_unit_seeds_and_gaps() -> None:
@@ -120,6 +121,25 @@ def test_notes_say_unit_seeds_and_gaps() -> None:
         "missing: trust_naive on gaussian_noise",
     ]
     assert notes(group_of(cell("trust", "fog", 0.5))) == ["accuracy in percent, mean over 1 seed"]
+
+
+@pytest.mark.parametrize(("batches", "noted"), [(4, True), (20, False)])
+def test_streams_too_short_to_learn_from_are_noted(batches: int, noted: bool) -> None:
+    """Tent and SAR equal bn as shown; with four batches the reason is the short stream."""
+    accuracies = {"source": 0.4, "bn": 0.5, "tent": 0.50001, "sar": 0.5, "trust": 0.6}
+    work = {"source": (0, 1, 1.0), "bn": (0, 1, 1.0)}
+    cells = [
+        make_cell(m, "fog", accuracy=a, batches=batches, work=work.get(m, (1, 3, 4.0))) for m, a in accuracies.items()
+    ]
+    said = "tent and sar = bn: a stream of 4 batches is too short to learn from"
+    assert notes(group_of(*cells))[1:] == ([said] if noted else [])
+
+
+def test_calibration_says_that_roid_confidences_are_no_probabilities() -> None:
+    for method, expected in (("roid", True), ("tent", False)):
+        section = calibration(group_of(make_cell(method, "fog"), make_cell("bn", "fog")))
+        assert section is not None
+        assert ("The confidence of roid is not a probability" in section.note) is expected
 
 
 @pytest.mark.parametrize("render", [to_text, to_markdown, to_csv, to_latex], ids=["text", "markdown", "csv", "latex"])

@@ -51,7 +51,7 @@ def test_a_method_that_got_a_new_option_since_is_two_lines_of_one_group() -> Non
 def test_a_checkpoint_for_each_domain_is_no_conflict() -> None:
     cells = [make_cell("trust", d, checkpoint=d, dataset="pacs") for d in ("photo", "sketch")]
     (group,) = make_groups(cells)
-    assert group.apart == ""
+    assert group.distinction == ""
 
 
 @pytest.mark.parametrize("setting", ["gradual", "sequence", "sequence+correlated"])
@@ -104,7 +104,7 @@ def test_reading_a_store_changes_nothing(tmp_path: Path) -> None:
         store.plan([make_cell("trust", "snow").key])
     contents = read_report(path)
     assert (contents.counts.done, contents.counts.pending) == (1, 1)
-    assert len(contents.groups[0].absent) == 1
+    assert len(contents.groups[0].pending) == 1
     assert read_report(path) == contents
 
 

@@ -127,7 +127,7 @@ def test_failed_and_missing_cells_are_marked_and_listed(tmp_path: Path) -> None:
     assert ["trust", "–", "–", "–", "failed"] in [row[:5] for row in page.rows]
     assert "out of &lt;memory&gt;" in text
     assert "1 failed, 1 missing" in text
-    assert "2 cells finished, 1 failed, 1 still to be run." in text
+    assert "2 runs finished, 1 failed, 1 missing; methods took " in text
 
 
 def test_only_failures(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_continual_runs_have_stability_and_forgetting(tmp_path: Path) -> None:
 def test_the_page_says_when_it_was_run_and_how_long_that_took(tmp_path: Path) -> None:
     page_of(tmp_path, [make_cell("tent", d, batches=20, batch_size=100, work=(1, 3, 4.0)) for d in ("fog", "snow")])
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Run on 2026-01-02, 03:04 to 03:04 UTC, 16 s in methods." in text
+    assert "; methods took 16 s. Run on 2026-01-02, 03:04 to 03:04 UTC." in text
 
 
 def test_a_method_has_one_ece(tmp_path: Path) -> None:

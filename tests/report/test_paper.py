@@ -23,7 +23,7 @@ def group_of(*cells: Cell) -> Group:
 def test_pairs_differences_and_the_printed_mean() -> None:
     cells = [make_cell("trust", d, accuracy=0.8, options='{"k": 6, "steps": 1}') for d in CORRUPTIONS]
     (found,) = compare(group_of(*cells), PUBLISHED)
-    assert found.item.place == "Table 1"
+    assert found.table.place == "Table 1"
     (row,) = found.rows
     fog = next(pair for pair in row.pairs if pair.name == "fog")
     assert fog.published == pytest.approx(0.858)
@@ -65,7 +65,7 @@ def test_another_variant_does_not_stand_beside_the_papers_trust(options: dict[st
 def test_two_orders_stand_beside_table_9() -> None:
     cells = [make_cell("trust", d, accuracy=0.7, options='{"k": 2}') for d in CORRUPTIONS]
     (found,) = compare(group_of(*cells), PUBLISHED)
-    assert (found.item.place, found.rows[0].label) == ("Table 9", "TRUST (K=2)")
+    assert (found.table.place, found.rows[0].label) == ("Table 9", "TRUST (K=2)")
     assert found.rows[0].mean.published == pytest.approx(0.756)
 
 
@@ -79,12 +79,12 @@ def test_variants_that_a_row_names_must_be_named_here_too() -> None:
 
 def test_a_table_that_adds_nothing_is_not_repeated() -> None:
     cells = [make_cell(m, d) for m in ("bn", "tent", "trust") for d in CORRUPTIONS]
-    assert [found.item.place for found in compare(group_of(*cells), PUBLISHED)] == ["Table 1"]
+    assert [found.table.place for found in compare(group_of(*cells), PUBLISHED)] == ["Table 1"]
 
 
 def test_settings_and_severities_are_not_confused() -> None:
     standard = compare(group_of(*(make_cell("tent", d, setting="standard") for d in CORRUPTIONS)), PUBLISHED)
-    assert [found.item.place for found in standard] == ["Table 3"]
+    assert [found.table.place for found in standard] == ["Table 3"]
     assert compare(group_of(make_cell("tent", "fog", severity=3)), PUBLISHED) == []
     assert compare(group_of(make_cell("tent", "fog", setting="continual")), PUBLISHED) == []
     assert compare(group_of(make_cell("tent", "fog", dataset="mine")), PUBLISHED) == []
@@ -92,7 +92,7 @@ def test_settings_and_severities_are_not_confused() -> None:
 
 def test_the_shipped_pictures_stand_beside_cifar10c() -> None:
     (found,) = compare(group_of(make_cell("tent", "fog", dataset="sample")), PUBLISHED)
-    assert found.item.dataset == "cifar10-c"
+    assert found.table.dataset == "cifar10-c"
 
 
 def test_pacs_is_its_photo_domain() -> None:
@@ -107,7 +107,7 @@ def test_pacs_is_its_photo_domain() -> None:
 def test_curves_stand_beside_curves() -> None:
     steps = [make_cell("trust_naive", "fog", accuracy=0.7, options=f'{{"steps": {n}}}') for n in (1, 3, 6)]
     sizes = [make_cell("tent", "fog", batch_size=b, accuracy=0.5, experiment="b") for b in (16, 100, 128)]
-    found = {pair.item.columns: pair for pair in compare_sweeps(make_groups([*steps, *sizes]), PUBLISHED)}
+    found = {pair.table.columns: pair for pair in compare_sweeps(make_groups([*steps, *sizes]), PUBLISHED)}
     assert [p.name for p in found["steps"].pairs] == ["1", "6"]
     assert found["steps"].pairs[1].published == pytest.approx(0.7735)
     assert [p.published for p in found["batch_size"].pairs] == pytest.approx([0.6545, 0.6653])
@@ -124,7 +124,7 @@ def test_a_line_that_lacks_domains_has_no_mean_and_no_gain_beside_the_others() -
     ]
     group = group_of(*cells)
     drawn = paper_table(group, compare(group, PUBLISHED)[0])
-    rows = [[entry.text for entry in line.entries] for line in drawn.lines]
+    rows = [[entry.text for entry in line.cells] for line in drawn.rows]
     assert [(row[0], row.count("–")) for row in rows] == [("Source only", 0), ("SAR", 0), ("Tent", 5)]
 
 
@@ -153,7 +153,7 @@ def entropy_cells(experiment: str, *options: str) -> list[Cell]:
 
 @pytest.mark.parametrize("experiment", ["high_entropy_orders", "high_entropy_orders-small"])
 def test_the_orders_of_highest_entropy_stand_beside_table_6(experiment: str) -> None:
-    found = {c.item.place: c for c in compare(group_of(*entropy_cells(experiment, LOW, HIGH)), PUBLISHED)}
+    found = {c.table.place: c for c in compare(group_of(*entropy_cells(experiment, LOW, HIGH)), PUBLISHED)}
     ours = {row.label: (row.mean.ours, row.mean.published) for row in found["Table 6"].rows}
     assert ours == {
         "Source only": pytest.approx((0.6, 0.659)),
@@ -181,17 +181,17 @@ def test_a_figure_of_single_values_stands_beside_the_mean_of_all_corruptions() -
     options = ['{"kind": "rotation"}', '{"kind": "jitter"}']
     cells = [make_cell("augmentation", domain, options=o) for o in options for domain in CORRUPTIONS]
     found = compare(group_of(*cells), PUBLISHED)
-    (figure,) = [comparison for comparison in found if comparison.item.place == "Figure 4"]
+    (figure,) = [comparison for comparison in found if comparison.table.place == "Figure 4"]
     published = {row.label: row.mean.published for row in figure.rows}
     assert published == pytest.approx({"Rotation": 0.668, "Jitter": 0.683})
-    assert not [c for c in compare(group_of(*cells[:3]), PUBLISHED) if c.item.place == "Figure 4"]
+    assert not [c for c in compare(group_of(*cells[:3]), PUBLISHED) if c.table.place == "Figure 4"]
 
 
 def test_eight_orders_stand_beside_figure_5() -> None:
     eight = ["abcd", "abdc", "adcb", "bacd", "badc", "dbca", "acbd", "dcba"]
     options = [json.dumps({"k": k, "orders": o}) for k, o in ((2, None), (6, None), (8, eight))]
     (pair,) = compare_sweeps(make_groups([make_cell("trust", "fog", options=o) for o in options]), PUBLISHED)
-    assert (pair.item.place, [p.name for p in pair.pairs]) == ("Figure 5", ["2", "6", "8"])
+    assert (pair.table.place, [p.name for p in pair.pairs]) == ("Figure 5", ["2", "6", "8"])
     assert pair.pairs[2].published == pytest.approx(0.776)
 
 

@@ -5,20 +5,20 @@ import math
 import pytest
 
 from trust_tta.errors import DataError
-from trust_tta.report.published import PERCENT, Item, load_published, parse_published
+from trust_tta.report.published import PERCENT, PublishedTable, load_published, parse_published
 from trust_tta.results.display import CORRUPTIONS, DATASETS, METHODS
 
 PUBLISHED = load_published()
 SEGMENTATION = {"voc21", "context59"}
 
 
-def row(item: Item, label: str) -> tuple[float, ...]:
+def row(item: PublishedTable, label: str) -> tuple[float, ...]:
     return next(r.values for r in item.rows if r.label == label)
 
 
 def printed_means() -> dict[tuple[str, str | None, str], float]:
     """How far each printed mean is from the mean of its printed columns."""
-    found = [(item, row, row.mean) for item in PUBLISHED.items for row in item.rows]
+    found = [(item, row, row.mean) for item in PUBLISHED.tables for row in item.rows]
     return {
         (item.place, item.dataset, row.label): abs(mean - math.fsum(row.values) / len(row.values))
         for item, row, mean in found
@@ -46,10 +46,10 @@ def test_printed_means_that_rounding_alone_does_not_explain() -> None:
 
 
 def test_all_places_are_there_under_our_names() -> None:
-    places = {item.place for item in PUBLISHED.items}
+    places = {item.place for item in PUBLISHED.tables}
     assert {f"Table {i}" for i in range(1, 11)} <= places
     assert {f"Figure {i}" for i in (3, 4, 5, 6, 7, 8, 9, 11)} <= places
-    for item in PUBLISHED.items:
+    for item in PUBLISHED.tables:
         assert item.dataset in {None, *DATASETS, *SEGMENTATION}
         assert {r.method for r in item.rows} <= set(METHODS)
         if item.columns == "domain":
@@ -96,11 +96,11 @@ def test_figures_agree_with_the_tables_where_they_meet() -> None:
     entropy = PUBLISHED.find("Figure 11")
     lowest = sorted(zip(row(entropy, "VMamba"), entropy.names, strict=True))[:6]
     assert {name for _, name in lowest} == {"abcd", "abdc", "dbca", "adcb", "badc", "acbd"}
-    assert {item.dataset for item in PUBLISHED.items if item.place == "Figure 11"} == set(DATASETS)
+    assert {item.dataset for item in PUBLISHED.tables if item.place == "Figure 11"} == set(DATASETS)
 
 
 def test_percentages_are_percentages_and_nothing_is_empty() -> None:
-    for item in PUBLISHED.items:
+    for item in PUBLISHED.tables:
         for r in item.rows:
             assert all(math.isfinite(v) for v in r.values)
             if item.measure in PERCENT:

@@ -1,4 +1,4 @@
-"""Whether two lines are told apart, by seeds and by images."""
+"""Significance of differences by seeds and by images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_images_that_only_one_has_right_are_counted_in_pairs() -> None:
     assert found.images is not None
     assert (found.images.first_only, found.images.second_only) == (50, 20)
     assert found.images.p == pytest.approx(stats.binomtest(50, 70).pvalue)
-    assert found.told
+    assert found.significant
 
 
 def test_seeds_of_the_same_images_do_not_make_it_surer() -> None:
@@ -76,7 +76,7 @@ def test_images_tell_what_three_seeds_do_not() -> None:
     found = compare(*cells)
     assert found.seeds.half_width is not None
     assert found.gain < found.seeds.half_width
-    assert found.told
+    assert found.significant
     bare = [replace(cell, result=replace(cell.result, correct=b"")) for cell in cells]
     assert compare(*bare).tie
 
@@ -85,7 +85,7 @@ def test_a_lead_of_a_few_images_is_a_tie_however_the_seeds_agree() -> None:
     cells = [make_cell(m, "fog", seed=s, accuracy=a) for m, a in (("bn", 0.70), ("trust", 0.7025)) for s in range(3)]
     found = compare(*cells)
     assert found.seeds.half_width == pytest.approx(0.0)
-    assert found.ahead == pytest.approx(5)
+    assert found.images_gained == pytest.approx(5)
     assert found.tie
     assert not compare(*cells[:3], *(replace(c, result=replace(c.result, accuracy=0.71)) for c in cells[3:])).tie
 
@@ -102,7 +102,7 @@ def test_lines_with_other_seeds_are_compared_over_those_that_both_have() -> None
 
 def test_one_seed_without_images_leaves_it_open() -> None:
     found = compare(make_cell("bn", "fog", accuracy=0.7), make_cell("trust", "fog", accuracy=0.8))
-    assert (found.told, found.tie) == (None, False)
+    assert (found.significant, found.tie) == (None, False)
 
 
 def test_other_images_or_a_missing_domain_are_not_paired() -> None:
@@ -118,8 +118,8 @@ def test_a_tie_is_the_headline_with_the_cost_of_the_cheapest(tmp_path: Path) -> 
     report = read_report(store)
     lead, *_ = summarize(report.groups[0])
     assert "a tie: trust and bn reach 50.0 to 50.2 % accuracy" in lead
-    assert lead.endswith("which 1 seed and a paired test over images do not tell apart; bn costs 1/17 of trust.")
+    assert lead.endswith("(no significant difference: 1 seed and a paired test over images); bn costs 1/17 of trust.")
     section = comparison(report.groups[0])
     assert section is not None
-    (line,) = section.tables[0].lines
-    assert [entry.text for entry in line.entries] == ["+0.2", "–", "1", "10", "5", "0.3", "no"]
+    (line,) = section.tables[0].rows
+    assert [entry.text for entry in line.cells] == ["+0.2", "–", "1", "10", "5", "0.3", "no"]

@@ -8,7 +8,7 @@ import pytest
 from tests.report.samples import make_cell, make_groups, plausible_cells
 from trust_tta.report.model import Group
 from trust_tta.report.significance import difference, seed_means
-from trust_tta.report.summary import not_compared, summarize
+from trust_tta.report.summary import missing_comparison, summarize
 from trust_tta.results import Cell, Failure
 
 
@@ -27,14 +27,14 @@ def test_the_leader_its_interval_and_its_margin() -> None:
     # 4.302653 is the 97.5 % quantile of Student's t with two degrees of freedom: 0.01 * 4.302653 / sqrt(3) = 0.0248.
     assert "trust leads with 80.0 % accuracy on the only domain" in first
     assert "(95 % interval over 3 seeds: 77.5 to 82.5)" in first
-    assert second == "That is 4.0 points above bn (the second, ± 0.0 seed by seed)."
+    assert second == "That is 4.0 points above bn (the second, ± 0.0 paired by seed)."
 
 
 def test_a_difference_within_its_interval_is_called_unresolved() -> None:
     group = group_of(*seeded("trust", [0.70, 0.80, 0.75]), *seeded("tent", [0.78, 0.70, 0.76]))
     first, *_ = summarize(group)
     assert first.endswith(
-        "a tie: trust and tent reach 74.7 to 75.0 % accuracy on the only domain, which 3 seeds do not tell apart."
+        "a tie: trust and tent reach 74.7 to 75.0 % accuracy on the only domain (no significant difference: 3 seeds)."
     )
 
 
@@ -59,7 +59,7 @@ def test_it_says_plainly_when_trust_does_not_win() -> None:
 def test_trust_that_loses_to_naive_is_said_to_lose() -> None:
     cells = [make_cell("trust", "fog", accuracy=0.7), make_cell("trust_naive", "fog", accuracy=0.72)]
     text = " ".join(summarize(group_of(*cells, make_cell("tent", "fog", accuracy=0.74))))
-    assert "trust loses 2.0 points on trust_naive" in text
+    assert "trust is 2.0 points below trust_naive" in text
 
 
 def test_domains_on_which_the_leader_is_beaten_are_named() -> None:
@@ -70,7 +70,7 @@ def test_domains_on_which_the_leader_is_beaten_are_named() -> None:
         make_cell("tent", "gaussian_noise", accuracy=0.55),
     ]
     text = " ".join(summarize(group_of(*cells)))
-    assert "best on 1 of 2 domains; ahead of it is tent on gaussian noise (by 5.0)" in text
+    assert "best on 1 of 2 domains; it is beaten by tent on gaussian noise (by 5.0)." in text
 
 
 def test_equal_as_shown_is_not_called_beaten() -> None:
@@ -95,7 +95,7 @@ def test_cost_and_equal_updates() -> None:
     text = " ".join(summarize(group_of(*cells)))
     assert "trust makes 6 updates and 13 passes per batch, 24 ms per image, 6 times tent." in text
     assert "At equal updates (6 per batch) trust is ahead with 80.0 %, trust_naive has 79.0 %." in text
-    assert "In no more time than trust takes (24 ms per image), trust is ahead with 80.0 %" in text
+    assert "Within TRUST's time budget (24 ms per image), trust is ahead with 80.0 %" in text
 
 
 def test_a_shared_lead_is_said_to_be_shared() -> None:
@@ -109,7 +109,7 @@ def test_trust_that_is_level_is_neither_said_to_win_nor_to_lose() -> None:
     cells = [make_cell(m, "fog", accuracy=a) for m, a in (("bn", 0.70001), ("trust", 0.7), ("trust_naive", 0.69999))]
     text = " ".join(summarize(group_of(*cells)))
     assert "does not win" not in text
-    assert "trust is level with trust_naive" in text
+    assert "trust equals trust_naive" in text
 
 
 def test_every_number_of_updates_that_both_sides_have_is_told() -> None:
@@ -121,8 +121,8 @@ def test_every_number_of_updates_that_both_sides_have_is_told() -> None:
         cells.append(make_cell("trust_naive", "fog", accuracy=naive, work=(n, 2 * n + 1, 3.0 * n), options=steps))
     text = " ".join(summarize(group_of(*cells)))
     assert "At equal updates (6 per batch) trust (k=6) is ahead with 76.0 %, trust_naive (steps=6) has 75.0 %." in text
-    assert "TRUST is ahead at 3 and 6, behind at 1, level at 2." in text
-    assert "In no more time than trust (k=6) takes (24 ms per image), trust (k=6) is ahead with 76.0 %" in text
+    assert "By updates per batch, TRUST is ahead at 3 and 6, behind at 1, equal at 2." in text
+    assert "Within TRUST's time budget (24 ms per image), trust (k=6) is ahead with 76.0 %" in text
 
 
 def test_a_lead_at_equal_updates_that_seeds_do_not_resolve_is_doubted() -> None:
@@ -136,7 +136,7 @@ def test_gaps_are_told() -> None:
     done = [make_cell("tent", "fog"), make_cell("tent", "snow"), make_cell("sar", "fog")]
     (group,) = make_groups(done, [Failure(make_cell("sar", "snow").key, "x")], [make_cell("eta", "fog").key])
     assert summarize(group)[-1] == (
-        "Mind the gaps: 1 cell failed; 1 is still to be run; without every domain, and so without a mean: eta and sar."
+        "1 run failed; 1 run is missing; no mean, because some domains are missing: eta and sar."
     )
 
 
@@ -148,14 +148,14 @@ def test_nobody_leads_where_nobody_is_complete() -> None:
 
 def test_a_group_with_nothing_finished() -> None:
     (group,) = make_groups([], [Failure(make_cell("tent", "fog").key, "x")])
-    assert summarize(group) == [f"Nothing has finished on {group.title} yet.", "Mind the gaps: 1 cell failed."]
+    assert summarize(group) == [f"Nothing has finished on {group.title} yet.", "1 run failed."]
 
 
 def test_numbers_that_are_none_do_not_lead() -> None:
     broken = make_cell("trust", "fog", accuracy=math.nan)
     text = " ".join(summarize(group_of(broken, make_cell("tent", "fog", accuracy=0.6))))
     assert "tent reaches 60.0 %" in text
-    assert "1 hold predictions that are not finite" in text
+    assert "1 run predicted NaN for some images" in text
 
 
 def test_one_cell_is_enough() -> None:
@@ -173,8 +173,13 @@ def test_sentences_do_not_depend_on_the_order_of_cells() -> None:
 
 def test_what_is_missing_for_a_fair_comparison_is_told() -> None:
     trust, tent = make_cell("trust", "fog", work=(6, 13, 24.0)), make_cell("tent", "fog", work=(1, 3, 4.0))
-    (sentence,) = not_compared(group_of(trust, tent))
+    (sentence,) = missing_comparison(group_of(trust, tent))
     assert sentence.startswith("No other method makes as many updates per batch as TRUST (6)")
     assert "steps = 6" in sentence
     naive = make_cell("trust_naive", "fog", work=(6, 13, 23.0))
-    assert not_compared(group_of(trust, naive)) == not_compared(group_of(trust)) == not_compared(group_of(tent)) == []
+    assert (
+        missing_comparison(group_of(trust, naive))
+        == missing_comparison(group_of(trust))
+        == missing_comparison(group_of(tent))
+        == []
+    )

@@ -44,20 +44,20 @@ def test_the_table_of_classes_has_the_counts_of_all_domains_together(report: Rep
     assert [column.title for column in table.columns[:5]] == [
         "method", "mean Dice", "pixels right", "sky", "building",
     ]  # fmt: skip
-    for line in table.lines:
+    for line in table.rows:
         assert line.variant is not None
         cells = group.cells_of(line.variant.label)
         counts = np.sum([np.array(cell.result.pixels) for cell in cells], axis=0)
         with np.errstate(invalid="ignore"):
             ious = counts[:, 0] / (counts[:, 1] + counts[:, 2] - counts[:, 0])
-        shown = [np.nan if entry.value is None else entry.value for entry in line.entries[2:]]
+        shown = [np.nan if entry.value is None else entry.value for entry in line.cells[2:]]
         np.testing.assert_allclose(shown, ious)
         dices = []
         for cell in cells:
             right, predicted, labeled = np.array(cell.result.pixels).T
             with np.errstate(invalid="ignore"):
                 dices.append(np.nanmean(2 * right / (predicted + labeled)))
-        assert line.entries[0].value == pytest.approx(np.mean(dices))
+        assert line.cells[0].value == pytest.approx(np.mean(dices))
 
 
 def test_kept_labels_are_small_pictures_in_the_colors_of_the_classes(report: Report) -> None:
@@ -116,9 +116,7 @@ def test_the_paper_stands_beside_camvid(report: Report) -> None:
     assert "Table 7" in means.caption
     assert domains is not None
     published = {
-        line.head: line.entries[1].text + line.entries[1].mark
-        for line in domains.lines
-        if line.entries[0].text == "published"
+        line.name: line.cells[1].text + line.cells[1].mark for line in domains.rows if line.cells[0].text == "published"
     }
     assert published == {"tent": "60.2", "trust": "63.4 ▼"}
     assert "▼" in domains.caption

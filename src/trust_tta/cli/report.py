@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from trust_tta.cli.arguments import names_list
 from trust_tta.cli.output import say, try_file, try_folder
 
 EXAMPLES = """\
@@ -12,7 +13,17 @@ EXAMPLES = """\
   trust-tta report runs/demo.sqlite --out page.html --title "My network on CIFAR-10-C"
   trust-tta report runs/demo.sqlite --figures figures/    also PDF and SVG figures for a paper
   trust-tta report runs/demo.sqlite --tables tables/      also each table as CSV, Markdown and LaTeX
+  trust-tta report runs/demo.sqlite --methods bn,tent,trust --domains fog,snow    only these
   trust-tta report runs/demo.sqlite --analyses rank.json  also what `trust-tta rank --json` found"""
+
+FILTERS = {
+    "experiments": "experiment",
+    "datasets": "dataset",
+    "settings": "setting",
+    "batch-sizes": "batch_size",
+    "methods": "method",
+    "domains": "domain",
+}  # flags and the field of a run that they select by
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -23,18 +34,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--figures", metavar="DIR", help="draw PDF and SVG figures there (needs the extra 'figures')")
     add("--tables", metavar="DIR", help="write each table there as CSV, Markdown and LaTeX")
     add("--analyses", metavar="PATH", nargs="+", default=[], help="JSON files or folders of analyses")
+    for name, field in FILTERS.items():
+        add(f"--{name}", type=names_list, metavar="A,B", help=f"only these {name.replace('-', ' ')}", dest=field)
     add("--quiet", action="store_true", help="do not print the tables")
 
 
 def run(arguments: Namespace) -> None:
-    """Write what was asked for, and summarize the numbers in words."""
+    """Print and write the tables, figures and page of a store."""
     from trust_tta.report.figures import write_figures
     from trust_tta.report.formats import group_text, write_tables
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
     from trust_tta.results.order_records import read_records
 
-    report = read_report(arguments.store, order_records=read_records(arguments.analyses))
+    only = {field: getattr(arguments, field) for field in FILTERS.values() if getattr(arguments, field) is not None}
+    report = read_report(arguments.store, order_records=read_records(arguments.analyses), only=only)
     out = try_file("--out", arguments.out or Path(arguments.store).with_suffix(".html"))
     for flag in ("tables", "figures"):
         if getattr(arguments, flag):

@@ -14,7 +14,7 @@ from trust_tta.atomic import write_whole
 from trust_tta.report.model import Group, Report, make_groups
 from trust_tta.report.published import load_published
 from trust_tta.report.summary import summarize
-from trust_tta.report.tables import Column, DataTable, Entry, Line, accuracy_table, cost_table, notes
+from trust_tta.report.tables import Column, DataTable, Row, TableCell, accuracy_table, cost_table, notes
 from trust_tta.report.text import safe
 from trust_tta.results import Cell
 from trust_tta.results.display import MISSING
@@ -25,14 +25,14 @@ _LATEX |= {c: rf"\{c}" for c in "&%$#_{}"}
 
 
 def plain_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> DataTable:
-    """A table of texts, the first of each line its head."""
-    body = tuple(Line(head, tuple(Entry(text) for text in rest)) for head, *rest in lines)
+    """A table of texts; the first of each row is its name."""
+    body = tuple(Row(name, tuple(TableCell(text) for text in rest)) for name, *rest in lines)
     return DataTable("", "", tuple(Column(title) for title in header), body)
 
 
 def to_text(table: DataTable) -> str:
     """Aligned columns for a terminal; the best of each column carries a star."""
-    lines = [[line.head, *(_shown(e) + ("*" if e.best else "") for e in line.entries)] for line in table.lines]
+    lines = [[row.name, *(_shown(e) + ("*" if e.best else "") for e in row.cells)] for row in table.rows]
     starred = [any(line[j].endswith("*") for line in lines) for j in range(len(table.columns))]
     # Unstarred entries keep the star's place, so that digits stand under digits.
     lines = [[t if t.endswith("*") or not starred[j] else f"{t} " for j, t in enumerate(line)] for line in lines]
@@ -47,7 +47,7 @@ def to_text(table: DataTable) -> str:
 def to_markdown(table: DataTable) -> str:
     """A pipe table; the best of each column is bold."""
     rule = ["---", *("---" if column.role == "words" else "---:" for column in table.columns[1:])]
-    body = [[line.head, *(f"**{_shown(e)}**" if e.best else _shown(e) for e in line.entries)] for line in table.lines]
+    body = [[row.name, *(f"**{_shown(e)}**" if e.best else _shown(e) for e in row.cells)] for row in table.rows]
     head = ["", *(column.title for column in table.columns[1:])]
     rows = [rule if row is rule else [_markdown(text) for text in row] for row in (head, rule, *body)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -55,21 +55,21 @@ def to_markdown(table: DataTable) -> str:
 
 def to_csv(table: DataTable) -> str:
     """Comma-separated values as shown; a spread, where there is one, follows in a column of its own."""
-    wide = [any(line.entries[j].spread for line in table.lines) for j in range(len(table.columns) - 1)]
+    wide = [any(row.cells[j].std for row in table.rows) for j in range(len(table.columns) - 1)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = [[c.title, f"{c.title} std"] if w else [c.title] for c, w in zip(table.columns[1:], wide, strict=True)]
     writer.writerow(map(csv_text, [table.columns[0].title, *(title for both in heads for title in both)]))
-    for line in table.lines:
-        texts = [["" if "gap" in e.role.split() else e.text, *([e.spread] if w else [])]
-                 for e, w in zip(line.entries, wide, strict=True)]  # fmt: skip
-        writer.writerow(map(csv_text, [line.head, *(text for both in texts for text in both)]))
+    for row in table.rows:
+        texts = [["" if "gap" in e.role.split() else e.text, *([e.std] if w else [])]
+                 for e, w in zip(row.cells, wide, strict=True)]  # fmt: skip
+        writer.writerow(map(csv_text, [row.name, *(text for both in texts for text in both)]))
     return out.getvalue()
 
 
 def to_latex(table: DataTable) -> str:
     """A booktabs tabular; the best of each column is bold."""
-    body = [" & ".join([_latex(line.head), *map(_latex_entry, line.entries)]) for line in table.lines]
+    body = [" & ".join([_latex(row.name), *map(_latex_entry, row.cells)]) for row in table.rows]
     head = " & ".join(["", *(_latex(column.title) for column in table.columns[1:])])
     kinds = "".join("l" if column.role == "words" else "r" for column in table.columns[1:])
     lines = [rf"\begin{{tabular}}{{l{kinds}}}", r"\toprule", rf"{head} \\", r"\midrule"]
@@ -115,8 +115,8 @@ def verdict(cells: Sequence[Cell]) -> str:
     return " ".join(sentence for group in make_groups(cells) for sentence in summarize(group)[:2])
 
 
-def _shown(entry: Entry) -> str:
-    return f"{entry.text}{entry.mark} ± {entry.spread}" if entry.spread else entry.text + entry.mark
+def _shown(cell: TableCell) -> str:
+    return f"{cell.text}{cell.mark} ± {cell.std}" if cell.std else cell.text + cell.mark
 
 
 def _align(line: Sequence[str], widths: Sequence[int], words: Sequence[bool]) -> str:
@@ -127,9 +127,9 @@ def _align(line: Sequence[str], widths: Sequence[int], words: Sequence[bool]) ->
     return "  ".join(cells).rstrip()
 
 
-def _latex_entry(entry: Entry) -> str:
-    text = rf"\textbf{{{_latex(entry.text)}}}" if entry.best else _latex(entry.text)
-    return rf"{text} {{\scriptsize$\pm$ {_latex(entry.spread)}}}" if entry.spread else text
+def _latex_entry(cell: TableCell) -> str:
+    text = rf"\textbf{{{_latex(cell.text)}}}" if cell.best else _latex(cell.text)
+    return rf"{text} {{\scriptsize$\pm$ {_latex(cell.std)}}}" if cell.std else text
 
 
 def _markdown(text: str) -> str:

@@ -1,6 +1,6 @@
-"""The content of a report, computed once from a store that is read once: groups, labels, means, costs.
+"""The content of a report: groups of runs that share one table, their means and costs.
 
-A group holds the cells that may share one table: the same experiment, data, setting, severity and batch size.
+The runs of a group have the same experiment, data set, setting, severity and batch size.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trust_tta.errors import ConfigError, DataError
@@ -21,41 +22,42 @@ from trust_tta.report.theme import Style, style_of
 from trust_tta.results import Aggregate, Cell, CellKey, Counts, Failure, ResultStore, Table, table
 from trust_tta.results.display import BASELINES, rank
 from trust_tta.results.order_records import OrderRecord
+from trust_tta.schema import did_you_mean
 
-Place: TypeAlias = tuple[str, str]  # the label of a line and a domain
+Place: TypeAlias = tuple[str, str]  # the label of a variant and a domain
 
 _TITLE_FIELDS = ("experiment", "dataset", "setting", "severity", "batch_size", "limit")
-# What distinguishes cells that agree in all of the above and yet cannot share an entry.
-_LAST_RESORTS = ("checkpoint", "fingerprint", "severity", "method", "options")
+# Fields by which a group is split if its runs cannot share one table.
+_SPLIT_FIELDS = ("checkpoint", "fingerprint", "severity", "method", "options")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of a group: a method with the options that set it apart from the group's other lines."""
+    """A method with the options that distinguish it from the group's other variants: one row of a table."""
 
-    index: int  # among the lines of its group
+    index: int  # in its group
     label: str
     method: str
-    number: int = 0  # among the lines of its method
+    number: int = 0  # among the variants of its method
     options: str = "{}"
 
     @property
     def name(self) -> str:
-        """The label as it is shown."""
+        """The label as shown."""
         return safe_line(self.label)
 
     @property
     def style(self) -> Style:
         return style_of(self.method)
 
-    def short(self, most: int = 18) -> str:
-        """The name for a chart."""
-        return short_name(self.label, most)
+    def short(self, limit: int = 18) -> str:
+        """The name in charts."""
+        return short_name(self.label, limit)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Accuracy and cost of a line: passes and updates per batch, milliseconds per image (None: unknown)."""
+    """Accuracy and cost of a variant: passes and updates per batch, milliseconds per image (None: unknown)."""
 
     variant: Variant
     accuracy: float
@@ -70,19 +72,19 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A cell that is still to be run, or being run."""
+class PendingCell:
+    """A run that is planned or running."""
 
     key: CellKey
     label: str
 
 
-Item: TypeAlias = Cell | Failure | Planned
+AnyCell: TypeAlias = Cell | Failure | PendingCell
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that differ only in method, options, domain and seed; `apart` names what else distinguishes the group."""
+    """Runs that differ only in method, options, domain and seed; `distinction` tells it from similar groups."""
 
     experiment: str
     dataset: str
@@ -90,8 +92,8 @@ class Group:
     severity: int | None
     batch_size: int
     limit: int | None
-    items: tuple[Item, ...]
-    apart: str = ""
+    items: tuple[AnyCell, ...]
+    distinction: str = ""
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -102,8 +104,8 @@ class Group:
         return tuple(item for item in self.items if isinstance(item, Failure))
 
     @cached_property
-    def absent(self) -> tuple[Planned, ...]:
-        return tuple(item for item in self.items if isinstance(item, Planned))
+    def pending(self) -> tuple[PendingCell, ...]:
+        return tuple(item for item in self.items if isinstance(item, PendingCell))
 
     @property
     def title(self) -> str:
@@ -112,7 +114,7 @@ class Group:
         words += [f"severity {self.severity}"] if self.severity is not None else []
         words += [f"batch {self.batch_size}"]
         words += [f"at most {self.limit} images"] if self.limit is not None else []
-        return safe_line(", ".join([*words, *([self.apart] if self.apart else [])]))
+        return safe_line(", ".join([*words, *([self.distinction] if self.distinction else [])]))
 
     @property
     def heading(self) -> str:
@@ -126,13 +128,17 @@ class Group:
 
     @property
     def resets(self) -> bool:
-        """Whether the network goes back to its source at each domain or batch."""
+        """Whether the network is reset before each domain or batch."""
         return bool({"online", "standard"} & set(self.setting.split("+")))
 
     @property
     def is_segmentation(self) -> bool:
-        """Whether pixels are labeled: accuracies are then means of the IoU over classes."""
+        """Whether accuracies are mean IoU over classes."""
         return any(cell.result.pixels is not None for cell in self.cells)
+
+    @property
+    def measure(self) -> str:
+        return "mean IoU" if self.is_segmentation else "accuracy"
 
     @property
     def seeds(self) -> list[int]:
@@ -140,7 +146,7 @@ class Group:
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """The lines in display order, also those without a finished cell."""
+        """The variants in display order, also those without a finished run."""
         first = {item.label: item.key for item in reversed(self.items)}
         found: list[Variant] = []
         for label in sorted(first, key=lambda name: (_label_rank(first[name], name), name)):
@@ -151,23 +157,23 @@ class Group:
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        """The columns in display order, also those without a finished cell."""
+        """The domains in display order, also those without a finished run."""
         return tuple(sorted({item.key.domain for item in self.items}, key=lambda name: (rank("domain", name), name)))
 
     @cached_property
     def at(self) -> dict[Place, list[Cell]]:
-        """The finished cells of each (label, domain)."""
+        """The finished runs by label and domain."""
         found: dict[Place, list[Cell]] = defaultdict(list)
         for cell in self.cells:
             found[cell.label, cell.key.domain].append(cell)
         return dict(found)
 
     def cells_of(self, label: str) -> list[Cell]:
-        """The finished cells of one line."""
+        """The finished runs of one variant."""
         return [cell for domain in self.domains for cell in self.at.get((label, domain), [])]
 
     def table(self, value: str = "accuracy") -> Table:
-        """Lines by domains, seeds gathered; has only what is finished."""
+        """Variants by domains, averaged over seeds; finished runs only."""
         if value not in self._tables:
             self._tables[value] = table(self.cells, value=value)
         return self._tables[value]
@@ -177,34 +183,34 @@ class Group:
         return {}
 
     def entry(self, label: str, domain: str) -> Aggregate:
-        """A line on a domain; empty where nothing is finished."""
+        """The accuracy of a variant on a domain; empty if no run has finished."""
         pivot = self.table()
         return pivot.cell(label, domain) if label in pivot.rows and domain in pivot.columns else Aggregate()
 
     def mean(self, label: str, value: str = "accuracy") -> Aggregate:
-        """A line over all domains of the group; empty where one is missing."""
+        """The mean of a variant over all domains; empty if one is missing."""
         pivot = self.table(value)
         if label not in pivot.rows or set(pivot.columns) != set(self.domains):
             return Aggregate()
         return pivot.means[pivot.rows.index(label)]
 
     def means(self, value: str = "accuracy") -> dict[str, float]:
-        """The mean over all domains of each complete line, by its label."""
+        """The means over all domains by label, for variants that have finished all."""
         found = {variant.label: self.mean(variant.label, value).mean for variant in self.variants}
         return {label: mean for label, mean in found.items() if mean is not None}
 
     def variant(self, method: str) -> Variant | None:
-        """The first line of a method, or None."""
+        """The first variant of a method, or None."""
         return next((variant for variant in self.variants if variant.method == method), None)
 
     @cached_property
     def baselines(self) -> tuple[Variant, ...]:
-        """The lines that gains are measured against."""
+        """The variants that gains are measured against."""
         return tuple(variant for method in BASELINES if (variant := self.variant(method)) is not None)
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
-        """Accuracy and cost of each complete line."""
+        """Accuracy and cost of each variant that has finished all domains."""
         reached = self.means()
         return tuple(
             _cost(variant, reached[variant.label], self.cells_of(variant.label))
@@ -215,7 +221,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is shown of a store, and the records about scan orders given with it."""
+    """The content of a store, and analyses of scan orders."""
 
     groups: tuple[Group, ...]
     counts: Counts
@@ -225,61 +231,96 @@ class Report:
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """Every finished cell once."""
+        """Every finished run once; a clean domain may be in several groups."""
         return tuple({cell.key: cell for group in self.groups for cell in group.cells}.values())
 
     @property
     def dates(self) -> tuple[str, str] | None:
-        """When the first run began and the last ended: UTC, ISO 8601."""
+        """Start of the first run and end of the last: UTC, ISO 8601."""
         if not self.cells:
             return None
         return min(cell.provenance.started for cell in self.cells), max(cell.provenance.finished for cell in self.cells)
 
     @property
     def seconds(self) -> float:
-        """The total time that all runs spent in their methods."""
+        """The total time of all methods."""
         times = [cell.result.seconds_total for cell in self.cells]
         return math.fsum(t for t in times if math.isfinite(t))
 
 
-def read_report(path: str | os.PathLike[str], *, order_records: Iterable[OrderRecord] = ()) -> Report:
-    """Read a store once; the store is not changed."""
+def read_report(
+    path: str | os.PathLike[str],
+    *,
+    order_records: Iterable[OrderRecord] = (),
+    only: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Report:
+    """Read a store without changing it.
+
+    `only` selects runs: values allowed for fields of their key; a method may also be selected by its label.
+    """
     if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for a writer
         raise DataError(f"'{path}' is not a file; give the results store that a benchmark wrote")
     with ResultStore(path, create=False) as store:
-        items: list[Item] = [*store.results(), *store.failures()]
-        absent, labels = [*store.keys("pending"), *store.keys("running")], store.labels()
+        items: list[AnyCell] = [*store.results(), *store.failures()]
+        running, labels = set(store.keys("running")), store.labels()
+        waiting = [*store.keys("pending"), *running]
         counts, pictures, class_names = store.counts(), store.pictures(), store.class_names()
-    groups = make_groups([*items, *(Planned(key, labels.get(key.digest, key.method)) for key in absent)])
-    return Report(tuple(groups), counts, pictures, class_names, tuple(order_records))
+    items += [PendingCell(key, labels.get(key.digest, key.method)) for key in waiting]
+    selected = _select(items, only)
+    if len(selected) < len(items):
+        counts = Counts(
+            done=sum(isinstance(item, Cell) for item in selected),
+            failed=sum(isinstance(item, Failure) for item in selected),
+            running=len({item.key for item in selected} & running),
+            pending=sum(isinstance(item, PendingCell) and item.key not in running for item in selected),
+        )
+    return Report(tuple(make_groups(selected)), counts, pictures, class_names, tuple(order_records))
 
 
-def make_groups(items: Sequence[Item]) -> list[Group]:
-    """Cut cells into groups whose tables mix nothing, in display order."""
+def _select(items: Sequence[AnyCell], only: Mapping[str, Sequence[str]]) -> list[AnyCell]:
+    """The items with the given values; a value that no item has is refused."""
+    selected = list(items)
+    for field_name, wanted in only.items():
+        values = {id(item): {str(getattr(item.key, field_name))} for item in items}
+        if field_name == "method":
+            values = {id(item): {item.key.method, item.label} for item in items}
+        known = sorted(set().union(*values.values()))
+        for value in wanted:
+            if value not in known:
+                raise ConfigError(f"the store has no {field_name} '{value}'; {did_you_mean(value, known)}")
+        selected = [item for item in selected if not values[id(item)].isdisjoint(wanted)]
+    if items and not selected:
+        chosen = "; ".join(f"{name} {', '.join(wanted)}" for name, wanted in only.items())
+        raise ConfigError(f"the store has no run with {chosen}; select less")
+    return selected
+
+
+def make_groups(items: Sequence[AnyCell]) -> list[Group]:
+    """Group runs so that each group fits one table, in display order."""
     corrupted: dict[tuple[Any, ...], set[tuple[Any, ...]]] = defaultdict(set)
     for item in items:
         if item.key.severity is not None:
-            corrupted[_without_severity(item.key)].add(_group_values(item.key))
-    bins: dict[tuple[Any, ...], list[Item]] = defaultdict(list)
+            corrupted[_group_without_severity(item.key)].add(_group_values(item.key))
+    bins: dict[tuple[Any, ...], list[AnyCell]] = defaultdict(list)
     for item in items:
-        # Clean images have no severity: they belong to the stream of each severity that was run.
-        streams = corrupted.get(_without_severity(item.key)) if item.key.severity is None else None
+        # Clean images have no severity: they belong to the stream of each severity.
+        streams = corrupted.get(_group_without_severity(item.key)) if item.key.severity is None else None
         for values in streams or {_group_values(item.key)}:
             bins[values].append(item)
     order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
     groups = [
-        Group(**dict(zip(_TITLE_FIELDS, values, strict=True)), items=tuple(_name_apart(bins[values])))
+        Group(**dict(zip(_TITLE_FIELDS, values, strict=True)), items=tuple(_distinguish_labels(bins[values])))
         for values in order
     ]
-    return [part for group in groups for part in _separate(group, _LAST_RESORTS)]
+    return [part for group in groups for part in _split(group, _SPLIT_FIELDS)]
 
 
-def _name_apart(items: Sequence[Item]) -> list[Item]:
-    """The items with labels that differ where the options do: a store may be older than a method's new option."""
+def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:
+    """Add options to labels that stand for different options, as after a method got a new option."""
     options: dict[str, set[str]] = defaultdict(set)
     for item in items:
         options[item.label].add(item.key.options)
-    named: list[Item] = []
+    named: list[AnyCell] = []
     for item in items:
         values, others = item.key.option_values, [json.loads(text) for text in options[item.label]]
         varied = sorted({n for other in others for n in {*other, *values} if other.get(n, ...) != values.get(n, ...)})
@@ -288,8 +329,8 @@ def _name_apart(items: Sequence[Item]) -> list[Item]:
     return named
 
 
-def _separate(group: Group, fields: Sequence[str]) -> list[Group]:
-    """The group itself, or its parts by the first fields that make each fit one table."""
+def _split(group: Group, fields: Sequence[str]) -> list[Group]:
+    """The group, or its parts by the first of `fields` that make each fit one table."""
     try:
         group.table()
     except ConfigError:
@@ -298,29 +339,29 @@ def _separate(group: Group, fields: Sequence[str]) -> list[Group]:
     else:
         return [group]
     name, *rest = fields
-    parts: dict[str, list[Item]] = defaultdict(list)
+    parts: dict[str, list[AnyCell]] = defaultdict(list)
     for item in group.items:
         parts[str(getattr(item.key, name))].append(item)
     if len(parts) == 1:
-        return _separate(group, rest)
+        return _split(group, rest)
     found = []
     for value in sorted(parts):
-        apart = f"{group.apart}, {name} {value[:12]}".removeprefix(", ")
-        found += _separate(replace(group, apart=apart, items=tuple(parts[value])), rest)
+        distinction = f"{group.distinction}, {name} {value[:12]}".removeprefix(", ")
+        found += _split(replace(group, distinction=distinction, items=tuple(parts[value])), rest)
     return found
 
 
 def _group_values(key: CellKey) -> tuple[Any, ...]:
-    graded = not {"gradual", "sequence"}.isdisjoint(key.setting.split("+"))  # there the severity is part of the stream
+    graded = not {"gradual", "sequence"}.isdisjoint(key.setting.split("+"))  # the severity varies along the stream
     return tuple(None if name == "severity" and graded else getattr(key, name) for name in _TITLE_FIELDS)
 
 
-def _without_severity(key: CellKey) -> tuple[Any, ...]:
+def _group_without_severity(key: CellKey) -> tuple[Any, ...]:
     return tuple(getattr(key, name) for name in _TITLE_FIELDS if name != "severity")
 
 
 def _label_rank(key: CellKey, label: str) -> tuple[object, ...]:
-    """By method; a line with the plain name of its method comes first, then by options."""
+    """Sort key: by method, a variant without options in its label first, then by options."""
     options = [rank(name, value) for name, value in sorted(key.option_values.items())]
     return rank("method", key.method), label != key.method, options
 
@@ -334,7 +375,7 @@ def _cost(variant: Variant, accuracy: float, cells: Sequence[Cell]) -> Cost:
 
 
 def _milliseconds(cells: Sequence[Cell]) -> float | None:
-    """Median time of a batch spread over its images: a slow first batch does not count."""
+    """Time per image by the median time of a batch, which ignores a slow first batch."""
     timed = [c for c in cells if math.isfinite(c.result.seconds_median) and c.result.samples]
     images = sum(c.result.samples for c in timed)
     seconds = sum(c.result.seconds_median * c.batches for c in timed)

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from trust_tta import __version__
 from trust_tta.atomic import write_whole
 from trust_tta.config_io import read_asset
-from trust_tta.report import sections, svg
-from trust_tta.report import segmentation as pixels
+from trust_tta.report import sections, segmentation, svg
 from trust_tta.report.model import Report
 from trust_tta.report.published import load_published
 from trust_tta.report.summary import summarize
-from trust_tta.report.tables import accuracy_table
+from trust_tta.report.tables import accuracy_table, short_stream_note
 from trust_tta.report.text import domain_name, duration, safe
 from trust_tta.report.theme import palette_css
 from trust_tta.results import Cell, CellKey, Provenance
@@ -50,8 +49,8 @@ def render_page(report: Report, *, title: str | None = None) -> str:
         .get_template("page.html")
         .render(
             title=title or "Test-time adaptation: results",
-            style=asset("page.css") + asset("pixels.css") + palette_css(),
-            script=asset("page.js") + asset("pixels.js"),
+            style=asset("page.css") + asset("segmentation.css") + palette_css(),
+            script=asset("page.js") + asset("segmentation.js"),
             version=__version__,
             report=report,
             published=load_published(),
@@ -87,9 +86,10 @@ def _environment() -> Environment:
     )
     shown = {
         "sections": sections,
-        "pixels": pixels,
+        "segmentation": segmentation,
         "summarize": summarize,
         "accuracy_table": accuracy_table,
+        "short_stream_note": short_stream_note,
         "duration": duration,
     }
     environment.globals |= shown

@@ -1,4 +1,4 @@
-"""Our numbers next to the published ones, never mixed: each pair says which is which and what the difference is."""
+"""Our numbers next to those published in the paper."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from trust_tta.report.model import Group, Variant
-from trust_tta.report.published import PERCENT, Item, Published, PublishedRow
+from trust_tta.report.published import PERCENT, Published, PublishedRow, PublishedTable
 from trust_tta.report.sweeps import batch_sizes, effective_options, option_sweeps
 from trust_tta.results.display import CORRUPTIONS
 
-# The shipped pictures are CIFAR-10's, corrupted as CIFAR-10-C was; CamVid is what Table 7 is run on at small scale.
+# The shipped sample is CIFAR-10 corrupted as CIFAR-10-C is; CamVid replaces VOC at small scale (Table 7).
 STAND_INS = {"sample": "cifar10-c", "camvid": "voc21"}
-# The published orders are of the paper's network: here they are those that the experiment lists for its own.
+# Stands for the orders of highest entropy, which differ between networks: any explicit list matches.
 HIGHEST = "highest"
 
 
@@ -34,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One published line and its counterpart of ours; `mean` is over the columns that both have."""
+    """One published row and ours; `mean` is over the shared columns."""
 
     label: str  # the paper's
     variant: Variant
@@ -43,49 +43,49 @@ class ComparedRow:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One published item and one group of ours."""
+class PaperComparison:
+    """A published table and one of our groups."""
 
-    item: Item
+    table: PublishedTable
     rows: tuple[ComparedRow, ...]
     left_out: tuple[str, ...]  # columns of the paper that we did not run
 
 
 @dataclass(frozen=True)
-class SweepPair:
-    """A published curve and ours, at the values of the option that both have."""
+class SweepComparison:
+    """A published curve and ours at the shared values of the option."""
 
-    item: Item
+    table: PublishedTable
     dataset: str
     method: str
-    domains: int  # that ours is the mean of
+    domains: int  # averaged in ours
     pairs: tuple[Pair, ...]
 
 
-def compare(group: Group, published: Published) -> list[Comparison]:
-    """Every published accuracy that this group has a counterpart of."""
-    kept: list[Comparison] = []
-    seen = {"bn"}  # the baseline of every table adds nothing by itself
-    for item in published.items:
-        whole = item.columns in ("domain", "dataset", "value")
-        found = _compare(group, item, published) if whole and _fits(group, item) else None
+def compare(group: Group, published: Published) -> list[PaperComparison]:
+    """The published tables that this group can be compared with."""
+    kept: list[PaperComparison] = []
+    seen = {"bn"}  # the baseline alone is no comparison
+    for table in published.tables:
+        whole = table.columns in ("domain", "dataset", "value")
+        found = _compare(group, table, published) if whole and _fits(group, table) else None
         if found is not None and any(_identity(row) not in seen for row in found.rows):
             kept.append(found)
             seen |= {_identity(row) for row in found.rows}
     return kept
 
 
-def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepPair]:
+def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepComparison]:
     """Published curves over an option or the batch size, and ours."""
     found = []
-    for item in published.items:
-        fitting = [group for group in groups if _fits(group, item)]
-        for dataset, domains, variant, points in _curves(fitting, item.columns):
-            for wanted in item.rows:
-                both = [(n, v) for n, v in zip(item.names, wanted.values, strict=True) if n in points]
-                if both and _matches(variant, wanted, published, free=item.columns):
+    for table in published.tables:
+        fitting = [group for group in groups if _fits(group, table)]
+        for dataset, domains, variant, points in _curves(fitting, table.columns):
+            for wanted in table.rows:
+                both = [(n, v) for n, v in zip(table.names, wanted.values, strict=True) if n in points]
+                if both and _matches(variant, wanted, published, free=table.columns):
                     pairs = tuple(Pair(str(n), v / 100, points[n]) for n, v in both)
-                    found.append(SweepPair(item, dataset, variant.method, domains, pairs))
+                    found.append(SweepComparison(table, dataset, variant.method, domains, pairs))
     return found
 
 
@@ -95,15 +95,15 @@ def published_name(dataset: str) -> str:
 
 
 def match_variant(group: Group, wanted: PublishedRow, published: Published) -> Variant | None:
-    """Our line with the method and options of a published one; options that the paper does not name are free."""
+    """Our variant with the method and options of a published row; options that the paper does not name may differ."""
     fits = [variant for variant in group.variants if _matches(variant, wanted, published)]
     doubtful = wanted.options.get("orders") == HIGHEST and len(fits) > 1
     return fits[0] if fits and not doubtful else None
 
 
 def published_times(group: Group, published: Published) -> Mapping[str, float]:
-    """The paper's times relative to Tent, by the label of our line."""
-    rows = [row for item in published.items if item.measure == "relative_time" for row in item.rows]
+    """The paper's times relative to Tent, by the label of our variant."""
+    rows = [row for table in published.tables if table.measure == "relative_time" for row in table.rows]
     matched = [(match_variant(group, row, published), row.values[0]) for row in rows]
     return {v.label: value for v, value in matched if v is not None and v.method != "tent"}
 
@@ -112,17 +112,17 @@ def _identity(row: ComparedRow) -> str:
     return "bn" if row.variant.method == "bn" else row.variant.label
 
 
-def _fits(group: Group, item: Item) -> bool:
-    """Whether a published item is of a group's data, under the conditions of the group."""
+def _fits(group: Group, table: PublishedTable) -> bool:
+    """Whether a published table has the data, experiment, severity and setting of a group."""
     name = published_name(group.dataset)
-    data = name in item.names if item.columns == "dataset" else name == item.dataset
-    experiment = item.experiment in (None, group.experiment, group.experiment.removesuffix("-small"))
+    data = name in table.names if table.columns == "dataset" else name == table.dataset
+    experiment = table.experiment in (None, group.experiment, group.experiment.removesuffix("-small"))
     severity = group.severity in (None, 5)
-    return data and experiment and severity and item.setting == group.setting and item.measure in PERCENT
+    return data and experiment and severity and table.setting == group.setting and table.measure in PERCENT
 
 
 def _curves(groups: Sequence[Group], option: str) -> Iterator[tuple[str, int, Variant, Mapping[Any, float]]]:
-    """Data set, number of domains, a line and points of each mean accuracy over the batch size, or over an option."""
+    """Data set, number of domains, variant and points of each curve over the batch size or an option."""
     if option == "batch_size":
         for family in batch_sizes(groups):
             for series in family.series:
@@ -135,45 +135,45 @@ def _curves(groups: Sequence[Group], option: str) -> Iterator[tuple[str, int, Va
                 yield group.dataset, len(group.domains), sweep.variants[0], points
 
 
-def _compare(group: Group, item: Item, published: Published) -> Comparison | None:
+def _compare(group: Group, table: PublishedTable, published: Published) -> PaperComparison | None:
     rows = []
-    for wanted in item.rows:
+    for wanted in table.rows:
         variant = match_variant(group, wanted, published)
         if variant is None:
             continue
         means = {domain: group.entry(variant.label, domain).mean for domain in group.domains}
         ours = {domain: mean for domain, mean in means.items() if mean is not None}
-        pairs = _pairs(item, wanted, ours, group, published)
+        pairs = _pairs(table, wanted, ours, group, published)
         if pairs:
-            rows.append(ComparedRow(wanted.label, variant, pairs, _mean(item, wanted, pairs)))
+            rows.append(ComparedRow(wanted.label, variant, pairs, _mean(table, wanted, pairs)))
     if not rows:
         return None
     shown = {pair.name for row in rows for pair in row.pairs}
-    left_out = tuple(str(n) for n in item.names if n not in shown) if item.columns == "domain" else ()
-    return Comparison(item, tuple(rows), left_out)
+    left_out = tuple(str(n) for n in table.names if n not in shown) if table.columns == "domain" else ()
+    return PaperComparison(table, tuple(rows), left_out)
 
 
 def _pairs(
-    item: Item, wanted: PublishedRow, ours: Mapping[str, float], group: Group, published: Published
+    table: PublishedTable, wanted: PublishedRow, ours: Mapping[str, float], group: Group, published: Published
 ) -> tuple[Pair, ...]:
-    printed = dict(zip(map(str, item.names), wanted.values, strict=True))
-    if item.columns == "domain":
+    printed = dict(zip(map(str, table.names), wanted.values, strict=True))
+    if table.columns == "domain":
         return tuple(Pair(n, v / 100, ours[n]) for n, v in printed.items() if n in ours)
     name = published_name(group.dataset)
-    number = printed["accuracy" if item.columns == "value" else name] / 100
+    number = printed["accuracy" if table.columns == "value" else name] / 100
     target = published.targets.get(name)
     if target is not None:
         return (Pair(target, number, ours[target]),) if target in ours else ()
-    # What is printed for a data set of corruptions is the mean over all fifteen: fewer are no counterpart.
+    # The printed value is the mean over all 15 corruptions, so fewer are not comparable.
     whole = CORRUPTIONS if name.endswith("-c") else group.domains
     if not set(whole) <= set(ours):
         return ()
     return (Pair(name, number, fmean(ours[domain] for domain in whole)),)
 
 
-def _mean(item: Item, wanted: PublishedRow, pairs: Sequence[Pair]) -> Pair:
-    """The printed mean where every column is there, else the mean of the columns that are."""
-    whole = len(pairs) == len(item.names) and wanted.mean is not None
+def _mean(table: PublishedTable, wanted: PublishedRow, pairs: Sequence[Pair]) -> Pair:
+    """The printed mean if all columns are shared, else the mean of the shared ones."""
+    whole = len(pairs) == len(table.names) and wanted.mean is not None
     published = wanted.mean / 100 if whole and wanted.mean is not None else fmean(p.published for p in pairs)
     return Pair("mean", published, fmean(p.ours for p in pairs))
 

@@ -1,4 +1,4 @@
-"""The numbers printed in the paper, each with its place, under our names for data sets, domains and methods."""
+"""The numbers printed in the paper, under our names for data sets, domains and methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERCENT = ("accuracy", "miou")
 
 
 class PublishedRow(Schema):
-    """One line of a published table: the paper's words for it, our method and options, and its numbers as printed."""
+    """One row of a published table: its label in the paper, our method and options, and the numbers as printed."""
 
     label: str
     method: str
@@ -26,8 +26,8 @@ class PublishedRow(Schema):
     options: dict[str, Any] = {}
 
 
-class Item(Schema):
-    """A published table, or the numbers of a figure: `names` are those of its columns, which are of kind `columns`."""
+class PublishedTable(Schema):
+    """A published table, or the numbers of a figure; `columns` is the kind of its columns, `names` are their names."""
 
     place: str
     about: str
@@ -41,13 +41,13 @@ class Item(Schema):
     note: str = ""
 
     def below_source(self) -> frozenset[str]:
-        """The columns in which the paper's TRUST does worse than its source."""
+        """The columns in which the paper's TRUST is below its source."""
         rows = {row.method: row.values for row in self.rows if not row.options}
         pairs = zip(self.names, rows.get("trust", ()), rows.get("bn", ()), strict=False)
         return frozenset(str(name) for name, trust, source in pairs if trust < source)
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Item:
+    def _is_whole(self) -> PublishedTable:
         where, most = f"{self.place} ({self.dataset or 'all data sets'})", 100 if self.measure in PERCENT else math.inf
         labels = {row.label for row in self.rows}
         if len(set(self.names)) != len(self.names) or len(labels) != len(self.rows) or not self.rows:
@@ -62,20 +62,20 @@ class Item(Schema):
 
 
 class Published(Schema):
-    """All numbers of the paper, the domains that stand for whole data sets, and the options behind plain rows."""
+    """All numbers of the paper, the domain of each single-domain data set, and the default options of its rows."""
 
     paper: str
     network: str
     targets: dict[str, str]
     settings: dict[str, dict[str, Any]]
-    items: tuple[Item, ...]
+    tables: tuple[PublishedTable, ...]
 
-    def find(self, place: str, dataset: str | None = None) -> Item:
-        """The item at a place, of one data set where there are several."""
-        for item in self.items:
-            if item.place == place and dataset in (None, item.dataset):
-                return item
-        raise DataError(f"nothing is published at {place!r} for {dataset!r}; see the items' places")
+    def find(self, place: str, dataset: str | None = None) -> PublishedTable:
+        """The table at a place, of one data set where there are several."""
+        for table in self.tables:
+            if table.place == place and dataset in (None, table.dataset):
+                return table
+        raise DataError(f"nothing is published at {place!r} for {dataset!r}; see the places in published.toml")
 
 
 @cache
@@ -90,7 +90,7 @@ def parse_published(text: str) -> Published:
     try:
         content = tomllib.loads(text)
         names = content.pop("corruptions")  # of the columns where none are given
-        items = [{"names": names, **item} for item in content.pop("item")]
-        return parse(Published, {**content, "items": items})
+        tables = [{"names": names, **table} for table in content.pop("item")]
+        return parse(Published, {**content, "tables": tables})
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ConfigError) as error:
         raise DataError(f"the file of published numbers cannot be read ({error}); restore published.toml") from error

@@ -17,13 +17,14 @@ from trust_tta.report.chart import Chart
 from trust_tta.report.model import Group, Report, Variant
 from trust_tta.report.paper import compare, compare_sweeps
 from trust_tta.report.published import load_published
-from trust_tta.report.summary import at_equal_cost, not_compared
+from trust_tta.report.summary import at_equal_cost, missing_comparison
 from trust_tta.report.tables import DataTable
-from trust_tta.report.text import domain_name
+from trust_tta.report.text import domain_name, joined
 from trust_tta.results import SamplePrediction
 from trust_tta.results.order_records import OrderRecord
 
 MAX_IMAGES = 8  # per domain
+NO_PROBABILITIES = ("roid", "cmf")  # methods whose confidence is not a probability
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def comparison(group: Group) -> Section | None:
 
 def equal_cost(group: Group) -> Section | None:
     """TRUST against the best other method at equal updates and within its time, and the cost of each method."""
-    said = " ".join([*not_compared(group), *at_equal_cost(group)])
-    found = [t for t in (tables.duel_table(group), tables.cost_table(group, load_published())) if t is not None]
+    said = " ".join([*missing_comparison(group), *at_equal_cost(group)])
+    found = [t for t in (tables.equal_cost_table(group), tables.cost_table(group, load_published())) if t is not None]
     return Section("At equal cost" if said else "Cost", said, found) if found else None
 
 
@@ -99,10 +100,13 @@ def stability(group: Group) -> Section | None:
 def calibration(group: Group) -> Section | None:
     """ECE, NLL and Brier score, and a reliability diagram for each method."""
     table, drawn = tables.calibration_table(group), charts.reliability(group)
+    names = [v.name for v in group.variants if v.method in NO_PROBABILITIES]
     note = (
         "ECE is the expected calibration error of a run in 15 bins of confidence; shown is its mean over domains and "
         "seeds. The diagrams show accuracy by confidence over all runs; on the dashed line both agree."
     )
+    if names:
+        note += f" The confidence of {joined(names)} is not a probability: its logits are scaled by class priors."
     return Section("Calibration", note, [table] if table else [], small=drawn) if table or drawn else None
 
 
@@ -143,7 +147,7 @@ def paper_tables(group: Group) -> list[tuple[DataTable, DataTable | None]]:
     return [
         (
             tables.paper_table(group, found),
-            tables.paper_domains_table(group, found) if found.item.columns == "domain" else None,
+            tables.paper_domains_table(group, found) if found.table.columns == "domain" else None,
         )
         for found in compare(group, load_published())
     ]

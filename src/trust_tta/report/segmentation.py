@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trust_tta.report.chart import finite_mean
 from trust_tta.report.model import Group, Report, Variant
-from trust_tta.report.tables import Column, DataTable, Entry, Line
+from trust_tta.report.tables import Column, DataTable, Row, TableCell
 from trust_tta.report.text import domain_name, safe_line
 from trust_tta.results import Cell, format_percent
 from trust_tta.results.display import MISSING
@@ -59,7 +59,7 @@ def class_table(group: Group, report: Report) -> DataTable | None:
         scores = [finite_mean(value for value in values if value is not None) for values in found]
         ious = [row[0] / (row[1] + row[2] - row[0]) if row[1] + row[2] else math.nan for row in rows]
         entries = [_entry(value) for value in (*scores, *ious)]
-        lines.append(Line(variant.name, tuple(entries), variant, tuple(cells)))
+        lines.append(Row(variant.name, tuple(entries), variant, tuple(cells)))
     columns = (Column("method"), Column("mean Dice"), Column("pixels right"), *(Column(n) for n in names[:most]))
     caption = "IoU of each class in percent, of the pixels of all domains and seeds together"
     return DataTable(f"classes {group.title}", caption, columns, tuple(lines))
@@ -129,5 +129,5 @@ def _counts(cells: Sequence[Cell]) -> list[list[int]]:
     return total
 
 
-def _entry(value: float) -> Entry:
-    return Entry(format_percent(value), value) if math.isfinite(value) else Entry(MISSING, role="gap")
+def _entry(value: float) -> TableCell:
+    return TableCell(format_percent(value), value) if math.isfinite(value) else TableCell(MISSING, role="gap")

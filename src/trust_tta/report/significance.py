@@ -1,4 +1,4 @@
-"""Whether two lines differ beyond chance: over seeds, over images, and at equal cost."""
+"""Statistical significance of differences between methods, and comparisons at equal cost."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from trust_tta.report.model import Cost, Group, Variant
 from trust_tta.results import Aggregate, discordant, format_percent
 from trust_tta.results.select import aggregate
 
-LEVEL = 0.05  # below this probability a difference over images counts as real
-FEWEST = 6  # images ahead: with fewer, no test over images is significant, however the seeds agree
-SAME_COST = 0.02  # numbers of updates, or times, within two percent count as equal
+ALPHA = 0.05  # significance level of the test over images
+MIN_IMAGES = 6  # difference in images; below it McNemar's test is never significant
+COST_TOLERANCE = 0.02  # relative difference up to which updates or times count as equal
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ImageTest:
-    """McNemar's exact test on the images of shared streams: how many only one of two lines has right.
+    """McNemar's exact test on the images that only one of two variants classifies correctly.
 
-    Counts are means over seeds, since seeds may show the same images again: more seeds do not make it surer.
+    Counts are averaged over seeds, because seeds may repeat the same images.
     """
 
     first_only: int
@@ -32,36 +32,38 @@ class ImageTest:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the mean of one line is above that of another, and the evidence for it."""
+    """The difference between the means of two variants, and its significance."""
 
     first: Variant
     second: Variant
     gain: float
-    seeds: Aggregate  # of the differences of shared seeds
-    ahead: float  # images by which the first is ahead, per seed
+    seeds: Aggregate  # of the differences by seed
+    images_gained: float  # the gain in images per seed
     images: ImageTest | None
 
     @property
-    def level(self) -> bool:
-        """Whether the two are the same as shown."""
+    def equal_as_shown(self) -> bool:
+        """Whether the gain rounds to zero."""
         return format_percent(self.gain) in ("0.0", "-0.0")
 
     @property
-    def told(self) -> bool | None:
-        """Whether the two differ beyond chance: by images if they were kept, else by seeds; None: unknown."""
+    def significant(self) -> bool | None:
+        """By the test over images if they were kept, else by the interval over seeds; None: unknown."""
         if self.images is not None:
-            return self.images.p < LEVEL
+            return self.images.p < ALPHA
         mean, half = self.seeds.mean, self.seeds.half_width
-        return None if mean is None or half is None else abs(mean) > half and abs(self.ahead) >= FEWEST - 0.5
+        return (
+            None if mean is None or half is None else abs(mean) > half and abs(self.images_gained) >= MIN_IMAGES - 0.5
+        )
 
     @property
     def tie(self) -> bool:
-        return self.level or self.told is False
+        return self.equal_as_shown or self.significant is False
 
 
 @dataclass(frozen=True)
-class Duel:
-    """A line of TRUST and the best other line at equal cost."""
+class EqualCostPair:
+    """A variant of TRUST and the best other method at equal cost."""
 
     trust: Cost
     other: Cost
@@ -69,34 +71,34 @@ class Duel:
 
 
 def difference(group: Group, first: Variant, second: Variant) -> Difference:
-    """Two complete lines of a group; `gain` is the first's mean less the second's, over the seeds that both have."""
+    """The mean of `first` minus that of `second`, over their shared seeds; both have finished all domains."""
     reached = group.means()
     seeds = paired(seed_means(group, first.label), seed_means(group, second.label))
     gain = reached[first.label] - reached[second.label] if seeds.mean is None else seeds.mean
     cells = group.cells_of(first.label)
-    ahead = gain * sum(cell.result.samples for cell in cells) / len({cell.key.seed for cell in cells})
-    return Difference(first, second, gain, seeds, ahead, _over_images(group, first, second))
+    images = gain * sum(cell.result.samples for cell in cells) / len({cell.key.seed for cell in cells})
+    return Difference(first, second, gain, seeds, images, _test_images(group, first, second))
 
 
 def ranking(group: Group) -> list[Variant]:
-    """The complete lines, the best first."""
+    """The variants that have finished all domains, best first."""
     reached = group.means()
     return sorted((v for v in group.variants if v.label in reached), key=lambda v: -reached[v.label])
 
 
 def leaders(group: Group) -> list[Variant]:
-    """The line with the highest mean, then those that do not differ from it beyond chance."""
+    """The variant with the highest mean, then those that do not differ from it significantly."""
     best, *others = ranking(group)
     return [best, *(other for other in others if difference(group, best, other).tie)]
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Aggregate:
-    """Values by seed: `first` less `second` over the seeds that both have."""
+    """`first` minus `second` over their shared seeds."""
     return aggregate([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
 
 
 def seed_means(group: Group, label: str, value: str = "accuracy") -> dict[int, float]:
-    """The mean over domains of each seed that has them all."""
+    """The mean over domains by seed, for seeds that have all domains."""
     found = [domain_seeds(group, label, domain, value) for domain in group.domains]
     shared = sorted(set.intersection(*map(set, found)))
     return {seed: math.fsum(numbers[seed] for numbers in found) / len(found) for seed in shared}
@@ -109,38 +111,38 @@ def domain_seeds(group: Group, label: str, domain: str, value: str = "accuracy")
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
-    """The exact two-sided probability of so uneven a split if both outcomes were equally likely."""
+    """The exact two-sided p-value of McNemar's test."""
     from scipy import special
 
     n = first_only + second_only
     return min(1.0, 2 * float(special.bdtr(min(first_only, second_only), n, 0.5))) if n else 1.0
 
 
-def equal_updates(group: Group) -> list[Duel]:
-    """At each number of updates that both sides have, the best of TRUST and the best of the others, by updates."""
-    duels: dict[float, Duel] = {}
+def equal_updates(group: Group) -> list[EqualCostPair]:
+    """For each number of updates that TRUST and another method make: the best of TRUST and of the others."""
+    pairs: dict[float, EqualCostPair] = {}
     ours = [c for c in group.costs if _is_trust(c) and c.updates > 0]
     for trust in sorted(ours, key=lambda c: (c.updates, -c.accuracy)):
-        near = [c for c in group.costs if not _is_trust(c) and abs(c.updates / trust.updates - 1) <= SAME_COST]
+        near = [c for c in group.costs if not _is_trust(c) and abs(c.updates / trust.updates - 1) <= COST_TOLERANCE]
         if near:
-            duels.setdefault(round(trust.updates, 2), _duel(group, trust, near))
-    return list(duels.values())
+            pairs.setdefault(round(trust.updates, 2), _pair_with_best(group, trust, near))
+    return list(pairs.values())
 
 
-def equal_time(group: Group) -> list[Duel]:
-    """Each line of TRUST that no faster line of TRUST matches, and the best other that takes no more time."""
+def equal_time(group: Group) -> list[EqualCostPair]:
+    """Each variant on TRUST's own Pareto front, and the best other method that takes no more time."""
     timed = [(c, c.milliseconds) for c in group.costs if c.milliseconds is not None]
     ours = pareto_front([(c, ms) for c, ms in timed if _is_trust(c)], key=lambda pair: (pair[1], pair[0].accuracy))
-    duels = []
+    pairs = []
     for trust, limit in ours:
-        within = [c for c, ms in timed if not _is_trust(c) and ms <= limit * (1 + SAME_COST)]
+        within = [c for c, ms in timed if not _is_trust(c) and ms <= limit * (1 + COST_TOLERANCE)]
         if within:
-            duels.append(_duel(group, trust, within))
-    return duels
+            pairs.append(_pair_with_best(group, trust, within))
+    return pairs
 
 
 def pareto_front(items: Iterable[T], key: Callable[[T], tuple[float, float]]) -> list[T]:
-    """The items that no other beats in both cost and value, by cost; `key` gives the two."""
+    """The items that no other beats in both cost and value, by cost; `key` returns (cost, value)."""
     best: list[T] = []
     for item in sorted(items, key=lambda i: (key(i)[0], -key(i)[1])):
         if not best or key(item)[1] > key(best[-1])[1]:
@@ -148,17 +150,17 @@ def pareto_front(items: Iterable[T], key: Callable[[T], tuple[float, float]]) ->
     return best
 
 
-def _duel(group: Group, trust: Cost, others: Sequence[Cost]) -> Duel:
+def _pair_with_best(group: Group, trust: Cost, others: Sequence[Cost]) -> EqualCostPair:
     other = max(others, key=lambda c: c.accuracy)
-    return Duel(trust, other, difference(group, trust.variant, other.variant))
+    return EqualCostPair(trust, other, difference(group, trust.variant, other.variant))
 
 
 def _is_trust(cost: Cost) -> bool:
     return cost.variant.method == "trust"
 
 
-def _over_images(group: Group, first: Variant, second: Variant) -> ImageTest | None:
-    """The test over every stream of the group, where all of them kept which images were right."""
+def _test_images(group: Group, first: Variant, second: Variant) -> ImageTest | None:
+    """McNemar's test over all streams of the group, or None if one did not keep which images were right."""
     ours, theirs = ({(c.key.domain, c.key.seed): c for c in group.cells_of(v.label)} for v in (first, second))
     shared = [stream for stream in ours if stream in theirs]
     counts = [discordant(ours[stream], theirs[stream]) for stream in shared]

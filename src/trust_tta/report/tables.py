@@ -1,4 +1,4 @@
-"""The tables of a report, each computed once for every rendering: page, terminal, CSV, Markdown and LaTeX."""
+"""The tables of a report; `formats` and the page render them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trust_tta.report.model import Group, Place, Variant
-from trust_tta.report.paper import Comparison, SweepPair, published_times
+from trust_tta.report.paper import PaperComparison, SweepComparison, published_times
 from trust_tta.report.published import Published
-from trust_tta.report.significance import Difference, Duel, difference, equal_time, equal_updates, ranking, seed_means
-from trust_tta.report.text import counted, domain_name, safe_line, short_domain
+from trust_tta.report.significance import difference, equal_time, equal_updates, ranking, seed_means
+from trust_tta.report.text import counted, domain_name, joined, safe_line, short_domain
 from trust_tta.results import Aggregate, Cell, format_gain, format_percent, format_value
 from trust_tta.results.display import MISSING
 
 PUBLISHED = "published"
 OURS = "this run"
+INCOMPLETE = "some domains are missing"
+MAX_SHORT_STREAM = 10  # batches; methods that learn may not differ from bn on such streams
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One place of a table: its text, the number to sort by, its spread over seeds, and the cells it comes from."""
+class TableCell:
+    """Text, the number to sort by, the standard deviation over seeds, and the runs it comes from."""
 
     text: str
     value: float | None = None
-    spread: str = ""
+    std: str = ""
     best: bool = False
-    role: str = "num"  # "num", "words" or "gap", and what it is of
-    tip: str = ""  # what pointing at it says
-    mark: str = ""  # a sign after the text
-    cells: tuple[Cell, ...] = ()
+    role: str = "num"  # CSS classes: "num", "words" or "gap", and more
+    tip: str = ""  # tooltip
+    mark: str = ""  # sign after the text
+    runs: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a column: its `role` ("mean", "worst", "gain", "words"), its domain, and the line gains are over."""
+    """Title, CSS class ("mean", "worst", "gain", "words"), index of the domain, and of the variant gains are over."""
 
     title: str
     role: str = ""
@@ -43,325 +45,326 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One row of a table; one that belongs to a variant carries its marker and follows the method picker."""
+class Row:
+    """Name and cells; a row with a variant shows its marker and is hidden with its method."""
 
-    head: str
-    entries: tuple[Entry, ...]
+    name: str
+    cells: tuple[TableCell, ...]
     variant: Variant | None = None
-    cells: tuple[Cell, ...] = ()  # that its entries come from, where they do not say so themselves
+    runs: tuple[Cell, ...] = ()  # of cells that have none of their own
 
 
 @dataclass(frozen=True)
 class DataTable:
-    """A table ready to be rendered; the first column holds the heads of the lines."""
+    """A table for any renderer; the first column holds the names of the rows."""
 
     name: str
     caption: str
     columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    rows: tuple[Row, ...]
 
     @property
-    def spreads(self) -> bool:
-        """Whether an entry has a spread over seeds."""
-        return any(entry.spread for line in self.lines for entry in line.entries)
+    def has_std(self) -> bool:
+        return any(cell.std for row in self.rows for cell in row.cells)
 
 
 def accuracy_table(group: Group) -> DataTable:
-    """Methods by domains: seeds gathered, the mean and the worst domain first, what failed or is missing marked."""
-    several = len(group.domains) > 1
-    gaps = _gaps(group)
+    """Methods by domains, averaged over seeds; mean and worst domain come first, failed and missing runs are marked."""
+    several, gaps = len(group.domains) > 1, _gaps(group)
     domains = [Column(short_domain(d), domain=i) for i, d in enumerate(group.domains)]
     gains = [Column(f"over {base.name}", "gain", base=base.index) for base in group.baselines]
     columns = [Column("mean", "mean"), Column("worst", "worst"), *gains, *domains] if several else [*domains, *gains]
-    lines = []
+    rows = []
     for variant in group.variants:
-        entries = [_domain_entry(group, variant, domain, gaps) for domain in group.domains]
-        over = [_gain_entry(group, variant, base) for base in group.baselines]
-        whole = [_mean_entry(group, variant), _worst_entry(group, variant), *over, *entries]
-        lines.append(_line(group, variant, whole if several else [*entries, *over]))
+        cells, over = [_domain_cell(group, variant, domain, gaps) for domain in group.domains], []
+        mean = group.mean(variant.label)
+        for base in group.baselines:
+            other = group.mean(base.label).mean
+            over.append(_gain(None if mean.mean is None or other is None else mean.mean - other))
+        first = [_mean_cell(group, variant, mean), _worst_cell(group, variant)]
+        rows.append(_row(group, variant, [*first, *over, *cells] if several else [*cells, *over]))
     best = [j for j, column in enumerate(columns) if column.role != "gain"]
-    what = "Mean IoU" if group.is_segmentation else "Accuracy"
     fewest = min((len(seed_means(group, v.label)) for v in group.variants if group.cells_of(v.label)), default=0)
-    most = counted(len(group.seeds), "seed")
-    seeds = most if fewest in (0, len(group.seeds)) else f"{fewest} to {most}"
-    caption = f"{what} in percent{', gains in points' if gains else ''}; {seeds}; the best as shown in bold"
-    return DataTable(f"accuracy {group.title}", caption, (Column("method"), *columns), _mark_best(lines, best))
+    seeds = counted(len(group.seeds), "seed")
+    seeds = seeds if fewest in (0, len(group.seeds)) else f"{fewest} to {seeds}"
+    measure = group.measure[0].upper() + group.measure[1:]
+    caption = f"{measure} in percent{', gains in points' if gains else ''}; {seeds}; best in bold"
+    return DataTable(f"accuracy {group.title}", caption, (Column("method"), *columns), _mark_best(rows, best))
 
 
 def notes(group: Group) -> list[str]:
-    """What a reader of a plain table must know: unit, number of seeds, and what is missing."""
-    pivot = group.table()
-    counts = sorted({entry.n for line in pivot.cells for entry in line if entry.n})
+    """Unit, number of seeds, missing results and short streams, for tables in plain text."""
+    counts = sorted({entry.n for row in group.table().cells for entry in row if entry.n})
     seeds = "no results" if not counts else f"mean over {counted(counts[0], 'seed')}"
-    if len(counts) > 1:
-        seeds = f"mean over {counts[0]} to {counts[-1]} seeds"
+    seeds = f"mean over {counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else seeds
     missing = [
         f"{variant.name} on {safe_line(domain)}"
         for variant in group.variants
         for domain in group.domains
         if group.entry(variant.label, domain).mean is None
     ]
-    what = "mean IoU" if group.is_segmentation else "accuracy"
-    return [f"{what} in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
+    said = [f"{group.measure} in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
+    return [*said, *short_stream_note(group)]
+
+
+def short_stream_note(group: Group) -> list[str]:
+    """Methods that learn but equal bn on every domain, if the streams have only a few batches."""
+    bn = group.variant("bn")
+    longest = max((cell.batches for cell in group.cells), default=0) * (1 if group.resets else len(group.domains))
+    if bn is None or longest > MAX_SHORT_STREAM:
+        return []
+
+    def shown(variant: Variant) -> list[str]:
+        return [format_percent(group.entry(variant.label, domain).mean) for domain in group.domains]
+
+    learning = [v for v in group.variants if any(cell.result.updates for cell in group.cells_of(v.label))]
+    equal = [v.name for v in learning if shown(v) == shown(bn)]
+    batches = counted(longest, "batch")
+    return [f"{joined(equal)} = bn: a stream of {batches} is too short to learn from"] if equal else []
 
 
 def cost_table(group: Group, published: Published) -> DataTable | None:
-    """Accuracy, passes, updates and time of each line; the time also relative to Tent, next to the paper's."""
+    """Accuracy, passes, updates and time of each method; time also relative to Tent, next to the paper's."""
     if not group.costs:
         return None
     tent = group.variant("tent")
     base = next((c.milliseconds for c in group.costs if tent is not None and c.variant.label == tent.label), None)
     theirs = published_times(group, published) if base else {}
-    heads = ["accuracy in %", "updates per batch", "forwards", "backwards", "ms per image"]
-    heads += ["time, Tent = 1"] if base else []
-    heads += ["published (Table 10)"] if theirs else []
-    lines = []
+    titles = ["accuracy in %", "updates per batch", "forwards", "backwards", "ms per image"]
+    titles += ["time, Tent = 1"] if base else []
+    titles += ["published (Table 10)"] if theirs else []
+    rows = []
     for c in group.costs:
         ms = c.milliseconds
-        entries = [
-            replace(_percent(c.accuracy), spread=_spread(group.mean(c.variant.label))),
-            *(Entry(f"{number:.4g}", number) for number in (c.updates, c.forwards, c.backwards)),
+        cells = [
+            replace(_percent(c.accuracy), std=_std(group.mean(c.variant.label))),
+            *(TableCell(f"{number:.4g}", number) for number in (c.updates, c.forwards, c.backwards)),
             _number(ms, "{:.1f}" if (ms or 0.0) >= 10 else "{:.2f}"),
         ]
-        entries += [_number(ms / base if ms is not None else None, "{:.2f}")] if base else []
-        entries += [_number(theirs.get(c.variant.label), "{:.1f}", "num theirs")] if theirs else []
-        lines.append(_line(group, c.variant, entries))
-    caption = f"Cost of each method, {group.scope} and seeds; forwards and backwards are passes per batch"
-    return DataTable(f"cost {group.title}", caption, _columns("method", *heads), tuple(lines))
+        cells += [_number(ms / base if ms is not None else None, "{:.2f}")] if base else []
+        cells += [_number(theirs.get(c.variant.label), "{:.1f}", "num theirs")] if theirs else []
+        rows.append(_row(group, c.variant, cells))
+    caption = f"Cost of each method, {group.scope} and seeds; forward and backward passes are per batch"
+    return DataTable(f"cost {group.title}", caption, _columns("method", *titles), tuple(rows))
 
 
-def duel_table(group: Group) -> DataTable | None:
-    """TRUST at equal updates and at equal time and the best other method there, in numbers."""
-    duels = [(f"{counted(d.trust.updates, 'update')} per batch", d) for d in equal_updates(group)]
-    duels += [(f"at most {d.trust.milliseconds:.3g} ms per image", d) for d in equal_time(group)]
-    if not duels:
+def equal_cost_table(group: Group) -> DataTable | None:
+    """TRUST and the best other method at equal updates and within TRUST's time."""
+    pairs = [(f"{counted(p.trust.updates, 'update')} per batch", p) for p in equal_updates(group)]
+    pairs += [(f"at most {p.trust.milliseconds:.3g} ms per image", p) for p in equal_time(group)]
+    if not pairs:
         return None
-    lines = []
-    for at, duel in duels:
-        entries = (
-            _words(at),
-            _percent(duel.trust.accuracy),
-            _words(duel.other.variant.name),
-            _percent(duel.other.accuracy),
-            _gain(duel.difference.gain),
-            _words(ahead(duel)),
+    rows = []
+    for budget, pair in pairs:
+        better = pair.trust if pair.difference.gain > 0 else pair.other
+        cells = (
+            _words(budget),
+            _percent(pair.trust.accuracy),
+            _words(pair.other.variant.name),
+            _percent(pair.other.accuracy),
+            _gain(pair.difference.gain),
+            _words("tie" if pair.difference.tie else better.variant.name),
         )
-        cells = [cell for cost in (duel.trust, duel.other) for cell in group.cells_of(cost.variant.label)]
-        lines.append(Line(duel.trust.variant.name, entries, duel.trust.variant, tuple(cells)))
-    heads = ("at", "accuracy in %", "best other there", "its accuracy in %", "gain in points", "ahead")
+        runs = [cell for cost in (pair.trust, pair.other) for cell in group.cells_of(cost.variant.label)]
+        rows.append(Row(pair.trust.variant.name, cells, pair.trust.variant, tuple(runs)))
+    titles = ("budget", "accuracy in %", "best other method", "its accuracy in %", "gain in points", "better")
     caption = "TRUST and the best other method at equal cost"
-    return DataTable(f"equal cost {group.title}", caption, _columns("TRUST", *heads, words=(1, 3, 6)), tuple(lines))
-
-
-def ahead(duel: Duel) -> str:
-    """Who is ahead, as far as the runs tell."""
-    if duel.difference.tie:
-        return "a tie"
-    return (duel.trust if duel.difference.gain > 0 else duel.other).variant.name
+    return DataTable(f"equal cost {group.title}", caption, _columns("TRUST", *titles, words=(1, 3, 6)), tuple(rows))
 
 
 def difference_table(group: Group) -> DataTable | None:
-    """The best line less each other: over seeds, and over the images that only one of the two has right."""
+    """The best method against each other one: difference over seeds, and images that only one of them gets right."""
     if len(group.means()) < 2:
         return None
     best, *others = ranking(group)
     found = [difference(group, best, other) for other in others]
     tested = any(d.images is not None for d in found)
-    heads = [f"{best.name} ahead by", "± over seeds", "seeds"]
-    heads += [f"only {best.name} right", "only this right", "p"] if tested else []
-    lines = [_line(group, d.second, _evidence(d, tested)) for d in found]
+    titles = [f"{best.name} better by", "± over seeds", "seeds"]
+    titles += [f"only {best.name} right", "only this right", "p"] if tested else []
+    rows = []
+    for d in found:
+        half = d.seeds.half_width
+        cells = [_gain(d.gain), _GAP if half is None else _percent(half), TableCell(str(d.seeds.n), d.seeds.n)]
+        if tested:
+            counts = [d.images.first_only, d.images.second_only] if d.images else []
+            cells += [TableCell(str(n), n) for n in counts] or [_GAP, _GAP]
+            cells.append(_number(d.images.p if d.images else None, "{:.2g}"))
+        significant = False if d.equal_as_shown else d.significant
+        cells.append(_words({None: "unknown", True: "yes", False: "no"}[significant]))
+        rows.append(_row(group, d.second, cells))
     caption = f"{best.name}, the best {group.scope}, against each other method, in points"
-    columns = (*_columns("method", *heads), Column("told apart", "words"))
-    return DataTable(f"comparison {group.title}", caption, columns, tuple(lines))
+    columns = (*_columns("method", *titles), Column("significant", "words"))
+    return DataTable(f"comparison {group.title}", caption, columns, tuple(rows))
 
 
 def calibration_table(group: Group) -> DataTable | None:
-    """ECE, NLL, Brier score and entropy: each the mean over domains and seeds of what the runs recorded."""
-    values = ("ece", "nll", "brier", "entropy")
-    lines = []
+    """ECE, NLL, Brier score and entropy of each method, averaged over domains and seeds."""
+    rows = []
     for variant in group.variants:
-        means = [(value, group.mean(variant.label, value).mean) for value in values]
+        means = [(value, group.mean(variant.label, value).mean) for value in ("ece", "nll", "brier", "entropy")]
         if any(mean is not None for _, mean in means):
-            entries = [Entry(format_value(v, x), x, role="gap" if x is None else "num") for v, x in means]
-            lines.append(_line(group, variant, entries))
-    if not lines:
+            cells = [TableCell(format_value(v, x), x, role="gap" if x is None else "num") for v, x in means]
+            rows.append(_row(group, variant, cells))
+    if not rows:
         return None
-    heads = ("ECE in %", "NLL in nats", "Brier score (0 to 2)", "entropy in nats")
+    titles = ("ECE in %", "NLL in nats", "Brier score (0 to 2)", "entropy in nats")
     caption = f"Calibration, {group.scope} and seeds; lower is better, except for the entropy"
-    marked = _mark_best(lines, range(3), lowest=True)
-    return DataTable(f"calibration {group.title}", caption, _columns("method", *heads), marked)
+    marked = _mark_best(rows, range(3), lowest=True)
+    return DataTable(f"calibration {group.title}", caption, _columns("method", *titles), marked)
 
 
-def paper_table(group: Group, comparison: Comparison) -> DataTable:
-    """A published table and this run: means over the domains that both have, and gains over batch statistics."""
-    item, widest = comparison.item, max(len(row.pairs) for row in comparison.rows)
-    whole = [row for row in comparison.rows if len(row.pairs) == widest]  # means over fewer domains compare with none
+def paper_table(group: Group, comparison: PaperComparison) -> DataTable:
+    """A published table and this run: means over the shared domains, and gains over bn."""
+    table, widest = comparison.table, max(len(row.pairs) for row in comparison.rows)
+    whole = [row for row in comparison.rows if len(row.pairs) == widest]  # means over fewer domains are not comparable
     base = next((row.mean for row in whole if row.variant.method == "bn"), None)
-    lines = []
+    rows = []
     for row in comparison.rows:
         mean = row.mean
         numbers = [_percent(mean.published, "num theirs"), _percent(mean.ours), _gain(mean.difference)]
         if base is not None:
             numbers += [_gain(mean.published - base.published, "num theirs"), _gain(mean.ours - base.ours)]
-        gap = Entry(MISSING, role="gap", tip="not every domain is there")
-        entries = [_words(row.label), *(numbers if row in whole else [gap] * len(numbers))]
-        lines.append(_line(group, row.variant, entries))
-    heads = ["paper's name", f"{PUBLISHED} mean", f"{OURS} mean", "difference"]
-    heads += [f"{PUBLISHED} gain", f"{OURS} gain"] if base is not None else []
-    about = f"{item.place}, {item.dataset or 'data sets'}: {item.about}, in percent; this run: {group.title}."
-    about += f" Means are over the {widest} domains that both have." if comparison.left_out else ""
-    about += f" {item.note[0].upper()}{item.note[1:]}." if item.note else ""
-    return DataTable(f"paper {item.place}", about, _columns("method", *heads, words=(1,)), tuple(lines))
+        gap = TableCell(MISSING, role="gap", tip=INCOMPLETE)
+        cells = [_words(row.label), *(numbers if row in whole else [gap] * len(numbers))]
+        rows.append(_row(group, row.variant, cells))
+    titles = ["paper's name", f"{PUBLISHED} mean", f"{OURS} mean", "difference"]
+    titles += [f"{PUBLISHED} gain", f"{OURS} gain"] if base is not None else []
+    about = f"{table.place}, {table.dataset or 'data sets'}: {table.about}, in percent; this run: {group.title}."
+    about += f" Means are over the {widest} shared domains." if comparison.left_out else ""
+    about += f" {table.note[0].upper()}{table.note[1:]}." if table.note else ""
+    return DataTable(f"paper {table.place}", about, _columns("method", *titles, words=(1,)), tuple(rows))
 
 
-def paper_domains_table(group: Group, comparison: Comparison) -> DataTable:
+def paper_domains_table(group: Group, comparison: PaperComparison) -> DataTable:
     """A published table and this run, domain by domain."""
     names = [pair.name for pair in max(comparison.rows, key=lambda row: len(row.pairs)).pairs]
-    below = comparison.item.below_source()
-    lines = []
+    below = comparison.table.below_source()
+    rows = []
     for row in comparison.rows:
         pairs = [{pair.name: pair for pair in row.pairs}.get(name) for name in names]
         published = [_percent(p.published, "num theirs") if p else _GAP for p in pairs]
         if row.variant.method == "trust":
-            published = [replace(e, mark=" ▼") if n in below else e for e, n in zip(published, names, strict=True)]
+            published = [replace(c, mark=" ▼") if n in below else c for c, n in zip(published, names, strict=True)]
         ours = [_percent(p.ours) if p else _GAP for p in pairs]
         less = [_gain(p.difference) if p else _GAP for p in pairs]
-        lines.append(Line(row.variant.name, (_words(PUBLISHED), *published), row.variant))
-        lines += [_line(group, row.variant, (_words(w), *e)) for w, e in ((OURS, ours), ("difference", less))]
+        rows.append(Row(row.variant.name, (_words(PUBLISHED), *published), row.variant))
+        rows += [_row(group, row.variant, (_words(w), *cells)) for w, cells in ((OURS, ours), ("difference", less))]
     columns = _columns("method", "", *(short_domain(name) for name in names), words=(1,))
     caption = "Domain by domain, in percent"
     if any(name in below for name in names):
         caption += "; ▼: the paper's TRUST is below the paper's source"
-    return DataTable(f"paper {comparison.item.place} by domain", caption, columns, tuple(lines))
+    return DataTable(f"paper {comparison.table.place} by domain", caption, columns, tuple(rows))
 
 
-def paper_sweep_table(pair: SweepPair) -> DataTable:
-    """A published curve over an option and ours."""
-    lines = [
-        Line(p.name, (_percent(p.published, "num theirs"), _percent(p.ours), _gain(p.difference))) for p in pair.pairs
-    ]
-    option = pair.item.columns.replace("_", " ")
-    domains = "one domain" if pair.domains == 1 else f"mean of {pair.domains} domains"
-    who = f"{pair.method} by {option}, in percent; this run: {safe_line(pair.dataset)}, {domains}"
-    note = f"; {pair.item.note}" if pair.item.note else ""
-    caption = f"{pair.item.place}, {pair.item.about}: {who}{note}"
+def paper_sweep_table(sweep: SweepComparison) -> DataTable:
+    """A published curve over an option, and ours."""
+    rows = [Row(p.name, (_percent(p.published, "num theirs"), _percent(p.ours), _gain(p.difference)))
+            for p in sweep.pairs]  # fmt: skip
+    option = sweep.table.columns.replace("_", " ")
+    domains = "one domain" if sweep.domains == 1 else f"mean of {sweep.domains} domains"
+    what = f"{sweep.method} by {option}, in percent; this run: {safe_line(sweep.dataset)}, {domains}"
+    note = f"; {sweep.table.note}" if sweep.table.note else ""
+    caption = f"{sweep.table.place}, {sweep.table.about}: {what}{note}"
     columns = _columns(option, PUBLISHED, OURS, "difference")
-    return DataTable(f"paper {pair.item.place} {safe_line(pair.dataset)}", caption, columns, tuple(lines))
+    return DataTable(f"paper {sweep.table.place} {safe_line(sweep.dataset)}", caption, columns, tuple(rows))
 
 
-_GAP = Entry(MISSING, role="gap")
+_GAP = TableCell(MISSING, role="gap")
 
 
 def _columns(*titles: str, words: Iterable[int] = ()) -> tuple[Column, ...]:
+    """Columns of numbers, or of words where `words` has their index."""
     texts = set(words)
     return tuple(Column(title, "words" if j in texts else "") for j, title in enumerate(titles))
 
 
-def _line(group: Group, variant: Variant, entries: Sequence[Entry]) -> Line:
-    return Line(variant.name, tuple(entries), variant, tuple(group.cells_of(variant.label)))
+def _row(group: Group, variant: Variant, cells: Sequence[TableCell]) -> Row:
+    return Row(variant.name, tuple(cells), variant, tuple(group.cells_of(variant.label)))
 
 
-def _percent(value: float, role: str = "num") -> Entry:
-    return Entry(format_percent(value), value, role=role)
+def _percent(value: float, role: str = "num") -> TableCell:
+    return TableCell(format_percent(value), value, role=role)
 
 
-def _gain(value: float, role: str = "num gain") -> Entry:
-    return Entry(format_gain(value), value, role=role)
+def _gain(value: float | None, role: str = "num gain") -> TableCell:
+    return TableCell(format_gain(value), value, role="gap gain" if value is None else role)
 
 
-def _words(text: str) -> Entry:
-    return Entry(text, role="words")
+def _words(text: str) -> TableCell:
+    return TableCell(text, role="words")
 
 
-def _number(value: float | None, pattern: str, role: str = "num") -> Entry:
-    return _GAP if value is None else Entry(pattern.format(value), value, role=role)
+def _number(value: float | None, pattern: str, role: str = "num") -> TableCell:
+    return _GAP if value is None else TableCell(pattern.format(value), value, role=role)
 
 
-def _evidence(d: Difference, tested: bool) -> list[Entry]:
-    half, images = d.seeds.half_width, d.images
-    entries = [_gain(d.gain), _GAP if half is None else _percent(half), Entry(str(d.seeds.n), d.seeds.n)]
-    if tested:
-        counts = [images.first_only, images.second_only] if images else []
-        entries += [Entry(str(n), n) for n in counts] or [_GAP, _GAP]
-        entries.append(_number(images.p if images else None, "{:.2g}"))
-    return [*entries, _words({None: "unknown", True: "yes", False: "no"}[False if d.level else d.told])]
-
-
-def _mark_best(lines: Sequence[Line], columns: Iterable[int], *, lowest: bool = False) -> tuple[Line, ...]:
-    """Mark in each of the columns what is best as shown, where there is more than one to compare."""
-    entries = [list(line.entries) for line in lines]
+def _mark_best(rows: Sequence[Row], columns: Iterable[int], *, lowest: bool = False) -> tuple[Row, ...]:
+    """Mark the best of each column as shown, if there are two or more to compare."""
+    cells = [list(row.cells) for row in rows]
     for j in columns:
-        known = [row[j] for row in entries if row[j].value is not None]
+        known = [row[j] for row in cells if row[j].value is not None]
         if len(known) > 1:
-            best = (min if lowest else max)(known, key=lambda entry: entry.value or 0.0).text
-            for row in entries:
+            best = (min if lowest else max)(known, key=lambda cell: cell.value or 0.0).text
+            for row in cells:
                 row[j] = replace(row[j], best=row[j].value is not None and row[j].text == best)
-    return tuple(replace(line, entries=tuple(row)) for line, row in zip(lines, entries, strict=True))
+    return tuple(replace(row, cells=tuple(marked)) for row, marked in zip(rows, cells, strict=True))
 
 
 def _gaps(group: Group) -> Mapping[Place, list[str]]:
-    """Why cells are missing, by place: the messages of those that failed, and those still to be run."""
+    """Why runs are missing: the messages of failed ones, and pending ones."""
     found: dict[Place, list[str]] = defaultdict(list)
     for failure in group.failures:
-        said = f"seed {failure.key.seed} failed: {safe_line(failure.message)}"
-        found[failure.label, failure.key.domain].append(said)
-    for planned in group.absent:
-        found[planned.label, planned.key.domain].append(f"seed {planned.key.seed} is still to be run")
+        why = f"seed {failure.key.seed} failed: {safe_line(failure.message)}"
+        found[failure.label, failure.key.domain].append(why)
+    for pending in group.pending:
+        found[pending.label, pending.key.domain].append(f"seed {pending.key.seed} has not run yet")
     return found
 
 
-def _domain_entry(group: Group, variant: Variant, domain: str, gaps: Mapping[Place, list[str]]) -> Entry:
+def _domain_cell(group: Group, variant: Variant, domain: str, gaps: Mapping[Place, list[str]]) -> TableCell:
     place = (variant.label, domain)
-    where, cells = f"{variant.name} on {domain_name(domain)}", tuple(group.at.get(place, []))
+    where, runs = f"{variant.name} on {domain_name(domain)}", tuple(group.at.get(place, []))
     entry, why = group.entry(*place), gaps.get(place, [])
     if entry.mean is None and any("failed" in reason for reason in why):
-        return Entry("failed", role="gap failed", tip=f"{where}: {'; '.join(why)}")
-    if entry.mean is None and cells:
-        return Entry("NaN", role="gap failed", tip=f"{where} finished, but its accuracy is not a number", cells=cells)
+        return TableCell("failed", role="gap failed", tip=f"{where}: {'; '.join(why)}")
+    if entry.mean is None and runs:
+        return TableCell("NaN", role="gap failed", tip=f"{where} finished, but its accuracy is NaN", runs=runs)
     if entry.mean is None:
-        tip = f"{where}: {'still to be run' if why else 'not part of this run'}"
-        return Entry(MISSING, role="gap missing", tip=tip)
-    said = [f"{where}: {format_percent(entry.mean)}{_around(entry)}"]
+        return TableCell(
+            MISSING, role="gap missing", tip=f"{where}: {'not run yet' if why else 'not part of this run'}"
+        )
+    lines = [f"{where}: {format_percent(entry.mean)}{_interval(entry)}"]
     for base in group.baselines:
         theirs = group.entry(base.label, domain).mean
         if theirs is not None and base.label != variant.label:
-            said.append(f"{format_gain(entry.mean - theirs)} over {base.name}")
-    said += [f"† {len(why)} more failed or missing"] if why else []
+            lines.append(f"{format_gain(entry.mean - theirs)} over {base.name}")
+    lines += [f"† {len(why)} more failed or missing"] if why else []
     text, mark = format_percent(entry.mean), "†" if why else ""
-    return Entry(text, entry.mean, _spread(entry), tip="\n".join(said), mark=mark, cells=cells)
+    return TableCell(text, entry.mean, _std(entry), tip="\n".join(lines), mark=mark, runs=runs)
 
 
-def _mean_entry(group: Group, variant: Variant) -> Entry:
-    entry = group.mean(variant.label)
+def _mean_cell(group: Group, variant: Variant, entry: Aggregate) -> TableCell:
     if entry.mean is None:
-        return Entry(MISSING, role="gap mean", tip="not every domain is there")
+        return TableCell(MISSING, role="gap mean", tip=INCOMPLETE)
     text = format_percent(entry.mean)
-    tip = f"{variant.name}: {text}{_around(entry)}, {group.scope}"
-    return Entry(text, entry.mean, _spread(entry), role="num mean", tip=tip)
+    tip = f"{variant.name}: {text}{_interval(entry)}, {group.scope}"
+    return TableCell(text, entry.mean, _std(entry), role="num mean", tip=tip)
 
 
-def _worst_entry(group: Group, variant: Variant) -> Entry:
+def _worst_cell(group: Group, variant: Variant) -> TableCell:
     found = [(group.entry(variant.label, domain).mean, domain) for domain in group.domains]
     known = [(mean, domain) for mean, domain in found if mean is not None]
     if len(known) < len(found):
-        return Entry(MISSING, role="gap worst", tip="not every domain is there")
+        return TableCell(MISSING, role="gap worst", tip=INCOMPLETE)
     value, domain = min(known, key=lambda pair: pair[0])
-    tip = f"{variant.name} is worst on {domain_name(domain)}"
-    return Entry(format_percent(value), value, role="num worst", tip=tip)
+    return replace(_percent(value, "num worst"), tip=f"{variant.name} is worst on {domain_name(domain)}")
 
 
-def _gain_entry(group: Group, variant: Variant, base: Variant) -> Entry:
-    mine, theirs = group.mean(variant.label).mean, group.mean(base.label).mean
-    gain = None if mine is None or theirs is None else mine - theirs
-    return Entry(format_gain(gain), gain, role="gap gain" if gain is None else "num gain")
-
-
-def _around(entry: Aggregate) -> str:
+def _interval(entry: Aggregate) -> str:
     if entry.n < 2:
         return ", one seed"
     return f" ± {format_percent(entry.std)} (std), 95 % interval ± {format_percent(entry.half_width)}, {entry.n} seeds"
 
 
-def _spread(entry: Aggregate) -> str:
+def _std(entry: Aggregate) -> str:
     return format_percent(entry.std) if entry.std is not None else ""

@@ -63,7 +63,7 @@ def joined(words: Sequence[str]) -> str:
 
 def counted(number: float, noun: str) -> str:
     """ "1 update", "6 passes"."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
     return f"{short_number(number)} {noun if short_number(number) == '1' else plural}"
 
 
