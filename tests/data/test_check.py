@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.trees import PACS_ROOT, WNIDS, Seen, class_tree, corrupted_arrays, save, thumbnails
 from trust_tta.data.check import Finding, check_root, find_present
-from trust_tta.data.class_names import PACS_CLASSES
+from trust_tta.data.class_names import PACS_CLASSES, imagenet_classes
 from trust_tta.data.corrupt_dataset import corrupt_array, corrupt_folder
 
 
@@ -46,7 +46,6 @@ def test_a_small_pacs_has_wrong_counts_only(pacs: Path) -> None:
     assert _beyond_counts(findings) == []
     assert "photo: holds 7 images; the whole domain has 1670" in _errors(findings)
     assert len(_errors(findings)) == 4
-    assert any(message.startswith(f"{pacs.name}: not here: cifar10, ") for message in _levels(findings, "ok"))
 
 
 def test_broken_images_are_named_one_by_one(pacs: Path) -> None:
@@ -169,7 +168,9 @@ def test_clean_cifar(tmp_path: Path) -> None:
     np.save(folder / "test_images.npy", thumbnails(10_000))
     np.save(folder / "test_labels.npy", np.arange(10_000) % 10)
     findings = check_root(tmp_path)
-    assert _errors(findings) == ["test: the pixels are not CIFAR-10's (sha256 differs); fetch it again"]
+    assert _errors(findings) == [
+        f"test: the {part} are not CIFAR-10's (sha256 differs); download it again" for part in ("images", "labels")
+    ]
     assert any(
         warning.startswith("train: ") and "lacks train_images.npy" in warning
         for warning in _levels(findings, "warning")
@@ -199,6 +200,19 @@ def test_imagenet_layouts(tmp_path: Path) -> None:
     assert {spec.name for spec, _ in find_present(tmp_path)} == {"imagenet-r", "imagenet-c", "imagenet-v2"}
 
 
+@pytest.mark.parametrize("names", [("0", "1", "2"), WNIDS], ids=["numbers", "wnids"])
+def test_some_class_folders_do_not_make_a_known_data_set(tmp_path: Path, names: tuple[str, ...]) -> None:
+    class_tree(tmp_path, names)
+    findings = check_root(tmp_path)
+    assert [(finding.status, finding.dataset) for finding in findings] == [("ok", "folder")]
+
+
+def test_all_class_folders_of_imagenet_are_recognized(tmp_path: Path) -> None:
+    for c in imagenet_classes():
+        (tmp_path / "val" / c.wnid).mkdir(parents=True)
+    assert [spec.name for spec, _ in find_present(tmp_path)] == ["imagenet"]
+
+
 def test_a_generic_folder(tmp_path: Path) -> None:
     class_tree(tmp_path / "day", ["ape", "zebra"])
     class_tree(tmp_path / "night", ["ape", "zebra"])
@@ -212,9 +226,9 @@ def test_a_generic_folder(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     (nothing,) = check_root(tmp_path / "nowhere")
     assert nothing.message == "is not a folder; give the folder that holds your data sets"
-    (empty, absent) = check_root(tmp_path)
-    assert (empty.status, absent.status) == ("error", "ok")
-    assert empty.message.startswith("holds no data set; folders we know are cifar10, ")
+    (empty,) = check_root(tmp_path)
+    assert empty.status == "error"
+    assert empty.message.startswith("holds no data set; known folders are cifar10, ")
 
 
 def test_progress_reaches_the_end(pacs: Path) -> None:
