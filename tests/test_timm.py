@@ -51,6 +51,9 @@ SMALL: dict[str, dict[str, Any]] = {
         "img_size": 32, "patch_size": 8, "stride": 8, "dim": 24, "depth": 2,
         "directions": (("h", "h_flip", "w2", "w2_flip"),) * 2,
     },
+    "mambavision_tiny": {
+        "dim": 8, "stem_dim": 4, "depths": (1, 1, 2), "windows": (8, 8, 2), "heads": (1, 1, 2),
+    },
 }  # fmt: skip
 
 

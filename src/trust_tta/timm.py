@@ -21,6 +21,7 @@ from trust_tta.models.config import NetworkConfig, UPerNetConfig
 from trust_tta.models.groupmamba import GroupMamba
 from trust_tta.models.localvim import LocalVim
 from trust_tta.models.localvmamba import LocalVMamba
+from trust_tta.models.mambavision import MambaVision
 from trust_tta.models.pretrained import PRETRAINED, Pretrained
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vim import Vim, normalize
@@ -170,7 +171,7 @@ class TimmNetwork(ScanNetwork):
 
 
 _HEADS = ("classifier.head", "head", "dist_head")
-_NOT_DECAYED = ("A_logs", "A_log", "A_b_log", "Ds", "pos_embed", "cls_token")
+_NOT_DECAYED = ("A_logs", "A_log", "A_b_log", "Ds", ".D", "pos_embed", "cls_token")
 
 
 class TimmVMamba(TimmNetwork, VMamba):
@@ -194,6 +195,13 @@ class TimmGroupMamba(TimmNetwork, GroupMamba):
         return tokens.reshape(*tokens.shape[:2], int(arguments[1]), -1)
 
 
+class TimmMambaVision(TimmNetwork, MambaVision):
+    block_pattern = r"^levels\.(\d+)"
+
+    def describe_stages(self) -> list[tuple[str, int, int]]:
+        return [(f"levels.{i}", self.config.dim * 2**i, 4 * 2**i) for i in range(len(self.config.depths))]
+
+
 class TimmVim(TimmNetwork, Vim):
     def describe_stages(self) -> list[tuple[str, int, int]]:
         return [(f"layers.{i}", self.config.dim, self.config.stride) for i in range(self.config.depth)]
@@ -213,12 +221,13 @@ class TimmLocalVim(TimmVim, LocalVim):
     pass
 
 
-_FAMILIES: dict[str, Callable[[Any], TimmNetwork]] = {
+_FAMILIES: dict[str, type[TimmNetwork]] = {
     "VMambaConfig": TimmVMamba,
     "LocalVMambaConfig": TimmLocalVMamba,
     "GroupMambaConfig": TimmGroupMamba,
     "VimConfig": TimmVim,
     "LocalVimConfig": TimmLocalVim,
+    "MambaVisionConfig": TimmMambaVision,
 }
 
 
@@ -258,7 +267,7 @@ def _cfg(variant: str, known: Pretrained | None) -> dict[str, Any]:
         "interpolation": wanted.interpolation,
         "mean": wanted.mean,
         "std": wanted.std,
-        "classifier": "classifier.head" if "dims" in type(config).model_fields and variant[0] != "g" else "head",
+        "classifier": _FAMILIES[type(config).__name__].head_path,
     }
 
 

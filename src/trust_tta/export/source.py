@@ -97,7 +97,6 @@ def _of_network(network: nn.Module) -> Subject:
 def _of_checkpoint(checkpoint: Checkpoint) -> Subject:
     name = checkpoint.file.stem if checkpoint.file else checkpoint.variant.replace(":", "_")
     about = {"trust_tta": __version__, **checkpoint.info.to_metadata(), "sha256": checkpoint.sha256}
-    about |= {"license": checkpoint.license} if checkpoint.license else {}
     known = ("adapted_by", "adapted_from", "adapted_on")
     about |= {key: checkpoint.metadata[key] for key in known if key in checkpoint.metadata}
     return Subject(checkpoint.load(), name, checkpoint.preprocessing, about)

@@ -33,15 +33,17 @@ class ScanNetwork(nn.Module):
     """
 
     orders: ClassVar[Mapping[str, Sequence[int]]]  # the directions of each scan order, by its name
+    head_path: ClassVar[str] = "head"  # name of the classification layer
     direction_table: Tensor  # the same as a tensor (orders, groups)
     preprocessing: Preprocessing | None  # set by the checkpoint or by the variant
     classes: tuple[str, ...] | None  # names in label order, where they are known
+    license: str | None  # of the weights, where it is known
     config: NetworkConfig
 
     def __init__(self) -> None:
         super().__init__()
         self.scan_orders = tuple(self.orders)
-        self.preprocessing = self.classes = None
+        self.preprocessing = self.classes = self.license = None
         self.unchecked_batches = 0  # how many more batches are compared with the preprocessing
         self.register_buffer("direction_table", torch.tensor(list(self.orders.values())), persistent=False)
 

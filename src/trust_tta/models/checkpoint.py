@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from trust_tta.config_io import parse_json
 from trust_tta.errors import CheckpointError, ConfigError, TrustWarning, users_level
 from trust_tta.models.base import ScanNetwork
-from trust_tta.models.config import NetworkConfig, VMambaConfig
+from trust_tta.models.config import NetworkConfig, UPerNetConfig, VMambaConfig
 from trust_tta.models.networks import build_network, find_network, is_ours, outputs_of
 from trust_tta.models.pretrained import (
     HUB_PREFIX,
@@ -26,6 +27,7 @@ from trust_tta.models.pretrained import (
     PRETRAINED,
     Pretrained,
     check_pretrained,
+    find_published,
     hub_folder,
     locate,
 )
@@ -33,6 +35,7 @@ from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vmamba import VMamba
 from trust_tta.models.weights import (
+    AUXILIARY,
     HEADS,
     WeightsFile,
     load_state,
@@ -40,7 +43,7 @@ from trust_tta.models.weights import (
     read_weights,
     rename,
     state_digest,
-    strip_module,
+    strip_prefixes,
 )
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import did_you_mean, show
@@ -109,7 +112,9 @@ class Checkpoint:
         if known is not None and file is not None:
             check_pretrained(known, file, weights.sha256)
         stated = read_info(weights, file, known)
-        variant = variant or _stated_variant(stated, file)
+        published = known or find_published(source, file)
+        if variant is None:
+            variant = _stated_variant(stated, file) if stated.variant else _recognize(weights.state, file, published)
         own_fields = {**stated.fields, **fields}
         given = _first(num_classes, own_fields.pop("num_classes", None))
         if given is not None and not is_ours(variant):
@@ -129,7 +134,7 @@ class Checkpoint:
             classes=stated.classes if stated.classes and len(stated.classes) == count else None,
             preprocessing=_choose(preprocessing, stated.preprocessing, trained_with, variant, file),
             sha256=weights.sha256 or state_digest(state),
-            license=known.license if known else weights.metadata.get("license"),
+            license=weights.metadata.get("license") or (published.license if published else None),
             metadata=MappingProxyType(weights.metadata),
             ema=ema,
             _state=state,
@@ -153,7 +158,7 @@ class Checkpoint:
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(self.variant, self.fields, self.num_classes, self.classes, self.preprocessing)
+        return ModelInfo(self.variant, self.fields, self.num_classes, self.classes, self.preprocessing, self.license)
 
     @property
     def card(self) -> str | None:
@@ -179,9 +184,21 @@ class Checkpoint:
         if is_ours(self.variant):
             self._check_size(fields)
         network = _make_foreign(self.variant, fields) or build_network(self.variant, fields)
-        load_state(network, self.state, origin=self.origin, head=head)
+        try:
+            load_state(network, self.state, origin=self.origin, head=head)
+        except CheckpointError as error:
+            found = matching_variants(_read(self.file, ema=self.ema).state) if is_ours(self.variant) else []
+            if not found or self.variant in found:
+                raise
+            other = found[0]
+            raise CheckpointError(
+                f"{self.origin} holds the weights of '{other}', not of '{self.variant}'; give the name '{other}'"
+            ) from error
         known = cast(ScanNetwork, network)
         known.preprocessing, known.classes = self.preprocessing, self.classes if head else None
+        known.license = self.license
+        if self.license and "-NC" in self.license.upper():
+            _warn_of_license(self.origin, self.license)
         known.unchecked_batches = CHECKED_BATCHES
         return network.to(device).eval()
 
@@ -242,24 +259,26 @@ class ModelInfo:
     num_classes: int | None
     classes: tuple[str, ...] | None
     preprocessing: Preprocessing | None
+    license: str | None = None  # of the weights
 
     def to_metadata(self) -> dict[str, str]:
         """Metadata of a weights file; `read_info` is the inverse."""
         texts = {"variant": self.variant, "overrides": json.dumps(dict(self.fields))} if self.variant else {}
         texts |= {"num_classes": str(self.num_classes)} if self.num_classes else {}
         texts |= {"classes": json.dumps(self.classes)} if self.classes else {}
+        texts |= {"license": self.license} if self.license else {}
         return texts | ({"preprocessing": self.preprocessing.to_json()} if self.preprocessing else {})
 
 
 def describe(network: nn.Module) -> ModelInfo:
     """Description of a network; of ours, the nearest variant and the fields that differ from it."""
     config, preprocessing = getattr(network, "config", None), getattr(network, "preprocessing", None)
-    classes = getattr(network, "classes", None)
+    classes, license = getattr(network, "classes", None), getattr(network, "license", None)
     if not isinstance(config, NetworkConfig):
-        return ModelInfo(None, _NOTHING, outputs_of(network), classes, preprocessing)
+        return ModelInfo(None, _NOTHING, outputs_of(network), classes, preprocessing, license)
     changes = {v: config.changes_from(known) for v, known in VARIANTS.items() if type(known) is type(config)}
     nearest = min(changes, key=lambda variant: len(changes[variant]))
-    return ModelInfo(nearest, changes[nearest], config.num_classes, classes, preprocessing)
+    return ModelInfo(nearest, changes[nearest], config.num_classes, classes, preprocessing, license)
 
 
 def _locate(source: str | PathLike[str] | None, known: Pretrained | None, variant: str | None) -> Path | None:
@@ -287,15 +306,64 @@ def _path(source: object) -> Path:
 
 def _stated_variant(stated: ModelInfo, file: Path | None) -> str:
     """Variant that a file states; it must be ours, because a file must not choose which code runs."""
-    if stated.variant is None:
-        raise ConfigError(f"'{file}' does not say which network it is of; give the name of its variant")
-    if not is_ours(stated.variant):
-        hint = did_you_mean(stated.variant, VARIANTS)
+    if not is_ours(str(stated.variant)):
+        hint = did_you_mean(str(stated.variant), VARIANTS)
         raise ConfigError(
             f"'{file}' names a network outside of this package, {show(stated.variant)} ({hint}); if you trust it, "
             "give this name as the variant"
         )
-    return stated.variant
+    return str(stated.variant)
+
+
+def _recognize(state: Mapping[str, Tensor], file: Path | None, published: Pretrained | None) -> str:
+    """The variant whose parameters have the names and shapes of a file; some variants differ in other things alone."""
+    found = matching_variants(state)
+    if published is not None and published.variant in found:
+        return published.variant
+    if not found:
+        raise ConfigError(
+            f"'{file}' does not say which network it is of, and no variant of this package has its parameters; "
+            "give the name of its variant, and the fields in which it differs"
+        )
+    if len(found) > 1:
+        warnings.warn(
+            f"'{file}' fits {', '.join(found)}, which differ in windows or preprocessing; {found[0]} is assumed, "
+            "give the name of another",
+            TrustWarning,
+            stacklevel=users_level(),
+        )
+    return found[0]
+
+
+def matching_variants(state: Mapping[str, Tensor]) -> list[str]:
+    """Our variants whose parameters, but for the classifier, have the names and shapes of `state`."""
+    size, segments = sum(t.numel() for t in state.values()), any("decode_head." in name for name in state)
+    found: dict[NetworkConfig, list[str]] = {}
+    for name, config in VARIANTS.items():
+        if 0.8 < config.rough_size() / max(1, size) < 1.25 and isinstance(config, UPerNetConfig) == segments:
+            found.setdefault(config, []).append(name)
+    return [name for config, names in found.items() if _has_shapes_of(state, config, names[0]) for name in names]
+
+
+def _has_shapes_of(state: Mapping[str, Tensor], config: NetworkConfig, variant: str) -> bool:
+    def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+        ignored = (*HEADS, AUXILIARY)
+        named = {name: tensor.shape for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
+        return {name: shape for name, shape in named.items() if not name.startswith(ignored)}
+
+    with torch.device("meta"):
+        network = build_network(variant, {})
+    return shapes(_named(state, variant)) == shapes(network.state_dict())
+
+
+@cache
+def _warn_of_license(origin: str, license: str) -> None:
+    """Say once that the weights may not be used commercially."""
+    warnings.warn(
+        f"{origin}: the license of these weights, {license}, forbids commercial use",
+        TrustWarning,
+        stacklevel=users_level(),
+    )
 
 
 def _read(file: Path | None, *, ema: bool) -> WeightsFile:
@@ -315,7 +383,7 @@ def _named(state: Mapping[str, Tensor], network: nn.Module | str) -> dict[str, T
     """State dict under the names of a network or variant; the network's own where there is no file."""
     if isinstance(VARIANTS[network] if isinstance(network, str) else network, VMambaConfig | VMamba | UPerNet):
         return rename(state)
-    return strip_module(state) if state or isinstance(network, str) else network.state_dict()
+    return strip_prefixes(state) if state or isinstance(network, str) else network.state_dict()
 
 
 def _complete(stated: ModelInfo, network: nn.Module) -> ModelInfo:

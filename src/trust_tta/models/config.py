@@ -289,6 +289,52 @@ class LocalVMambaConfig(VMambaConfig):
         return parse(cls, _translate(mapping, _LOCALVMAMBA, _LOCALVMAMBA_FIXED), where="upstream configuration")
 
 
+class MambaVisionConfig(NetworkConfig):
+    """Everything that decides the parameters and the function of a MambaVision.
+
+    The first two stages are convolutional; the others have windows of `windows` tokens a side.
+    """
+
+    dim: Width = 80  # of the first stage; each stage doubles it
+    stem_dim: Width = 32
+    depths: Annotated[tuple[Depth, ...], Stages] = (1, 3, 8, 4)
+    windows: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Stages] = (8, 8, 14, 7)
+    heads: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Stages] = (2, 4, 8, 16)
+    mlp_ratio: Ratio = 4.0
+    layer_scale: Annotated[float, Field(allow_inf_nan=False)] | None = None  # initial value; None: no scale
+    layer_scale_conv: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    drop_path: DropPath = 0.2
+
+    def fit_together(self) -> None:
+        if not len(self.depths) == len(self.windows) == len(self.heads):
+            counts = f"{len(self.depths)} depths, {len(self.windows)} windows and {len(self.heads)} heads"
+            raise ValueError(f"{counts}; give one of each per stage")
+        if self.dim % 2:
+            raise ValueError(f"dim is {self.dim}; a mixer scans half of its channels: give an even one")
+        widths = [self.dim * 2**i for i in range(len(self.depths))]
+        wrong = [(w, h) for w, h in list(zip(widths, self.heads, strict=True))[2:] if w % h]
+        if wrong:
+            raise ValueError(f"{wrong[0][1]} heads do not divide {wrong[0][0]} channels; give heads that do")
+
+    def rough_size(self) -> float:
+        total = 9.0 * self.stem_dim * (self.in_channels + self.dim)
+        for i, depth in enumerate(self.depths):
+            width = self.dim * 2**i
+            scans = depth if i < 2 else (depth + 1) // 2
+            total += 18 * width**2 * (i + 1 < len(self.depths))
+            if i < 2:
+                total += 18 * width**2 * depth
+            else:
+                mixer = 2 * width**2 + width * (width // 16 + 25)
+                total += depth * 2 * self.mlp_ratio * width**2 + scans * mixer + (depth - scans) * 4 * width**2
+        return float(total + width * self.num_classes)
+
+    @classmethod
+    def from_official(cls, mapping: Mapping[str, Any]) -> MambaVisionConfig:
+        """Translate the keyword names of upstream's MambaVision; a value that cannot be honored is refused."""
+        return parse(cls, _translate(mapping, _MAMBAVISION, _MAMBAVISION_FIXED), where="upstream configuration")
+
+
 # Of each network upstream: its keywords and our fields for them; keywords whose published values change nothing here,
 # of which any other value is refused; and values that have another name here.
 _ANYTHING = None  # of keywords that change nothing, whatever their value
@@ -386,6 +432,26 @@ _LOCALVMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
     "patch_norm": (True,),
     "norm_layer": ("LN",),
     "use_checkpoint": _ANYTHING,
+}
+_MAMBAVISION = {
+    "dim": "dim",
+    "in_dim": "stem_dim",
+    "depths": "depths",
+    "window_size": "windows",
+    "num_heads": "heads",
+    "mlp_ratio": "mlp_ratio",
+    "drop_path_rate": "drop_path",
+    "in_chans": "in_channels",
+    "num_classes": "num_classes",
+    "layer_scale": "layer_scale",
+    "layer_scale_conv": "layer_scale_conv",
+}
+_MAMBAVISION_FIXED: dict[str, tuple[object, ...] | None] = {
+    "resolution": _ANYTHING,  # upstream ignores it
+    "qkv_bias": (True,),
+    "qk_scale": (None,),
+    "drop_rate": (0, 0.0),
+    "attn_drop_rate": (0, 0.0),
 }
 
 

@@ -18,6 +18,7 @@ from trust_tta.models.config import (
     GroupMambaConfig,
     LocalVimConfig,
     LocalVMambaConfig,
+    MambaVisionConfig,
     NetworkConfig,
     UPerNetConfig,
     VimConfig,
@@ -26,6 +27,7 @@ from trust_tta.models.config import (
 from trust_tta.models.groupmamba import GroupMamba
 from trust_tta.models.localvim import LocalVim
 from trust_tta.models.localvmamba import LocalVMamba
+from trust_tta.models.mambavision import MambaVision
 from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vim import Vim
@@ -57,6 +59,7 @@ _FAMILIES: dict[type[NetworkConfig], Callable[[Any], nn.Module]] = {
     LocalVimConfig: LocalVim,
     LocalVMambaConfig: LocalVMamba,
     GroupMambaConfig: GroupMamba,
+    MambaVisionConfig: MambaVision,
 }
 
 

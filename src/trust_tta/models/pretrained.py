@@ -10,6 +10,7 @@ from pathlib import Path
 from trust_tta.data.class_names import CIFAR10_CLASSES, imagenet_classes, segmentation_classes
 from trust_tta.data.download import check_hash, download
 from trust_tta.errors import CheckpointError, DownloadError, reason_of
+from trust_tta.models.variants import default_preprocessing
 from trust_tta.optional import require
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
 from trust_tta.progress import SILENT, Progress
@@ -83,6 +84,12 @@ def _local(variant: str, file: str, accuracy: float) -> Pretrained:
     return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license="Apache-2.0")
 
 
+def _mambavision(variant: str, repository: str, file: str, accuracy: float) -> Pretrained:
+    name, address = f"{variant}_imagenet", f"{_HUB}nvidia/{repository}/resolve/main/{file}"
+    wanted = default_preprocessing(variant)
+    return Pretrained(name, variant, file, address, accuracy, preprocessing=wanted, license="CC-BY-NC-SA-4.0")
+
+
 _NANO = Pretrained(
     name="vmamba_nano_cifar10",
     variant="vmamba_nano",
@@ -139,8 +146,36 @@ PRETRAINED = {
         _local("localvmamba_small", "local_vssm_small.ckpt", 83.7),
         _local("localvim_tiny", "local_vim_tiny.ckpt", 76.2),
         _local("localvim_tiny_midclstok", "local_vim_tiny_middle_cls_token.ckpt", 77.8),
+        _mambavision("mambavision_tiny", "MambaVision-T-1K", "mambavision_tiny_1k.pth.tar", 82.3),
+        _mambavision("mambavision_tiny2", "MambaVision-T2-1K", "mambavision_tiny2_1k.pth.tar", 82.7),
+        _mambavision("mambavision_small", "MambaVision-S-1K", "mambavision_small_1k.pth.tar", 83.3),
+        _mambavision("mambavision_base", "MambaVision-B-1K", "mambavision_base_1k.pth.tar", 84.2),
+        _mambavision("mambavision_base_21k", "MambaVision-B-21K", "mambavision_base_21k.pth.tar", 84.9),
+        _mambavision("mambavision_large", "MambaVision-L-1K", "mambavision_large_1k.pth.tar", 85.0),
+        _mambavision("mambavision_large_21k", "MambaVision-L-21K", "mambavision_large_21k.pth.tar", 86.1),
+        _mambavision("mambavision_large2", "MambaVision-L2-1K", "mambavision_large2_1k.pth.tar", 85.3),
+        _mambavision(
+            "mambavision_large2_512_21k", "MambaVision-L2-512-21K", "mambavision_L2_21k_240m_512.pth.tar", 87.3
+        ),
+        _mambavision(
+            "mambavision_large3_256_21k", "MambaVision-L3-256-21K", "mambavision_L3_21k_740m_256.pth.tar", 87.3
+        ),
+        _mambavision(
+            "mambavision_large3_512_21k", "MambaVision-L3-512-21K", "mambavision_L3_21k_740m_512.pth.tar", 88.1
+        ),
     )
 }
+
+
+def find_published(source: str | os.PathLike[str] | None, file: Path | None) -> Pretrained | None:
+    """The published checkpoint that a path or "hf:owner/name" is, by the name of its file or repository."""
+    repository = str(source).removeprefix(HUB_PREFIX) if str(source).startswith(HUB_PREFIX) else None
+    for known in PRETRAINED.values():
+        if file is not None and known.address and known.file == file.name:
+            return known
+        if repository and known.address and known.address.startswith(f"{_HUB}{repository}/"):
+            return known
+    return None
 
 
 def cache_folder() -> Path:

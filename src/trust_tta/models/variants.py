@@ -10,6 +10,7 @@ from trust_tta.models.config import (
     GroupMambaConfig,
     LocalVimConfig,
     LocalVMambaConfig,
+    MambaVisionConfig,
     NetworkConfig,
     UPerNetConfig,
     VimConfig,
@@ -89,6 +90,24 @@ _GROUPMAMBA = {
     "groupmamba_base": GroupMambaConfig(stem_dim=64, dims=(96, 192, 424, 512), depths=(3, 6, 21, 3)),
 }
 
+_MAMBAVISION_B = MambaVisionConfig(dim=128, stem_dim=64, depths=(3, 3, 10, 5), layer_scale=1e-5, drop_path=0.3)
+_MAMBAVISION_L = _MAMBAVISION_B.changed(dim=196, heads=(4, 8, 16, 32))
+_MAMBAVISION_L2 = _MAMBAVISION_L.changed(depths=(3, 3, 12, 5))
+_MAMBAVISION_L3 = _MAMBAVISION_L.changed(dim=256, depths=(3, 3, 20, 10), drop_path=0.5)
+_MAMBAVISION = {
+    "mambavision_tiny": MambaVisionConfig(),
+    "mambavision_tiny2": MambaVisionConfig(depths=(1, 3, 11, 4)),
+    "mambavision_small": MambaVisionConfig(dim=96, stem_dim=64, depths=(3, 3, 7, 5)),
+    "mambavision_base": _MAMBAVISION_B,
+    "mambavision_base_21k": _MAMBAVISION_B,  # pretrained on ImageNet-21K, as the following ones of this name
+    "mambavision_large": _MAMBAVISION_L,
+    "mambavision_large_21k": _MAMBAVISION_L,
+    "mambavision_large2": _MAMBAVISION_L2,
+    "mambavision_large2_512_21k": _MAMBAVISION_L2.changed(windows=(8, 8, 32, 16)),
+    "mambavision_large3_256_21k": _MAMBAVISION_L3.changed(windows=(8, 8, 16, 8)),
+    "mambavision_large3_512_21k": _MAMBAVISION_L3.changed(windows=(8, 8, 32, 16)),
+}
+
 _VMAMBA: dict[str, VMambaConfig] = {
     **_PUBLISHED,
     **{f"{name}_bn": config.changed(norm="batch") for name, config in _PUBLISHED.items()},
@@ -117,6 +136,7 @@ VARIANTS: dict[str, NetworkConfig] = {
     **_VIM,
     **_LOCAL,
     **_GROUPMAMBA,
+    **_MAMBAVISION,
 }
 
 
@@ -128,7 +148,10 @@ VMambaName: TypeAlias = Literal[
 ]  # fmt: skip
 OtherName: TypeAlias = Literal[
     "groupmamba_base", "groupmamba_small", "groupmamba_tiny", "localvim_small", "localvim_tiny",
-    "localvim_tiny_midclstok", "localvmamba_small", "localvmamba_tiny", "vim_base", "vim_small", "vim_small_stride8",
+    "localvim_tiny_midclstok", "localvmamba_small", "localvmamba_tiny", "mambavision_base", "mambavision_base_21k",
+    "mambavision_large", "mambavision_large2", "mambavision_large2_512_21k", "mambavision_large3_256_21k",
+    "mambavision_large3_512_21k", "mambavision_large_21k", "mambavision_small", "mambavision_tiny",
+    "mambavision_tiny2", "vim_base", "vim_small", "vim_small_stride8",
     "vim_tiny", "vim_tiny_stride8",
 ]  # fmt: skip
 
@@ -147,4 +170,15 @@ def default_preprocessing(variant: str) -> Preprocessing:
     """Preprocessing of a variant, unless its checkpoint states another."""
     if variant.startswith("upernet_"):
         return find_preset("pixels224" if variant == "upernet_vmamba_nano" else "pixels512")
-    return find_preset("cifar32" if variant == "vmamba_nano" else "imagenet")
+    return _PREPROCESSING.get(variant) or find_preset("cifar32" if variant == "vmamba_nano" else "imagenet")
+
+
+_WHOLE = Preprocessing(resize=224)  # the short side to 224 pixels, no margin
+_PREPROCESSING = {
+    **dict.fromkeys(_MAMBAVISION, _WHOLE),
+    "mambavision_tiny2": Preprocessing(resize=228),
+    "mambavision_small": Preprocessing(resize=240),
+    "mambavision_large2_512_21k": Preprocessing(size=512, resize=None, crop=False),
+    "mambavision_large3_256_21k": Preprocessing(size=256),
+    "mambavision_large3_512_21k": Preprocessing(size=512, resize=None, crop=False),
+}

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from trust_tta.models.base import Orders, ScanNetwork
+from trust_tta.models.base import Orders
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.layers import (
-    SCAN_PARAMETERS,
     Convolutions,
     Mlp,
     StochasticDepth,
@@ -21,8 +20,8 @@ from trust_tta.models.layers import (
     make_norm,
     make_stem,
 )
-from trust_tta.models.parameter_roles import Role
 from trust_tta.models.ss2d import SS2D
+from trust_tta.models.staged import Stage, StagedNetwork, drop_path_rates
 from trust_tta.ops.batch_norm import fork_norm
 from trust_tta.ops.convolution import FirstConv2d, bias_can_wait
 from trust_tta.ops.cuda_graphs import StemOutput
@@ -46,20 +45,6 @@ class Block(nn.Module):
         x = x + self.drop_path(self.op(normal, directions)) if drops else self.op(normal, directions, x)
         if self.mlp is not None and self.norm2 is not None:
             x = x + self.drop_path(self.mlp(self.norm2(x))) if drops else self.mlp.add_to(x, self.norm2)
-        return x
-
-
-class Stage(nn.Module):
-    """Blocks at one resolution, then the step to the next."""
-
-    def __init__(self, blocks: list[Block], downsample: nn.Module) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-        self.downsample = downsample
-
-    def forward(self, x: Tensor, directions: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x, directions)
         return x
 
 
@@ -92,11 +77,14 @@ def ss2d_arguments(config: VMambaConfig, dim: int) -> dict[str, Any]:
     }
 
 
-class VMamba(ScanNetwork):
+class VMamba(StagedNetwork):
     """images (n, channels, h, w) -> logits (n, classes)."""
 
     orders: ClassVar[Mapping[str, Sequence[int]]] = {str(order): _groups(order) for order in ScanOrder.all()}
+    norm_path: ClassVar[str] = "classifier.norm"
+    head_path: ClassVar[str] = "classifier.head"
     config: VMambaConfig
+    patch_embed: nn.Sequential
     classifier: Classifier
 
     def __init__(self, config: VMambaConfig) -> None:
@@ -106,11 +94,10 @@ class VMamba(ScanNetwork):
         self.patch_embed = make_stem(
             config.in_channels, dims[0], config.patch_size, overlapping=config.overlapping_stem, norm=config.norm
         )
-        rates = [config.drop_path * i / max(1, sum(depths) - 1) for i in range(sum(depths))]
         stages = []
-        for i, (dim, depth) in enumerate(zip(dims, depths, strict=True)):
+        for i, (dim, rates) in enumerate(zip(dims, drop_path_rates(config.drop_path, depths), strict=True)):
             first = sum(depths[:i])
-            blocks = [Block(dim, config, self.make_op(dim, j), rates[j]) for j in range(first, first + depth)]
+            blocks = [self.make_block(dim, first + j, rate) for j, rate in enumerate(rates)]
             downsample: nn.Module = nn.Identity()
             if i + 1 < len(dims):
                 downsample = make_downsample(dim, dims[i + 1], merging=config.merging_downsample, norm=config.norm)
@@ -119,19 +106,14 @@ class VMamba(ScanNetwork):
         self.classifier = Classifier(dims[-1], config.norm, config.num_classes)
         self.apply(initialize_linear)
 
+    def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
+        """A block of a stage; blocks are counted over all stages."""
+        return Block(dim, self.config, self.make_op(dim, block), drop_path)
+
     def make_op(self, dim: int, block: int) -> SS2D:
         """SS2D of a block; blocks are counted over all stages."""
         del block
         return SS2D(dim, **ss2d_arguments(self.config, dim))
-
-    def encode(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
-        """The last map (n, dims[-1], h, w)."""
-        return self.forward_maps(self.embed(images), order, directions=directions)[-1]
-
-    def forward_head(self, features: Tensor) -> Tensor:
-        """Logits (n, classes) of pooled features."""
-        logits: Tensor = self.classifier.head(features)
-        return logits
 
     def embed(self, images: Tensor) -> Tensor:
         """The first map (n, dims[0], h', w')."""
@@ -162,34 +144,4 @@ class VMamba(ScanNetwork):
         """The map at the end of each stage, from the first map on."""
         if directions is None:
             directions = self.scan_directions(order, x.shape[0])
-        maps = []
-        for stage in cast(list[Stage], self.layers):
-            x = stage(x, directions)
-            maps.append(x)
-            x = stage.downsample(x)
-        return maps
-
-    def pool(self, x: Tensor) -> Tensor:
-        """The last map, normalized and averaged, (n, dims[-1])."""
-        normal: Tensor = self.classifier.norm(x)
-        return normal.permute(0, 2, 3, 1).flatten(1, 2).mean(1)  # so that its gradient lies as the map does
-
-    def heads(self) -> list[nn.Linear]:
-        return [self.classifier.head]
-
-    def parameter_roles(self) -> dict[str, Role]:
-        """The role of every parameter, by name; `out_norm` counts as `other`, as in the paper."""
-        roles = {}
-        last_stage = f"layers.{len(self.layers) - 1}."
-        for name, _ in self.named_parameters():
-            last = name.startswith((last_stage, "classifier."))
-            module, _, leaf = name.rpartition(".")
-            if leaf in SCAN_PARAMETERS:
-                roles[name] = Role("scan", last)
-            elif ".op." in name and not module.endswith("out_norm") and ".attn." not in name:
-                roles[name] = Role("projection", last)
-            elif isinstance(self.get_submodule(module), (nn.BatchNorm2d, nn.LayerNorm)) and ".op." not in name:
-                roles[name] = Role("norm", last)
-            else:
-                roles[name] = Role("other", last)
-        return roles
+        return super().forward_maps(x, directions=directions)

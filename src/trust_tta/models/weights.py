@@ -186,7 +186,7 @@ def pick_state(content: object, *, origin: str, ema: bool = False) -> dict[str, 
 def rename(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our names for every known spelling; linear weights as (out, in) whether stored 2-D or as 1x1 convolutions."""
     renamed = {}
-    for name, tensor in state.items():
+    for name, tensor in strip_prefixes(state).items():
         for pattern, replacement in _RENAMES:
             name = pattern.sub(replacement, name)
         if _LINEAR.search(name) and tensor.dim() == 4 and tensor.shape[2:] == (1, 1) and _plain(tensor):
@@ -199,11 +199,13 @@ def rename(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def strip_module(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without the "module." that data-parallel training puts before all of them."""
-    if not all(name.startswith("module.") for name in state):
-        return dict(state)
-    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names without the "module." of data-parallel training and the "model." of transformers' files."""
+    names = dict(zip(state, state, strict=True))
+    for prefix in ("module.", "module.", "model."):  # some files have the first one twice
+        if names and all(name.startswith(prefix) for name in names.values()):
+            names = {key: name.removeprefix(prefix) for key, name in names.items()}
+    return {names[key]: tensor for key, tensor in state.items()}
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], *, origin: str, head: bool = True) -> None:

@@ -1,0 +1,232 @@
+"""MambaVision: convolutional stages, then windows of tokens with Mamba mixers followed by attention.
+
+Hatamizadeh and Kautz, "MambaVision: A Hybrid Mamba-Transformer Vision Backbone", CVPR 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.models.config import MambaVisionConfig
+from trust_tta.models.layers import LayerNorm2d, Linear2d, Mlp, StochasticDepth, initialize_linear
+from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.staged import Stage, StagedNetwork, add_branch, drop_path_rates
+from trust_tta.ops.batch_norm import BatchNorm2d
+from trust_tta.ops.tensors import Parameters
+
+DIRECTIONS = ("h", "v", "h_flip", "v_flip")
+# The directions of the convolutions and of the recurrence inside a window. "scan_" changes that of the recurrence
+# alone; "mixer_" that of both.
+SCAN_ORDERS = {
+    "h": (0, 0),
+    "scan_v": (0, 1),
+    "scan_h_flip": (0, 2),
+    "scan_v_flip": (0, 3),
+    "mixer_v": (1, 1),
+    "mixer_h_flip": (2, 2),
+    "mixer_v_flip": (3, 3),
+}
+STATES = 8
+STEM_EPS = 1e-4
+
+
+class MambaMixer(nn.Module):
+    """Project, convolve along the tokens, scan one half of the channels, join both halves, project back."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.backend = "auto"
+        inner, rank = dim // 2, math.ceil(dim / 16)
+        self.A_log = nn.Parameter(torch.log(torch.arange(1.0, STATES + 1)).repeat(inner, 1))
+        self.D = nn.Parameter(torch.ones(inner))
+        self.in_proj = Linear2d(dim, dim, bias=False)
+        self.x_proj = nn.Linear(inner, rank + 2 * STATES, bias=False)
+        self.dt_proj = nn.Linear(rank, inner)
+        self.out_proj = Linear2d(dim, dim, bias=False)
+        self.conv1d_x = nn.Conv1d(inner, inner, 3, padding=1, groups=inner, bias=False)
+        self.conv1d_z = nn.Conv1d(inner, inner, 3, padding=1, groups=inner, bias=False)
+
+    def forward(self, x: Tensor, routes: tuple[Route, Route] | None) -> Tensor:
+        """Windows x (b, dim, h, w); `routes` of the convolutions and of the recurrence, None for row-major ones."""
+        b, dim, height, width = x.shape
+        tokens = self.in_proj(x).flatten(2)
+        weight = torch.cat((self.conv1d_x.weight, self.conv1d_z.weight))
+        tokens = _read(tokens, None if routes is None else routes[0].visits)
+        tokens = F.silu(F.conv1d(tokens, weight, padding=1, groups=dim))
+        tokens = _read(tokens, None if routes is None else routes[0].returns)
+        u, z = tokens.chunk(2, dim=1)
+        u = _read(u, None if routes is None else routes[1].visits)
+        parameters = Parameters(
+            self.x_proj.weight[None],
+            self.dt_proj.weight[None],
+            2 * self.dt_proj.bias[None],  # published networks are trained with the bias added twice
+            self.A_log,
+            self.D,
+        )
+        y = scan_sequences(u.unsqueeze(1), parameters, backend=self.backend).squeeze(1)
+        y = _read(y, None if routes is None else routes[1].returns)
+        out: Tensor = self.out_proj(torch.cat((y, z), dim=1).view(b, dim, height, width))
+        return out
+
+
+def _read(x: Tensor, steps: Tensor | None) -> Tensor:
+    """x (b, c, l) at `steps` (1, l) or (b, 1, l); unchanged for None."""
+    return x if steps is None else read(x.unsqueeze(1), steps).squeeze(1)
+
+
+class WindowAttention(nn.Module):
+    """Multi-head attention among the tokens of a window, without positions."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Linear2d(dim, 3 * dim)
+        self.proj = Linear2d(dim, dim)
+
+    def forward(self, x: Tensor, routes: object = None) -> Tensor:
+        """Windows x (b, dim, h, w)."""
+        b, dim, height, width = x.shape
+        qkv = self.qkv(x).permute(0, 2, 3, 1).reshape(b, height * width, 3, self.heads, dim // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, height, width, dim)
+        out: Tensor = self.proj(y.permute(0, 3, 1, 2))
+        return out
+
+
+class WindowBlock(nn.Module):
+    """x + mixer(norm(x)), then x + MLP(norm(x)), each branch with an optional scale per channel."""
+
+    def __init__(self, dim: int, mixer: nn.Module, config: MambaVisionConfig, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm2d(dim)
+        self.mixer = mixer
+        self.drop_path = StochasticDepth(drop_path)
+        self.norm2 = LayerNorm2d(dim)
+        self.mlp = Mlp(dim, int(dim * config.mlp_ratio))
+        self.gamma_1 = _layer_scale(config.layer_scale, dim)
+        self.gamma_2 = _layer_scale(config.layer_scale, dim)
+
+    def forward(self, x: Tensor, routes: tuple[Route, Route] | None) -> Tensor:
+        x = add_branch(x, self.mixer(self.norm1(x), routes), self.drop_path, self.gamma_1)
+        if self.gamma_2 is None and not self.drop_path.drops:
+            return self.mlp.add_to(x, self.norm2)
+        return add_branch(x, self.mlp(self.norm2(x)), self.drop_path, self.gamma_2)
+
+
+class ConvBlock(nn.Module):
+    """x + norm(conv(GELU(norm(conv(x)))))."""
+
+    def __init__(self, dim: int, layer_scale: float | None, drop_path: float) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(dim, dim, 3, padding=1)
+        self.norm1 = BatchNorm2d(dim)
+        self.conv2 = nn.Conv2d(dim, dim, 3, padding=1)
+        self.norm2 = BatchNorm2d(dim)
+        self.gamma = _layer_scale(layer_scale, dim)
+        self.drop_path = StochasticDepth(drop_path)
+
+    def forward(self, x: Tensor, directions: Tensor | None) -> Tensor:
+        y = F.gelu(self.norm1(self.conv1(x)), approximate="tanh")
+        return add_branch(x, self.norm2(self.conv2(y)), self.drop_path, self.gamma)
+
+
+def _layer_scale(value: float | None, dim: int) -> nn.Parameter | None:
+    return None if value is None else nn.Parameter(torch.full((dim,), value))
+
+
+class WindowStage(Stage):
+    """Blocks on windows of the map. Zero padding on the right and below takes part in every block."""
+
+    def __init__(self, blocks: list[WindowBlock], downsample: nn.Module | None, window: int) -> None:
+        super().__init__(blocks, downsample)
+        self.window = window
+
+    def forward(self, x: Tensor, directions: Tensor | None) -> Tensor:
+        """x (b, c, h, w); `directions` (2,) or (b, 2), None for row-major windows."""
+        b, c, height, width = x.shape
+        size = self.window
+        rows, columns = (height + size - 1) // size, (width + size - 1) // size
+        x = F.pad(x, (0, columns * size - width, 0, rows * size - height)).permute(0, 2, 3, 1)
+        x = x.reshape(b, rows, size, columns, size, c).transpose(2, 3).reshape(-1, size, size, c).permute(0, 3, 1, 2)
+        routes = None if directions is None else self.routes(directions, rows * columns)
+        for block in self.blocks:
+            x = block(x, routes)
+        x = x.permute(0, 2, 3, 1).reshape(b, rows, columns, size, size, c).transpose(2, 3)
+        return x.reshape(b, rows * size, columns * size, c)[:, :height, :width].permute(0, 3, 1, 2)
+
+    def routes(self, directions: Tensor, windows: int) -> tuple[Route, Route]:
+        """Routes of the convolutions and of the recurrence through the windows of each image."""
+        visits = visit(DIRECTIONS, self.window, self.window, directions.device)[directions]
+        if directions.dim() == 2:
+            visits = visits.repeat_interleave(windows, 0)
+        convolutions, recurrence = (Route.along(visits[..., i : i + 1, :], self.window**2) for i in (0, 1))
+        return convolutions, recurrence
+
+
+class Downsample(nn.Module):
+    """Convolution of stride 2 that doubles the channels, under the published name."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.reduction = nn.Sequential(nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.reduction(x)
+        return y
+
+
+class MambaVisionStem(nn.Module):
+    """Two convolutions of stride 2, each with a BatchNorm and ReLU."""
+
+    def __init__(self, channels: int, hidden: int, dim: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in ((channels, hidden), (hidden, dim)):
+            norm = BatchNorm2d(after)
+            norm.eps = STEM_EPS
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), norm, nn.ReLU()]
+        self.conv_down = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv_down(x)
+        return y
+
+
+class MambaVision(StagedNetwork):
+    """Maps images (n, channels, h, w) to logits (n, classes).
+
+    Every Mamba mixer has one group of parameters and one direction, by rows inside a window. A scan order changes that
+    direction in all of them; attention and convolutional blocks do not depend on it.
+    """
+
+    orders = SCAN_ORDERS
+    stages_path: ClassVar[str] = "levels"
+    mixer_names: ClassVar[tuple[str, ...]] = (".mixer.",)
+    scan_names: ClassVar[tuple[str, ...]] = ("A_log", "D", "x_proj", "dt_proj")
+    config: MambaVisionConfig
+
+    def __init__(self, config: MambaVisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patch_embed = MambaVisionStem(config.in_channels, config.stem_dim, config.dim)
+        rates = drop_path_rates(config.drop_path, config.depths)
+        self.levels = nn.ModuleList(self._make_stage(i, rates[i]) for i in range(len(config.depths)))
+        self.norm = BatchNorm2d(config.dim * 2 ** (len(config.depths) - 1))
+        self.head = nn.Linear(self.norm.num_features, config.num_classes)
+        self.apply(initialize_linear)
+
+    def _make_stage(self, i: int, rates: list[float]) -> Stage:
+        config, dim, depth = self.config, self.config.dim * 2**i, len(rates)
+        downsample = Downsample(dim) if i + 1 < len(config.depths) else None
+        if i < 2:
+            return Stage([ConvBlock(dim, config.layer_scale_conv, rate) for rate in rates], downsample)
+        mixers = [
+            MambaMixer(dim) if j < (depth + 1) // 2 else WindowAttention(dim, config.heads[i]) for j in range(depth)
+        ]
+        blocks = [WindowBlock(dim, mixer, config, rate) for mixer, rate in zip(mixers, rates, strict=True)]
+        return WindowStage(blocks, downsample, config.windows[i])

@@ -1,0 +1,305 @@
+"""MambaVision and its like against the original code: names, shapes, logits, scan orders; files, methods and licenses.
+
+Configurations, weights and inputs are read from the golden files, so other files of the same layout run unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import trust_tta as tt
+from tests.golden import BESIDE, ROOT, load_golden, load_golden_json
+from trust_tta.errors import CheckpointError, ConfigError, TrustWarning
+from trust_tta.export.run import export_network
+from trust_tta.models import checkpoint as checkpoint_module
+from trust_tta.models.base import ScanNetwork
+from trust_tta.models.checkpoint import Checkpoint, describe
+from trust_tta.models.config import MambaVisionConfig
+from trust_tta.models.mambavision import MambaVision
+from trust_tta.models.weights import load_state
+from trust_tta.preprocessing import Preprocessing
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the golden files of one network are read; `tolerance` is the absolute one of float32.
+
+    `order` names the scan order of a variant of the logits; a variant that is none is in `changes` of the arguments.
+    """
+
+    config: Any
+    network: Callable[[Any], ScanNetwork]
+    order: Callable[[str], str] = str
+    tolerance: float = 1e-4
+
+
+FAMILIES = {"mambavision": Family(MambaVisionConfig, MambaVision, tolerance=5e-4)}
+
+# Our names, and those in the file of published shapes.
+PUBLISHED = {
+    "mambavision_tiny": "mamba_vision_T",
+    "mambavision_tiny2": "mamba_vision_T2",
+    "mambavision_small": "mamba_vision_S",
+    "mambavision_base": "mamba_vision_B",
+    "mambavision_base_21k": "mamba_vision_B_21k",
+    "mambavision_large": "mamba_vision_L",
+    "mambavision_large_21k": "mamba_vision_L_21k",
+    "mambavision_large2": "mamba_vision_L2",
+    "mambavision_large2_512_21k": "mamba_vision_L2_512_21k",
+    "mambavision_large3_256_21k": "mamba_vision_L3_256_21k",
+    "mambavision_large3_512_21k": "mamba_vision_L3_512_21k",
+}
+
+TINY: dict[str, dict[str, Any]] = {
+    "mambavision_tiny": {
+        "dim": 8,
+        "stem_dim": 4,
+        "depths": (1, 1, 2, 2),
+        "windows": (8, 8, 3, 2),
+        "heads": (1, 1, 2, 4),
+        "layer_scale": 0.5,
+    },
+}
+
+
+def golden_files() -> list[str]:
+    """Names of all golden files of backbones, wherever golden files are looked for."""
+    given = os.environ.get("TRUST_TTA_GOLDEN")
+    folders = [*([Path(given)] if given else []), BESIDE / "golden", ROOT / "tests" / "golden"]
+    names = {path.stem for folder in folders for path in (folder / "backbones").glob("*.npz")}
+    return sorted(name for name in names if name.split("_")[0] in FAMILIES)
+
+
+def tiny(name: str, **changes: Any) -> Any:
+    """A small network in float64 and evaluation mode, whose scans and statistics matter."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: Any = tt.create_model(name, num_classes=5, **{**TINY[name], **changes}).double().eval()
+        with torch.no_grad():
+            for key, value in model.state_dict().items():
+                if value.is_floating_point():
+                    value.add_(0.1 * torch.rand_like(value) if "running_" in key else 0.1 * torch.randn_like(value))
+            for key, parameter in model.named_parameters():
+                if model.parameter_roles()[key].kind == "scan":
+                    parameter.add_(0.4 * torch.randn_like(parameter))
+    return model
+
+
+def images(count: int = 4, side: int = 64) -> Tensor:
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("file", golden_files())
+def test_logits_are_those_of_the_original_code(file: str) -> None:
+    arrays, family = load_golden(f"backbones/{file}.npz"), FAMILIES[file.split("_")[0]]
+    network = family.network(family.config.from_official(json.loads(str(arrays["config"])))).eval()
+    state = {k.removeprefix("param/"): torch.from_numpy(np.array(v)) for k, v in arrays.items() if k[:6] == "param/"}
+    load_state(network, state, origin=file)
+    for name in (key for key in arrays if key.startswith("logits") and not key.endswith("_f64")):
+        variant = name.removeprefix("logits").removeprefix("_")
+        given = torch.from_numpy(arrays.get(f"x_{variant}", arrays["x"]))
+        order = family.order(variant) if variant and f"x_{variant}" not in arrays else None
+        with torch.no_grad():
+            single, double = network.float()(given, order=order), network.double()(given.double(), order=order)
+        np.testing.assert_allclose(single, arrays[name], rtol=1e-4, atol=family.tolerance, err_msg=name)
+        np.testing.assert_allclose(double, arrays[f"{name}_f64"], rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("file", golden_files())
+def test_features_are_those_of_the_original_code(file: str) -> None:
+    arrays, family = load_golden(f"backbones/{file}.npz"), FAMILIES[file.split("_")[0]]
+    network = family.network(family.config.from_official(json.loads(str(arrays["config"])))).eval()
+    state = {k.removeprefix("param/"): torch.from_numpy(np.array(v)) for k, v in arrays.items() if k[:6] == "param/"}
+    load_state(network, state, origin=file)
+    with torch.no_grad():
+        features = network.forward_features(torch.from_numpy(arrays["x"]))
+    np.testing.assert_allclose(features, arrays["features"], rtol=1e-4, atol=family.tolerance)
+
+
+@pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
+def test_a_variant_has_the_published_names_shapes_and_count(name: str, published: str) -> None:
+    expected = load_golden_json("backbones/state_dicts.json")["models"][published]
+    with torch.device("meta"):
+        model = tt.create_model(name)
+    assert isinstance(model, ScanNetwork)
+    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+    assert shapes == {**expected["parameters"], **expected["buffers"]}
+    assert sum(p.numel() for p in model.parameters()) == expected["num_parameters"]
+    config = FAMILIES[name.split("_")[0]].config.from_official(expected["constructor"])
+    assert model.config == config
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_scan_orders_give_different_logits_and_each_image_may_have_its_own(name: str) -> None:
+    model = tiny(name)
+    batch = images(len(model.scan_orders[:6]))
+    with torch.no_grad():
+        alone = {order: model(batch, order=order) for order in model.scan_orders}
+        assert torch.equal(model(batch), alone[model.scan_orders[0]])
+        mixed = model(batch, order=list(model.scan_orders[:6]))
+    logits = torch.stack([value.flatten() for value in alone.values()])
+    assert len(torch.unique(logits.round(decimals=6), dim=0)) == len(model.scan_orders)
+    for i, order in enumerate(model.scan_orders[:6]):
+        torch.testing.assert_close(mixed[i], alone[order][i], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_an_image_alone_equals_the_image_in_a_batch_and_backends_agree(name: str) -> None:
+    model, batch = tiny(name), images(3)
+    with torch.no_grad():
+        logits = model(batch)
+        torch.testing.assert_close(model(batch[1:2]), logits[1:2], rtol=1e-9, atol=1e-9)
+        for backend in ("reference", "portable"):
+            model.set_scan_backend(backend)
+            torch.testing.assert_close(model(batch), logits, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_parameter_has_a_role_and_a_gradient(name: str) -> None:
+    model = tiny(name)
+    model(images(2), order=model.scan_orders[-1]).square().sum().backward()
+    roles = model.parameter_roles()
+    assert roles.keys() == dict(model.named_parameters()).keys()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    assert {"norm", "scan", "projection", "other"} == {role.kind for role in roles.values()}
+    assert not any(role.last for key, role in roles.items() if key.startswith("patch_embed"))
+    assert all(roles[key].last for key in model.classifier_names())
+
+
+@pytest.mark.parametrize("method", ["source", "bn", "tent", "trust", "tide", "eta", "sar", "shot", "lame", "rotta"])
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.filterwarnings("ignore:.*poor for a batch")
+def test_methods_adapt_and_reset(name: str, method: str) -> None:
+    model, batch = tiny(name).float(), images(8).float()
+    adapted = tt.create_method(method, model)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert adapted(batch).isfinite().all()
+    adapted.reset()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_trust_adapts_under_the_scan_orders_of_the_network(name: str) -> None:
+    model = tiny(name)
+    method = tt.create_method("trust", model)
+    assert [str(order) for order in method.orders] == [str(o) for o in model.scan_orders[:6]]
+    ranking = tt.rank_orders(model, [images(2)])
+    assert sorted(str(order) for order, _ in ranking) == sorted(model.scan_orders)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_stochastic_depth_is_random_in_training_alone(name: str) -> None:
+    model, batch = tiny(name, drop_path=0.5), images(2)
+    with torch.no_grad():
+        assert torch.equal(model(batch), model(batch))
+        model.set_stochastic_depth(True)
+        assert not torch.equal(model(batch), model(batch))
+
+
+# Files.
+
+
+def write_file(folder: Path, model: Any, *, prefix: str = "", file: str = "model.safetensors") -> Path:
+    state = {f"{prefix}{key}": value.contiguous() for key, value in model.state_dict().items()}
+    if file.endswith(".safetensors"):
+        save_file(state, folder / file)
+    else:
+        torch.save({"epoch": 3, "state_dict": state}, folder / file)
+    return folder / file
+
+
+@pytest.fixture(scope="module")
+def mambavision() -> Any:
+    torch.manual_seed(0)
+    return tt.create_model("mambavision_tiny", num_classes=3).eval()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "file"),
+    [("model.", "model.safetensors"), ("", "tiny.pth.tar"), ("module.", "tiny.pth")],
+    ids=["hub", "authors", "data-parallel"],
+)
+def test_a_file_is_recognized_by_its_parameters(tmp_path: Path, mambavision: Any, prefix: str, file: str) -> None:
+    path = write_file(tmp_path, mambavision, prefix=prefix, file=file)
+    found = tt.create_model(checkpoint=path)
+    assert isinstance(found, MambaVision)
+    assert found.preprocessing == Preprocessing(resize=224)
+    given = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(found(given), mambavision(given))
+
+
+def test_a_file_of_another_variant_or_family_is_refused_with_the_right_name(tmp_path: Path, mambavision: Any) -> None:
+    path = write_file(tmp_path, mambavision)
+    for name in ("mambavision_tiny2", "vim_small", "vmamba_tiny_s1l8"):
+        with pytest.raises(CheckpointError, match="holds the weights of 'mambavision_tiny'") as caught:
+            tt.create_model(name, checkpoint=path)
+        assert "\n" not in str(caught.value)
+    state = {**mambavision.state_dict(), "extra.weight": torch.zeros(2)}
+    save_file(state, tmp_path / "more.safetensors")
+    with pytest.raises(ConfigError, match="no variant of this package has its parameters"):
+        tt.create_model(checkpoint=tmp_path / "more.safetensors")
+    with pytest.raises(CheckpointError, match="1 unknown to the network: extra.weight"):
+        tt.create_model("mambavision_tiny", checkpoint=tmp_path / "more.safetensors")
+
+
+def test_a_noncommercial_license_is_reported_once_and_written_into_files(tmp_path: Path, mambavision: Any) -> None:
+    checkpoint_module._warn_of_license.cache_clear()
+    path = write_file(tmp_path, mambavision, file="mambavision_tiny_1k.pth.tar")
+    with pytest.warns(TrustWarning, match="CC-BY-NC-SA-4.0, forbids commercial use"):
+        model = tt.create_model(checkpoint=path)
+    assert describe(model).to_metadata()["license"] == "CC-BY-NC-SA-4.0"
+    assert Checkpoint.open(path).info.to_metadata()["license"] == "CC-BY-NC-SA-4.0"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tt.create_model(checkpoint=path)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if i else n for i, n in enumerate(TINY)])
+def test_onnx_of_any_size_agrees_and_has_no_custom_operators(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    model = tiny(name).float()
+    model.preprocessing = Preprocessing(size=64, resize=None, crop=False)
+    exported = export_network(model, "onnx", tmp_path / "model.onnx", size="any")
+    assert exported.agreement.largest_error < 1e-4 * exported.agreement.largest_logit
+    assert {imported.domain for imported in onnx.load(tmp_path / "model.onnx").opset_import} <= {"", "ai.onnx"}
+
+
+# MambaVision.
+
+
+def test_windows_pad_maps_of_any_size() -> None:
+    model = tiny("mambavision_tiny")
+    for height, width in ((32, 32), (40, 72), (100, 36), (33, 47)):
+        batch = torch.randn(2, 3, height, width, dtype=torch.float64)
+        with torch.no_grad():
+            assert model(batch, order="mixer_v_flip").isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"dim": 7}, "give an even one"),
+        ({"heads": (1, 1, 3, 4)}, "3 heads do not divide 320 channels"),
+        ({"windows": (7, 7)}, "4 depths, 2 windows and 4 heads"),
+    ],
+)
+def test_wrong_fields_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        tt.create_model("mambavision_tiny", **fields)
