@@ -37,7 +37,7 @@ def test_false_alarms_come_as_often_as_promised(batches: int, every: float, tail
     assert every / 4 < np.exp(np.mean(np.log(found))) < 4 * every
 
 
-def test_with_few_batches_a_wider_tail_is_assumed() -> None:
+def test_few_vectors_get_a_wider_tail() -> None:
     lengths = []
     for seed in range(20):
         reference = np.random.default_rng(seed).normal(size=(8, 1))
@@ -58,7 +58,7 @@ def test_a_small_reference_has_limits_near_those_of_a_large_one(batches: int) ->
     assert large.class_shift / 2 < small.class_shift < 3 * large.class_shift
 
 
-def test_a_reference_survives_the_disk_and_is_found_again(tmp_path: Path) -> None:
+def test_reference_is_stored_with_the_snapshots(tmp_path: Path) -> None:
     with Stream(make(), snapshots=tmp_path) as stream:
         reference = stream.calibrate(clean(12), expected_batches_between_false_alarms=50)
     assert reference.limits.every == 50
@@ -67,7 +67,7 @@ def test_a_reference_survives_the_disk_and_is_found_again(tmp_path: Path) -> Non
     assert states_equal(again.reference.state(), reference.state())
 
 
-def test_calibrating_changes_nothing_in_the_method() -> None:
+def test_calibration_leaves_the_method_unchanged() -> None:
     method = make(lr=1e-2)
     state = method.state_dict()
     first, second = calibrate(method, clean(8)), calibrate(method, clean(8))
@@ -108,12 +108,12 @@ LIMITS = Limits(drift=0.1, class_shift=0.1, disagreement=0.05)
         ({"probed": 64, "agreement": 0.4, "probed_classes": 8.0, "source_classes": 1.5}, set()),
     ],
 )
-def test_alarms_are_told_apart(changes: dict[str, float], kinds: set[str]) -> None:
+def test_find_alarms(changes: dict[str, float], kinds: set[str]) -> None:
     reading = Reading(**{**READING.__dict__, **changes})
     assert set(find_alarms(reading, LIMITS, agreement=0.5, weight_distance=1.0)) == kinds
 
 
-def test_a_batch_within_the_limit_is_judged_as_drift_while_one_lasts() -> None:
+def test_drift_alarm_lasts_while_drifting() -> None:
     changes = {"probed": 256, "agreement": 0.9, "probed_classes": 8.0, "source_classes": 8.0, "source_shift": 0.3}
     reading = Reading(**{**READING.__dict__, **changes, "input_distance": 0.05})
     for drifting, kind in ((False, "class_shift"), (True, "drift")):

@@ -52,7 +52,7 @@ def test_after_a_ruinous_stream_clean_images_are_predicted_as_by_the_source(kind
 
 @pytest.mark.parametrize("name", LEARNERS)
 @pytest.mark.parametrize("kind", ["noise", "one class"])
-def test_these_streams_are_ruinous_indeed(kind: str, name: str) -> None:
+def test_ruinous_streams_ruin_unguarded_methods(kind: str, name: str) -> None:
     stream = Stream(make(name, lr=LEARNERS[name]), guard=None)
     for i in range(RUIN):
         stream(ruin(kind, i))
@@ -111,7 +111,7 @@ def test_nothing_is_learned_from_a_batch_of_which_half_is_broken() -> None:
     assert stream(clean(1)[0]).adapted
 
 
-def test_what_is_done_about_broken_images_follows_how_many_are() -> None:
+def test_action_on_broken_images_depends_on_their_share() -> None:
     stream = Stream(make("tent", lr=1e-3), reference=reference("tent"))
     few, half, blank = (clean(1, seed=s)[0] for s in (41, 42, 43))
     few[0], half[::2], blank[:] = float("nan"), float("nan"), 0.5
@@ -174,13 +174,13 @@ def test_the_call_that_rolls_back_predicts_from_the_state_before(action: str) ->
     assert torch.equal(logits, make("shot").evaluate(images))  # the only good snapshot is the source
 
 
-def test_pausing_on_a_collapse_keeps_the_state_for_whoever_looks() -> None:
+def test_pause_on_collapse_keeps_the_state() -> None:
     stream, _ = ruined(Guard(on_collapse="pause"))
     assert stream.paused
     assert not stream(clean(1)[0]).adapted
 
 
-def test_a_policy_of_none_only_says_so() -> None:
+def test_action_none_only_reports() -> None:
     stream, _ = ruined(Guard(on_collapse="none"))
     assert accuracy(stream.method) < accuracy(make("bn")) - 3
 
@@ -201,7 +201,7 @@ def test_drift_can_pause_the_stream() -> None:
 
 
 @pytest.mark.parametrize("labeled", [True, False])
-def test_a_canary_of_the_user_is_minded(labeled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_canary_triggers_a_rollback(labeled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trust_tta.live.health.MIN_AGREEMENT", 0.0)  # leaves it to the canary
     images, labels = draw(64, seed=40)
     canary = (images, labels) if labeled else images
@@ -235,7 +235,7 @@ def test_update_rate_halves_and_recovers() -> None:
     assert counters.update_interval == MAX_UPDATE_INTERVAL
 
 
-def test_what_collapsed_once_learns_only_from_images_that_differ_until_it_is_reset(
+def test_after_a_collapse_updates_happen_only_during_drift_until_reset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trust_tta.live.health.DRIFT_TOLERANCE", 0.05)
@@ -270,7 +270,7 @@ def test_the_first_clean_batch_after_noise_is_predicted_by_the_source(name: str,
     assert again[-1]  # but it learns from what differs
 
 
-def test_images_about_the_limit_of_drift_are_one_drift() -> None:
+def test_distances_around_the_limit_raise_one_drift_alarm() -> None:
     stream = Stream(make("tent", lr=1e-3), reference=reference("tent"))
     limit = reference("tent").limits.drift
     assert limit is not None
@@ -294,7 +294,7 @@ def test_a_drift_that_fades_away_ends() -> None:
     raise AssertionError("the drift never ended")
 
 
-def test_a_batch_that_differs_by_chance_costs_nothing() -> None:
+def test_a_single_outlying_batch_does_not_reset_the_method() -> None:
     stream, alone = Stream(make("tide", lr=1e-3), reference=reference("tent")), make("tide", lr=1e-3)
     events = []
     for i, images in enumerate(clean(8, seed=23)):
@@ -313,7 +313,7 @@ def calm() -> Reference:
 
 @pytest.mark.parametrize(("classes", "kind", "action"), [(4, "class_shift", "skip"), (1, "few_classes", "source")])
 @pytest.mark.parametrize("name", ["tide", "tent"])
-def test_what_was_learned_until_the_classes_changed_is_undone(name: str, classes: int, kind: str, action: str) -> None:
+def test_updates_before_a_class_shift_are_undone(name: str, classes: int, kind: str, action: str) -> None:
     stream = Stream(make(name, lr=1e-3), reference=calm())
     events: list[Event] = []
     for i in range(40):
@@ -345,7 +345,7 @@ def test_one_class_is_predicted_with_the_statistics_of_training_until_others_com
 
 @pytest.mark.parametrize("kind", ["noise", "one class", "mixed"])
 @pytest.mark.parametrize("name", LEARNERS)
-def test_what_ruins_a_quiet_stream_is_undone_as_well(name: str, kind: str) -> None:
+def test_ruinous_images_after_a_long_clean_stream_are_undone(name: str, kind: str) -> None:
     stream = Stream(make(name, lr=LEARNERS[name] / 5), reference=reference(name))
     for images in clean(QUIET, seed=14):
         stream(images)

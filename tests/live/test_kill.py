@@ -90,7 +90,7 @@ def test_killed_in_the_middle_of_a_rollback_it_does_it_again(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("stop", [ROLLED_BACK_AT - 1, ROLLED_BACK_AT, ROLLED_BACK_AT + 1])
-def test_stopped_around_a_rollback_it_ends_in_the_same_state(stop: int, tmp_path: Path) -> None:
+def test_restart_around_a_rollback_ends_in_the_same_state(stop: int, tmp_path: Path) -> None:
     images = clean(BATCHES, size=16)
     first = open_stream(tmp_path)
     for batch in images[:stop]:

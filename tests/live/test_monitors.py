@@ -83,7 +83,7 @@ def test_weight_distance_is_relative_to_the_source() -> None:
     assert weight_distance(make("bn")) == 0
 
 
-def test_maps_are_read_as_probability_rows_pixels() -> None:
+def test_segmentation_logits_give_one_row_per_pixel() -> None:
     maps = torch.randn(2, 5, 3, 4)
     rows = probability_rows(maps)
     assert rows.shape == (24, 5)
@@ -100,7 +100,7 @@ def test_the_input_statistics_are_those_before_the_first_norm() -> None:
     torch.testing.assert_close(torch.from_numpy(statistics[1]).float(), maps.square().mean((0, 2, 3)))
 
 
-def test_a_network_without_batchnorm_is_source_referenced_by_its_images() -> None:
+def test_input_statistics_without_batchnorm_are_of_the_images() -> None:
     from trust_tta.methods.registry import create_method
 
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(1, 4), nn.Flatten(), nn.Linear(400, 6))
@@ -112,7 +112,7 @@ def test_a_network_without_batchnorm_is_source_referenced_by_its_images() -> Non
 
 
 @pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
-def test_the_source_reference_stays_the_source_whatever_is_learned(statistics: str) -> None:
+def test_source_reference_keeps_the_source_weights(statistics: str) -> None:
     method = make("tent", lr=0.1, statistics=statistics)
     source_reference, images = SourceReference(method), draw(32, seed=4)[0]
     before = upsample(source_reference(images))
@@ -128,7 +128,7 @@ def test_the_source_reference_stays_the_source_whatever_is_learned(statistics: s
 
 
 @pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
-def test_only_what_was_learned_makes_source_reference_and_method_differ(statistics: str) -> None:
+def test_source_reference_differs_from_the_method_only_by_learned_weights(statistics: str) -> None:
     """With a learning rate of zero the statistics move and the weights do not."""
     method = make("tent", lr=0.0, statistics=statistics)
     source_reference, images = SourceReference(method), 2 * draw(32, seed=4)[0] + 1
@@ -152,14 +152,14 @@ def test_agreement_counts_the_images_of_which_the_source_is_sure() -> None:
     assert reading.source_classes == pytest.approx(effective_classes(source.mean(0)), rel=1e-5)
 
 
-def test_a_balanced_choice_takes_all_classes() -> None:
+def test_balanced_canary_covers_all_classes() -> None:
     predicted = torch.tensor([0] * 20 + [1] * 3 + [2] * 9)
     images = torch.arange(32)
     chosen = balanced(images, torch.nn.functional.one_hot(predicted, 4).float(), count=9)
     assert predicted[chosen].bincount().tolist() == [3, 3, 3]
 
 
-def test_a_canary_scores_what_it_should() -> None:
+def test_canary_scores() -> None:
     source_reference = SourceReference(make("tent"))
     images, labels = draw(40, seed=8)
     trusted = Canary.trusted(images, source_reference)

@@ -43,7 +43,7 @@ trees = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(trees)
-def test_what_is_encoded_comes_back(tree: Any) -> None:
+def test_encode_and_decode_round_trip(tree: Any) -> None:
     tensors_by_name, rest = encode(tree)
     assert states_equal(decode(rest, tensors_by_name), tree)
 
@@ -56,12 +56,12 @@ def test_a_state_comes_back_from_disk_bit_for_bit(tmp_path: Path) -> None:
     assert math.copysign(1, state["plain"][3]) == -1
 
 
-def test_what_is_no_state_is_refused() -> None:
+def test_encode_refuses_other_objects() -> None:
     with pytest.raises(StateError, match="a state holds a object; it may hold tensors and plain values alone"):
         encode({"a": [object()]})
 
 
-def test_a_copy_is_written_and_not_a_view() -> None:
+def test_encode_copies_tensors() -> None:
     tensor = torch.zeros(2)
     tensors_by_name, _ = encode({"a": tensor, "b": tensor})
     tensor.fill_(1)
@@ -128,7 +128,7 @@ def test_old_snapshots_go_but_never_those_that_are_needed(tmp_path: Path, kind: 
             store.read(number)
 
 
-def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     left = tmp_path / ".snapshot-000000000001.safetensors.0123.tmp"
     left.write_bytes(b"half")
     other = tmp_path / "notes.txt"
@@ -146,14 +146,14 @@ def test_two_streams_never_share_a_folder(tmp_path: Path) -> None:
     Folder(tmp_path).close()
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("")
     with pytest.raises(StateError, match="snapshots cannot be kept in"):
         Folder(tmp_path / "f")
 
 
 @pytest.mark.parametrize("name", ["tent", "shot", "sar", "eta", "bn", "lame"])
-def test_the_states_of_methods_survive_the_disk(tmp_path: Path, name: str) -> None:
+def test_method_states_round_trip_through_files(tmp_path: Path, name: str) -> None:
     method = make(name)
     stream = clean(4)
     for images in stream[:2]:

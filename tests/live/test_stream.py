@@ -13,7 +13,7 @@ from torch import Tensor
 
 import trust_tta as tt
 from tests.live.toys import clean, draw, make, noise_like, states_equal, toy
-from trust_tta.errors import ConfigError, ShapeError, StateError
+from trust_tta.errors import ConfigError, ShapeError, StateError, TrustWarning
 from trust_tta.live.calibration import calibrate
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.stream import Stream
@@ -47,7 +47,7 @@ def test_single_images_and_odd_batches_are_taken() -> None:
     assert (stream.batches, stream.images) == (7, 125)
 
 
-def test_what_is_no_image_is_refused() -> None:
+def test_inputs_that_are_no_images_are_refused() -> None:
     stream = Stream(make())
     with pytest.raises(ShapeError, match=r"images have shape \(2, 2\)"):
         stream(torch.zeros(2, 2))
@@ -168,7 +168,7 @@ def test_rollback_goes_to_the_last_snapshot_that_proved_good() -> None:
     assert states_equal(stream.method.state_dict(), states[3])
 
 
-def test_a_fork_goes_its_own_way() -> None:
+def test_fork_is_independent() -> None:
     stream = Stream(make(lr=1e-2))
     images = clean(6)
     for batch in images[:3]:
@@ -191,7 +191,7 @@ def test_a_fork_into_a_folder_that_is_in_use_goes_on_from_the_fork(tmp_path: Pat
     twin(clean(1)[0])
 
 
-def test_events_go_to_whoever_listens_and_survive_as_json() -> None:
+def test_events_reach_the_callback_and_round_trip_as_json() -> None:
     heard: list[Event] = []
     stream = Stream(make(), on_event=heard.append)
     stream.pause()
@@ -225,23 +225,29 @@ def test_a_method_beside_the_stream_is_noticed() -> None:
         stream(images[1])
 
 
-def test_a_closed_stream_says_so() -> None:
+def test_a_closed_stream_refuses_calls() -> None:
     with Stream(make()) as stream:
         pass
     with pytest.raises(StateError, match="this stream is closed"):
         stream(clean(1)[0])
 
 
-def test_what_is_no_method_is_refused() -> None:
+def test_a_network_in_place_of_a_method_is_refused() -> None:
     with pytest.raises(ConfigError, match="the method is a Toy; give what tt.create_method makes"):
         Stream(toy())  # type: ignore[arg-type]
 
 
-def test_a_policy_is_checked_when_it_is_made() -> None:
+def test_guard_options_are_validated() -> None:
     with pytest.raises(ConfigError, match="on_drift is 'rolback'; did you mean 'rollback'"):
         Guard(on_drift="rolback")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="on_drft: there is no such option; did you mean 'on_drift'"):
         Guard(on_drft="none")  # type: ignore[call-arg]
+
+
+def test_removed_guard_options_are_ignored_with_a_warning() -> None:
+    with pytest.warns(TrustWarning, match="Guard has no option slowest, keep any more"):
+        guard = Guard(slowest=8, keep=2, check_every=64)  # type: ignore[call-arg]
+    assert guard == Guard(check_every=64)
 
 
 # Restarts
@@ -302,7 +308,7 @@ def test_pausing_is_remembered(tmp_path: Path) -> None:
     assert Stream(make(), snapshots=tmp_path).paused
 
 
-def test_a_full_disk_is_an_event_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_the_stream_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(make(lr=1e-3), guard=OFTEN, snapshots=tmp_path)
 
     def full(*_: object, **__: object) -> None:
