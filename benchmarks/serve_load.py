@@ -1,6 +1,7 @@
-"""What the service withstands: load, kill -9, many requests, many streams, malformed requests.
+"""Stress tests of the service: load, kill -9, a full disk, many requests, many streams, malformed requests.
 
-    python -m benchmarks.serve_load OUT.json --load 300 --kills 100 --requests 100000 --streams 1000 --malformed 5000
+    python -m benchmarks.serve_load OUT.json --load 300 --kills 100 --full-disk-kills 100
+        --requests 100000 --streams 1000 --malformed 5000
     python -m benchmarks.serve_load OUT.json --page docs/guides/serve.md    the table of a record, between its marks
 
 Parts that are not named are not run, and stay in OUT.json as they were. `--load` serves the network that ships with the
@@ -14,6 +15,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import sqlite3
 import statistics
 import tempfile
@@ -39,6 +41,7 @@ from trust_tta.serve.network import open_network
 
 EMBEDDED = "vmamba_nano_cifar10"
 BATCH = 32
+KILL_CLIENTS = 8
 BEGIN, END = "<!-- load -->", "<!-- /load -->"
 
 
@@ -156,8 +159,11 @@ class Bare:
         return Speed(count / passed, 1000 * spent / count)
 
 
-def try_kills(count: int) -> dict[str, Any]:
-    """Killed again and again under load: what was acknowledged is there, and it goes on from a snapshot."""
+def try_kills(count: int, *, full_disk: bool = False) -> dict[str, Any]:
+    """Kill the service again and again under eight clients; what it acknowledged must be on disk.
+
+    `full_disk`: for a part of each round, no file can be written.
+    """
     chance, told, restarts = random.Random(0), Acknowledged(), list[float]()
     with tempfile.TemporaryDirectory() as name:
         folder, left = Path(name), None
@@ -167,12 +173,16 @@ def try_kills(count: int) -> dict[str, Any]:
                 restarts.append(time.monotonic() - begin)
                 if left is not None:
                     check_restart(running, left)
-                clients = [threading.Thread(target=use, args=(running.address, told)) for _ in range(4)]
+                clients = [threading.Thread(target=use, args=(running.address, told, i)) for i in range(KILL_CLIENTS)]
                 for client in clients:
                     client.start()
-                goal, deadline = told.answers + chance.randint(1, 12), time.monotonic() + 120
-                while told.answers < goal and time.monotonic() < deadline:
-                    time.sleep(0.005)
+                wait_for_answers(told, chance.randint(1, 12))
+                if full_disk:
+                    fill_disk(running, full=True)
+                    time.sleep(0.5 * chance.random())
+                    if chance.random() < 0.5:  # else it is killed while the disk is full
+                        fill_disk(running, full=False)
+                        wait_for_answers(told, chance.randint(1, 12))
                 time.sleep(0.1 * chance.random())
                 running.kill()
                 for client in clients:
@@ -184,9 +194,23 @@ def try_kills(count: int) -> dict[str, Any]:
             "acknowledged_labels": len(told.labels),
             "acknowledged_events": told.events,
             "acknowledged_snapshots": told.snapshots,
+            "refused": told.refused,
+            "full_disk": full_disk,
             "lost": 0,  # each of them would have ended this
             "restart_seconds_median": round(statistics.median(restarts), 2),
         }
+
+
+def wait_for_answers(told: Acknowledged, more: int) -> None:
+    goal, deadline = told.answers + more, time.monotonic() + 120
+    while told.answers < goal and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def fill_disk(running: Process, *, full: bool) -> None:
+    """Let every write of the process to a file fail, or none."""
+    limit = 0 if full else resource.RLIM_INFINITY
+    resource.prlimit(running.child.pid or 0, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
 @dataclass
@@ -197,6 +221,8 @@ class Acknowledged:
     events: int = 0
     snapshots: int = 0
     newest: int = 0  # number of the last snapshot that a client was given
+    refused: int = 0  # with 503
+    paused: dict[str, bool] = field(default_factory=dict)  # by stream, where the last request was acknowledged
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -204,9 +230,9 @@ class Acknowledged:
         return len(self.labels) + self.events + self.snapshots
 
 
-def use(address: str, told: Acknowledged) -> None:
-    """Predict, label, roll back and fetch the state, until the service is gone."""
-    chance = random.Random(threading.get_ident())
+def use(address: str, told: Acknowledged, number: int) -> None:
+    """Predict, label, roll back, pause and fetch states until the service is killed; it pauses its own stream."""
+    chance, own = random.Random(threading.get_ident()), f"client-{number}"
     try:
         with httpx.Client(base_url=address, timeout=60) as client:
             while True:
@@ -219,6 +245,18 @@ def use(address: str, told: Acknowledged) -> None:
                     done = client.post("/streams/default/rollback", headers=PRIVATE).status_code == 200
                     with told.lock:
                         told.events += done
+                if (
+                    chance.random() < 0.3
+                    and client.post(f"/predict?stream={own}", content=picture()).status_code == 200
+                ):
+                    action = chance.choice(["pause", "resume"])
+                    told.paused.pop(own, None)  # unknown while the request is on its way
+                    status = client.post(f"/streams/{own}/{action}", headers=PRIVATE).status_code
+                    with told.lock:
+                        told.refused += status == 503
+                        told.events += status == 200
+                    if status == 200:
+                        told.paused[own] = action == "pause"
                 if chance.random() < 0.2:
                     state = client.get("/streams/default/state", headers=PRIVATE)
                     if state.status_code == 200:
@@ -249,6 +287,10 @@ def check_kept(folder: Path, told: Acknowledged) -> Snapshot:
     require(newest is not None and not problems, f"a snapshot is damaged: {problems}")
     assert newest is not None
     require(newest.number >= told.newest, f"snapshot {told.newest} was lost; the newest is {newest.number}")
+    for stream, paused in told.paused.items():
+        with closing(Folder(folder / "state" / "streams" / stream)) as own:
+            last, _ = own.newest()
+        require(last is not None and last.state["books"]["paused"] == paused, f"a pause of '{stream}' was lost")
     return newest
 
 
@@ -362,13 +404,14 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--load", type=float, default=0, metavar="SECONDS")
     parser.add_argument("--clients", type=int, default=200)
-    for part in ("kills", "requests", "streams", "malformed"):
-        parser.add_argument(f"--{part}", type=int, default=0, metavar="N")
+    for part in ("kills", "full_disk_kills", "requests", "streams", "malformed"):
+        parser.add_argument(f"--{part.replace('_', '-')}", type=int, default=0, metavar="N")
     parser.add_argument("--page", type=Path)
     arguments = parser.parse_args(given)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "load": lambda: try_load(arguments.load, arguments.clients),
         "kills": lambda: try_kills(arguments.kills),
+        "full_disk_kills": lambda: try_kills(arguments.full_disk_kills, full_disk=True),
         "requests": lambda: try_requests(arguments.requests, min(arguments.clients, 64)),
         "streams": lambda: try_streams(arguments.streams),
         "malformed": lambda: try_malformed(arguments.malformed),
@@ -390,7 +433,8 @@ def main(given: list[str] | None = None) -> None:
 
 def table(record: dict[str, Any]) -> str:
     """What a whole record says, for readers."""
-    load, kills, many, streams, bad = (record[k] for k in ("load", "kills", "requests", "streams", "malformed"))
+    load, kills, full = (record[part] for part in ("load", "kills", "full_disk_kills"))
+    many, streams, bad = (record[part] for part in ("requests", "streams", "malformed"))
     served = {"`source`": load["source"], "`tide`": load["tide"], "`tide` that only predicts": load["tide_predicting"]}
     over = load["source"]["processor_ms_per_image"] - load["source"]["bare_processor_ms_per_image"]
     rows = {
@@ -399,11 +443,8 @@ def table(record: dict[str, Any]) -> str:
             *(f"{name}: {throughput(part)}" for name, part in served.items()),
             f"{over:.1f} ms of processor time per image over the bare network",
         ],
-        f"{kills['kills']} times `kill -9` under load, and a restart": [
-            f"{kills['lost']} lost of {kills['acknowledged_labels']} labels, {kills['acknowledged_events']} events and "
-            f"{kills['acknowledged_snapshots']} snapshots that were acknowledged",
-            f"a restart takes {kills['restart_seconds_median']:.1f} s",
-        ],
+        f"{kills['kills']} times `kill -9` under {KILL_CLIENTS} clients, and a restart": kept(kills),
+        f"{full['kills']} times the same, with a disk that is full for a part of each round": kept(full),
         f"{many['requests']:,} requests to 4 streams": [
             f"{answers([many])}, {many['requests'] / many['seconds']:.0f} per second",
             f"memory {many['second_fifth_mib']} MiB in the second fifth, {many['last_fifth_mib']} MiB in the last",
@@ -419,6 +460,15 @@ def table(record: dict[str, Any]) -> str:
     }
     lines = [f"| {part} | {'; '.join(found)} |" for part, found in rows.items()]
     return "\n".join(["| part | found |", "| --- | --- |", *lines])
+
+
+def kept(kills: dict[str, Any]) -> list[str]:
+    return [
+        f"{kills['lost']} lost of {kills['acknowledged_labels']} labels, {kills['acknowledged_events']} events and "
+        f"{kills['acknowledged_snapshots']} snapshots that were acknowledged",
+        f"{kills['refused']} changes refused with 503",
+        f"a restart takes {kills['restart_seconds_median']:.1f} s",
+    ]
 
 
 def answers(parts: Iterable[dict[str, Any]]) -> str:

@@ -1,0 +1,85 @@
+"""Networks to serve: from a checkpoint, or from code that loads its own weights; class names and preprocessing."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from tests.serve.services import CLASSES, SIZE, pixels, running, write_checkpoint
+from trust_tta.cli.main import build_parser
+from trust_tta.cli.serve import _network_source
+from trust_tta.errors import ConfigError
+from trust_tta.serve.network import NetworkSource, open_network, read_classes
+from trust_tta.serve.service import Service
+
+
+class OwnNetwork(nn.Sequential):
+    """A small CNN of four classes that makes its own weights."""
+
+    def __init__(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            super().__init__(
+                nn.Conv2d(3, 8, 3, stride=2, padding=1),
+                nn.BatchNorm2d(8),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(8, 4),
+            )
+
+
+OWN = f"{__name__}:OwnNetwork"
+
+
+def source_of(*flags: str) -> NetworkSource:
+    return _network_source(build_parser().parse_args(["serve", *flags]))
+
+
+def test_default_is_the_shipped_network_unless_a_model_is_given(tmp_path: Path) -> None:
+    assert source_of() == NetworkSource("vmamba_nano_cifar10")
+    assert source_of("--model", OWN) == NetworkSource(None, OWN)
+    file = write_checkpoint(tmp_path)
+    assert source_of("--checkpoint", str(file), "--variant", "vmamba_nano").checkpoint == str(file.resolve())
+    with pytest.raises(ConfigError, match="give --checkpoint FILE, --model NAME, or both"):
+        NetworkSource(None).open()
+
+
+def test_network_that_loads_itself_is_served(tmp_path: Path) -> None:
+    names = tmp_path / "classes.txt"
+    names.write_text("\n".join(CLASSES) + "\n")
+    source = source_of("--model", OWN, "--preprocessing", "cifar32", "--classes", str(names))
+    network = open_network(source, "tide")
+    assert (network.name, network.classes, network.outputs) == ("ownnetwork", CLASSES, (4,))
+    service = Service(network, tmp_path / "state")
+    with running(service):
+        raw = pixels(2, size=32)
+        predicted = service.predict(torch.from_numpy(raw), stream="a", adapt=False).result(60)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            service.predict(torch.from_numpy(raw).permute(0, 3, 1, 2).float(), stream="a", adapt=False).result(60)
+    expected = open_network(source, "tide").method.evaluate(network.preprocessing(raw))
+    torch.testing.assert_close(predicted.logits, expected)
+    assert any("values from 0 to 255" in str(warning.message) for warning in caught)
+
+
+def test_class_names_come_from_the_folders_of_the_reference_if_their_number_is_right(tmp_path: Path) -> None:
+    for name in CLASSES:
+        (tmp_path / "clean" / name).mkdir(parents=True)
+        Image.fromarray(pixels(size=SIZE)[0]).save(tmp_path / "clean" / name / "1.png")
+    flags = ("--model", OWN, "--preprocessing", "cifar32", "--reference", str(tmp_path / "clean"))
+    assert read_classes(tmp_path / "clean") == CLASSES
+    assert source_of(*flags).classes == CLASSES
+    (tmp_path / "clean" / "eel").mkdir()
+    assert source_of(*flags).classes is None
+    assert source_of("--reference", str(tmp_path / "clean")).classes is None  # the shipped network states its own
+
+
+def test_wrong_number_of_class_names_is_refused() -> None:
+    with pytest.raises(ConfigError, match="outputs 4 classes, but --classes names 2"):
+        open_network(NetworkSource(None, OWN, "cifar32", ("a", "b")), "source")
