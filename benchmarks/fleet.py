@@ -30,7 +30,7 @@ import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.data.sample import load_sample
-from trust_tta.distributed.averaging import Averaging, Merger, Offer
+from trust_tta.distributed.averaging import AveragingConfig, Merger, ReplicaUpdate
 from trust_tta.distributed.replicas import Replica, source_of
 from trust_tta.methods.base import Method
 from trust_tta.models.checkpoint import Checkpoint
@@ -74,7 +74,7 @@ CONDITIONS = (
 )
 
 
-class Job(NamedTuple):
+class ExperimentPayload(NamedTuple):
     """One run of one condition."""
 
     condition: Condition
@@ -99,7 +99,7 @@ class Counts:
     seconds: float = 0.0
 
 
-def run(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
+def run(job: ExperimentPayload, arguments: argparse.Namespace) -> dict[str, Any]:
     """One condition: accuracies over all images so far, and over those of the replicas that are not poisoned."""
     torch.set_num_threads(1)
     condition = job.condition
@@ -123,33 +123,33 @@ def run(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
     for replica in replicas:
         replica.stream.close()
     hits = torch.stack(right).cpu().double().view(-1, REPLICAS)
-    return summary(job, hits) | {"merges": vars(counts), "seconds": seconds, "offer_bytes": merger.bases[0].bytes}
+    return summary(job, hits) | {"merges": vars(counts), "seconds": seconds, "update_bytes": merger.bases[0].bytes}
 
 
 def meet(replicas: Sequence[Replica], merger: Merger, condition: Condition, counts: Counts) -> None:
-    """One round: everyone offers, what is merged is taken or returned."""
+    """One round: everyone updates, what is merged is taken or returned."""
     began = time.perf_counter()
-    offers = {replica.name: replica.offer() for replica in replicas}
+    updates = {replica.name: replica.make_update() for replica in replicas}
     if condition.poison == "forged":
-        offers[replicas[-1].name] = forge(offers[replicas[-1].name], offers[replicas[0].name])
-    counts.bytes += sum(offer.bytes for offer in offers.values())
-    for merge in merger.merge(list(offers.values())):
+        updates[replicas[-1].name] = forge(updates[replicas[-1].name], updates[replicas[0].name])
+    counts.bytes += sum(update.bytes for update in updates.values())
+    for merge in merger.merge(list(updates.values())):
         counts.left_out += len(merge.left_out)
         counts.bytes += merge.state.bytes * len(merge.members)
         for replica in replicas:
             if replica.name in merge.members:
-                taken = replica.take(merge, offers[replica.name]).action == "take"
+                taken = replica.adopt(merge, updates[replica.name]).action == "take"
                 counts.taken, counts.returned = counts.taken + taken, counts.returned + (not taken)
     counts.seconds += time.perf_counter() - began
 
 
-def forge(own: Offer, other: Offer) -> Offer:
-    """The offer of a replica that lies: garbage with the signature of another, and more evidence than anyone's."""
+def forge(own: ReplicaUpdate, other: ReplicaUpdate) -> ReplicaUpdate:
+    """The update of a replica that lies: garbage with the signature of another, and more evidence than anyone's."""
     return replace(own, images=1000 * max(1, own.images), signature=other.signature)
 
 
-def policy_of(condition: Condition, arguments: argparse.Namespace) -> Averaging:
-    policy = Averaging(every=condition.every or 1)
+def policy_of(condition: Condition, arguments: argparse.Namespace) -> AveragingConfig:
+    policy = AveragingConfig(every=condition.every or 1)
     power = {} if arguments.power is None else {"power": arguments.power}
     return policy.changed(**(condition.changes | power))
 
@@ -161,7 +161,7 @@ def make_replicas(condition: Condition, method: str, device: str) -> list[Replic
         each.reset()
         honest = condition.poison is None or i < REPLICAS - 1
         stream = tt.Stream(each, guard=tt.Guard() if condition.guarded and honest else None)
-        replicas.append(Replica(stream, f"replica {i}", fleet=condition.replicas if condition.every else 1))
+        replicas.append(Replica(stream, f"replica {i}", replicas=condition.replicas if condition.every else 1))
     return replicas
 
 
@@ -194,7 +194,7 @@ def _read(data: str | None, corruption: str) -> tuple[NDArray[np.uint8], NDArray
     return images[-last:], labels[-last:]
 
 
-def summary(job: Job, hits: Tensor) -> dict[str, Any]:
+def summary(job: ExperimentPayload, hits: Tensor) -> dict[str, Any]:
     """From the right predictions (steps, replicas) of every batch."""
     steps = len(hits)
     ends = [(i + 1) * steps // POINTS for i in range(POINTS)]
@@ -242,18 +242,18 @@ def measure(arguments: argparse.Namespace) -> None:
                 temporary.write_text(json.dumps({"about": about, "runs": rows}) + "\n", encoding="utf-8")
 
 
-def run_in_time(job: Job, *, arguments: argparse.Namespace, deadline: float) -> dict[str, Any] | None:
+def run_in_time(job: ExperimentPayload, *, arguments: argparse.Namespace, deadline: float) -> dict[str, Any] | None:
     """None where it is too late; monotonic clocks of one machine agree."""
     return run(job, arguments) if time.monotonic() < deadline else None
 
 
-def all_jobs(arguments: argparse.Namespace) -> Iterator[Job]:
+def all_jobs(arguments: argparse.Namespace) -> Iterator[ExperimentPayload]:
     chosen = [c for c in CONDITIONS if arguments.conditions is None or c.name in arguments.conditions.split(",")]
     for method in arguments.methods.split(","):
         for seed in range(arguments.seeds):
             for condition in chosen:
                 for corruption in arguments.corruptions.split(","):
-                    yield Job(condition, method, corruption, seed)
+                    yield ExperimentPayload(condition, method, corruption, seed)
 
 
 def facts_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -338,7 +338,7 @@ def averaging_table(runs: Sequence[dict[str, Any]]) -> str:
 def poisoned_table(runs: Sequence[dict[str, Any]]) -> str:
     names = ["every 256", *(c.name for c in CONDITIONS if c.poison is not None)]
     head = ["method", "fleet", "accuracy of the seven in %", "against nobody poisoned"]
-    head += ["merges taken", "returned", "offers left out"]
+    head += ["merges taken", "returned", "updates left out"]
     rows = []
     for method in dict.fromkeys(run["method"] for run in runs):
         chosen = paired(runs, method, names)

@@ -6,13 +6,13 @@ from types import ModuleType
 
 import numpy as np
 
-from trust_tta.distributed.actors import Recipe, start_fleet
-from trust_tta.distributed.averaging import Averaging
+from trust_tta.distributed.actors import ReplicaSpec, start_replica_actors
+from trust_tta.distributed.averaging import AveragingConfig
 
 
 def test_actors_average_and_go_on_when_their_coordinator_is_killed(ray: ModuleType) -> None:
-    recipe = Recipe("vmamba_nano_cifar10", policy=Averaging(every=16, patience=5.0))
-    coordinator, replicas = start_fleet(ray, recipe, replicas=2, cpus=0.5)
+    spec = ReplicaSpec("vmamba_nano_cifar10", policy=AveragingConfig(every=16, patience=5.0))
+    coordinator, replicas = start_replica_actors(ray, spec, replicas=2, cpus=0.5)
     images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
     first = ray.get([replica.predict.remote(images) for replica in replicas])
     assert np.array_equal(first[0], first[1])

@@ -36,12 +36,12 @@ def answering(reply: bytes) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("address", ["head", "head:port", "ray://head:10001", ":6379", "head:0", "head:70000", ""])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"), connected(address):
         pass
 
 
-def test_an_address_where_nothing_answers_is_refused() -> None:
+def test_unreachable_address_is_refused() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -49,7 +49,7 @@ def test_an_address_where_nothing_answers_is_refused() -> None:
         pass
 
 
-def test_what_answers_and_is_no_cluster_is_refused_at_once() -> None:
+def test_other_server_is_refused_at_once() -> None:
     with (
         answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port,
         pytest.raises(ConfigError, match="is no Ray cluster"),
@@ -71,13 +71,13 @@ def test_what_answers_and_is_no_cluster_is_refused_at_once() -> None:
         ("", "no reason given"),
     ],
 )
-def test_what_ray_complains_about_is_one_line_with_a_remedy(said: str, words: str) -> None:
+def test_errors_of_ray_are_one_line_with_a_remedy(said: str, words: str) -> None:
     explained = cluster._explain(said)
     assert words in explained
     assert "\n" not in explained
 
 
-def test_a_cluster_started_here_listens_on_loopback_alone_and_wants_a_token(ray: ModuleType) -> None:
+def test_local_cluster_listens_on_loopback_with_a_token(ray: ModuleType) -> None:
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
     assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
@@ -86,7 +86,7 @@ def test_a_cluster_started_here_listens_on_loopback_alone_and_wants_a_token(ray:
     assert {address for address in listening if address not in ("127.0.0.1", "::ffff:127.0.0.1", "::1")} == set()
 
 
-def test_a_process_is_connected_once(ray: ModuleType) -> None:
+def test_second_connection_is_refused(ray: ModuleType) -> None:
     with pytest.raises(StateError, match="connected to a Ray cluster already"), connected():
         pass
 

@@ -14,7 +14,7 @@ STREAMS = [f"camera-{i}" for i in range(400)]
 
 @settings(max_examples=20, deadline=None)
 @given(st.sets(st.integers(0, 40), min_size=2, max_size=12))
-def test_only_the_streams_of_a_lost_replica_move(replicas: set[int]) -> None:
+def test_only_streams_of_a_lost_replica_move(replicas: set[int]) -> None:
     lost = min(replicas)
     before = {stream: home_of(stream, replicas) for stream in STREAMS}
     after = {stream: home_of(stream, replicas - {lost}) for stream in STREAMS}
@@ -27,11 +27,11 @@ def test_streams_are_spread_evenly() -> None:
     assert min(counts) > 60
 
 
-def test_without_replicas_there_is_no_home() -> None:
+def test_no_replica_without_replicas() -> None:
     assert home_of("a", []) is None
 
 
-def test_a_stream_moves_home_once_those_before_are_answered() -> None:
+def test_stream_moves_after_pending_requests_are_answered() -> None:
     released: list[tuple[int, str]] = []
 
     async def release(number: int, stream: str) -> None:
@@ -58,7 +58,7 @@ def test_a_stream_moves_home_once_those_before_are_answered() -> None:
     assert asyncio.run(play()) == [0, 1, 0]
 
 
-def test_what_a_replica_holds_is_known_and_forgotten() -> None:
+def test_assignments_are_recorded_and_dropped() -> None:
     async def release(number: int, stream: str) -> None:
         raise AssertionError("there is nothing to release")
 

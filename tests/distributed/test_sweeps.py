@@ -18,7 +18,7 @@ from tests.bench.tiny import Recorder, numbers, run, tiny_config
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.processes import sweep_parallel
 from trust_tta.bench.sweep import Outcome
-from trust_tta.distributed.sweeps import Share, choose_share, share_out
+from trust_tta.distributed.sweeps import TaskResources, choose_resources, run_on_cluster
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.results import Cell, ResultStore
 
@@ -26,7 +26,7 @@ METHODS: list[Any] = ["bn", {"name": "tent", "lr": 0.01}]
 
 
 def run_on(ray: ModuleType, config: RunConfig, recorder: Recorder | None = None) -> Outcome | TrustError:
-    engine = partial(share_out, ray=ray, share=Share())
+    engine = partial(run_on_cluster, ray=ray, resources_per_task=TaskResources())
     (ended,) = sweep_parallel([config], engine, progress=recorder or Recorder())
     return ended
 
@@ -36,7 +36,7 @@ def cells_of(config: RunConfig) -> list[Cell]:
         return store.results()
 
 
-def test_a_cluster_gives_the_results_of_one_process(ray: ModuleType, tmp_path: Path) -> None:
+def test_cluster_gives_the_results_of_one_process(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=METHODS, keep_samples=2, confusion=True, stream={"setting": "continual"})
     recorder = Recorder()
     ended = run_on(ray, config.changed(store=str(tmp_path / "cluster.sqlite")), recorder)
@@ -52,7 +52,7 @@ def test_a_cluster_gives_the_results_of_one_process(ray: ModuleType, tmp_path: P
         assert first.pictures() == second.pictures()
 
 
-def test_a_cell_that_fails_is_recorded_and_the_others_are_run(ray: ModuleType, tmp_path: Path) -> None:
+def test_failed_cell_is_recorded_and_others_run(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["bn", {"name": "lame", "k": 5000}])
     recorder = Recorder()
     ended = run_on(ray, config, recorder)
@@ -65,7 +65,7 @@ def test_a_cell_that_fails_is_recorded_and_the_others_are_run(ray: ModuleType, t
     assert len(recorder.failures) == ended.failed
 
 
-def test_what_a_killed_worker_held_is_run_again_and_recorded_once(ray: ModuleType, tmp_path: Path) -> None:
+def test_cells_of_a_killed_worker_run_again_and_are_recorded_once(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=METHODS, data={"limit": 200}, stream={"seeds": [0, 1]})
     pids = set(ray.get([ray.remote(_pid).remote() for _ in range(4)]))
 
@@ -91,7 +91,7 @@ def _pid() -> int:
     return os.getpid()
 
 
-def test_a_driver_that_is_interrupted_leaves_a_store_that_any_process_finishes(ray: ModuleType, tmp_path: Path) -> None:
+def test_interrupted_driver_leaves_a_resumable_store(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=METHODS)
 
     class Interrupted(Recorder):
@@ -106,7 +106,7 @@ def test_a_driver_that_is_interrupted_leaves_a_store_that_any_process_finishes(r
     assert len(cells) == 4
 
 
-def test_cells_that_another_process_holds_are_waited_for(ray: ModuleType, tmp_path: Path) -> None:
+def test_cells_claimed_elsewhere_are_waited_for(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["bn"])
     from trust_tta.bench.plan import make_plan
 
@@ -124,7 +124,7 @@ def test_cells_that_another_process_holds_are_waited_for(ray: ModuleType, tmp_pa
     assert ended.done == 2
 
 
-def test_data_that_a_worker_lacks_is_said_once_and_fails_no_cell(
+def test_missing_data_is_reported_once_and_fails_no_cell(
     ray: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trust_tta.distributed.file_transfer.SMALL", 0)
@@ -132,7 +132,7 @@ def test_data_that_a_worker_lacks_is_said_once_and_fails_no_cell(
 
     def hide_and_share(*given: Any, **options: Any) -> dict[int, TrustError]:
         shutil.move(str(config.model.checkpoint), tmp_path / "elsewhere.pth")
-        return share_out(*given, ray=ray, share=Share(), **options)
+        return run_on_cluster(*given, ray=ray, resources_per_task=TaskResources(), **options)
 
     (ended,) = sweep_parallel([config], hide_and_share)
     assert isinstance(ended, TrustError)
@@ -142,7 +142,7 @@ def test_data_that_a_worker_lacks_is_said_once_and_fails_no_cell(
         assert (store.counts().failed, store.counts().pending) == (0, 4)
 
 
-def test_small_files_travel_where_they_are_missing(ray: ModuleType, tmp_path: Path) -> None:
+def test_small_missing_files_are_transferred(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["bn"])
 
     from trust_tta.distributed import sweeps
@@ -152,9 +152,9 @@ def test_small_files_travel_where_they_are_missing(ray: ModuleType, tmp_path: Pa
         shutil.move(str(config.model.checkpoint), tmp_path / "elsewhere.pth")
         return job
 
-    made = sweeps._job
+    made = sweeps._make_payload
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeps, "_job", pack_and_hide)
+        patch.setattr(sweeps, "_make_payload", pack_and_hide)
         ended = run_on(ray, config)
     assert isinstance(ended, Outcome)
     assert ended.done == 2
@@ -163,27 +163,27 @@ def test_small_files_travel_where_they_are_missing(ray: ModuleType, tmp_path: Pa
 @pytest.mark.parametrize(
     ("device", "resources", "gpus", "share"),
     [
-        ("auto", {"CPU": 2}, None, Share(1, 0)),
-        ("auto", {"CPU": 2, "GPU": 1}, None, Share(1, 1)),
-        ("cuda", {"CPU": 2, "GPU": 1}, 0.25, Share(1, 0.25)),
-        ("cpu", {"CPU": 2, "GPU": 1}, None, Share(1, 0)),
+        ("auto", {"CPU": 2}, None, TaskResources(1, 0)),
+        ("auto", {"CPU": 2, "GPU": 1}, None, TaskResources(1, 1)),
+        ("cuda", {"CPU": 2, "GPU": 1}, 0.25, TaskResources(1, 0.25)),
+        ("cpu", {"CPU": 2, "GPU": 1}, None, TaskResources(1, 0)),
     ],
 )
-def test_the_share_follows_the_device(
-    device: str, resources: dict[str, float], gpus: float | None, share: Share
+def test_resources_follow_the_device(
+    device: str, resources: dict[str, float], gpus: float | None, share: TaskResources
 ) -> None:
-    assert choose_share(device, resources, gpus=gpus) == share
+    assert choose_resources(device, resources, gpus=gpus) == share
 
 
 @pytest.mark.parametrize(
     ("device", "gpus", "words"),
     [("cuda:1", None, "the cluster chooses"), ("cuda", None, "ask for less"), ("cpu", 1.0, "omit it")],
 )
-def test_a_share_that_nothing_can_give_is_refused(device: str, gpus: float | None, words: str) -> None:
+def test_unavailable_resources_are_refused(device: str, gpus: float | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        choose_share(device, {"CPU": 2}, gpus=gpus)
+        choose_resources(device, {"CPU": 2}, gpus=gpus)
 
 
-def test_slots_are_those_of_the_scarcer_resource() -> None:
-    assert Share(2, 0.25).slots({"CPU": 16, "GPU": 1}) == 4
-    assert Share(2).slots({"CPU": 5}) == 2
+def test_slots_follow_the_scarcer_resource() -> None:
+    assert TaskResources(2, 0.25).slots({"CPU": 16, "GPU": 1}) == 4
+    assert TaskResources(2).slots({"CPU": 5}) == 2

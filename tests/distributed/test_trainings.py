@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.data.trees import class_tree
 from trust_tta.data.class_names import PACS_CLASSES
-from trust_tta.distributed.sweeps import Share
+from trust_tta.distributed.sweeps import TaskResources
 from trust_tta.distributed.trainings import train_on_cluster
 from trust_tta.errors import TrustError
 from trust_tta.progress import Silent
@@ -82,20 +82,20 @@ def _workers() -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="workers are found by /proc")
-def test_a_cluster_trains_the_same_networks_also_when_workers_die(ray: ModuleType, root: Path, tmp_path: Path) -> None:
+def test_cluster_trains_the_same_networks_when_workers_die(ray: ModuleType, root: Path, tmp_path: Path) -> None:
     here = train_side_by_side([training(root, tmp_path / "here", t) for t in ("photo", "sketch")], processes=1)
     killer = Killer(ray)
     trainings = [training(root, tmp_path / "there", t) for t in ("photo", "sketch")]
-    there = train_on_cluster(trainings, ray=ray, share=Share(cpus=1), progress=killer)
+    there = train_on_cluster(trainings, ray=ray, resources=TaskResources(cpus=1), progress=killer)
     assert killer.killed
     for mine, theirs in zip(map(weights, here), map(weights, there), strict=True):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_a_training_that_cannot_be_run_leaves_the_others(ray: ModuleType, root: Path, tmp_path: Path) -> None:
+def test_failed_training_leaves_the_others(ray: ModuleType, root: Path, tmp_path: Path) -> None:
     trainings = [training(root, tmp_path, t) for t in ("photos", "photo")]
-    refused, done = train_on_cluster(trainings, ray=ray, share=Share(cpus=1))
+    refused, done = train_on_cluster(trainings, ray=ray, resources=TaskResources(cpus=1))
     assert isinstance(refused, TrustError)
     assert "photos" in str(refused)
     assert isinstance(done, Written)

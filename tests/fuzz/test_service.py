@@ -80,7 +80,7 @@ lengths = st.none() | st.sampled_from(["0", "1", "10", "99999", "100000", "-1", 
 
 @fuzz(3000, changes=edits(), length=lengths)
 def test_odd_json_tensors(folder: Path, changes: Any, length: str | None) -> None:
-    headers = {} if length is None else {"Inference-Header-Content-Length": length.encode()}
+    headers = {} if length is None else {b"Inference-Header-Content-Length": length.encode()}
     body = as_json(edited(infer_request(), changes, more=MORE))[: 1 << 21]
     check(client().post(INFER, content=body, headers=headers))
 

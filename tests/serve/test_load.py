@@ -21,7 +21,7 @@ def test_many_requests_and_many_streams(tmp_path: Path) -> None:
     assert found["streams"]["loaded"] == 16
 
 
-def test_killed_under_load_it_keeps_what_it_acknowledged(tmp_path: Path) -> None:
+def test_acknowledged_data_survives_kills(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     main([str(record), "--kills", "3"])
     found = json.loads(record.read_text())["kills"]

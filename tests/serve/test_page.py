@@ -42,7 +42,7 @@ def send(client: httpx.Client, stream: str, *, count: int = 4) -> list[dict[str,
     return answers
 
 
-def test_it_shows_what_comes(tab: Tab, served: tuple[httpx.Client, Service]) -> None:
+def test_page_shows_predictions(tab: Tab, served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     tab.open(str(client.base_url))
     tab.wait_for("document.getElementById('connection').textContent === 'live'")
@@ -106,7 +106,7 @@ def test_buttons_ask_for_the_token_and_change_the_stream(tab: Tab, served: tuple
     assert [error for error in tab.errors if "403" not in error] == []
 
 
-def test_a_stream_that_is_removed_leaves_the_page(tab: Tab, served: tuple[httpx.Client, Service]) -> None:
+def test_removed_stream_leaves_the_page(tab: Tab, served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     for stream in ("left", "right"):
         send(client, stream, count=1)
@@ -118,7 +118,7 @@ def test_a_stream_that_is_removed_leaves_the_page(tab: Tab, served: tuple[httpx.
 
 
 @pytest.mark.parametrize("width", [390, 820, 1400])
-def test_it_fits_and_is_dark_where_that_is_wanted(tab: Tab, served: tuple[httpx.Client, Service], width: int) -> None:
+def test_page_fits_and_follows_dark_mode(tab: Tab, served: tuple[httpx.Client, Service], width: int) -> None:
     client, _ = served
     send(client, "left", count=2)
     client.post("/streams/left/pause", headers=PRIVATE)
@@ -131,7 +131,7 @@ def test_it_fits_and_is_dark_where_that_is_wanted(tab: Tab, served: tuple[httpx.
     assert grounds == ["rgb(251, 250, 248)", "rgb(20, 22, 26)"]
 
 
-def test_a_clock_that_is_set_back_does_not_freeze_the_charts(tab: Tab, served: tuple[httpx.Client, Service]) -> None:
+def test_clock_set_back_does_not_freeze_charts(tab: Tab, served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
     send(client, "left", count=2)
     tab.open(str(client.base_url))
@@ -139,6 +139,6 @@ def test_a_clock_that_is_set_back_does_not_freeze_the_charts(tab: Tab, served: t
     told = "({...streams.get('left'), card: undefined, points: [[T, 0.25, 1, 1, 1, 1, 1]]})"
     for seconds in (1000, 1001):
         news = told.replace("T", str(seconds))
-        tab.evaluate(f"take({{gone: [], events: [], streams: [{news}]}}), draw()")
+        tab.evaluate(f"update({{removed: [], events: [], streams: [{news}]}}), draw()")
     assert tab.evaluate(f"{CARD}.querySelector('[data-chart=entropy] b').textContent") == "0.25"
     assert tab.evaluate("streams.get('left').points.length") == 2

@@ -36,7 +36,7 @@ def triton() -> Any:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the client is for Linux")
-def test_the_client_of_triton_works_unchanged(server: Process) -> None:
+def test_triton_client_works_unchanged(server: Process) -> None:
     http = triton()
     client = http.InferenceServerClient(server.address.removeprefix("http://"))
     try:
@@ -108,7 +108,7 @@ def test_raw_pixels_go_through_the_preprocessing(client: httpx.Client, tmp_path:
     np.testing.assert_allclose(answers[0][0]["data"], answers[1][0]["data"], rtol=1e-5)
 
 
-def test_answers_of_the_health_routes(client: httpx.Client) -> None:
+def test_health_routes(client: httpx.Client) -> None:
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}
     assert client.get(f"/v2/models/{MODEL}/ready").json() == {"name": MODEL, "ready": True}
@@ -117,7 +117,7 @@ def test_answers_of_the_health_routes(client: httpx.Client) -> None:
     assert client.get(f"/v2/models/{MODEL}/versions/2").status_code == 404
 
 
-def test_bytes_and_json_say_the_same() -> None:
+def test_binary_and_json_tensors_are_equal() -> None:
     raw = pixels(2)
     by_json = json.dumps({"inputs": [tensor(raw.ravel().tolist(), "UINT8", list(raw.shape))]}).encode()
     described = tensor(None, "UINT8", list(raw.shape), parameters={"binary_data_size": raw.nbytes})
@@ -143,7 +143,7 @@ def test_bytes_and_json_say_the_same() -> None:
         ({"parameters": {"binary_data_size": 8}}, 400, "one of them"),
     ],
 )
-def test_a_wrong_tensor_is_explained(change: dict[str, Any], status: int, words: str) -> None:
+def test_invalid_tensor_is_explained(change: dict[str, Any], status: int, words: str) -> None:
     content = {"inputs": [{**tensor([0.0] * 768, "FP32", [1, 3, SIZE, SIZE]), **change}]}
     with pytest.raises(RequestError) as refused:
         read_request(json.dumps(content).encode(), None, size=SIZE, settings=Settings())
@@ -151,7 +151,7 @@ def test_a_wrong_tensor_is_explained(change: dict[str, Any], status: int, words:
     assert words in str(refused.value)
 
 
-def test_an_image_that_is_not_finite_is_refused(client: httpx.Client) -> None:
+def test_non_finite_image_is_refused(client: httpx.Client) -> None:
     values = np.zeros((1, 3, SIZE, SIZE), np.float32)
     values[0, 0, 0, 0] = np.nan
     described = tensor(None, "FP32", list(values.shape), parameters={"binary_data_size": values.nbytes})
@@ -163,7 +163,7 @@ def test_an_image_that_is_not_finite_is_refused(client: httpx.Client) -> None:
     assert "not finite" in response.json()["error"]
 
 
-def test_an_adapted_checkpoint_is_a_checkpoint(server: Process, tmp_path: Path) -> None:
+def test_adapted_checkpoint_predicts_as_the_stream(server: Process, tmp_path: Path) -> None:
     """What the service gives away predicts as the service does."""
     file = tmp_path / "adapted.safetensors"
     images = torch.randn(8, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))

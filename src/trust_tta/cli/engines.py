@@ -13,7 +13,7 @@ from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
     from trust_tta.bench.processes import SweepEngine
-    from trust_tta.distributed.sweeps import Share
+    from trust_tta.distributed.sweeps import TaskResources
 
 ENGINES = ("local", "ray")
 
@@ -29,7 +29,7 @@ def add_cluster_arguments(parser: ArgumentParser) -> None:
 
 
 def add_engine_arguments(parser: ArgumentParser, *, task: str = "cell") -> None:
-    """The same, and flags for each task's share of a cluster."""
+    """The same, and flags for the resources of each task."""
     add_cluster_arguments(parser)
     parser.add_argument(
         "--cpus", type=int, metavar="N", help=f"CPUs, and threads, of a {task} on the cluster (default 1)"
@@ -70,15 +70,15 @@ def local_engine(processes: int) -> SweepEngine | None:
 
 
 @contextmanager
-def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleType, Share]]:
-    """Ray, connected as long as the context lasts, and each task's share of the cluster."""
+def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleType, TaskResources]]:
+    """Ray, connected as long as the context lasts, and the resources of each task."""
     from trust_tta.distributed.cluster import connected
-    from trust_tta.distributed.sweeps import choose_share
+    from trust_tta.distributed.sweeps import choose_resources
 
     cpus, started_here = arguments.cpus or 1, arguments.address is None
     most = arguments.processes * cpus if arguments.processes and started_here else None
     with connected(arguments.address, cpus=most) as ray:
-        yield ray, choose_share(device, ray.cluster_resources(), cpus=cpus, gpus=arguments.gpus)
+        yield ray, choose_resources(device, ray.cluster_resources(), cpus=cpus, gpus=arguments.gpus)
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def make_engine(arguments: Namespace, *, device: str) -> Iterator[SweepEngine | 
     if arguments.engine == "local":
         yield local_engine(arguments.processes or 1)
         return
-    from trust_tta.distributed.sweeps import share_out
+    from trust_tta.distributed.sweeps import run_on_cluster
 
-    with open_cluster(arguments, device=device) as (ray, share):
-        yield partial(share_out, ray=ray, share=share, at_once=arguments.processes)
+    with open_cluster(arguments, device=device) as (ray, resources):
+        yield partial(run_on_cluster, ray=ray, resources_per_task=resources, max_tasks=arguments.processes)

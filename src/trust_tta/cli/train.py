@@ -79,8 +79,8 @@ def run(arguments: Namespace) -> None:
         if arguments.engine != "local":
             from trust_tta.distributed.trainings import train_on_cluster
 
-            with open_cluster(arguments, device=arguments.device) as (ray, share):
-                ended = train_on_cluster(trainings, ray=ray, share=share, progress=progress)
+            with open_cluster(arguments, device=arguments.device) as (ray, resources):
+                ended = train_on_cluster(trainings, ray=ray, resources=resources, progress=progress)
         elif several:
             from trust_tta.training.parallel_runs import train_side_by_side
 

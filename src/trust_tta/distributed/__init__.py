@@ -1,9 +1,9 @@
-"""Many machines: sweeps on a cluster, and replicas that adapt and learn from each other.
+"""Ray clusters: sweeps, trainings and the service; and replicas whose adapted weights are averaged.
 
 Ray is imported where it is used; `averaging`, `replicas` and `coordinator` know nothing of it.
 """
 
-from trust_tta.distributed.averaging import Averaging, Merger
+from trust_tta.distributed.averaging import AveragingConfig, Merger
 from trust_tta.distributed.replicas import Replica, source_of
 
-__all__ = ["Averaging", "Merger", "Replica", "source_of"]
+__all__ = ["AveragingConfig", "Merger", "Replica", "source_of"]

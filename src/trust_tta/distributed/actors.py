@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trust_tta.distributed.averaging import Averaging, Merge, Offer
-from trust_tta.distributed.coordinator import Coordinator, Member
+from trust_tta.distributed.averaging import AveragingConfig, MergeResult, ReplicaUpdate
+from trust_tta.distributed.coordinator import Coordinator, SynchronizedReplica
 from trust_tta.distributed.replicas import Replica, source_of
 from trust_tta.live.guard import Guard
 from trust_tta.live.stream import Stream
@@ -19,16 +19,16 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.checkpoint import Checkpoint
 
-ANSWER_SECONDS = 10.0  # beyond the patience of a round, before a replica continues alone
+ANSWER_SECONDS = 10.0  # after the patience of a round, before a replica continues alone
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What every replica is made of; the checkpoint must be available under this path or name on every node."""
+class ReplicaSpec:
+    """How to build every replica; the checkpoint must be available under this path or name on every node."""
 
     checkpoint: str
     method: str = "tide"
-    policy: Averaging = Averaging()  # noqa: RUF009, it is frozen
+    policy: AveragingConfig = AveragingConfig()  # noqa: RUF009, it is frozen
     threads: int = 1
 
     def make(self) -> Method:
@@ -36,14 +36,14 @@ class Recipe:
 
 
 class ReplicaActor:
-    """A member of a fleet in a process of its own."""
+    """A synchronized replica in its own process."""
 
-    def __init__(self, recipe: Recipe, name: str, coordinator: Any, replicas: int) -> None:
-        torch.set_num_threads(recipe.threads)
-        replica = Replica(Stream(recipe.make(), guard=Guard()), name, fleet=replicas)
-        self.wait = recipe.policy.patience + ANSWER_SECONDS
+    def __init__(self, spec: ReplicaSpec, name: str, coordinator: Any, replicas: int) -> None:
+        torch.set_num_threads(spec.threads)
+        replica = Replica(Stream(spec.make(), guard=Guard()), name, replicas=replicas)
+        self.wait = spec.policy.patience + ANSWER_SECONDS
         self.coordinator = coordinator
-        self.member = Member(replica, self._meet, recipe.policy, replicas=replicas)
+        self.member = SynchronizedReplica(replica, self._exchange, spec.policy, replicas=replicas)
 
     def predict(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits (n, classes) of images (n, c, h, w), adapting on them."""
@@ -54,17 +54,19 @@ class ReplicaActor:
         member = self.member
         return {"taken": member.taken, "returned": member.returned, "alone": member.alone, "base": member.replica.base}
 
-    def _meet(self, offer: Offer) -> Merge | None:
+    def _exchange(self, update: ReplicaUpdate) -> MergeResult | None:
         import ray
 
-        merge: Merge | None = ray.get(self.coordinator.meet.remote(offer), timeout=self.wait)
+        merge: MergeResult | None = ray.get(self.coordinator.exchange.remote(update), timeout=self.wait)
         return merge
 
 
-def start_fleet(ray: ModuleType, recipe: Recipe, *, replicas: int, cpus: float = 1.0) -> tuple[Any, list[Any]]:
+def start_replica_actors(
+    ray: ModuleType, spec: ReplicaSpec, *, replicas: int, cpus: float = 1.0
+) -> tuple[Any, list[Any]]:
     """Start the coordinator, which is restarted if it dies, and the replicas."""
-    source = source_of(recipe.make())
+    source = source_of(spec.make())
     options = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 4 * replicas + 16}
-    coordinator = ray.remote(**options)(Coordinator).remote(source, recipe.policy, replicas=replicas)
+    coordinator = ray.remote(**options)(Coordinator).remote(source, spec.policy, replicas=replicas)
     actor = ray.remote(num_cpus=cpus)(ReplicaActor)
-    return coordinator, [actor.remote(recipe, f"replica {i}", coordinator, replicas) for i in range(replicas)]
+    return coordinator, [actor.remote(spec, f"replica {i}", coordinator, replicas) for i in range(replicas)]

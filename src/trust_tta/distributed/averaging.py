@@ -3,7 +3,7 @@
 What a replica learned since the last merge is the difference of its weights from that merge. Replicas in one domain are
 merged: those far from the median of what was learned are left out, and a trimmed mean of the others is applied. The
 statistics of their norms become those of all images together. Replicas in other domains stay as they are. No cluster is
-needed here: a merge is a function of offers.
+needed here: a merge is a function of updates.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch import Tensor
 from trust_tta.live.monitors import input_distance
 from trust_tta.schema import Count, Fraction, Positive, Schema
 
-FEWEST_TO_JUDGE = 3  # offers: with fewer, none can be the odd one out
-EARLY = 4  # first merges, each after twice as many images as the one before
-LONGEST = 16.0  # times the mean of what replicas learned, however many there are
-MOST_EVIDENCE = 2.0  # times the median: no replica counts for more
+MIN_TO_JUDGE = 3  # updates: with fewer, none can be the odd one out
+EARLY_MERGES = 4  # first merges, each after twice as many images as the one before
+MAX_STEP = 16.0  # times the mean of what replicas learned, however many there are
+MAX_EVIDENCE = 2.0  # times the median: no replica counts for more
 
 
-class Averaging(Schema):
+class AveragingConfig(Schema):
     """When replicas are merged, with whom, and how far."""
 
     every: Count = Field(default=256, description="images that all replicas together see between two merges")
     domain: Positive = Field(
         default=0.2, description="distance of input statistics below which two replicas share a domain"
     )
-    trim: Fraction = Field(default=0.125, description="share of the offers trimmed at either end of every weight")
+    trim: Fraction = Field(default=0.125, description="share of the updates trimmed at either end of every weight")
     outlier: Positive = Field(
         default=3.0, description="multiple of the median distance from the median beyond which a replica is left out"
     )
@@ -45,23 +45,22 @@ class Averaging(Schema):
 
     def interval(self, merges: int) -> int:
         """Images of the fleet between one merge and the next: few at first, when most is learned."""
-        return max(1, self.every >> max(0, EARLY - merges))
+        return max(1, self.every >> max(0, EARLY_MERGES - merges))
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """What is averaged: weights (n,), mean and mean square (m,) of all norms, and the images these stand for.
+class ReplicaState:
+    """The averaged part of a replica: weights (n,), means and mean squares (m,) of all norms, and their image count.
 
-    `shares` (p,): what else the method knows of the domain, as means over `shared` images; empty where it knows nothing
-    yet.
+    `domain_means` (p,): other statistics of the domain, as means over `domain_images` images; empty if there are none.
     """
 
     weights: Tensor
     means: Tensor
     squares: Tensor
     remembered: float = 0.0
-    shares: Tensor = field(default_factory=lambda: torch.zeros(0))
-    shared: float = 0.0
+    domain_means: Tensor = field(default_factory=lambda: torch.zeros(0))
+    domain_images: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -71,11 +70,11 @@ class State:
         return all(bool(t.isfinite().all()) for t in self._tensors())
 
     def _tensors(self) -> tuple[Tensor, ...]:
-        return self.weights, self.means, self.squares, self.shares
+        return self.weights, self.means, self.squares, self.domain_means
 
 
 @dataclass(frozen=True, eq=False)
-class Offer:
+class ReplicaUpdate:
     """A replica's state, the merge it started from (0: the source), and its evidence.
 
     `images`: those it learned from since that merge. `signature`: their mean and mean square per input channel (2, c).
@@ -85,7 +84,7 @@ class Offer:
     replica: str
     base: int
     images: int
-    state: State
+    state: ReplicaState
     signature: Tensor
     worth: int = 1
 
@@ -95,51 +94,51 @@ class Offer:
 
 
 @dataclass(frozen=True, eq=False)
-class Merge:
+class MergeResult:
     """The merge of one domain: `members` may take `state`; those `left_out` differ too much."""
 
     number: int
     members: tuple[str, ...]
     left_out: tuple[str, ...]
     images: int
-    state: State
+    state: ReplicaState
 
 
 class Merger:
-    """Merges rounds of offers, and remembers the merges that replicas may start from. `source`: where all begin."""
+    """Merges rounds of updates, and remembers the merges that replicas may start from. `source`: where all begin."""
 
-    def __init__(self, source: State, policy: Averaging | None = None) -> None:
-        self.policy = policy or Averaging()
-        self.bases: dict[int, State] = {0: source}
+    def __init__(self, source: ReplicaState, policy: AveragingConfig | None = None) -> None:
+        self.policy = policy or AveragingConfig()
+        self.bases: dict[int, ReplicaState] = {0: source}
         self.number = 0
 
-    def merge(self, offers: Sequence[Offer]) -> list[Merge]:
+    def merge(self, updates: Sequence[ReplicaUpdate]) -> list[MergeResult]:
         """The merges of a round, one for each domain with several replicas."""
         source = self.bases[0]
-        usable = [offer for offer in offers if offer.images > 0 and fits(offer.state, source)]
+        usable = [update for update in updates if update.images > 0 and fits(update.state, source)]
         merges = []
-        for group in by_domain(usable, limit=self.policy.domain):
+        for group in group_by_domain(usable, limit=self.policy.domain):
             if len(group) > 1:
                 self.number += 1
-                merges.append(merge_offers(group, self.bases, self.policy, number=self.number))
+                merges.append(merge_updates(group, self.bases, self.policy, number=self.number))
         self.bases |= {merge.number: merge.state for merge in merges}
         for old in sorted(self.bases)[1 : -2 * max(1, len(merges))]:  # the source stays
             del self.bases[old]
         return merges
 
 
-def fits(state: State, source: State) -> bool:
+def fits(state: ReplicaState, source: ReplicaState) -> bool:
     """Whether a state can be merged with others of the same source."""
     shapes = [(t.shape, t.dtype) for t in (state.weights, state.means, state.squares)]
     return shapes == [(t.shape, t.dtype) for t in (source.weights, source.means, source.squares)] and state.is_finite()
 
 
-def by_domain(offers: Sequence[Offer], *, limit: float) -> list[list[Offer]]:
-    """Groups of offers whose signatures are linked by distances below the limit, in the order they came."""
-    groups: list[list[Offer]] = []
-    for offer in offers:
-        near = [g for g in groups if any(distance(offer.signature, o.signature) < limit for o in g)]
-        joined = [o for group in near for o in group] + [offer]
+def group_by_domain(updates: Sequence[ReplicaUpdate], *, limit: float) -> list[list[ReplicaUpdate]]:
+    """Groups of updates whose signatures are linked by distances below the limit, in the order they came."""
+    groups: list[list[ReplicaUpdate]] = []
+    for update in updates:
+        near = [g for g in groups if any(distance(update.signature, o.signature) < limit for o in g)]
+        joined = [o for group in near for o in group] + [update]
         groups = [g for g in groups if not any(g is other for other in near)] + [joined]
     return groups
 
@@ -152,30 +151,32 @@ def distance(a: Tensor, b: Tensor) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def merge_offers(offers: Sequence[Offer], bases: Mapping[int, State], policy: Averaging, *, number: int) -> Merge:
+def merge_updates(
+    updates: Sequence[ReplicaUpdate], bases: Mapping[int, ReplicaState], policy: AveragingConfig, *, number: int
+) -> MergeResult:
     """One state from several: the mean of their bases, and a trimmed mean, by evidence, of what they learned since."""
-    start = [bases.get(offer.base, offer.state) for offer in offers]  # from an unknown base, nothing was learned
-    learned = torch.stack([o.state.weights - s.weights for o, s in zip(offers, start, strict=True)])
-    kept = keep_alike(learned, factor=policy.outlier)
-    chosen = [(offer, base) for offer, base, keep in zip(offers, start, kept, strict=True) if keep]
-    evidence = bounded([offer.images for offer, _ in chosen])
-    length = min(len(chosen) ** policy.power, LONGEST)
-    weights = mean_of([base.weights for _, base in chosen], evidence)
+    start = [bases.get(update.base, update.state) for update in updates]  # from an unknown base, nothing was learned
+    learned = torch.stack([o.state.weights - s.weights for o, s in zip(updates, start, strict=True)])
+    kept = find_inliers(learned, factor=policy.outlier)
+    chosen = [(update, base) for update, base, keep in zip(updates, start, kept, strict=True) if keep]
+    evidence = evidence_weights([update.images for update, _ in chosen])
+    length = min(len(chosen) ** policy.power, MAX_STEP)
+    weights = weighted_mean([base.weights for _, base in chosen], evidence)
     walked = trimmed_mean(learned[torch.tensor(kept)], evidence, trim=policy.trim)
     means, squares, remembered = merge_statistics(chosen, trim=policy.trim)
-    shares, shared = merge_shares(chosen, trim=policy.trim)
-    return Merge(
+    domain_means, domain_images = merge_domain_means(chosen, trim=policy.trim)
+    return MergeResult(
         number=number,
-        members=tuple(offer.replica for offer, _ in chosen),
-        left_out=tuple(offer.replica for offer, keep in zip(offers, kept, strict=True) if not keep),
-        images=sum(offer.images for offer, _ in chosen),
-        state=State(weights + length * walked, means, squares, remembered, shares, shared),
+        members=tuple(update.replica for update, _ in chosen),
+        left_out=tuple(update.replica for update, keep in zip(updates, kept, strict=True) if not keep),
+        images=sum(update.images for update, _ in chosen),
+        state=ReplicaState(weights + length * walked, means, squares, remembered, domain_means, domain_images),
     )
 
 
-def keep_alike(learned: Tensor, *, factor: float) -> list[bool]:
+def find_inliers(learned: Tensor, *, factor: float) -> list[bool]:
     """Which rows of (r, n) are at most `factor` times the median distance away from their median."""
-    if len(learned) < FEWEST_TO_JUDGE:
+    if len(learned) < MIN_TO_JUDGE:
         return [True] * len(learned)
     ordered, _ = sort_columns(list(learned), [])
     far = torch.linalg.vector_norm(learned - ordered[(len(learned) - 1) // 2], dim=1)
@@ -184,10 +185,10 @@ def keep_alike(learned: Tensor, *, factor: float) -> list[bool]:
     return alike
 
 
-def bounded(images: Iterable[float]) -> Tensor:
-    """The evidence (r,) of offers, as shares that sum to 1; none counts for more than twice the median."""
+def evidence_weights(images: Iterable[float]) -> Tensor:
+    """The evidence (r,) of updates, as shares that sum to 1; none counts for more than twice the median."""
     counts = torch.tensor(list(images), dtype=torch.float64)
-    counts = counts.clamp(max=float(MOST_EVIDENCE * counts.median()))
+    counts = counts.clamp(max=float(MAX_EVIDENCE * counts.median()))
     return counts / counts.sum()
 
 
@@ -195,10 +196,10 @@ def trimmed_mean(rows: Tensor, evidence: Tensor, *, trim: float) -> Tensor:
     """The mean (n,) of rows (r, n) by evidence (r,), without the `trim` share of values at either end of a column."""
     cut = min(int(trim * len(rows)), (len(rows) - 1) // 2)
     if cut == 0:
-        return mean_of(list(rows), evidence)
+        return weighted_mean(list(rows), evidence)
     if bool((evidence == evidence[0]).all()):
         kept = sort_columns(list(rows), [])[0][cut : len(rows) - cut]
-        return mean_of(kept, torch.full((len(kept),), 1 / len(kept)))
+        return weighted_mean(kept, torch.full((len(kept),), 1 / len(kept)))
     shares = [torch.full_like(row, float(share)) for row, share in zip(rows, evidence, strict=True)]
     values, shares = (ordered[cut : len(rows) - cut] for ordered in sort_columns(list(rows), shares))
     total = torch.stack(shares).sum(0, dtype=torch.float64)
@@ -221,7 +222,7 @@ def sort_columns(rows: list[Tensor], along: list[Tensor]) -> tuple[list[Tensor],
     return rows, along
 
 
-def mean_of(rows: Sequence[Tensor], evidence: Tensor) -> Tensor:
+def weighted_mean(rows: Sequence[Tensor], evidence: Tensor) -> Tensor:
     """The mean of tensors of one shape by evidence."""
     total = torch.zeros_like(rows[0], dtype=torch.float64)
     for row, share in zip(rows, evidence.tolist(), strict=True):
@@ -230,7 +231,7 @@ def mean_of(rows: Sequence[Tensor], evidence: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Pool:
+class RunningMeanMerge:
     """How running means of several replicas become those of one that saw all images.
 
     A replica's are those of its base, now worth M images, and of its own k, which count for c = worth k:
@@ -245,10 +246,10 @@ class Pool:
     images: float
 
     @classmethod
-    def of(cls, offers: Sequence[Offer], worth: Sequence[float], base: float) -> Pool:
+    def of(cls, updates: Sequence[ReplicaUpdate], worth: Sequence[float], base: float) -> RunningMeanMerge:
         """From the images that each replica's means are worth now, and those that their base's were."""
-        new = torch.tensor([float(offer.images) for offer in offers], dtype=torch.float64)
-        each = torch.tensor([float(offer.worth) for offer in offers], dtype=torch.float64)
+        new = torch.tensor([float(update.images) for update in updates], dtype=torch.float64)
+        each = torch.tensor([float(update.worth) for update in updates], dtype=torch.float64)
         counted = new * each
         kept = (torch.tensor(list(worth), dtype=torch.float64) - counted).clamp_min(0)
         memory, total = min(float(kept.median()), base), float(new.sum())
@@ -257,32 +258,34 @@ class Pool:
         length = float(evidence.sum()) / (left + total)
         if length > 1:
             left, total, length = memory, float(counted.mean()), 1.0
-        return cls(bounded(evidence.tolist()), length, left + total)
+        return cls(evidence_weights(evidence.tolist()), length, left + total)
 
     def __call__(self, bases: Sequence[Tensor], own: Sequence[Tensor], *, trim: float) -> Tensor:
-        base = mean_of(bases, self.evidence)
+        base = weighted_mean(bases, self.evidence)
         moved = torch.stack([value - start for value, start in zip(own, bases, strict=True)])
         return base + self.length * trimmed_mean(moved, self.evidence, trim=trim)
 
 
-def merge_statistics(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> tuple[Tensor, Tensor, float]:
+def merge_statistics(
+    chosen: Sequence[tuple[ReplicaUpdate, ReplicaState]], *, trim: float
+) -> tuple[Tensor, Tensor, float]:
     """Means and mean squares (m,) as of one norm that saw all images, and how many images they stand for."""
-    offers, bases = zip(*chosen, strict=True)
+    updates, bases = zip(*chosen, strict=True)
     worth = float(torch.tensor([base.remembered for base in bases], dtype=torch.float64).median())
-    pool = Pool.of(offers, [o.state.remembered for o in offers], worth)
-    means = pool([base.means for base in bases], [o.state.means for o in offers], trim=trim)
-    squares = pool([base.squares for base in bases], [o.state.squares for o in offers], trim=trim)
+    pool = RunningMeanMerge.of(updates, [o.state.remembered for o in updates], worth)
+    means = pool([base.means for base in bases], [o.state.means for o in updates], trim=trim)
+    squares = pool([base.squares for base in bases], [o.state.squares for o in updates], trim=trim)
     return means, torch.maximum(squares, means.square()), pool.images
 
 
-def merge_shares(chosen: Sequence[tuple[Offer, State]], *, trim: float) -> tuple[Tensor, float]:
+def merge_domain_means(chosen: Sequence[tuple[ReplicaUpdate, ReplicaState]], *, trim: float) -> tuple[Tensor, float]:
     """The same for what else methods know of a domain, among those that know it in the same form."""
-    size = Counter(offer.state.shares.numel() for offer, _ in chosen).most_common(1)[0][0]
-    known = [(offer, base) for offer, base in chosen if offer.state.shares.numel() == size > 0]
+    size = Counter(update.state.domain_means.numel() for update, _ in chosen).most_common(1)[0][0]
+    known = [(update, base) for update, base in chosen if update.state.domain_means.numel() == size > 0]
     if not known:
         return torch.zeros(0), 0.0
-    offers, bases = zip(*known, strict=True)
-    began = [base.shares if base.shares.numel() == size else torch.zeros(size) for base in bases]
-    worth = float(torch.tensor([base.shared for base in bases], dtype=torch.float64).median())
-    pool = Pool.of(offers, [o.state.shared for o in offers], worth)
-    return pool(began, [o.state.shares for o in offers], trim=trim).clamp_min(0), pool.images
+    updates, bases = zip(*known, strict=True)
+    began = [base.domain_means if base.domain_means.numel() == size else torch.zeros(size) for base in bases]
+    worth = float(torch.tensor([base.domain_images for base in bases], dtype=torch.float64).median())
+    pool = RunningMeanMerge.of(updates, [o.state.domain_images for o in updates], worth)
+    return pool(began, [o.state.domain_means for o in updates], trim=trim).clamp_min(0), pool.images

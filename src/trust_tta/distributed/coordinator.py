@@ -1,6 +1,6 @@
-"""Rounds of offers: replicas meet at a coordinator, wait briefly for each other, and continue alone if nobody answers.
+"""Rounds of averaging: a coordinator collects updates of replicas, waits briefly, and returns merged states.
 
-Nothing here depends on a cluster: `Coordinator.meet` is a coroutine, and a member is given a function that calls it.
+Nothing here depends on a cluster: `Coordinator.exchange` is a coroutine, and replicas get a function that calls it.
 """
 
 from __future__ import annotations
@@ -12,56 +12,55 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trust_tta.distributed.averaging import Averaging, Merge, Merger, Offer, State
+from trust_tta.distributed.averaging import AveragingConfig, Merger, MergeResult, ReplicaState, ReplicaUpdate
 from trust_tta.distributed.replicas import Replica
 from trust_tta.live.session import Result
 
-ABSENT = 10.0  # times the patience, after which a replica is no longer waited for
+ABSENT_AFTER = 10.0  # times the patience: replicas that sent nothing for so long are not waited for
 
 log = logging.getLogger("trust_tta.distributed")
 
 
 @dataclass(eq=False)
 class _Round:
-    offers: dict[str, Offer] = field(default_factory=dict)
+    updates: dict[str, ReplicaUpdate] = field(default_factory=dict)
     merged: asyncio.Event = field(default_factory=asyncio.Event)
-    merges: list[Merge] = field(default_factory=list)
+    merges: list[MergeResult] = field(default_factory=list)
 
 
 class Coordinator:
-    """Merges the offers of a round as soon as everyone has come, or patience runs out.
+    """Merges the updates of a round once all expected replicas have sent theirs, or after `patience` seconds.
 
-    A replica that has not come for a while is not waited for. Only the last merges are remembered: after a crash, a new
-    coordinator averages the offers as they are.
+    Only the last merges are remembered; a new coordinator, after a crash, averages updates as they are.
     """
 
-    def __init__(self, source: State, policy: Averaging | None = None, *, replicas: int) -> None:
+    def __init__(self, source: ReplicaState, policy: AveragingConfig | None = None, *, replicas: int) -> None:
         self.merger = Merger(source, policy)
         self.replicas = replicas
         self.rounds = self.bytes = 0
         self._round = _Round()
-        self._heard: dict[str, float] = {}  # when each replica came last
+        self._heard: dict[str, float] = {}  # when each replica sent its last update
         self._begun = time.monotonic()
 
     @property
     def expected(self) -> int:
-        """How many replicas to wait for: all at the beginning, then those that came recently."""
-        since = time.monotonic() - ABSENT * self.merger.policy.patience
+        """The number of replicas to wait for: all at the beginning, then those that sent an update recently."""
+        since = time.monotonic() - ABSENT_AFTER * self.merger.policy.patience
         lately = sum(heard >= since for heard in self._heard.values())
         return max(lately, self.replicas) if self._begun >= since else lately
 
-    async def meet(self, offer: Offer) -> Merge | None:
-        """The merge that the replica belongs to, once the round is over; None where it is alone in its domain."""
+    async def exchange(self, update: ReplicaUpdate) -> MergeResult | None:
+        """Send an update and wait for the round to end; returns the merge of its domain, None if no other is in it."""
         present = self._round
-        self.bytes += offer.bytes
-        if not present.offers:
+        self.bytes += update.bytes
+        if not present.updates:
             asyncio.get_running_loop().call_later(self.merger.policy.patience, self._close, present)
-        present.offers[offer.replica] = offer
-        self._heard[offer.replica] = time.monotonic()
-        if len(present.offers) >= self.expected:
+        present.updates[update.replica] = update
+        self._heard[update.replica] = time.monotonic()
+        if len(present.updates) >= self.expected:
             self._close(present)
         await present.merged.wait()
-        found = next((merge for merge in present.merges if offer.replica in merge.members), None)
+        found = next((merge for merge in present.merges if update.replica in merge.members), None)
         self.bytes += found.state.bytes if found else 0
         return found
 
@@ -70,46 +69,51 @@ class Coordinator:
 
     def _close(self, closing: _Round) -> None:
         if closing is not self._round:
-            return  # everyone had come before patience ran out
+            return  # it was complete before patience ran out
         self._round = _Round()
         self.rounds += 1
         try:
-            closing.merges = self.merger.merge(list(closing.offers.values()))
-        except Exception:  # one bad offer must not make anyone wait forever
-            log.exception("the offers of a round could not be merged")
+            closing.merges = self.merger.merge(list(closing.updates.values()))
+        except Exception:  # one bad update must not block the others
+            log.exception("the updates of a round could not be merged")
         closing.merged.set()
 
 
-class Member:
-    """A replica that meets the others as often as `policy` says; losing the coordinator costs it nothing.
+class SynchronizedReplica:
+    """A replica that exchanges updates at the intervals of `policy`, and continues alone without a coordinator.
 
-    `replicas`: how many share the images. `meet` returns the merge of an offer, or None, or raises. `alone`: how often
-    nobody answered.
+    `replicas`: how many share the images. `exchange` returns the merge of an update, or None, or raises. `alone`: the
+    number of failed exchanges.
     """
 
     def __init__(
-        self, replica: Replica, meet: Callable[[Offer], Merge | None], policy: Averaging, *, replicas: int
+        self,
+        replica: Replica,
+        exchange: Callable[[ReplicaUpdate], MergeResult | None],
+        policy: AveragingConfig,
+        *,
+        replicas: int,
     ) -> None:
-        self.replica, self.meet, self.policy, self.replicas = replica, meet, policy, replicas
+        self.replica, self.exchange, self.policy, self.replicas = replica, exchange, policy, replicas
         self.taken = self.returned = self.alone = 0
-        self._since = self._met = 0
+        self._since = self._exchanges = 0
 
     def __call__(self, images: Any) -> Result:
         result = self.replica(images)
         self._since += len(result.logits)
-        if self._since * self.replicas >= self.policy.interval(self._met):
-            self._since, self._met = 0, self._met + 1
-            self.meet_others()
+        if self._since * self.replicas >= self.policy.interval(self._exchanges):
+            self._since, self._exchanges = 0, self._exchanges + 1
+            self.synchronize()
         return result
 
-    def meet_others(self) -> None:
-        offer = self.replica.offer()
+    def synchronize(self) -> None:
+        update = self.replica.make_update()
         try:
-            merge = self.meet(offer)
-        except Exception as error:  # whatever happened to the others, this one continues
+            merge = self.exchange(update)
+        except Exception as error:  # the replica continues alone
             self.alone += 1
-            log.warning("'%s' met nobody: %s", self.replica.name, error)
+            log.warning("'%s' could not exchange updates: %s", self.replica.name, error)
             return
         if merge is not None:
-            taken = self.replica.take(merge, offer).action == "take"
+            taken = self.replica.adopt(merge, update).action == "take"
             self.taken, self.returned = self.taken + taken, self.returned + (not taken)

@@ -13,17 +13,17 @@ from trust_tta.atomic import write_whole
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.plan import ExperimentPlan
 
-SMALL = 64 << 20  # bytes of an experiment's files that are sent; larger data must be on every node
+MAX_BYTES = 64 << 20  # bytes of an experiment's files that are sent; larger data must be on every node
 
 
 @dataclass(frozen=True, eq=False)
-class Parcel:
+class FileBundle:
     """Files by their absolute path on the machine that sends them."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
 
-    def deliver(self, path: Path, folder: Path) -> Path:
-        """The path where it exists, else where the parcel's copy is unpacked in `folder`; the path if there is none."""
+    def resolve(self, path: Path, folder: Path) -> Path:
+        """The path where it exists, else where the bundle's copy is unpacked in `folder`; the path if there is none."""
         if path.exists():
             return path
         inside = {name: content for name, content in self.files.items() if path in (Path(name), *Path(name).parents)}
@@ -37,7 +37,7 @@ class Parcel:
         """The experiment with this machine's paths."""
         names = hashlib.sha256("\n".join(sorted(self.files)).encode()).hexdigest()[:16]
         folder = Path(tempfile.gettempdir()) / f"trust-tta-{os.getuid() if hasattr(os, 'getuid') else 0}-{names}"
-        return _with_paths(config, plan, lambda path: self.deliver(path, folder))
+        return _with_paths(config, plan, lambda path: self.resolve(path, folder))
 
 
 def with_absolute_paths(config: RunConfig, plan: ExperimentPlan) -> tuple[RunConfig, ExperimentPlan]:
@@ -55,9 +55,9 @@ def _with_paths(
     return config.changed(data=changed), replace(plan, checkpoints=checkpoints)
 
 
-def pack(config: RunConfig, plan: ExperimentPlan) -> Parcel:
+def pack(config: RunConfig, plan: ExperimentPlan) -> FileBundle:
     """The files of an experiment with absolute paths: each source as a whole, as long as there is room."""
-    data, files, room = config.data, dict[str, bytes](), SMALL
+    data, files, room = config.data, dict[str, bytes](), MAX_BYTES
     given = (Path(path) for path in (data.images, data.labels) if path)
     checkpoints = (checkpoint.file for checkpoint in plan.checkpoints.values() if checkpoint.file)
     for source in dict.fromkeys([*checkpoints, *given, Path(data.root)]):
@@ -65,7 +65,7 @@ def pack(config: RunConfig, plan: ExperimentPlan) -> Parcel:
         if found is not None:
             files |= {str(path): path.read_bytes() for path in found}
             room -= sum(len(files[str(path)]) for path in found)
-    return Parcel(files)
+    return FileBundle(files)
 
 
 def _files_of(source: Path, room: int) -> list[Path] | None:

@@ -1,4 +1,4 @@
-"""A replica: a live stream that offers what it learned, and takes what others learned as far as its guard allows."""
+"""A replica: a live stream that shares its adapted weights and adopts merged ones if its guard allows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trust_tta.distributed.averaging import Merge, Offer, State
+from trust_tta.distributed.averaging import MergeResult, ReplicaState, ReplicaUpdate
 from trust_tta.errors import StateError
 from trust_tta.live.guard import Event
 from trust_tta.live.inputs import prepare
@@ -20,21 +20,21 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.statistics import SOURCE_WORTH
 
 SIGNATURE_IMAGES = 256  # from which the signature is computed, at most
-GLANCED_IMAGES = 8  # the last ones, on which a merge is judged first
-JUDGED_IMAGES = 64  # on which it is judged if predictions changed there; the canary is checked once per as many
+QUICK_CHECK_IMAGES = 8  # the last ones, on which a merge is judged first
+CHECK_IMAGES = 64  # on which it is judged if predictions changed there; the canary is checked once per as many
 UNKNOWN = -1  # a base unknown to any merger
 
 
 class Replica:
-    """One of `fleet` streams over the same network. Calls adapt it; `offer` and `take` are for the merger.
+    """One of `replicas` streams over the same network. Calls adapt it; `make_update` and `adopt` are for the merger.
 
     Its statistics count each image as many times as there are replicas: they move away from the source as fast as those
     of a single stream that sees every image, and their mean over the replicas is what that stream would have.
     """
 
-    def __init__(self, stream: Stream, name: str, *, fleet: int = 1) -> None:
+    def __init__(self, stream: Stream, name: str, *, replicas: int = 1) -> None:
         self.stream, self.name = stream, name
-        stream.method.samples_per_image = fleet
+        stream.method.samples_per_image = replicas
         self.base = self.images = 0  # the merge it comes from, and the images it learned from since
         self._source = SourceReference(stream.method)
         self._inputs = Window(SIGNATURE_IMAGES)
@@ -55,26 +55,29 @@ class Replica:
             self._remember(batch, result.logits)
         return result
 
-    def offer(self) -> Offer:
-        """What it learned since the last merge; an offer without evidence if it has seen no image."""
+    def make_update(self) -> ReplicaUpdate:
+        """The state, and the evidence since the last merge: none if it has seen no image."""
         seen = self._inputs.images > 0
         signature = torch.from_numpy(self._inputs.mean).float() if seen else torch.full((2, 1), float("nan"))
         method = self.stream.method
-        return Offer(
+        return ReplicaUpdate(
             self.name, self.base, self.images if seen else 0, state_of(method), signature, method.samples_per_image
         )
 
-    def take(self, merge: Merge, offered: Offer) -> Event:
-        """Continue from a merge of what was `offered`, keeping what was learned since; the guard may refuse it."""
+    def adopt(self, merge: MergeResult, sent: ReplicaUpdate) -> Event:
+        """Continue from a merge of what was `sent`, keeping what was learned since; the guard may refuse it."""
         if self._recent is None or self._served is None:
-            raise StateError(f"the replica '{self.name}' has seen no image to judge a merge by; offer after the first")
+            raise StateError(f"the replica '{self.name}' has seen no image to check a merge on; call it first")
         now = state_of(self.stream.method)
-        since = self.images - offered.images
-        weights = merge.state.weights + (now.weights - offered.state.weights)
+        since = self.images - sent.images
+        weights = merge.state.weights + (now.weights - sent.state.weights)
         taken = replace(merge.state, weights=weights, remembered=merge.state.remembered + max(0, since))
-        canary = self._unjudged >= JUDGED_IMAGES
+        canary = self._unjudged >= CHECK_IMAGES
         event = self.stream.adopt(
-            lambda method: load_into(method, taken), self._recent, served=self._served[-GLANCED_IMAGES:], canary=canary
+            lambda method: load_into(method, taken),
+            self._recent,
+            served=self._served[-QUICK_CHECK_IMAGES:],
+            canary=canary,
         )
         self._unjudged = 0 if canary else self._unjudged
         if event.action == "take":
@@ -83,10 +86,10 @@ class Replica:
 
     def _remember(self, batch: Tensor, logits: Tensor) -> None:
         if self._recent is None or self._served is None or self._recent.shape[1:] != batch.shape[1:]:
-            self._recent, self._served = batch[-JUDGED_IMAGES:], logits[-JUDGED_IMAGES:]
+            self._recent, self._served = batch[-CHECK_IMAGES:], logits[-CHECK_IMAGES:]
         else:
-            self._recent = torch.cat([self._recent, batch])[-JUDGED_IMAGES:]
-            self._served = torch.cat([self._served, logits])[-JUDGED_IMAGES:]
+            self._recent = torch.cat([self._recent, batch])[-CHECK_IMAGES:]
+            self._served = torch.cat([self._served, logits])[-CHECK_IMAGES:]
 
     def _notice_return(self) -> None:
         """A guard or a person may have restored an earlier state, which then comes from no known merge."""
@@ -96,7 +99,7 @@ class Replica:
         self._updates = updates
 
 
-def state_of(method: Method) -> State:
+def state_of(method: Method) -> ReplicaState:
     """The part of a method's state that is averaged, on the CPU."""
     norms = list(method.statistics.norms.values())
     means = _flat([norm.mean for norm in norms])
@@ -104,20 +107,20 @@ def state_of(method: Method) -> State:
     remembered = float(norms[0].images) if norms else 0.0
     sums = _flat([value for name in method.pooled if (value := getattr(method, name)) is not None])
     images = float(sums.sum()) / max(1, len(method.pooled))
-    shares = sums / images if images > 0 else sums[:0]
-    return State(method.weights.snapshot().cpu(), means, squares, remembered, shares, images)
+    domain_means = sums / images if images > 0 else sums[:0]
+    return ReplicaState(method.weights.snapshot().cpu(), means, squares, remembered, domain_means, images)
 
 
-def source_of(method: Method) -> State:
+def source_of(method: Method) -> ReplicaState:
     """The same for the source network, where every replica begins."""
     twin = method.fork()
     twin.reset()
     state = state_of(twin)
-    return State(state.weights, state.means, state.squares, SOURCE_WORTH if len(state.means) else 0.0)
+    return ReplicaState(state.weights, state.means, state.squares, SOURCE_WORTH if len(state.means) else 0.0)
 
 
 @torch.no_grad()
-def load_into(method: Method, state: State) -> None:
+def load_into(method: Method, state: ReplicaState) -> None:
     """Let the method continue from an averaged state; the optimizer and everything else stay its own."""
     method.weights.load(state.weights.to(method.weights.vector))
     start = 0
@@ -129,11 +132,11 @@ def load_into(method: Method, state: State) -> None:
         norm.images.fill_(state.remembered)
         start = stop
     start = 0
-    for name in method.pooled if len(state.shares) else ():
+    for name in method.pooled if len(state.domain_means) else ():
         value = getattr(method, name)
         if value is not None:
             stop = start + value.numel()
-            setattr(method, name, (state.shared * state.shares[start:stop]).to(value).view_as(value))
+            setattr(method, name, (state.domain_images * state.domain_means[start:stop]).to(value).view_as(value))
             start = stop
 
 

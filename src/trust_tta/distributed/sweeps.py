@@ -1,7 +1,7 @@
-"""Sweeps on a Ray cluster: sequences of cells are its tasks, and only the process that started them writes results.
+"""Sweeps on a Ray cluster: sequences of cells are its tasks, and only the driver writes results.
 
 A task runs a sequence and returns what the store keeps of it; no worker opens the store. Work lost with a worker or a
-node is handed out again by the driver, which alone knows what is recorded.
+node is submitted again by the driver, which alone knows what is recorded.
 """
 
 from __future__ import annotations
@@ -31,33 +31,35 @@ from trust_tta.bench.sweep import (
     unfinished_sequences,
 )
 from trust_tta.distributed.cluster import versions
-from trust_tta.distributed.file_transfer import Parcel, pack, with_absolute_paths
+from trust_tta.distributed.file_transfer import FileBundle, pack, with_absolute_paths
 from trust_tta.errors import ConfigError, DataError, TrustError, one_line
 from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
-ATTEMPTS = 8  # at a sequence whose workers die: one that never fits into memory must come to an end
-TELL_SECONDS = 0.5  # between two reports of progress
-MAIL_SECONDS = 10.0  # for the mailbox to answer
-SPARE = 1  # tasks that wait at the cluster, so that no worker waits for the driver
+MAX_ATTEMPTS = 8  # at a sequence whose workers die: one that never fits into memory must come to an end
+REPORT_SECONDS = 0.5  # between two reports of progress
+QUEUE_SECONDS = 10.0  # for the message queue to answer
+SPARE_TASKS = 1  # queued at the cluster, so that no worker is idle
 
 
 @dataclass(frozen=True)
-class Share:
-    """The resources of a node that a sequence of cells gets."""
+class TaskResources:
+    """The resources of one task, which runs a sequence of cells."""
 
     cpus: int = 1
     gpus: float = 0.0
 
     def slots(self, resources: Mapping[str, float]) -> int:
-        """How many sequences a cluster can run at once."""
+        """The number of tasks that a cluster can run at once."""
         slots = int(resources.get("CPU", 0) / self.cpus)
         return min(slots, int(resources.get("GPU", 0) / self.gpus)) if self.gpus else slots
 
 
-def choose_share(device: str, resources: Mapping[str, float], *, cpus: int = 1, gpus: float | None = None) -> Share:
-    """The share of each sequence: a whole GPU if the device is cuda, or if it is auto and the cluster has one."""
+def choose_resources(
+    device: str, resources: Mapping[str, float], *, cpus: int = 1, gpus: float | None = None
+) -> TaskResources:
+    """The resources of each task: a whole GPU if the device is cuda, or if it is auto and the cluster has one."""
     present = resources.get("GPU", 0.0)
     if gpus is None:
         gpus = 1.0 if device.startswith("cuda") or (device == "auto" and present) else 0.0
@@ -65,29 +67,29 @@ def choose_share(device: str, resources: Mapping[str, float], *, cpus: int = 1, 
         raise ConfigError(f"device {device}: the cluster chooses the GPU; give cuda, auto or cpu with --engine ray")
     if device == "cpu" and gpus:
         raise ConfigError(f"--gpus {gpus:g} with the device cpu: omit it, or give --device cuda")
-    share = Share(cpus, gpus)
-    if share.slots(resources) < 1:
+    resources_per_task = TaskResources(cpus, gpus)
+    if resources_per_task.slots(resources) < 1:
         there = f"{resources.get('CPU', 0):g} CPUs and {present:g} GPUs in all"
         raise ConfigError(f"a cell asks for {cpus} CPUs and {gpus:g} GPUs, and the cluster has {there}; ask for less")
-    return share
+    return resources_per_task
 
 
-# What is sent
+# Messages
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class ExperimentPayload:
     """An experiment as it is sent to a worker: once, however many of its sequences run there."""
 
     config: RunConfig
     planned: PlannedExperiment
-    parcel: Parcel
+    files: FileBundle
     versions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Why a worker cannot run an experiment."""
+    """The reason why a worker cannot run an experiment."""
 
     error: TrustError
 
@@ -99,12 +101,12 @@ class Failed:
     message: str
 
 
-Ending: TypeAlias = FinishedCell | Failed | Refused
+Outcome: TypeAlias = FinishedCell | Failed | Refused
 Message: TypeAlias = int | FinishedCell  # int: batches
 
 
-class Mailbox:
-    """An actor that holds messages of workers until the driver takes them; results repeat what it loses."""
+class MessageQueue:
+    """An actor that holds messages of workers until the driver takes them; results repeat lost messages."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[Any, ...]] = []
@@ -120,55 +122,55 @@ class Mailbox:
 # On a worker
 
 
-def run_sequence(jobs: list[Any], number: int, threads: int, tell: Callable[[Message], None]) -> list[Ending]:
-    """A task: run the sequence with this number. `jobs` holds a reference, resolved once per worker process."""
+def run_sequence(payloads: list[Any], number: int, threads: int, send: Callable[[Message], None]) -> list[Outcome]:
+    """Run the sequence with this number as a task. `payloads` holds a reference, resolved once per worker process."""
     torch.set_num_threads(threads)
     try:
-        runner = _open(jobs[0])
+        runner = _open(payloads[0])
         sequence = runner.experiment.plan.sequences[number]
         _check_data(runner.experiment, sequence)
         runner.check(sequence)
     except REFUSALS as error:
         return [Refused(error)]
-    ended: list[Ending] = []
-    pulse = _Pulse(tell)
+    outcomes: list[Outcome] = []
+    reporter = _ProgressReporter(send)
     try:
-        for found in runner.results(sequence, pulse):
-            pulse.tell_now()
-            tell(found)
-            ended.append(found)
+        for found in runner.results(sequence, reporter):
+            reporter.send_now()
+            send(found)
+            outcomes.append(found)
     except Exception as error:  # the other sequences are still worth running
-        ended.append(Failed(failure_text(error)))
-    return ended
+        outcomes.append(Failed(failure_text(error)))
+    return outcomes
 
 
-class Teller:
-    """Posts the messages of one run without waiting."""
+class MessageSender:
+    """Sends the messages of one task without blocking."""
 
-    def __init__(self, mailbox: Any, run: int) -> None:
-        self.mailbox, self.run = mailbox, run
+    def __init__(self, queue: Any, run: int) -> None:
+        self.queue, self.run = queue, run
 
     def __call__(self, message: Message) -> None:
-        self.mailbox.post.remote(self.run, message)
+        self.queue.post.remote(self.run, message)
 
 
 @lru_cache(maxsize=1)
-def _open(job: Any) -> SequenceRunner:
+def _open(payload: Any) -> SequenceRunner:
     import ray
 
-    return open_job(ray.get(job))
+    return open_payload(ray.get(payload))
 
 
-def open_job(job: Job) -> SequenceRunner:
-    """The experiment over this machine's files."""
+def open_payload(payload: ExperimentPayload) -> SequenceRunner:
+    """Open the experiment with this machine's files."""
     mine = versions()
     other = [
-        f"{name} {mine[name]} instead of {wanted}" for name, wanted in job.versions.items() if mine[name] != wanted
+        f"{name} {mine[name]} instead of {wanted}" for name, wanted in payload.versions.items() if mine[name] != wanted
     ]
     if other:
         raise ConfigError(f"a worker has {', '.join(other)}; install the same versions on every node")
-    config, plan = job.parcel.unpack(job.config, job.planned.plan)
-    return SequenceRunner(Experiment(config, plan=plan), recorded=job.planned.config.to_json())
+    config, plan = payload.files.unpack(payload.config, payload.planned.plan)
+    return SequenceRunner(Experiment(config, plan=plan), recorded=payload.planned.config.to_json())
 
 
 def _check_data(experiment: Experiment, sequence: CellSequence) -> None:
@@ -183,19 +185,19 @@ def _check_data(experiment: Experiment, sequence: CellSequence) -> None:
         )
 
 
-class _Pulse(Silent):
-    """Reports now and then how many batches are done."""
+class _ProgressReporter(Silent):
+    """Sends the number of finished batches, at most twice a second."""
 
-    def __init__(self, tell: Callable[[Message], None]) -> None:
-        self.tell, self.batches, self.last = tell, 0, time.monotonic()
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self.send, self.batches, self.last = send, 0, time.monotonic()
 
     def advance(self, n: int = 1) -> None:
         self.batches += n
-        if time.monotonic() - self.last >= TELL_SECONDS:
-            self.tell_now()
+        if time.monotonic() - self.last >= REPORT_SECONDS:
+            self.send_now()
 
-    def tell_now(self) -> None:
-        self.tell(self.batches)
+    def send_now(self) -> None:
+        self.send(self.batches)
         self.batches, self.last = 0, time.monotonic()
 
 
@@ -203,85 +205,90 @@ class _Pulse(Silent):
 
 
 @dataclass(eq=False)
-class _Run:
-    """A sequence that was handed out, under a new id each time."""
+class _SequenceTask:
+    """A submitted sequence; each attempt has a new id."""
 
     id: int
     number: int  # of its experiment
     index: int  # of the sequence in the plan
     unfinished: list[CellKey]
     attempts: int = 1
-    told: int = 0  # batches, in this attempt
+    reported: int = 0  # batches, in this attempt
     shown: int = 0  # batches, in any
 
 
-def share_out(
+def run_on_cluster(
     experiments: Mapping[int, PlannedExperiment],
     *,
     ray: ModuleType,
-    share: Share,
+    resources_per_task: TaskResources,
     sequences: int,
-    at_once: int | None = None,
+    max_tasks: int | None = None,
     progress: Progress = SILENT,
 ) -> dict[int, TrustError]:
-    """Run assignments on the cluster that `ray` is connected to; why some could not be run, by number."""
+    """Run experiments on the cluster that `ray` is connected to; returns the errors of those that could not run."""
     with ExitStack() as stack:
         paths = dict.fromkeys(each.config.store for each in experiments.values())
         stores = {path: stack.enter_context(ResultStore(path)) for path in paths}
         del sequences  # the number of workers is that of the cluster
-        driver = _Driver(ray, experiments, stores, share, progress)
+        driver = _Driver(ray, experiments, stores, resources_per_task, progress)
         try:
-            driver.run(at_once)
+            driver.run(max_tasks)
         finally:
             driver.end()
         return driver.refused
 
 
 class _Driver:
-    """Hands out sequences, listens, and writes."""
+    """Submits tasks, handles their messages, and writes results."""
 
     def __init__(
         self,
         ray: ModuleType,
         experiments: Mapping[int, PlannedExperiment],
         stores: Mapping[str, ResultStore],
-        share: Share,
+        resources_per_task: TaskResources,
         progress: Progress,
     ) -> None:
-        self.ray, self.experiments, self.share, self.progress = ray, experiments, share, progress
+        self.ray, self.experiments, self.resources_per_task, self.progress = (
+            ray,
+            experiments,
+            resources_per_task,
+            progress,
+        )
         self.stores = {number: stores[each.config.store] for number, each in experiments.items()}
         self.writers = {
             number: CellWriter(each.config, each.plan, self.stores[number], progress, prefix=each.prefix)
             for number, each in experiments.items()
         }
-        self.jobs = {number: ray.put(_job(each)) for number, each in experiments.items()}
+        self.payloads = {number: ray.put(_make_payload(each)) for number, each in experiments.items()}
         self.refused: dict[int, TrustError] = {}
-        self.running: dict[Any, _Run] = {}
+        self.running: dict[Any, _SequenceTask] = {}
         self.waiting: deque[tuple[int, int]] = deque()
-        self.lost: deque[_Run] = deque()
-        self.held: set[tuple[int, int]] = set()
-        self.looked = 0.0
-        options = {"num_cpus": share.cpus, "num_gpus": share.gpus, "max_retries": 0}
+        self.to_retry: deque[_SequenceTask] = deque()
+        self.claimed_elsewhere: set[tuple[int, int]] = set()
+        self.last_checked = 0.0
+        options = {"num_cpus": resources_per_task.cpus, "num_gpus": resources_per_task.gpus, "max_retries": 0}
         self.task = ray.remote(**options)(run_sequence)
-        self.mailbox = ray.remote(num_cpus=0)(Mailbox).remote()
+        self.queue = ray.remote(num_cpus=0)(MessageQueue).remote()
         self.ids = itertools.count()
 
-    def run(self, at_once: int | None) -> None:
+    def run(self, max_tasks: int | None) -> None:
         self.waiting.extend(self._unsettled())
         announced = False
-        while self.waiting or self.running or self.lost or self.held:
-            self._fill(at_once or self.share.slots(self.ray.cluster_resources()) + SPARE)
+        while self.waiting or self.running or self.to_retry or self.claimed_elsewhere:
+            self._submit_tasks(max_tasks or self.resources_per_task.slots(self.ray.cluster_resources()) + SPARE_TASKS)
             if self.running:
-                self._listen()
+                self._poll()
             else:
-                if self.held and not announced:
-                    cells = sum(len(self._sequence(*place).keys) for place in self.held)
+                if self.claimed_elsewhere and not announced:
+                    cells = sum(len(self._sequence(*place).keys) for place in self.claimed_elsewhere)
                     self.progress.note(f"waiting for cells that another process runs: {cells}")
                     announced = True
                 time.sleep(POLL_SECONDS)
-            if self.held and time.monotonic() - self.looked >= POLL_SECONDS:
-                self.waiting.extend(place for place in self._unsettled() if place in self.held)
-                self.held, self.looked = set(), time.monotonic()
+            if self.claimed_elsewhere and time.monotonic() - self.last_checked >= POLL_SECONDS:
+                self.waiting.extend(place for place in self._unsettled() if place in self.claimed_elsewhere)
+                self.claimed_elsewhere, self.last_checked = set(), time.monotonic()
             self.progress.advance(0)
             for store in self.stores.values():
                 store.heartbeat()
@@ -290,7 +297,7 @@ class _Driver:
         for task in self.running:
             self.ray.cancel(task, force=True)
         self.running.clear()
-        self.ray.kill(self.mailbox)
+        self.ray.kill(self.queue)
 
     def _unsettled(self) -> Iterator[tuple[int, int]]:
         for number, each in self.experiments.items():
@@ -301,61 +308,63 @@ class _Driver:
     def _sequence(self, number: int, index: int) -> CellSequence:
         return self.experiments[number].plan.sequences[index]
 
-    def _fill(self, at_once: int) -> None:
-        while self.lost and len(self.running) < at_once:
-            self._hand_out(self.lost.popleft())
-        while self.waiting and len(self.running) < at_once:
+    def _submit_tasks(self, max_tasks: int) -> None:
+        while self.to_retry and len(self.running) < max_tasks:
+            self._submit(self.to_retry.popleft())
+        while self.waiting and len(self.running) < max_tasks:
             number, index = self.waiting.popleft()
             wanted = self.stores[number].claim_all(self._sequence(number, index).keys)
             if wanted:
-                self._hand_out(_Run(0, number, index, list(wanted)))
+                self._submit(_SequenceTask(0, number, index, list(wanted)))
             else:
-                self.held.add((number, index))  # by another process, unless that has finished it
+                self.claimed_elsewhere.add((number, index))  # by another process, unless that has finished it
 
-    def _hand_out(self, run: _Run) -> None:
+    def _submit(self, run: _SequenceTask) -> None:
         run.id = next(self.ids)
-        teller = Teller(self.mailbox, run.id)
-        self.running[self.task.remote([self.jobs[run.number]], run.index, self.share.cpus, teller)] = run
+        teller = MessageSender(self.queue, run.id)
+        self.running[self.task.remote([self.payloads[run.number]], run.index, self.resources_per_task.cpus, teller)] = (
+            run
+        )
 
-    def _listen(self) -> None:
+    def _poll(self) -> None:
         ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL_SECONDS)
-        self._read_mail()
+        self._read_messages()
         for task in ready:
             run = self.running.pop(task, None)
             if run is None:  # its experiment was refused a moment ago
                 continue
             try:
-                ended: list[Ending] = self.ray.get(task)
+                outcomes: list[Outcome] = self.ray.get(task)
             except self.ray.exceptions.RayTaskError as error:  # not the cell failed: the worker lacks something
-                self._refuse(run.number, of_worker(error))
+                self._refuse(run.number, worker_error(error))
             except self.ray.exceptions.RayError as error:
-                self._take_back(run, error)
+                self._retry(run, error)
             else:
-                for message in ended:
-                    self._hear(run, message)
+                for message in outcomes:
+                    self._handle(run, message)
                 if not run.unfinished:  # whatever messages are still on their way
-                    self._hear(run, sum(self._sequence(run.number, run.index).batches) - run.told)
+                    self._handle(run, sum(self._sequence(run.number, run.index).batches) - run.reported)
 
-    def _read_mail(self) -> None:
-        """Handle the messages so far; a mailbox that died is replaced."""
+    def _read_messages(self) -> None:
+        """Handle the messages so far; a message queue that died is replaced."""
         runs = {run.id: run for run in self.running.values()}
         try:
-            mail: list[tuple[int, Message]] = self.ray.get(self.mailbox.take.remote(), timeout=MAIL_SECONDS)
+            messages: list[tuple[int, Message]] = self.ray.get(self.queue.take.remote(), timeout=QUEUE_SECONDS)
         except self.ray.exceptions.RayActorError:
-            self.mailbox = self.ray.remote(num_cpus=0)(Mailbox).remote()
+            self.queue = self.ray.remote(num_cpus=0)(MessageQueue).remote()
         except self.ray.exceptions.GetTimeoutError:  # a busy machine
             return
         else:
-            for number, message in mail:
+            for number, message in messages:
                 if number in runs:
-                    self._hear(runs[number], message)
+                    self._handle(runs[number], message)
 
-    def _hear(self, run: _Run, message: Message | Ending) -> None:
+    def _handle(self, run: _SequenceTask, message: Message | Outcome) -> None:
         sequence, writer = self._sequence(run.number, run.index), self.writers[run.number]
         if isinstance(message, int):
-            run.told += message
-            self.progress.advance(max(0, run.told - run.shown) * sequence.cost)
-            run.shown = max(run.shown, run.told)
+            run.reported += message
+            self.progress.advance(max(0, run.reported - run.shown) * sequence.cost)
+            run.shown = max(run.shown, run.reported)
         elif isinstance(message, Refused):
             self._refuse(run.number, message.error)
         elif isinstance(message, Failed):
@@ -364,34 +373,34 @@ class _Driver:
             writer.finish(sequence, message)
             run.unfinished.remove(message.key)
 
-    def _take_back(self, run: _Run, error: Exception) -> None:
-        """A worker or a node died; run its sequence again, but not forever."""
-        if run.attempts >= ATTEMPTS:
+    def _retry(self, run: _SequenceTask, error: Exception) -> None:
+        """Submit the sequence of a worker that died again, up to a number of attempts."""
+        if run.attempts >= MAX_ATTEMPTS:
             sequence = self._sequence(run.number, run.index)
-            message = f"its worker died {ATTEMPTS} times ({type(error).__name__}); has the node enough memory?"
+            message = f"its worker died {MAX_ATTEMPTS} times ({type(error).__name__}); has the node enough memory?"
             self.writers[run.number].fail(sequence, run.unfinished, message)
             return
         self.progress.note(f"a worker died ({type(error).__name__}); its cells are run again")
-        run.attempts, run.told = run.attempts + 1, 0
-        self.lost.append(run)
+        run.attempts, run.reported = run.attempts + 1, 0
+        self.to_retry.append(run)
 
     def _refuse(self, number: int, error: TrustError) -> None:
         self.refused.setdefault(number, error)
         self.waiting = deque(place for place in self.waiting if place[0] != number)
-        self.held = {place for place in self.held if place[0] != number}
-        self.lost = deque(run for run in self.lost if run.number != number)
+        self.claimed_elsewhere = {place for place in self.claimed_elsewhere if place[0] != number}
+        self.to_retry = deque(run for run in self.to_retry if run.number != number)
         for task in [task for task, run in self.running.items() if run.number == number]:
             del self.running[task]
             self.ray.cancel(task, force=True)
 
 
-def _job(planned: PlannedExperiment) -> Job:
+def _make_payload(planned: PlannedExperiment) -> ExperimentPayload:
     config, plan = with_absolute_paths(planned.config, planned.plan)
     whole = PlannedExperiment(planned.config, plan, planned.prefix)
-    return Job(config, whole, pack(config, plan), versions())
+    return ExperimentPayload(config, whole, pack(config, plan), versions())
 
 
-def of_worker(error: Exception) -> TrustError:
+def worker_error(error: Exception) -> TrustError:
     """The error that a task raised, in one line."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, TrustError):

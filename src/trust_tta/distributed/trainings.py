@@ -9,34 +9,34 @@ from typing import Any
 
 from trust_tta.bench.environment import choose_device
 from trust_tta.bench.sweep import POLL_SECONDS
-from trust_tta.distributed.sweeps import ATTEMPTS, MAIL_SECONDS, Mailbox, Share, of_worker
+from trust_tta.distributed.sweeps import MAX_ATTEMPTS, QUEUE_SECONDS, MessageQueue, TaskResources, worker_error
 from trust_tta.errors import TrustError
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.parallel_runs import Lines, Training
 from trust_tta.training.runs import Written
 
 
-def run_training(training: Training, mailbox: Any) -> Written | TrustError:
+def run_training(training: Training, queue: Any) -> Written | TrustError:
     """A task; it chooses its device where it runs."""
 
-    def tell(line: str) -> None:
-        mailbox.post.remote(f"{training.target}: {line}")
+    def send(line: str) -> None:
+        queue.post.remote(f"{training.target}: {line}")
 
     try:
-        return replace(training, device=str(choose_device(training.device))).run(Lines(tell))
+        return replace(training, device=str(choose_device(training.device))).run(Lines(send))
     except TrustError as error:
         return error
 
 
 def train_on_cluster(
-    trainings: Sequence[Training], *, ray: ModuleType, share: Share, progress: Progress = SILENT
+    trainings: Sequence[Training], *, ray: ModuleType, resources: TaskResources, progress: Progress = SILENT
 ) -> list[Written | TrustError]:
     """Run trainings on the cluster that `ray` is connected to; for each, what was written or why nothing was."""
-    mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
-    task = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)(run_training)
+    queue = ray.remote(num_cpus=0, max_restarts=-1)(MessageQueue).remote()
+    task = ray.remote(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)(run_training)
 
     def start(training: Training) -> Any:
-        return task.remote(replace(training, threads=share.cpus), mailbox)
+        return task.remote(replace(training, threads=resources.cpus), queue)
 
     ended: dict[int, Written | TrustError] = {}
     running = {start(training): (number, 1) for number, training in enumerate(trainings)}
@@ -44,10 +44,10 @@ def train_on_cluster(
     try:
         while running:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
-            _tell(ray, mailbox, progress)
+            _show_messages(ray, queue, progress)
             for done in ready:
                 number, attempts = running.pop(done)
-                found = _result(ray, done, last=attempts >= ATTEMPTS)
+                found = _result(ray, done, last=attempts >= MAX_ATTEMPTS)
                 if found is None:
                     progress.note(f"the worker that trained without {trainings[number].target} died; another continues")
                     running[start(trainings[number])] = number, attempts + 1
@@ -57,14 +57,14 @@ def train_on_cluster(
     finally:
         for left in running:
             ray.cancel(left, force=True)
-        ray.kill(mailbox)
+        ray.kill(queue)
     progress.finish()
     return [ended[number] for number in range(len(trainings))]
 
 
-def _tell(ray: ModuleType, mailbox: Any, progress: Progress) -> None:
+def _show_messages(ray: ModuleType, queue: Any, progress: Progress) -> None:
     try:
-        for (line,) in ray.get(mailbox.take.remote(), timeout=MAIL_SECONDS):
+        for (line,) in ray.get(queue.take.remote(), timeout=QUEUE_SECONDS):
             progress.note(line)
     except ray.exceptions.RayError:  # it is restarting, or the machine is busy
         pass
@@ -76,6 +76,6 @@ def _result(ray: ModuleType, done: Any, *, last: bool) -> Written | TrustError |
         found: Written | TrustError = ray.get(done)
         return found
     except ray.exceptions.RayTaskError as error:
-        return of_worker(error)
+        return worker_error(error)
     except ray.exceptions.RayError as error:
-        return TrustError(f"its worker died {ATTEMPTS} times ({type(error).__name__})") if last else None
+        return TrustError(f"its worker died {MAX_ATTEMPTS} times ({type(error).__name__})") if last else None
