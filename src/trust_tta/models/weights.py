@@ -154,7 +154,7 @@ def _explain(error: BaseException) -> str:
     code = re.search(r"GLOBAL (\S+)", str(error))
     if code:
         return (
-            f"it asks for the Python object '{_printable(code[1])}', and no code of a file is run; "
+            f"it asks for the Python object '{_printable(code[1])}', and loading a file never executes code; "
             "save model.state_dict() alone"
         )
     # PyTorch's own message for a broken pickle advises to switch the safety off
@@ -167,7 +167,7 @@ def pick_state(content: object, *, origin: str, ema: bool = False) -> dict[str, 
     """State dict of a file's content, plain or under a known key."""
     if isinstance(content, StandIn):
         raise CheckpointError(
-            f"{origin} holds a whole '{_printable(content.origin)}', and no code of a file is run; "
+            f"{origin} holds a whole '{_printable(content.origin)}', and loading a file never executes code; "
             "save model.state_dict() alone"
         )
     if not isinstance(content, Mapping):
