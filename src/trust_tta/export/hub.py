@@ -84,7 +84,7 @@ def adapted_from_pretrained(
     content, about = read_state(folder / STATE)
     name, options = about.get("method"), about.get("options")
     if name not in METHODS or not isinstance(options, dict):
-        raise StateError(f"'{source}' is of the method {show(name)}, which is none of ours; loading a file never executes code")
+        raise StateError(f"'{source}' is of the unknown method {show(name)}; loading a file never executes code")
     network = Checkpoint.open(folder / HUB_WEIGHTS).load()
     own = network.state_dict()
     found = content.get("source")
