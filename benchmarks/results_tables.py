@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     report, stem = read_report(arguments.store), arguments.config.stem
     arguments.out.mkdir(parents=True, exist_ok=True)
-    whole = fair if arguments.fair else together if arguments.together else None
+    whole = fair if arguments.fair else combined_page if arguments.together else None
     if whole is not None:
         with replacing(arguments.out / f"{stem}.md") as temporary:
             temporary.write_text(whole(report, arguments.config), encoding="utf-8")
@@ -101,32 +101,32 @@ def page(group: Group, config: Path) -> str:
         calibration_table(group),
     )
     tables = [f"{table.caption}.\n\n{to_markdown(table)}" for table in found if table is not None]
-    what = "Mean IoU" if group.is_segmentation else "Accuracy"
+    what = group.measure[0].upper() + group.measure[1:]
     sections = (
         f"# {config.stem}, {group.setting}\n\n{commands(config, group)}",
-        circumstances(group),
-        "## In words\n" + " ".join(summarize(group)),
+        run_conditions(group),
+        "## Summary\n" + " ".join(summarize(group)),
         f"## {what}\n{'; '.join(notes(group))}; ± is the sample standard deviation over the seeds.\n\n"
         + to_markdown(accuracy_table(group)),
-        "## Who is ahead, at what cost",
+        "## Significance, cost and calibration",
         *tables,
         f"## TRUST against six updates in the default order\n{six_updates(group)}",
     )
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
-def together(report: Report, config: Path) -> str:
+def combined_page(report: Report, config: Path) -> str:
     """An overview of all settings, then what each one's accuracy table says."""
     sections = [f"# {TITLES.get(config.stem, config.stem)}", overview(report)]
     for group in report.groups:
         title = group.title[0].upper() + group.title[1:]
-        table = wide(group) if len(group.domains) > WIDE else to_markdown(accuracy_table(group))
-        sections.append(f"## {title}\n{circumstances(group)}\n\n{table}")
+        table = many_domains(group) if len(group.domains) > WIDE else to_markdown(accuracy_table(group))
+        sections.append(f"## {title}\n{run_conditions(group)}\n\n{table}")
     sections.append(f"## How it was made\n{commands(config, _widest(report), flag=' --together')}")
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
-def wide(group: Group) -> str:
+def many_domains(group: Group) -> str:
     """What is shown of domains that are too many for a table."""
     return by_severity(group) if "gradual" in group.setting else first_and_last(group)
 
@@ -267,7 +267,7 @@ def by_severity(group: Group) -> str:
 def fair(report: Report, config: Path) -> str:
     """Each method as in the TRUST paper, as in its own paper, and at the best of the sweep on held-out corruptions."""
     sections = [f"# {TITLES.get(config.stem, config.stem)}"]
-    sections += [f"## {group.title}\n{circumstances(group)}\n\n{fair_table(group)}" for group in report.groups]
+    sections += [f"## {group.title}\n{run_conditions(group)}\n\n{fair_table(group)}" for group in report.groups]
     sections.append(f"## How it was made\n{commands(config, report.groups[0], flag=' --fair')}")
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
@@ -305,7 +305,7 @@ def commands(config: Path, group: Group, flag: str = "") -> str:
     return "\n".join(["Written by the last of these commands; nothing here is typed.", "```sh", *lines, "```"])
 
 
-def circumstances(group: Group) -> str:
+def run_conditions(group: Group) -> str:
     cells = group.cells
     samples = sorted({cell.result.samples for cell in cells})
     images = f"{samples[0]:,}" if len(samples) == 1 else f"{samples[0]:,} to {samples[-1]:,}"

@@ -101,7 +101,7 @@ def test_each_number_leads_to_its_runs(tmp_path: Path) -> None:
     assert {data["runs"][int(i)][method] for i in str(traced[0]["data-r"]).split(",")} == {"bn"}
     run = dict(zip(data["header"], data["runs"][0], strict=True))
     assert run["accuracy"] == next(c.result.accuracy for c in cells if c.key.digest == run["digest"])
-    assert data["facts"][run["facts"]]["torch"] == cells[0].provenance.torch
+    assert data["environments"][run["environment"]]["torch"] == cells[0].provenance.torch
 
 
 def test_one_cell(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert [tag for tag, _ in page.tags if tag == "img"] == []
     assert len([tag for tag, _ in page.tags if tag == "script"]) == 2
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-    assert json.loads(page.data)["facts"][0]["config"] == HOSTILE
+    assert json.loads(page.data)["environments"][0]["config"] == HOSTILE
 
 
 @pytest.mark.parametrize("text", ["</script>", "<!--", "&lt;", '"\\', "é"])

@@ -103,7 +103,7 @@ def test_a_line_without_every_domain_has_no_place(tmp_path: Path) -> None:
     cells = cells_of("online", trust_wins_but_on_snow)
     lame = [cell for cell in cells if cell.key.method == "lame" and cell.key.domain == "fog"]
     page = pages(tmp_path, [cell for cell in cells if cell not in lame])["cifar10c_online.md"]
-    assert "no mean, because some domains are missing: lame" in page
+    assert "No mean, because some domains are missing: lame" in page
 
 
 def test_one_page_begins_with_an_overview_of_all_settings(tmp_path: Path) -> None:

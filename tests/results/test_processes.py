@@ -109,13 +109,13 @@ def test_the_cell_of_a_killed_claimant_is_free_at_once(tmp_path: Path) -> None:
 
 
 @linux_only
-def test_whether_a_claimant_lives_is_told_only_where_it_is_known() -> None:
+def test_claimants_of_other_machines_are_neither_alive_nor_dead() -> None:
     me = Claimant.current()
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    assert me.lives() is True
-    assert replace(me, pid=ended.pid).lives() is False
-    assert replace(me, born="1").lives() is False
-    assert replace(me, born=None).lives() is None
-    assert replace(me, pid=ended.pid, place="another boot").lives() is None
-    assert replace(me, pid=ended.pid, place=None).lives() is None
+    assert me.is_alive() is True
+    assert replace(me, pid=ended.pid).is_alive() is False
+    assert replace(me, born="1").is_alive() is False
+    assert replace(me, born=None).is_alive() is None
+    assert replace(me, pid=ended.pid, place="another boot").is_alive() is None
+    assert replace(me, pid=ended.pid, place=None).is_alive() is None

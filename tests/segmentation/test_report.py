@@ -22,7 +22,7 @@ from trust_tta.report.model import Report, read_report
 from trust_tta.report.page import write_page
 from trust_tta.report.published import load_published
 from trust_tta.report.sections import paper_tables
-from trust_tta.report.segmentation import albums, class_table, legend, png_palette
+from trust_tta.report.segmentation import class_table, legend, mask_galleries, png_palette
 from trust_tta.results import ResultStore
 
 
@@ -37,12 +37,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return read_report(config.store)
 
 
-def test_the_table_of_classes_has_the_counts_of_all_domains_together(report: Report) -> None:
+def test_class_table_sums_the_pixels_of_all_domains(report: Report) -> None:
     (group,) = report.groups
     table = class_table(group, report)
     assert table is not None
     assert [column.title for column in table.columns[:5]] == [
-        "method", "mean Dice", "pixels right", "sky", "building",
+        "method", "mean Dice", "pixel accuracy", "sky", "building",
     ]  # fmt: skip
     for line in table.rows:
         assert line.variant is not None
@@ -60,22 +60,22 @@ def test_the_table_of_classes_has_the_counts_of_all_domains_together(report: Rep
         assert line.cells[0].value == pytest.approx(np.mean(dices))
 
 
-def test_kept_labels_are_small_pictures_in_the_colors_of_the_classes(report: Report) -> None:
+def test_kept_masks_have_the_class_colors(report: Report) -> None:
     (group,) = report.groups
-    found = albums(group, report)
-    assert [album.name for album in found] == ["clean", "fog"]
+    found = mask_galleries(group, report)
+    assert [gallery.name for gallery in found] == ["clean", "fog"]
     assert legend(group, report)[0] == ("rgb(128, 128, 128)", "sky")
-    first = found[0].pictures[0]
+    first = found[0].images[0]
     assert first.image is not None
     truth = np.array(Image.open(io.BytesIO(first.truth)))
     assert {*np.unique(truth)} == {0, 1, 7, IGNORED}
-    assert {labeled.variant.method for labeled in first.labeled} == {"source", "tent", "trust", "tide"}
-    trust = next(labeled for labeled in first.labeled if labeled.variant.method == "trust")
+    assert {mask.variant.method for mask in first.predicted} == {"source", "tent", "trust", "tide"}
+    trust = next(mask for mask in first.predicted if mask.variant.method == "trust")
     assert trust.before is not None
     assert Image.open(io.BytesIO(trust.before)).size == Image.open(io.BytesIO(trust.after)).size == truth.shape[::-1]
 
 
-def test_large_labels_are_scaled_down_without_mixing_them() -> None:
+def test_large_masks_are_scaled_down_by_nearest_neighbor() -> None:
     mask = np.repeat(np.arange(4, dtype=np.uint8), 100)[None].repeat(50, 0)
     small = Image.open(io.BytesIO(mask_picture(mask, np.eye(4, 3, dtype=np.uint8))))
     assert small.size == (160, 20)
@@ -104,13 +104,13 @@ def test_the_slider_divides_before_from_after(report: Report, tmp_path: Path) ->
     assert found[2:] == [True, 4]
 
 
-def test_nine_of_thirty_cells_of_the_paper_are_below_its_source(report: Report) -> None:
+def test_published_trust_is_below_source_in_nine_cells(report: Report) -> None:
     below = {name: load_published().find("Table 7", name).below_source() for name in ("voc21", "context59")}
     assert below["voc21"] == {"frost", "fog", "brightness", "jpeg_compression"}
     assert below["context59"] == {"defocus_blur", "frost", "fog", "brightness", "jpeg_compression"}
 
 
-def test_the_paper_stands_beside_camvid(report: Report) -> None:
+def test_camvid_is_compared_with_table_7(report: Report) -> None:
     (group,) = report.groups
     ((means, domains),) = paper_tables(group)
     assert "Table 7" in means.caption

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from a report: no network, no fonts to fetch, nothing but this file."""
+"""The report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from trust_tta.results.select import VALUES
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_FACTS = tuple(f.name for f in fields(Provenance) if f.name not in ("started", "finished"))
+_PROVENANCE = tuple(f.name for f in fields(Provenance) if f.name not in ("started", "finished"))
 _KEY = tuple(f.name for f in fields(CellKey) if f.name != "options")
 _PICTURES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"RIFF", "image/webp"))
 
 
 def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str | None = None) -> None:
-    """Write the page of a report to `out_path`, whole or not at all."""
+    """Write the page to `out_path` atomically."""
     write_whole(Path(out_path), render_page(report, title=title))
 
 
 def render_page(report: Report, *, title: str | None = None) -> str:
-    """The page as text."""
-    facts = Counter(_circumstances(cell) for cell in report.cells)
+    """The page as HTML text."""
+    environments = Counter(_environment_of(cell) for cell in report.cells)
     runs = {cell.key: i for i, cell in enumerate(report.cells)}
     asset = partial(read_asset, room="report")
-    album: dict[bytes, int] = {}  # each picture once, with its place: groups often show the same ones
+    pictures: dict[bytes, int] = {}  # each picture once, with its index
     html = (
-        _environment()
+        _templates()
         .get_template("page.html")
         .render(
             title=title or "Test-time adaptation: results",
@@ -55,25 +55,25 @@ def render_page(report: Report, *, title: str | None = None) -> str:
             report=report,
             published=load_published(),
             fullest=max(range(len(report.groups)), key=lambda i: len(report.groups[i].cells), default=0),
-            facts=facts,
+            environments=environments,
             runs=lambda cells: ",".join(str(runs[cell.key]) for cell in cells),
-            place=lambda picture: album.setdefault(picture, len(album)),
-            data=lambda: {**_payload(report.cells, list(facts)), "pictures": _addresses(album)},
+            picture_index=lambda picture: pictures.setdefault(picture, len(pictures)),
+            data=lambda: {**_payload(report.cells, list(environments)), "pictures": _data_urls(pictures)},
         )
     )
     return safe(html)
 
 
 def embedded_json(value: object) -> str:
-    """JSON that may stand inside a script element: nothing in it can end the element."""
+    """JSON that is safe inside a script element."""
     from jinja2.utils import htmlsafe_json_dumps
 
     return htmlsafe_json_dumps(_finite(value), separators=(",", ":"), allow_nan=False)
 
 
 @cache
-def _environment() -> Environment:
-    """Every value is escaped, and a name that a template does not get is an error."""
+def _templates() -> Environment:
+    """The template environment: values are escaped, undefined names are errors."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup, escape
 
@@ -95,7 +95,7 @@ def _environment() -> Environment:
     environment.globals |= shown
     environment.filters["domain"] = domain_name
     environment.filters["key"] = lambda variant: Markup(svg.legend_key(variant))
-    environment.filters["svg"] = lambda chart: Markup(svg.render(chart))  # escapes its text itself
+    environment.filters["svg"] = lambda chart: Markup(svg.render(chart))  # the renderer escapes all text
     environment.filters["json"] = embedded_json
     # A percent sign stays with its number.
     environment.filters["prose"] = lambda text: Markup(str(escape(text)).replace(" %", "&nbsp;%"))
@@ -103,12 +103,12 @@ def _environment() -> Environment:
     return environment
 
 
-def _circumstances(cell: Cell) -> tuple[tuple[str, object], ...]:
-    return tuple((name, getattr(cell.provenance, name)) for name in _FACTS)
+def _environment_of(cell: Cell) -> tuple[tuple[str, object], ...]:
+    return tuple((name, getattr(cell.provenance, name)) for name in _PROVENANCE)
 
 
-def _payload(cells: Sequence[Cell], facts: Sequence[tuple[tuple[str, object], ...]]) -> dict[str, object]:
-    """What a click on a number shows: one row per run, long texts once."""
+def _payload(cells: Sequence[Cell], environments: Sequence[tuple[tuple[str, object], ...]]) -> dict[str, object]:
+    """The data behind a click on a number: one row per run, long texts once."""
     options = sorted({cell.key.options for cell in cells})
     places = {text: i for i, text in enumerate(options)}
     rows = [
@@ -117,25 +117,27 @@ def _payload(cells: Sequence[Cell], facts: Sequence[tuple[tuple[str, object], ..
             *(getattr(cell.key, name) for name in _KEY),
             places[cell.key.options],
             *(getattr(cell.result, name) for name in VALUES),
-            facts.index(_circumstances(cell)),
+            environments.index(_environment_of(cell)),
             cell.provenance.started,
             cell.provenance.finished,
         ]
         for cell in cells
     ]
-    header = ["digest", *_KEY, "options", *VALUES, "facts", "started", "finished"]
-    return {"header": header, "runs": rows, "options": options, "facts": [dict(found) for found in facts]}
+    header = ["digest", *_KEY, "options", *VALUES, "environment", "started", "finished"]
+    return {"header": header, "runs": rows, "options": options, "environments": [dict(found) for found in environments]}
 
 
-def _addresses(album: Iterable[bytes]) -> list[str]:
-    """The pictures as data addresses."""
-    kinds = [next((kind for magic, kind in _PICTURES if content.startswith(magic)), "image/png") for content in album]
-    texts = [base64.b64encode(content).decode("ascii") for content in album]
-    return [f"data:{kind};base64,{text}" for kind, text in zip(kinds, texts, strict=True)]
+def _data_urls(pictures: Iterable[bytes]) -> list[str]:
+    """Pictures as data URLs."""
+    urls = []
+    for content in pictures:
+        kind = next((kind for magic, kind in _PICTURES if content.startswith(magic)), "image/png")
+        urls.append(f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}")
+    return urls
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: such numbers become null; text is made safe to show."""
+    """A JSON value without NaN (null instead) and control characters."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Segmentation on the page: the IoU of each class, and pictures with their true and predicted labels."""
+"""Segmentation results: IoU per class, and images with their true and predicted masks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trust_tta.report.text import domain_name, safe_line
 from trust_tta.results import Cell, format_percent
 from trust_tta.results.display import MISSING
 
-MOST_PICTURES = 4  # of a domain
+MAX_PICTURES = 4  # per domain
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
-class Labeled:
-    """The labels that one method predicted for a picture, before the update (if there are any) and after it."""
+class PredictedMask:
+    """The masks (PNG) that a method predicted before and after the update."""
 
     variant: Variant
     before: bytes | None
@@ -28,64 +28,68 @@ class Labeled:
 
 
 @dataclass(frozen=True)
-class Picture:
+class MaskImage:
+    """An image if it was kept, its true mask and the predicted masks."""
+
     index: int
     image: bytes | None
     truth: bytes
-    labeled: tuple[Labeled, ...]
+    predicted: tuple[PredictedMask, ...]
 
 
 @dataclass(frozen=True)
-class Album:
-    """Pictures of one domain."""
+class MaskGallery:
+    """Images of one domain."""
 
     name: str
-    pictures: tuple[Picture, ...]
+    images: tuple[MaskImage, ...]
 
 
 def class_table(group: Group, report: Report) -> DataTable | None:
-    """The IoU of each class over all domains and seeds, with the mean Dice score and the accuracy of pixels."""
+    """IoU of each class over all domains and seeds, mean Dice score and pixel accuracy."""
     if not group.is_segmentation:
         return None
-    counted = {v: _counts(group.cells_of(v.label)) for v in group.variants}
-    most = max(len(rows) for rows in counted.values())
-    names = [safe_line(name) for name in report.class_names.get(group.dataset, ())] or [
-        f"class {i}" for i in range(most)
-    ]
-    lines = []
-    for variant, rows in counted.items():
-        cells = group.cells_of(variant.label)
-        found = ([c.result.mean_dice for c in cells], [c.result.pixel_accuracy for c in cells])
-        scores = [finite_mean(value for value in values if value is not None) for values in found]
-        ious = [row[0] / (row[1] + row[2] - row[0]) if row[1] + row[2] else math.nan for row in rows]
-        entries = [_entry(value) for value in (*scores, *ious)]
-        lines.append(Row(variant.name, tuple(entries), variant, tuple(cells)))
-    columns = (Column("method"), Column("mean Dice"), Column("pixels right"), *(Column(n) for n in names[:most]))
-    caption = "IoU of each class in percent, of the pixels of all domains and seeds together"
-    return DataTable(f"classes {group.title}", caption, columns, tuple(lines))
+    counts = {v: _pixel_counts(group.cells_of(v.label)) for v in group.variants}
+    classes = max(map(len, counts.values()))
+    names = [safe_line(name) for name in report.class_names.get(group.dataset, ())]
+    names = names or [f"class {i}" for i in range(classes)]
+    rows = []
+    for variant, per_class in counts.items():
+        runs = group.cells_of(variant.label)
+        dice = finite_mean(c.result.mean_dice for c in runs if c.result.mean_dice is not None)
+        accuracy = finite_mean(c.result.pixel_accuracy for c in runs if c.result.pixel_accuracy is not None)
+        ious = [both / (predicted + labeled - both) if predicted + labeled else math.nan
+                for both, predicted, labeled in per_class]  # fmt: skip
+        cells = [
+            TableCell(format_percent(x), x) if math.isfinite(x) else TableCell(MISSING, role="gap")
+            for x in (dice, accuracy, *ious)
+        ]
+        rows.append(Row(variant.name, tuple(cells), variant, tuple(runs)))
+    columns = (Column("method"), Column("mean Dice"), Column("pixel accuracy"), *(Column(n) for n in names[:classes]))
+    caption = "IoU of each class in percent, over all pixels of all domains and seeds"
+    return DataTable(f"classes {group.title}", caption, columns, tuple(rows))
 
 
-def albums(group: Group, report: Report) -> list[Album]:
-    """The first pictures that were kept of each domain, of the first seed."""
+def mask_galleries(group: Group, report: Report) -> list[MaskGallery]:
+    """The first kept images of each domain, of the first seed that has any."""
     found = []
     for domain in group.domains:
-        cells = _kept(group, domain)
-        first = next(iter(cells.values()), None)
-        if first is None:
+        kept = [(v, c) for v in group.variants for c in group.at.get((v.label, domain), []) if c.result.masks]
+        if not kept:
             continue
-        shown = []
-        for sample in first.result.masks[:MOST_PICTURES]:
-            kept = [(v, m) for v, cell in cells.items() for m in cell.result.masks if m.index == sample.index]
+        _, first = min(kept, key=lambda pair: pair[1].key.seed)
+        masks = [(v, m) for v, c in kept if c.key.fingerprint == first.key.fingerprint for m in c.result.masks]
+        images = []
+        for sample in first.result.masks[:MAX_PICTURES]:
+            predicted = [PredictedMask(v, m.before, m.after) for v, m in masks if m.index == sample.index]
             image = report.pictures.get((first.key.fingerprint, sample.index))
-            shown.append(
-                Picture(sample.index, image, sample.truth, tuple(Labeled(v, m.before, m.after) for v, m in kept))
-            )
-        found.append(Album(domain_name(domain), tuple(shown)))
+            images.append(MaskImage(sample.index, image, sample.truth, tuple(predicted)))
+        found.append(MaskGallery(domain_name(domain), tuple(images)))
     return found
 
 
 def legend(group: Group, report: Report) -> list[tuple[str, str]]:
-    """The color of each class, as CSS writes it, and its name."""
+    """The CSS color and name of each class."""
     colors = next((png_palette(cell.result.masks[0].truth) for cell in group.cells if cell.result.masks), b"")
     names = report.class_names.get(group.dataset, ())
     return [
@@ -96,7 +100,7 @@ def legend(group: Group, report: Report) -> list[tuple[str, str]]:
 
 
 def png_palette(png: bytes) -> bytes:
-    """The colors in the palette of a PNG, three bytes each; none where it has none."""
+    """The palette of a PNG, three bytes per color; empty without one."""
     place = len(_PNG)
     while png.startswith(_PNG) and place + 8 <= len(png):
         length, kind = struct.unpack_from(">I4s", png, place)
@@ -106,28 +110,7 @@ def png_palette(png: bytes) -> bytes:
     return b""
 
 
-def _kept(group: Group, domain: str) -> dict[Variant, Cell]:
-    """A cell of each line that kept labels, all of the same stream: that of the first seed that has any."""
-    found = [
-        (cell.key.seed, variant, cell)
-        for variant in group.variants
-        for cell in group.at.get((variant.label, domain), [])
-        if cell.result.masks
-    ]
-    first = min(found, key=lambda item: item[0], default=None)
-    return {v: c for _, v, c in found if first is not None and c.key.fingerprint == first[2].key.fingerprint}
-
-
-def _counts(cells: Sequence[Cell]) -> list[list[int]]:
-    """Pixels of each class over all cells: right, predicted, labeled."""
-    total: list[list[int]] = []
-    for cell in cells:
-        for i, row in enumerate(cell.result.pixels or ()):
-            if i == len(total):
-                total.append([0, 0, 0])
-            total[i] = [a + b for a, b in zip(total[i], row, strict=True)]
-    return total
-
-
-def _entry(value: float) -> TableCell:
-    return TableCell(format_percent(value), value) if math.isfinite(value) else TableCell(MISSING, role="gap")
+def _pixel_counts(cells: Sequence[Cell]) -> list[list[int]]:
+    """Pixels per class over all runs: correct, predicted, labeled."""
+    tables = [cell.result.pixels for cell in cells if cell.result.pixels is not None]
+    return [[sum(column) for column in zip(*rows, strict=True)] for rows in zip(*tables, strict=False)]

@@ -213,4 +213,5 @@ def _gaps(group: Group) -> list[str]:
     incomplete = [variant for variant in group.variants if variant.label not in reached]
     if incomplete and len(incomplete) < len(group.variants):
         parts.append(f"no mean, because some domains are missing: {_names(incomplete)}")
-    return [f"{'; '.join(parts)}."] if parts else []
+    text = "; ".join(parts)
+    return [f"{text[0].upper()}{text[1:]}."] if text else []

@@ -1,4 +1,4 @@
-"""Words and numbers as every rendering shows them, and text that is safe to show."""
+"""Text helpers: escaping of control characters, names, numbers and plurals."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 import sys
 from collections.abc import Sequence
 
-# C0 and C1 controls but for tab and newline, and what turns or hides text: bidirectional marks, zero-width characters.
+# C0 and C1 controls except tab and newline, bidirectional marks, zero-width characters and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _SHORT_DOMAINS = {
     "gaussian_noise": "gauss", "shot_noise": "shot", "impulse_noise": "impulse", "defocus_blur": "defocus",
     "glass_blur": "glass", "motion_blur": "motion", "zoom_blur": "zoom", "brightness": "bright",
     "elastic_transform": "elastic", "pixelate": "pixel", "jpeg_compression": "jpeg",
 }  # fmt: skip
-_PLAIN = (("± ", "+-"), ("–", "-"), ("…", "..."))  # of the same width, where columns are aligned
+_PLAIN = (("± ", "+-"), ("–", "-"), ("…", "..."))  # same width, so that columns stay aligned
 
 
 def safe(text: str) -> str:
-    """The text with a question mark for every character that controls a terminal or a page rather than being shown."""
+    """The text with a question mark for each control or invisible character."""
     return _UNSAFE.sub("?", text)
 
 
 def safe_line(text: str) -> str:
-    """As `safe`, on one line: for names and labels."""
+    """`safe` text on one line, for names and labels."""
     return " ".join(safe(text).split()) if re.search(r"[\t\n]", text) else safe(text)
 
 
 def printable(text: str) -> str:
-    """The text as the terminal's encoding can show it; a sign that it lacks is spelled plainly, or a question mark."""
+    """The text in the terminal's encoding; missing signs become ASCII or a question mark."""
     text, encoding = safe(text), sys.stdout.encoding or "ascii"
     for sign, plain in _PLAIN:
         if sign != sign.encode(encoding, "replace").decode(encoding):
@@ -45,15 +45,15 @@ def short_domain(domain: str) -> str:
     return _SHORT_DOMAINS.get(domain) or domain_name(domain)
 
 
-def short_name(label: str, most: int = 18) -> str:
-    """A label for a chart: lists by their length; where too long, without the names of options, and then cut."""
+def short_name(label: str, limit: int = 18) -> str:
+    """A label for a chart: lists by their length; if too long, without the names of options, then cut."""
     text = re.sub(r"(\w+)=\[([^]]+)\]", lambda found: f"{found[2].count(',') + 1} {found[1]}", safe_line(label))
-    text = text if len(text) <= most else re.sub(r"\w+=(?!True|False)", "", text.replace("=True", ""))
-    return shortened(text, most)
+    text = text if len(text) <= limit else re.sub(r"\w+=(?!True|False)", "", text.replace("=True", ""))
+    return shortened(text, limit)
 
 
-def shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def joined(words: Sequence[str]) -> str:

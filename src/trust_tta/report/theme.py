@@ -1,7 +1,4 @@
-"""One color and marker per method, the same in every chart, table and figure.
-
-The hues follow palettes made for color-blind readers; a marker of its own tells each method apart without color.
-"""
+"""Color and marker of each method in all charts and tables; chosen for color-blind readers."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ Marker: TypeAlias = Literal[
     "circle", "square", "diamond", "up", "down", "plus", "cross", "star", "left", "right", "pentagon", "hexagon", "thin"
 ]  # fmt: skip
 
-# The outline of each marker about the origin, y downward, for a size of 1, in the order in which variants take them.
+# SVG paths of the markers around the origin, y downward, in the order in which variants of a method use them.
 OUTLINES: Mapping[Marker, str] = MappingProxyType(
     {
         "circle": "M-.9 0A.9 .9 0 1 1 .9 0A.9 .9 0 1 1 -.9 0Z",
@@ -37,7 +34,7 @@ MARKERS = tuple(OUTLINES)
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn: its color on a light and on a dark ground, and its marker, filled or hollow."""
+    """Color on a light and on a dark background, and marker."""
 
     light: str
     dark: str
@@ -45,7 +42,7 @@ class Style:
     hollow: bool = False
 
     def shape(self, number: int) -> Marker:
-        """The marker of a method's variant: later ones take other shapes in the same color."""
+        """The marker of the n-th variant of a method."""
         return MARKERS[(MARKERS.index(self.marker) + number) % len(MARKERS)]
 
 
@@ -91,17 +88,17 @@ OTHERS = (
 
 
 def style_of(method: str) -> Style:
-    """The style of a method; an unlisted name gets one by its letters, the same everywhere."""
+    """The style of a method; unknown methods get one by a hash of their name."""
     return STYLES.get(method) or OTHERS[_other(method)]
 
 
 def css_class(method: str) -> str:
-    """Class names that carry the method's color; safe whatever the method is called."""
+    """CSS classes of a method's color; safe for any name."""
     return f"tone m-{method}" if method in STYLES else f"tone m-other{_other(method)}"
 
 
 def palette_css() -> str:
-    """The color of every class, for both grounds: `--light` and `--dark` custom properties."""
+    """CSS rules with the colors of every class: `--light` and `--dark` custom properties."""
     named = [*((f"m-{m}", s) for m, s in STYLES.items()), *((f"m-other{i}", s) for i, s in enumerate(OTHERS))]
     return "\n".join(f".{name} {{ --light: {s.light}; --dark: {s.dark}; }}" for name, s in named)
 

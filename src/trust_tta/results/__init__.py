@@ -1,4 +1,4 @@
-"""Records of benchmark cells, the store that keeps them, and the tables and files made from it; never imports torch."""
+"""Records of benchmark runs, the results store, and aggregation over seeds; without torch."""
 
 from trust_tta.results.codec import SCHEMA_VERSION, canonical_json, from_json, to_json
 from trust_tta.results.display import format_gain, format_percent, format_value, make_label

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to strict JSON and back, number for number."""
+"""Frozen dataclasses to strict JSON and back, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Record = TypeVar("Record")
 
 
 def canonical_json(value: object) -> str:
-    """The one spelling of a JSON value: sorted names, no spaces, ASCII, shortest exact numbers."""
+    """Canonical JSON: sorted keys, no spaces, ASCII, shortest exact numbers."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -92,7 +92,7 @@ def decode(kind: Any, data: Any, *, where: str) -> Any:
         try:
             return base64.b64decode(data, validate=True)
         except ValueError:
-            pass  # said below
+            pass  # refused below
     raise DataError(
         f"{where} holds {str(data)[:60]!r} where {getattr(kind, '__name__', kind)} is expected; the record was changed"
     )

@@ -1,4 +1,4 @@
-"""Records about scan orders besides accuracies (entropy, loss, norms, memory), one per JSON file."""
+"""Analyses of scan orders (entropy, loss, norms, memory), one per JSON file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EntropyByOrder:
     title: str
     orders: tuple[str, ...]  # letters
     entropy: tuple[float, ...]
-    k: int = 6  # how many of the lowest are used
+    k: int = 6  # number of orders used: those of lowest entropy
 
     def __post_init__(self) -> None:
         _same_length(self.title, orders=self.orders, entropy=self.entropy)
@@ -30,7 +30,7 @@ class EntropyByOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class SurfacePoint:
-    """A network on a loss surface, with its own loss."""
+    """A network on a loss surface and its loss."""
 
     name: str
     x: float
@@ -56,7 +56,7 @@ class LossSurface:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightNorms:
-    """For each adapted tensor: mean over orders of its L2 norm, and mean deviation of its elements over orders."""
+    """For each adapted tensor: L2 norm averaged over orders, and mean deviation of its elements over orders."""
 
     title: str
     names: tuple[str, ...]
@@ -69,7 +69,7 @@ class WeightNorms:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryByK:
-    """Peak memory in bytes for each number of orders, and for the network alone."""
+    """Peak memory in bytes by number of orders, and of the network alone."""
 
     title: str
     k: tuple[int, ...]
@@ -85,7 +85,7 @@ KINDS: tuple[type[OrderRecord], ...] = (EntropyByOrder, LossSurface, WeightNorms
 
 
 def write_record(record: OrderRecord, path: Path) -> None:
-    """Write one record, whole or not at all; missing folders are made."""
+    """Write one record atomically; missing folders are created."""
     write_whole(path, to_json(record) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""One cell of a benchmark: its key, its result, and the environment of its run."""
+"""One cell of a benchmark: its key, its result, and its provenance."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ BINS = 15
 
 @dataclass(frozen=True, kw_only=True)
 class CellKey:
-    """One method on one domain with one seed: everything that determines the numbers, and nothing else."""
+    """Everything that determines the numbers of a cell: one method on one domain with one seed."""
 
     experiment: str
     dataset: str
     domain: str
     severity: int | None = None
     method: str
-    options: str = "{}"  # JSON object of the method's options; any spelling is made canonical
+    options: str = "{}"  # JSON object of the method's options, made canonical
     setting: str = "online"
     batch_size: int
     seed: int
     checkpoint: str  # sha256 of the weights, or a name we know
     fingerprint: str  # of the data
-    limit: int | None = None  # at most so many images of the domain; None means all
+    limit: int | None = None  # maximum number of images; None: all
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", _canonical_options(self.options))
@@ -70,7 +70,7 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """Confidence against correctness in 15 bins of equal width; bin i holds confidences in (i/15, (i+1)/15]."""
+    """Confidence and correctness in 15 bins; bin i holds confidences in (i/15, (i+1)/15]."""
 
     count: tuple[int, ...] = (0,) * BINS
     confidence: tuple[float, ...] = (0.0,) * BINS  # sum over the bin
@@ -83,7 +83,7 @@ class Reliability:
 
     @classmethod
     def total(cls, bins: Iterable[Reliability]) -> Reliability:
-        """The bins of several added up."""
+        """The sum of several bins."""
         every = list(bins)
         return cls(
             count=tuple(sum(each.count[i] for each in every) for i in range(BINS)),
@@ -100,19 +100,19 @@ class Reliability:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePrediction:
-    """One image: its label and the classes predicted before and after the update."""
+    """Label of one image and the classes predicted before and after the update."""
 
     index: int  # in the data set
     label: int
     before: int | None
-    after: int  # -1 where the output held a NaN; so too before
+    after: int  # -1: the output held a NaN; also for `before`
     confidence: float  # in `after`
     confidence_before: float | None = field(default=None, metadata={"optional": True})
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskSample:
-    """The labels of one picture's pixels, true and predicted, as PNGs in the colors of the classes."""
+    """True and predicted masks of one image, as PNGs in the class colors."""
 
     index: int  # in the data set
     truth: bytes
@@ -140,22 +140,22 @@ class CellResult:
     seconds_mean: float
     seconds_total: float
     peak_memory: int | None = None  # bytes
-    clean_accuracy: float | None = None  # on clean images after the domain: what was forgotten
+    clean_accuracy: float | None = None  # on clean images after the domain (forgetting)
     history: History = field(metadata={"stored": "course"})
     reliability: Reliability
     confusion: tuple[tuple[int, ...], ...] | None = None  # [label][prediction]
     predictions: tuple[SamplePrediction, ...] = ()
-    # One bit per image in the order of the stream, most significant first: was it right after the update?
-    # Empty where it was not kept; cells with the same fingerprint met the same images in the same order.
+    # One bit per image in stream order, most significant first: 1 if correct after the update; empty if not kept.
+    # Cells with the same fingerprint have the same images in the same order.
     correct: bytes = field(default=b"", metadata={"optional": True})
-    # Of predictions of pixels, for each class: pixels predicted where labeled, predicted, labeled. The accuracies are
-    # then means of the IoU over classes, and the other means are over labeled pixels.
+    # Segmentation: correct, predicted and labeled pixels of each class. The accuracies are then mean IoU over
+    # classes, and the other means are over labeled pixels.
     pixels: tuple[tuple[int, ...], ...] | None = field(default=None, metadata={"optional": True})
     masks: tuple[MaskSample, ...] = field(default=(), metadata={"optional": True})
 
     @property
     def mean_dice(self) -> float | None:
-        """The mean over classes of twice the intersection over the sum of both; None of images."""
+        """Mean Dice score over classes; None for classification."""
         if self.pixels is None:
             return None
         dices = [2 * right / (predicted + labeled) for right, predicted, labeled in self.pixels if predicted + labeled]
@@ -163,7 +163,7 @@ class CellResult:
 
     @property
     def pixel_accuracy(self) -> float | None:
-        """The share of labeled pixels that are right; None of images."""
+        """Fraction of labeled pixels that are correct; None for classification."""
         if self.pixels is None:
             return None
         labeled = sum(row[2] for row in self.pixels)
@@ -172,7 +172,7 @@ class CellResult:
     def __post_init__(self) -> None:
         if self.correct and len(self.correct) != -(-self.samples // 8):
             n = len(self.correct)
-            raise DataError(f"{n} bytes say which of {self.samples} images were right; give one bit each")
+            raise DataError(f"`correct` has {n} bytes for {self.samples} images; give one bit per image")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Cell:
-    """A finished cell; `label` names its method wherever it is shown."""
+    """A finished cell; `label` is the name of its method in tables."""
 
     key: CellKey
     result: CellResult
@@ -211,14 +211,14 @@ class Cell:
 
     @property
     def batches(self) -> int:
-        """How many batches the cell's stream had."""
+        """Number of batches of the cell's stream."""
         return len(self.result.history.samples) or max(1, -(-self.result.samples // self.key.batch_size))
 
 
 def discordant(one: Cell, other: Cell) -> tuple[int, int] | None:
-    """How many images only `one` and only `other` got right: all that McNemar's test needs.
+    """The numbers of images that only `one` and only `other` classified correctly, for McNemar's test.
 
-    None if the cells did not see the same images in the same order, or did not keep which images were right.
+    None if the cells have different images, or did not keep which were correct.
     """
     same = one.key.fingerprint == other.key.fingerprint and one.result.samples == other.result.samples
     if not same or not one.result.correct or not other.result.correct:

@@ -1,4 +1,4 @@
-"""The pivot behind every table: cells by rows and columns, aggregated over seeds and nothing else."""
+"""Pivot tables of cells: labels by domains, averaged over seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY_FIELDS = tuple(f.name for f in fields(CellKey))
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One entry of a table over `n` seeds; the mean is None if a part of it is missing."""
+    """Mean over `n` seeds; None if a value is missing."""
 
     mean: float | None = None
     std: float | None = None  # over seeds, None below two
@@ -28,7 +28,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Table:
-    """A pivot: `cells[i][j]` belongs to `rows[i]` and `columns[j]`, `means[i]` to the row over all columns."""
+    """A pivot table: `cells[i][j]` is at `rows[i]` and `columns[j]`, `means[i]` is over all columns."""
 
     value: str
     rows: tuple[str, ...]
@@ -37,14 +37,14 @@ class Table:
     means: tuple[Aggregate, ...]
 
     def cell(self, row: str, column: str) -> Aggregate:
-        """The entry at two labels."""
+        """The entry of a row and a column."""
         return self.cells[self.rows.index(row)][self.columns.index(column)]
 
 
 def table(cells: Iterable[Cell], *, value: str = "accuracy") -> Table:
     """Pivot finished cells: labels by domains.
 
-    Entries are means over seeds; cells that differ in anything else are refused rather than mixed.
+    Entries are means over seeds; cells that differ in anything else are refused.
     """
     if value not in VALUES:
         raise ConfigError(f"{value!r} is not a value of a result; give one of {', '.join(VALUES)}")
@@ -64,14 +64,14 @@ def table(cells: Iterable[Cell], *, value: str = "accuracy") -> Table:
 
 
 def _by_seed(cells: list[Cell], value: str) -> dict[int, float]:
-    """The value of each seed that has one."""
+    """The finite values by seed."""
     _refuse_mixture([cell.key for cell in cells])
     values = {cell.key.seed: getattr(cell.result, value) for cell in cells}
     return {s: float(v) for s, v in sorted(values.items()) if v is not None and not math.isnan(v)}
 
 
 def _refuse_mixture(keys: list[CellKey]) -> None:
-    """The cells of an entry may differ in seed, and in the data that follow it."""
+    """Refuse cells of one entry that differ in more than seed and fingerprint."""
     _agree(keys, [name for name in _KEY_FIELDS if name not in ("seed", "fingerprint")])
     runs: dict[int, list[CellKey]] = defaultdict(list)
     for key in keys:
@@ -94,7 +94,7 @@ def _agree(keys: list[CellKey], names: Sequence[str]) -> None:
 
 
 def aggregate(values: Sequence[float]) -> Aggregate:
-    """The mean of values of different seeds, with its spread and interval."""
+    """Mean, standard deviation and 95 % t-interval over seeds."""
     n = len(values)
     if n == 0:
         return Aggregate()
@@ -108,7 +108,7 @@ def aggregate(values: Sequence[float]) -> Aggregate:
 
 
 def _row_mean(by_column: list[dict[int, float]], entries: Sequence[Aggregate]) -> Aggregate:
-    """The mean of the shown entries, with the spread over seeds where all columns have the same ones."""
+    """The mean over columns, with a deviation if all columns have the same seeds."""
     if any(entry.mean is None for entry in entries):
         return Aggregate()
     if all(column.keys() == by_column[0].keys() for column in by_column):

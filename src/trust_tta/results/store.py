@@ -60,12 +60,12 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Claimant:
-    """One open store in one process; `place` identifies where its pid is valid, without naming the host."""
+    """One open store in one process; `place` identifies the pid namespace without the host name."""
 
     token: str
     pid: int
-    born: str | None  # start time of the process in ticks since boot, which reveals a reused pid
-    place: str | None  # boot and pid namespace; None where the system does not say
+    born: str | None  # start time of the process in ticks since boot, to detect a reused pid
+    place: str | None  # boot id and pid namespace; None if unknown
 
     @classmethod
     def current(cls) -> Claimant:
@@ -74,8 +74,8 @@ class Claimant:
         state = _process_state(pid)
         return cls(token=uuid.uuid4().hex, pid=pid, born=state[1] if state else None, place=_machine())
 
-    def lives(self) -> bool | None:
-        """Whether the process still exists; None if this machine cannot tell."""
+    def is_alive(self) -> bool | None:
+        """Whether the process still exists; None if unknown."""
         if self.place is None or self.place != _machine():
             return None
         try:
@@ -91,10 +91,10 @@ class Claimant:
 
 
 class ResultStore:
-    """An open store. One object serves one thread of one process; open another elsewhere.
+    """An open store, for one thread of one process.
 
-    A claim lasts as long as its process where this machine can tell, else `lease` seconds from the last `heartbeat`;
-    after that the cell may be claimed again. Whoever finishes a cell first has it recorded.
+    A claim ends with its process; for a process on another machine it ends `lease` seconds after the last
+    `heartbeat`. Then the cell may be claimed again. The first result of a cell is recorded.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, lease: float = LEASE_SECONDS) -> None:
@@ -106,7 +106,7 @@ class ResultStore:
         self._lease = lease
         self._renewed = 0.0
         self._me = Claimant.current()
-        self._writes = False  # a reader may not be allowed to write
+        self._writes = False  # a reader may lack write permission
         self._connection: sqlite3.Connection | None = open_file(self.path, reading=not create)
         self._identity = identity(self.path)
 
@@ -117,7 +117,7 @@ class ResultStore:
         self.close()
 
     def close(self) -> None:
-        """Release what is claimed but not finished, and close the file; closing twice is fine."""
+        """Release unfinished claims and close the file; may be called twice."""
         if self._connection is None:
             return
         try:
@@ -130,7 +130,7 @@ class ResultStore:
             self._connection = None
 
     def check_file(self) -> None:
-        """Raise if the file was removed or replaced while it was open; its content is then saved next to it."""
+        """Raise if the file was removed or replaced while open, after saving its content beside it."""
         if identity(self.path) == self._identity:
             return
         with self._reading() as connection:
@@ -143,7 +143,7 @@ class ResultStore:
         )
 
     def plan(self, keys: Iterable[CellKey], *, labels: Mapping[CellKey, str] | None = None) -> None:
-        """Record cells that are to be run, with their labels, so that a report can say which are missing."""
+        """Record planned cells and their labels, so that a report shows missing ones."""
         rows = [(key.digest, to_json(key), (labels or {}).get(key)) for key in keys]
         with self._transaction() as connection:
             connection.executemany(_PLAN, rows)
@@ -153,7 +153,7 @@ class ResultStore:
         return bool(self.claim_all([key]))
 
     def claim_all(self, keys: Sequence[CellKey]) -> tuple[CellKey, ...]:
-        """Claim all unfinished cells among `keys`, as one stream needs; none if one of them failed or is held."""
+        """Claim all unfinished cells of one stream; none if one of them failed or is claimed by another process."""
         now = time.time()
         with self._transaction() as connection:
             states = {key: self._state(connection, key, now) for key in keys}
@@ -165,7 +165,7 @@ class ResultStore:
         return wanted
 
     def heartbeat(self) -> None:
-        """Renew this process's claims; cheap enough to call at every batch."""
+        """Renew this process's claims; cheap enough for every batch."""
         now = time.time()
         if abs(now - self._renewed) < self._lease / 8:
             return
@@ -175,7 +175,7 @@ class ResultStore:
         self.check_file()
 
     def finish(self, key: CellKey, result: CellResult, provenance: Provenance, *, label: str | None = None) -> bool:
-        """Record a finished cell for good; False when another process had already recorded it."""
+        """Record a finished cell; False if another process has already recorded it."""
         bare = replace(result, history=History())
         row = (key.digest, to_json(key), to_json(bare), _pack(result.history), to_json(provenance), label)
         with self._transaction() as connection:
@@ -184,7 +184,7 @@ class ResultStore:
         return recorded
 
     def keep_pictures(self, key: CellKey, pictures: Mapping[int, bytes], *, class_names: Sequence[str] = ()) -> None:
-        """Keep encoded pictures of images of the key's stream, by index, once for all cells of that stream."""
+        """Store encoded pictures by image index, once for all cells of the key's stream."""
         rows = [(key.fingerprint, index, content) for index, content in pictures.items()]
         with self._transaction() as connection:
             connection.executemany("INSERT INTO pictures VALUES (?, ?, ?) ON CONFLICT DO NOTHING", rows)
@@ -193,14 +193,14 @@ class ResultStore:
                 connection.execute("INSERT INTO classes VALUES (?, ?) ON CONFLICT DO NOTHING", [key.dataset, names])
 
     def pictures(self) -> dict[tuple[str, int], bytes]:
-        """The kept pictures by the fingerprint of their stream and their index in the data set."""
+        """The stored pictures by fingerprint of the stream and image index."""
         rows = self._rows("SELECT fingerprint, place, content FROM pictures")
         if any(list(map(type, row)) != [str, int, bytes] for row in rows):
             raise damaged(self.path, "a picture is not stored as bytes")
         return {(fingerprint, place): content for fingerprint, place, content in rows}
 
     def class_names(self) -> dict[str, tuple[str, ...]]:
-        """The names of the classes of each data set of which pictures were kept."""
+        """Class names by data set."""
         rows = self._rows("SELECT dataset, names FROM classes")
         with self._decoding():
             found = {dataset: tuple(json.loads(names)) for dataset, names in rows}
@@ -209,13 +209,13 @@ class ResultStore:
         return found
 
     def fail(self, key: CellKey, message: str) -> None:
-        """Record that a cell ended in an error; a cell another process holds or has finished stays as it is."""
-        said = message.encode("utf-8", "replace").decode("utf-8")  # a file's name need not be text
+        """Record the error of a cell that this process has claimed."""
+        said = message.encode("utf-8", "replace").decode("utf-8")  # file names in messages may not be UTF-8
         with self._transaction() as connection:
             connection.execute(_FAIL, (key.digest, to_json(key), said, self._me.token))
 
     def retry_failed(self, where: Where | None = None) -> int:
-        """Make failed cells claimable again, and say how many."""
+        """Make failed cells claimable again; returns their number."""
         rows = [(key.digest,) for key in self.keys("failed", where=where)]
         with self._transaction() as connection:
             connection.executemany("UPDATE cells SET status = 'pending' WHERE digest = ? AND status = 'failed'", rows)
@@ -248,7 +248,7 @@ class ResultStore:
         return [Failure(key, str(messages[key.digest]), labels.get(key.digest, key.method)) for key in keys]
 
     def keys(self, status: Status | None = None, *, where: Where | None = None) -> list[CellKey]:
-        """The keys of all cells, or of those in one state, in the order of `results`."""
+        """The keys of all cells, or of those in one state, sorted."""
         rows = self._rows("SELECT key, digest FROM cells WHERE ? IS NULL OR status = ?", status, status)
         with self._decoding():
             found = [from_json(CellKey, text) for text, _ in rows]
@@ -260,7 +260,7 @@ class ResultStore:
         """The digests of running cells whose process has ended, as after a kill; the next sweep runs them."""
         rows = self._rows("SELECT digest, claimant FROM cells WHERE status = 'running'")
         with self._decoding():
-            return {digest for digest, claimant in rows if from_json(Claimant, claimant).lives() is False}
+            return {digest for digest, claimant in rows if from_json(Claimant, claimant).is_alive() is False}
 
     def labels(self) -> dict[str, str]:
         """The recorded labels by the digest of their cell's key."""
@@ -283,8 +283,8 @@ class ResultStore:
             return "done"
         if status == "running":
             with self._decoding():
-                lives = from_json(Claimant, claimant).lives()
-                # A claim that ends further ahead than a lease is long was made before a clock was set back.
+                lives = from_json(Claimant, claimant).is_alive()
+                # A claim that expires later than a lease from now was made before the clock was set back.
                 lasts = now <= expires <= now + self._lease + CLOCK_SECONDS
             return "taken" if lives or (lives is None and lasts) else "free"
         return "taken" if status == "failed" else "free"
@@ -295,7 +295,7 @@ class ResultStore:
 
     @contextmanager
     def _decoding(self) -> Iterator[None]:
-        """Report stored content that cannot be decoded as damage."""
+        """Turn decoding errors into a DataError about a damaged store."""
         try:
             yield
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -349,7 +349,7 @@ WHERE status = 'running' AND token = ?
 
 
 def _machine() -> str | None:
-    # Only Linux: elsewhere signal 0 may end the process, or a pid cannot be tied to a boot.
+    # Linux only: elsewhere signal 0 may end the process, or there is no boot id.
     if sys.platform != "linux":
         return None
     try:
@@ -360,7 +360,7 @@ def _machine() -> str | None:
 
 
 def _process_state(pid: int) -> tuple[str, str] | None:
-    """State letter and start time from /proc, or None where it cannot be read."""
+    """State letter and start time from /proc, or None if it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -36,7 +36,7 @@
     if (select) select.addEventListener("change", () => show(select.selectedIndex));
   }
 
-  // Pickers: methods (data-s) and domains (data-d) appear and go everywhere in their group.
+  // Pickers hide methods (data-s) and domains (data-d) everywhere in their group.
   const apply = (group) => {
     for (const [kind, mark] of [["ms", "s"], ["md", "d"]]) {
       for (const chip of all(`.chip[data-${kind}]`, group)) {
@@ -46,12 +46,12 @@
         }
       }
     }
-    for (const chart of all("svg.dots", group)) if (!chart.closest(".free")) closeRanks(chart);
+    for (const chart of all("svg.dots", group)) if (!chart.closest(".free")) closeGaps(chart);
     for (const table of all(".accuracy table", group)) recompute(table);
   };
 
-  // The mean, the worst and the gains are of the domains that are shown; the numbers come from the runs.
-  const percent = (x) => {  // half to even on the shortest decimal, as everywhere
+  // Mean, worst and gains over the shown domains, computed from the runs.
+  const percent = (x) => {  // half to even on the shortest decimal, as in Python
     const [digits, power] = Math.abs(x).toExponential().split("e");
     const number = BigInt(digits.replace(".", "")), places = (digits.split(".")[1] ?? "").length - Number(power) - 3;
     if (places <= 0) return `${x < 0 ? "-" : ""}${number * 10n ** BigInt(-places) / 10n}.${number * 10n ** BigInt(-places) % 10n}`;
@@ -94,7 +94,7 @@
         cell.dataset.whole ??= JSON.stringify([cell.innerHTML, cell.className, cell.dataset.v ?? null, cell.dataset.tip ?? null]);
         const [html, role, value, told] = JSON.parse(cell.dataset.whole);
         if (!hidden) {
-          cell.innerHTML = html;  // escaped by whoever wrote the page
+          cell.innerHTML = html;  // escaped when the page was written
           cell.className = role;
           if (value === null) delete cell.dataset.v; else cell.dataset.v = value;
           if (told !== null) cell.dataset.tip = told;
@@ -110,9 +110,9 @@
     const note = table.closest(".part").querySelector(".note.shown");
     const count = heads.filter((head) => head.dataset.d && head.style.display !== "none").length;
     note.hidden = !hidden;
-    note.textContent = `Means, worst domains and gains are over the ${count} ${count === 1 ? "domain" : "domains"} shown here; the text, the other tables and the charts of means are over all.`;
+    note.textContent = `Means, worst domains and gains are over the ${count} ${count === 1 ? "domain" : "domains"} shown here; the text, the other tables and the charts of means are over all domains.`;
   };
-  const closeRanks = (chart) => {
+  const closeGaps = (chart) => {
     const rows = all("g.row", chart);
     const step = Number(chart.dataset.step), top = 8;
     let shown = 0;
@@ -174,7 +174,7 @@
     }));
   }
 
-  // Tooltips at once: on the number, or the mark of a chart, nearest to the pointer or finger; arrows walk through a table.
+  // Tooltips of the nearest number or mark; arrow keys move through a table.
   const tip = document.getElementById("tip");
   const showTip = (text, box) => {
     tip.textContent = text;
@@ -205,7 +205,7 @@
       } else {
         const box = mark.getBoundingClientRect();
         const across = Math.max(box.left - x, 0, x - box.right), down = Math.max(box.top - y, 0, y - box.bottom);
-        // Of marks that lie on each other the one whose middle is nearer.
+        // Of overlapping marks, the one whose center is nearest.
         const middle = Math.hypot(x - box.left - box.width / 2, y - box.top - box.height / 2) / 1000;
         take(Math.hypot(across, down) + middle, mark.dataset.tip, box);
       }
@@ -254,7 +254,7 @@
     });
   }
 
-  // Each number back to its runs.
+  // A click on a number shows its runs.
   const trace = document.getElementById("trace");
   const make = (name, text) => { const item = document.createElement(name); item.textContent = text; return item; };
   const openTrace = (cell) => {
@@ -268,10 +268,9 @@
       box.className = "run";
       box.append(make("code", run.digest));
       const list = make("dl", "");
-      const facts = data.facts[run.facts];
-      const shown = { ...run, ...facts };
+      const shown = { ...run, ...data.environments[run.environment] };
       for (const [name, value] of Object.entries(shown)) {
-        if (value === null || ["digest", "facts", "config"].includes(name)) continue;
+        if (value === null || ["digest", "environment", "config"].includes(name)) continue;
         const pair = make("div", "");
         pair.append(make("dt", name), make("dd", String(value)));
         list.append(pair);
@@ -287,7 +286,7 @@
   });
   trace.addEventListener("click", (event) => { if (event.target === trace) trace.close(); });
 
-  // Saving: figures as SVG with the colors they have now, tables as CSV and LaTeX as they stand now.
+  // Save charts as SVG, and tables as CSV and LaTeX, as currently shown.
   const save = (name, kind, text) => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type: kind }));
@@ -331,7 +330,7 @@
   // An apostrophe keeps a spreadsheet from taking text for a formula; numbers stay numbers.
   const inert = (text) => /^[=+\-@\t\r]/.test(text) && !/^[+-]?(\d+\.?\d*|\.\d+|inf|nan)$/.test(text) ? `'${text}` : text;
   const quoted = (text) => /[",\n\r]/.test(inert(text)) ? `"${inert(text).replaceAll('"', '""')}"` : inert(text);
-  // Numbers only, so that a program can read them: gaps are empty, spreads have columns of their own.
+  // Missing values are empty; standard deviations have their own columns.
   const csvText = (table) => {
     const rows = grid(table);
     const wide = rows[0].map((_, j) => rows.slice(1).some((row) => row[j] && spread(row[j])));
