@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from tests.methods.networks import CLASSES, ConvNet, batches, convnet, make, run, same, vmamba
 from trust_tta.errors import ConfigError, ShapeError
 from trust_tta.methods import gather_fisher
+from trust_tta.methods.augmentations import random_augmentation
 from trust_tta.methods.deyo import shuffle_patches
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.rotta import Item, Memory
-from trust_tta.methods.views import random_view
 from trust_tta.preprocessing import Preprocessing
 
 
@@ -77,14 +77,14 @@ def test_views_stay_within_the_range_of_pixels_and_follow_their_seed(soft: bool)
     model.preprocessing = prepare  # type: ignore[assignment]
     images = prepare.normalize(torch.randint(0, 256, (4, 16, 16, 3), dtype=torch.uint8))
     black, white = (prepare.normalize(torch.full((1, 1, 1, 3), v, dtype=torch.uint8)) for v in (0, 255))
-    views = [random_view(images, model, seed=seed, soft=soft) for seed in (0, 0, 1)]
+    views = [random_augmentation(images, model, seed=seed, soft=soft) for seed in (0, 0, 1)]
     assert torch.equal(views[0], views[1])
     assert not torch.equal(views[0], views[2])
     for view in views:
         assert view.shape == images.shape
         assert bool(((view >= black - 1e-5) & (view <= white + 1e-5)).all())
     before = torch.random.get_rng_state()
-    random_view(images, model, seed=3, soft=soft)
+    random_augmentation(images, model, seed=3, soft=soft)
     assert torch.equal(torch.random.get_rng_state(), before)  # the caller's random numbers are left alone
 
 
@@ -92,8 +92,8 @@ def test_views_stay_within_the_range_of_pixels_and_follow_their_seed(soft: bool)
 def test_views_of_any_channels_and_size(shape: tuple[int, ...]) -> None:
     images = torch.randn(shape)
     for seed in range(5):
-        assert random_view(images, nn.Identity(), seed=seed, soft=True).isfinite().all()
-    assert random_view(torch.zeros(shape), nn.Identity(), seed=0, soft=False).isfinite().all()
+        assert random_augmentation(images, nn.Identity(), seed=seed, soft=True).isfinite().all()
+    assert random_augmentation(torch.zeros(shape), nn.Identity(), seed=0, soft=False).isfinite().all()
 
 
 def test_shuffled_patches_are_the_same_patches() -> None:

@@ -178,3 +178,23 @@ def test_statistics_of_a_stream(shared: bool, monkeypatch: pytest.MonkeyPatch) -
         found.append([y, norm.mean, norm.variance, norm.images, *torch.autograd.grad((same * 1, y), leaves, (dy, dy))])
     for plain, mine in zip(*found, strict=True):
         torch.testing.assert_close(mine, plain, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("way", ["several-kernels", "one-kernel"])
+def test_output_may_be_modified_in_place(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Residual networks do `out = norm(x); out += identity; relu_(out)`."""
+    monkeypatch.setattr(batch_norm_ops, "can_use_one_kernel", lambda x: way == "one-kernel")
+    x, identity = (maps(2, 20, 5, 3, seed=seed, dtype=torch.float32) - 5 for seed in (0, 1))
+    weight, bias = normal(20, seed=2), normal(20, seed=3)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    out = batch_norm(x, weight, bias, 1e-5)[1]
+    out += identity
+    out.relu_()
+    wanted = F.relu(F.batch_norm(exact[0], None, None, exact[1], exact[2], training=True) + identity.double())
+    assert not differ(out.detach(), wanted.detach(), torch.float32)
+    upstream = normal(*out.shape, seed=4)
+    for mine, theirs in zip(
+        torch.autograd.grad(out, leaves, upstream), torch.autograd.grad(wanted, exact, upstream.double()), strict=True
+    ):
+        assert not differ(mine, theirs, torch.float32)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta.methods import losses
-from trust_tta.methods.views import log_mean_probability, mean_log_probability
+from trust_tta.methods.ensembling import log_mean_probability, mean_log_probability
 from trust_tta.ops import segmentation_logits as bands
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chunks, resized_chunks, upsample
 

@@ -16,8 +16,8 @@ from trust_tta.live.monitors import MAX_PIXELS, probability_rows
 from trust_tta.live.stream import Stream
 from trust_tta.methods import gather_fisher, losses
 from trust_tta.methods.base import Method
+from trust_tta.methods.ensembling import MeanProbability, log_mean_probability
 from trust_tta.methods.registry import create_method
-from trust_tta.methods.views import MeanProbability, log_mean_probability
 from trust_tta.models.config import UPerNetConfig
 from trust_tta.models.upernet import UPerNet
 from trust_tta.ops import segmentation_logits as bands

@@ -12,10 +12,9 @@ from trust_tta.methods.eta import Eata as Eata
 from trust_tta.methods.eta import Eta as Eta
 from trust_tta.methods.eta import Rdumb as Rdumb
 from trust_tta.methods.foa import Foa as Foa
-from trust_tta.methods.heads import Neo as Neo
-from trust_tta.methods.heads import T3a as T3a
 from trust_tta.methods.lame import Lame as Lame
 from trust_tta.methods.losses import entropy as entropy
+from trust_tta.methods.neo import Neo as Neo
 from trust_tta.methods.norms import BnAlpha as BnAlpha
 from trust_tta.methods.norms import BnEma as BnEma
 from trust_tta.methods.ranking import rank_orders as rank_orders
@@ -34,6 +33,7 @@ from trust_tta.methods.source_data import SourceStatistics as SourceStatistics
 from trust_tta.methods.source_data import gather_fisher as gather_fisher
 from trust_tta.methods.source_data import gather_source_statistics as gather_source_statistics
 from trust_tta.methods.state import Number as Number
+from trust_tta.methods.t3a import T3a as T3a
 from trust_tta.methods.tent import Tent as Tent
 from trust_tta.methods.tide import Tide as Tide
 from trust_tta.methods.trust import Trust as Trust

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.ensembling import MeanProbability
 from trust_tta.methods.losses import pseudo_label_loss
-from trust_tta.methods.order_options import OrderNames, OrderOptions, require_orders, scan_orders_of
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Spec, clone
 from trust_tta.methods.trust import WeightAveraging
-from trust_tta.methods.views import MeanProbability
+from trust_tta.methods.trust_options import OrderNames, OrderOptions, require_orders, scan_orders_of
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
 from trust_tta.schema import Count, Natural, Rate

@@ -21,7 +21,7 @@ from trust_tta.methods.forward import NetworkForward, stochastic_depth_on
 from trust_tta.methods.parameters import ParameterSet, SharedModel, select, share_tensors
 from trust_tta.methods.state import Counters, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.validation import InputCheck, adaptation_context, all_finite, check_outputs
+from trust_tta.methods.validation import InputCheck, adaptation_context, all_finite, check_network, check_outputs
 from trust_tta.ops.segmentation_logits import Logits, upsample
 from trust_tta.orders import OrderLike
 from trust_tta.preprocessing import network_input
@@ -86,8 +86,7 @@ class Method(nn.Module):
 
     def __init__(self, model: nn.Module, options: MethodOptions | None = None) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise ConfigError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+        check_network(getattr(model, "_orig_mod", model))
         self.options = self.Options() if options is None else options
         if not isinstance(self.options, self.Options):
             raise ConfigError(f"the options of '{self.name}' are {show(options)}; give a {self.Options.__name__}")

@@ -10,12 +10,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from trust_tta.methods.augmentations import random_augmentation
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to, symmetric_cross_entropy
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Spec
 from trust_tta.methods.validation import check_image_logits
-from trust_tta.methods.views import random_view
 from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Fraction, Natural, Rate
 
@@ -98,7 +98,7 @@ class Cotta(Learner):
     def augment(self, images: Tensor, number: int) -> Tensor:
         """View `number` of images (n, c, h, w)."""
         seed = self.options.seed * 1_000_003 + self.counters.backwards * self.options.augmentations + number
-        return random_view(images, self.model, seed=seed, soft=True)
+        return random_augmentation(images, self.model, seed=seed, soft=True)
 
     def forgotten(self, student: Tensor) -> Tensor:
         """Which weights (n,) of the student return to the source."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trust_tta.errors import StateError
 from trust_tta.methods.base import Method, MethodOptions
-from trust_tta.methods.prompts import Maps, take_prompts
+from trust_tta.methods.prompts import take_prompts
 from trust_tta.methods.source_data import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
@@ -48,7 +48,7 @@ class DpcoreOptions(MethodOptions):
     episodic: bool = False
 
 
-class Seen(NamedTuple):
+class FeatureStats(NamedTuple):
     """A batch under one prompt: logits (n, classes), mean and deviation (d,) of its features."""
 
     logits: Tensor
@@ -90,7 +90,7 @@ class Dpcore(Method):
         with torch.no_grad():
             return self.see(x, prompt).logits
 
-    def adapt_known(self, x: Tensor, plain: Seen) -> tuple[Tensor, Tensor] | None:
+    def adapt_known(self, x: Tensor, plain: FeatureStats) -> tuple[Tensor, Tensor] | None:
         """Learn from the mixture of known prompts, where it suits the batch; they all follow by their weights."""
         if self.coreset is None:
             return None
@@ -103,7 +103,7 @@ class Dpcore(Method):
         self.coreset = known + self.options.alpha * weights[:, None] * (new - known)
         return learned, logits
 
-    def adapt_new(self, x: Tensor, plain: Seen, prompt: Tensor) -> tuple[Tensor, Tensor]:
+    def adapt_new(self, x: Tensor, plain: FeatureStats, prompt: Tensor) -> tuple[Tensor, Tensor]:
         """Learn a prompt from the start, and keep it with the features of the batch."""
         prompt.requires_grad_()
         learned, logits = self.learn(x, prompt, self.see(x, prompt), steps=self.options.new_steps)
@@ -111,7 +111,7 @@ class Dpcore(Method):
         self.coreset = new if self.coreset is None else torch.cat([self.coreset.to(new), new])
         return learned, logits
 
-    def learn(self, x: Tensor, prompt: Tensor, seen: Seen, *, steps: int) -> tuple[Tensor, Tensor]:
+    def learn(self, x: Tensor, prompt: Tensor, seen: FeatureStats, *, steps: int) -> tuple[Tensor, Tensor]:
         """Descend the distance to clean images from `prompt`, already `seen`; the last step's logits."""
         optimizer = torch.optim.AdamW([prompt], lr=self.options.lr, weight_decay=self.options.weight_decay)
         for step in range(steps):
@@ -126,34 +126,34 @@ class Dpcore(Method):
                 optimizer.step()
         return prompt.detach(), seen.logits.detach()
 
-    def see(self, x: Tensor, prompt: Tensor | None = None) -> Seen:
+    def see(self, x: Tensor, prompt: Tensor | None = None) -> FeatureStats:
         """One counted pass from the embedded batch on, with a prompt (c,) or (prompts * d,)."""
         self.counters.forwards += 1
         return self._see(x, prompt)
 
-    def _see(self, x: Tensor, prompt: Tensor | None) -> Seen:
+    def _see(self, x: Tensor, prompt: Tensor | None) -> FeatureStats:
         network = take_prompts(self.model)
-        if prompt is None or isinstance(network, Maps):
-            features = network.see(x if prompt is None else x + prompt.view(1, -1, 1, 1)).features
+        if prompt is None or network.as_bias:
+            features = network.forward(x if prompt is None else x + prompt.view(1, -1, 1, 1)).features
         else:
-            features = network.see(x, prompt.view(-1, network.width(x))).features
+            features = network.forward(x, prompt.view(-1, network.width(x))).features
         variance, mean = torch.var_mean(features, dim=0, correction=min(1, len(features) - 1))
-        return Seen(network.classify(features), mean, (variance + 1e-12).sqrt())  # zero has no slope
+        return FeatureStats(network.classify(features), mean, (variance + 1e-12).sqrt())  # zero has no slope
 
     def first_prompt(self, images: Tensor, x: Tensor) -> Tensor:
         """Where every new prompt starts: no bias, or the same random tokens."""
         network = take_prompts(self.model)
-        if isinstance(network, Maps):
+        if network.as_bias:
             return x.new_zeros(network.width(x))
         spread, numbers = network.spread(images, x), self.options.prompts * network.width(x)
         return torch.from_numpy(np.random.default_rng(self.options.seed).uniform(-spread, spread, numbers)).to(x)
 
-    def distance(self, seen: Seen) -> Tensor:
+    def distance(self, seen: FeatureStats) -> Tensor:
         """Of the batch's features to those of clean images, ()."""
         source = self.source.like(seen.mean)
         return _apart(seen.mean - source.features, seen.std - source.features_std)
 
-    def mix(self, coreset: Tensor, plain: Seen) -> tuple[Tensor, Tensor]:
+    def mix(self, coreset: Tensor, plain: FeatureStats) -> tuple[Tensor, Tensor]:
         """Weights (m,) of the known prompts, more the nearer the features they were learned on, and their mixture."""
         width = len(plain.mean)
         means, stds, prompts = coreset.tensor_split((width, 2 * width), dim=1)

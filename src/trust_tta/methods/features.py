@@ -1,4 +1,4 @@
-"""Pooled features and logits of any network that can tell its features from its head."""
+"""Pooled features, their classifier, and methods that adapt in the space of features."""
 
 from __future__ import annotations
 
@@ -9,27 +9,76 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.methods.base import Method
+from trust_tta.methods.forward import take_logits
 from trust_tta.methods.parameters import classifiers
+from trust_tta.methods.validation import all_finite, check_outputs
+
+
+class FeatureMethod(Method):
+    """A method on the features of a network: subclasses implement `classify` and `update`."""
+
+    def adapted_names(self, model: nn.Module) -> list[str]:
+        require_features(model, self.name)
+        return []
+
+    def adapt(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.counters.forwards += 1
+            features, logits = features_and_logits(self.model, images)
+            check_outputs(all_finite(logits), images)  # prototypes would hide it
+            before = self.prediction_before = self.classify(features)
+            self.update(features)
+            return before if self.options.predict == "before" else self.classify(features)
+
+    def infer(self, images: Tensor) -> Tensor:
+        return self.classify(features_and_logits(self.model, images)[0])
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits (n, classes) of the trained classifier for features (n, d)."""
+        return classify(self.model, features)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (n, classes) of the adapted classifier for features (n, d)."""
+        raise NotImplementedError
+
+    def update(self, features: Tensor) -> None:
+        """Update the state by the features (n, d) of a batch."""
+        raise NotImplementedError
+
+
+def splits_head(model: nn.Module) -> bool:
+    """Whether a network has `forward_features` and `forward_head`."""
+    return hasattr(model, "forward_features") and hasattr(model, "forward_head")
+
+
+def pools_in_head(model: nn.Module) -> bool:
+    """Whether a network is one of timm's, whose `forward_head` pools whatever it is given."""
+    return hasattr(model, "get_classifier") and not hasattr(model, "classifier_names")
 
 
 def require_features(model: nn.Module, method: str) -> None:
-    """Refuse a network that has no features to show."""
-    if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
-        raise ConfigError(
-            f"{method} reads features and {type(model).__name__} has no forward_features and forward_head; "
-            "add both (images to features to logits), or use another method such as 'tent'"
-        )
+    """Refuse a network whose features cannot be read, neither by `forward_features` nor at its classifier."""
+    if pools_in_head(model) or not splits_head(model):
+        linear_heads(model, by=method)
 
 
 def features_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Pooled features (n, d) and logits (n, classes), in one pass.
+    """Pooled features (n, d) and logits (n, classes) of one forward.
 
-    Networks either pool in `forward_features`, or, like those of timm, give maps or tokens there and pool in
-    `forward_head(features, pre_logits=True)`.
+    Networks either pool in `forward_features`; or, like those of timm, give maps or tokens there and pool in
+    `forward_head(features, pre_logits=True)`; or have neither: their features are the input of the classifier.
     """
     network: Any = model
+    if not splits_head(model):
+        return _classifier_input(model, images)
     found: Tensor = network.forward_features(images)
-    pooled = found if found.dim() == 2 else _pool(network, found)
+    pooled = found
+    if found.dim() != 2:
+        try:
+            pooled = network.forward_head(found, pre_logits=True)
+        except TypeError:  # it has no such argument
+            pooled = found
     if pooled.dim() != 2:
         raise ShapeError(
             f"the features have shape {tuple(pooled.shape)}; let forward_features, or forward_head(features, "
@@ -39,15 +88,28 @@ def features_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
     return pooled, logits
 
 
-def pools_in_head(model: nn.Module) -> bool:
-    """Whether a network is one of timm's, whose `forward_head` pools whatever it is given."""
-    return hasattr(model, "get_classifier") and not hasattr(model, "classifier_names")
+def _classifier_input(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The input (n, d) of the classifier, read by a hook, and the logits (n, classes), which must be its output."""
+    (head,) = linear_heads(model)
+    seen: list[tuple[Tensor, Tensor]] = []
+    handle = head.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
+    try:
+        logits = take_logits(model, model(images))
+    finally:
+        handle.remove()
+    name = next(name for name, module in model.named_modules() if module is head)
+    if not seen or seen[-1][1].shape[:2] != logits.shape or not torch.equal(seen[-1][1].reshape_as(logits), logits):
+        raise ConfigError(
+            f"the logits of {type(model).__name__} are not the output of its layer '{name}', so its features are "
+            "unknown; add forward_features (images to features) and forward_head (features to logits) to the network"
+        )
+    return seen[-1][0].flatten(1), logits
 
 
 def classify(model: nn.Module, features: Tensor) -> Tensor:
     """Logits (n, classes) of pooled features (n, d)."""
     network: Any = model
-    if pools_in_head(model):
+    if pools_in_head(model) or not splits_head(model):
         (head,) = linear_heads(model)
         return F.linear(features, head.weight.flatten(1), head.bias)
     logits: Tensor = network.forward_head(features)
@@ -66,7 +128,8 @@ def linear_heads(model: nn.Module, *, by: str = "it") -> list[nn.Linear | nn.Con
     """
     found = classifiers(model)
     heads = [head for head in found if isinstance(head, nn.Linear | nn.Conv2d)]
-    if not heads or len(heads) < len(found) or (len(heads) > 1 and pools_in_head(model)):
+    several = len(heads) > 1 and (pools_in_head(model) or not splits_head(model))
+    if not heads or len(heads) < len(found) or several:
         kinds = ", ".join(type(head).__name__ for head in found) or "none"
         raise ConfigError(
             f"{by} needs one linear classifier, and {type(model).__name__} has {kinds}; use another method, as 'tent'"
@@ -74,9 +137,6 @@ def linear_heads(model: nn.Module, *, by: str = "it") -> list[nn.Linear | nn.Con
     return heads
 
 
-def _pool(network: Any, found: Tensor) -> Tensor:
-    try:
-        pooled: Tensor = network.forward_head(found, pre_logits=True)
-    except TypeError:  # it has no such argument
-        return found
-    return pooled
+def wide_dtype(values: Tensor) -> torch.dtype:
+    """At least float32."""
+    return torch.promote_types(values.dtype, torch.float32)

@@ -123,7 +123,7 @@ class Foa(Method):
 
     def try_tokens(self, network: PromptedNetwork, x: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
         """Fitness, logits (n, classes) and mean features (d,) of an embedded batch with one candidate's tokens."""
-        seen = network.see(x, torch.from_numpy(candidate).to(x).view(self.options.prompts, -1))
+        seen = network.forward(x, torch.from_numpy(candidate).to(x).view(self.options.prompts, -1))
         features, source = seen.features, self.source.like(x)
         plain = logits = network.classify(features)
         if self.mean_features is not None:

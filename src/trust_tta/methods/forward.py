@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError
+from trust_tta.errors import ConfigError, ShapeError
 from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
 from trust_tta.orders import OrderLike
@@ -39,8 +39,37 @@ class NetworkForward:
             directions = choose(order, len(images))
         elif order is not None:
             raise ConfigError(f"{type(self.network).__name__} has no traversal orders, and order={order} was asked for")
-        logits = self.graphed(images, directions, capture=capture)
+        logits = take_logits(self.network, self.graphed(images, directions, capture=capture))
         return CoarseLogits(logits, (images.shape[2], images.shape[3])) if self.coarse else logits
+
+
+def take_logits(network: nn.Module, output: Any) -> Tensor:
+    """The logits in a network's output; where it is a dict or a tuple, `network.output_key` says which entry."""
+    key = getattr(network, "output_key", None)
+    if key is not None:
+        try:
+            output = output[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ConfigError(
+                f"{type(network).__name__} has output_key={key!r}, but its output is {_kind(output)}; set it to the "
+                "key or index of the logits, or remove it where the output is a tensor"
+            ) from error
+    if not isinstance(output, Tensor):
+        raise ConfigError(
+            f"{type(network).__name__} returned {_kind(output)}; set model.output_key to the key or index of the logits"
+        )
+    if output.dim() not in (2, 4):
+        raise ShapeError(
+            f"{type(network).__name__} returned shape {tuple(output.shape)}; logits (n, classes) or (n, classes, h, w) "
+            "are wanted"
+        )
+    return output
+
+
+def _kind(output: Any) -> str:
+    if isinstance(output, Mapping):
+        return f"a {type(output).__name__} with the keys {', '.join(map(repr, output))}"
+    return f"a {type(output).__name__}" + (f" of {len(output)} entries" if isinstance(output, tuple | list) else "")
 
 
 class CoarseNetwork(nn.Module):

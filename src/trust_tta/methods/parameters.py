@@ -1,4 +1,4 @@
-"""Which parameters a method adapts, chosen by role; and a network that shares everything else."""
+"""Which parameters a method adapts, chosen by role, and a second network over the same tensors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ _NORMS = (
     nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm,
 )  # fmt: skip
 _EPSILONS = ("eps", "variance_epsilon")
+_HEAD_NAMES = ("fc", "head", "heads", "classifier", "linear", "last_linear", "logits", "output")
+_ATTENTION_OUT = nn.modules.linear.NonDynamicallyQuantizableLinear
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalizes: one of PyTorch's, or one with an epsilon and a weight for each channel alone."""
+    """Whether a module is a normalization layer: PyTorch's, or one with an epsilon and one weight per channel."""
     if isinstance(module, _NORMS):
         return True
     own = dict(module.named_parameters(recurse=False))
@@ -36,7 +38,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def parameter_roles(model: nn.Module) -> dict[str, Role]:
-    """The model's own account of its parameters, or, for any other network, what its layers are."""
+    """The role of each parameter: as the model itself reports them, or from the types of its layers."""
     own = getattr(model, "parameter_roles", None)
     if own is not None:
         roles: dict[str, Role] = own()
@@ -52,52 +54,65 @@ def parameter_roles(model: nn.Module) -> dict[str, Role]:
 
 
 def _last_stage(model: nn.Module) -> list[str]:
-    """Names of the modules that make the last stage, as networks of the field are built.
+    """Names of the modules of the last stage: the last of several stages, or the last quarter of a series of blocks.
 
-    A ResNet's last `layer<i>`, the last of `stages` or `layers`, the last quarter of a transformer's `blocks`: what SAR
-    leaves out by name in ResNets and ViT-B (`layer4`, `blocks.9` to `blocks.11`).
+    As SAR leaves out `layer4` in ResNets and `blocks.9` to `blocks.11` in ViT-B.
     """
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        names = [name for name, _ in module.named_children()]
-        numbered = [name for name in names if re.fullmatch(r"layer\d+", name)]
-        if numbered:
-            return [prefix + numbered[-1]]
-        for name in ("stages", "layers", "blocks"):
-            inner = [child for child, _ in module.get_submodule(name).named_children()] if name in names else []
-            if inner:
-                count = math.ceil(len(inner) / 4) if name == "blocks" else 1
-                return [f"{prefix}{name}.{child}" for child in inner[-count:]]
+    for path, module in model.named_modules():  # from the root on
+        series = _series(module)
+        if series:
+            stages = any(_series(part) for name in series for part in module.get_submodule(name).modules())
+            count = 1 if stages else math.ceil(len(series) / 4)
+            return [f"{path}.{name}" if path else name for name in series[-count:]]
     return []
+
+
+def _series(module: nn.Module) -> list[str]:
+    """Names of two or more children that run in sequence and hold norms: of a container, or numbered as `layer1`."""
+    names = [name for name, child in module.named_children() if _holds_norms(child)]
+    if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        names = [name for name in names if re.fullmatch(r"[a-z]+_?\d+", name)]
+        names = [name for name in names if name.rstrip("0123456789") == names[-1].rstrip("0123456789")]
+    return names if len(names) > 1 else []
+
+
+def _holds_norms(module: nn.Module) -> bool:
+    return not is_norm(module) and any(is_norm(inner) for inner in module.modules())
 
 
 def select(model: nn.Module, parameters: ParameterSet, *, skip_last: bool = False) -> list[str]:
     """Names of the parameters of a set; refused when the network has none of one of its kinds.
 
-    "bn": affine weights of the normalizations; "scan": SS2D without its inner norm; "ss2d": both; "all": everything but
-    the classifier; "auto": "ss2d" where the network scans, else "bn", else "all". `skip_last` leaves out the last stage
-    and the head.
+    "bn": affine weights of the normalization layers; "scan": SS2D without its inner norm; "ss2d": both; "all":
+    everything but the classifier; "auto": "ss2d" where the network scans, else "bn", else "all". `skip_last` leaves out
+    the last stage and the head.
     """
+    every = parameter_roles(model)
+    roles = {name: role for name, role in every.items() if not (skip_last and role.last)}
     if parameters == "auto":
-        kinds = {role.kind for role in parameter_roles(model).values()}
+        kinds = {role.kind for role in every.values()}
         parameters = "ss2d" if "scan" in kinds else "bn" if "norm" in kinds else "all"
     if parameters == "all":
-        kept = {n for n, role in parameter_roles(model).items() if not (skip_last and role.last)}
-        return [n for n in all_but_the_head(model) if n in kept]
+        return [name for name in all_but_the_head(model) if name in roles]
     wanted = PARAMETER_SETS[parameters]
-    roles = {n: role for n, role in parameter_roles(model).items() if not (skip_last and role.last)}
     found = sorted({role.kind for role in roles.values()})
     missing = [kind for kind in wanted if kind not in found]
     if missing:
+        network, lacking = type(model).__name__, " or ".join(missing)
+        if any(role.kind in missing for role in every.values()):
+            raise ConfigError(
+                f"all {lacking} parameters of {network} are in its last stage, which this method skips; "
+                "pass skip_last=False"
+            )
         raise ConfigError(
-            f"{type(model).__name__} has no {' or '.join(missing)} parameters to adapt (it has: {', '.join(found)}"
-            f"{', the last stage left out' if skip_last else ''}); adapt other parameters, or use the method 'source'"
+            f"{network} has no {lacking} parameters to adapt (it has: {', '.join(found) or 'none'}); "
+            "adapt other parameters, or use the method 'source'"
         )
-    return [n for n, role in roles.items() if role.kind in wanted]
+    return [name for name, role in roles.items() if role.kind in wanted]
 
 
 def all_but_the_head(model: nn.Module) -> list[str]:
-    """Names of all parameters except those that classify."""
+    """Names of all parameters except those of the classifier."""
     fixed = {id(parameter) for head in classifiers(model) for parameter in head.parameters()}
     if not fixed:
         raise ConfigError(
@@ -107,17 +122,24 @@ def all_but_the_head(model: nn.Module) -> list[str]:
 
 
 def classifiers(model: nn.Module) -> list[nn.Module]:
-    """The layers that give logits: as our networks say, as timm's say, or else the last linear layer."""
+    """The layers that give the logits: as our networks report, as timm's do, else the last linear layer.
+
+    Linear layers below an attribute named as a head come first: others may be registered after it.
+    """
     own: Callable[[], Collection[str]] | None = getattr(model, "classifier_names", None)
     if own is not None:
         return [model.get_submodule(path) for path in dict.fromkeys(name.rpartition(".")[0] for name in own())]
     classifier: Callable[[], Any] | None = getattr(model, "get_classifier", None)
     found = classifier() if callable(classifier) else ()
     layers = found if isinstance(found, tuple | list) else (found,)
-    heads: list[nn.Module] = [
-        layer for layer in layers if isinstance(layer, nn.Module) and any(True for _ in layer.parameters())
-    ]
-    return heads or list([module for module in model.modules() if isinstance(module, nn.Linear)][-1:])
+    heads = [layer for layer in layers if isinstance(layer, nn.Module) and any(True for _ in layer.parameters())]
+    if heads:
+        return heads
+    linear: dict[str, nn.Module] = {
+        n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and not isinstance(m, _ATTENTION_OUT)
+    }
+    named = [module for name, module in linear.items() if name.partition(".")[0] in _HEAD_NAMES]
+    return (named or list(linear.values()))[-1:]
 
 
 class SharedModel:
@@ -159,4 +181,6 @@ def share_tensors(model: nn.Module, adapted: Collection[str] = ()) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(parameter.data, requires_grad=name in adapted)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer
+    for module in model.modules():  # weights computed by hooks (legacy weight_norm, pruning), which have a graph
+        memo |= {id(value): value.detach() for value in vars(module).values() if isinstance(value, Tensor)}
     return copy.deepcopy(model, memo).eval()

@@ -1,4 +1,4 @@
-"""Networks that take learned prompts after their embedding: vision transformers as tokens, VMambas in their maps."""
+"""Networks with learned prompts: tokens of vision transformers, VMamba's first map, or the images of other networks."""
 
 from __future__ import annotations
 
@@ -9,35 +9,39 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods.features import classify, linear_heads
+from trust_tta.methods.features import classify, features_and_logits, require_features
 
 
-class Seen(NamedTuple):
-    """A batch in a network: a token of every layer (n, sum of widths), and pooled features (n, d)."""
+class PromptedOutput(NamedTuple):
+    """A token of every layer, concatenated (n, sum of widths), and pooled features (n, d)."""
 
     layers: Tensor
     features: Tensor
 
 
 class PromptedNetwork(Protocol):
-    """Images to what prompts are put into, from there to features, and to logits (n, classes)."""
+    """Embeds images, and runs the rest of the network with prompts. `as_bias`: a prompt may be one bias per channel."""
+
+    as_bias: bool
 
     def embed(self, images: Tensor) -> Tensor: ...
 
     def width(self, x: Tensor) -> int:
-        """The numbers in a token of what `embed` gave."""
+        """The size of a token of the embedded images."""
 
     def spread(self, images: Tensor, x: Tensor) -> float:
         """The range of random tokens: uniform, as visual prompt tuning draws them."""
 
-    def see(self, x: Tensor, tokens: Tensor | None = None) -> Seen:
-        """From `embed` on, with `tokens` (prompts, width) that all images share."""
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> PromptedOutput:
+        """Run the network from `embed` on, with `tokens` (prompts, width) that all images share."""
 
     def classify(self, features: Tensor) -> Tensor: ...
 
 
-class Maps:
+class MapPrompts:
     """A VMamba: tokens fill one more row of the first map (n, c, h, w); a map's mean token stands for its layer."""
+
+    as_bias = True
 
     def __init__(self, network: Any) -> None:
         self.network = network
@@ -49,16 +53,18 @@ class Maps:
     def spread(self, images: Tensor, x: Tensor) -> float:
         return _spread(images.shape[1] * (images.shape[2] // x.shape[2]) ** 2, x.shape[1])
 
-    def see(self, x: Tensor, tokens: Tensor | None = None) -> Seen:
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> PromptedOutput:
         maps = self.network.forward_maps(x if tokens is None else append_row(x, tokens))
-        return Seen(torch.cat([m.mean((2, 3)) for m in maps], dim=1), self.network.pool(maps[-1]))
+        return PromptedOutput(torch.cat([m.mean((2, 3)) for m in maps], dim=1), self.network.pool(maps[-1]))
 
 
-class Tokens:
+class TokenPrompts:
     """A vision transformer of timm: prompts follow the class token and leave after the last block.
 
     The class token, normalized as the next block takes it, stands for a layer; where there is none, the mean token.
     """
+
+    as_bias = False
 
     def __init__(self, network: Any) -> None:
         self.network, self.prefix = network, int(network.num_prefix_tokens)
@@ -74,7 +80,7 @@ class Tokens:
     def spread(self, images: Tensor, x: Tensor) -> float:
         return _spread(images.shape[1] * math.prod(self.network.patch_embed.patch_size), x.shape[2])
 
-    def see(self, x: Tensor, tokens: Tensor | None = None) -> Seen:
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> PromptedOutput:
         count = 0 if tokens is None else len(tokens)
         if tokens is not None:
             x = torch.cat([x[:, : self.prefix], tokens.expand(len(x), -1, -1), x[:, self.prefix :]], dim=1)
@@ -84,7 +90,38 @@ class Tokens:
             x = block(x)
             own = torch.cat([x[:, : self.prefix], x[:, self.prefix + count :]], dim=1) if count else x
             layers.append(norm(own[:, 0] if self.network.cls_token is not None else own.mean(1)))
-        return Seen(torch.cat(layers, dim=1), self.network.forward_head(self.network.norm(own), pre_logits=True))
+        return PromptedOutput(
+            torch.cat(layers, dim=1), self.network.forward_head(self.network.norm(own), pre_logits=True)
+        )
+
+    def classify(self, features: Tensor) -> Tensor:
+        return classify(self.network, features)
+
+
+class ImagePrompts:
+    """Any other network: tokens replace the last row of its images, a bias is added to every pixel.
+
+    The layers' statistics are those of the pooled features, which are the input of the classifier.
+    """
+
+    as_bias = True
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+
+    def embed(self, images: Tensor) -> Tensor:
+        return images
+
+    def width(self, x: Tensor) -> int:
+        return x.shape[1]
+
+    def spread(self, images: Tensor, x: Tensor) -> float:
+        return _spread(images.shape[1], x.shape[1])
+
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> PromptedOutput:
+        x = x if tokens is None else append_row(x[:, :, :-1], tokens)
+        features, _ = features_and_logits(self.network, x)
+        return PromptedOutput(features, features)
 
     def classify(self, features: Tensor) -> Tensor:
         return classify(self.network, features)
@@ -95,21 +132,20 @@ _TOKENS = ("patch_embed", "_pos_embed", "norm_pre", "blocks", "norm", "num_prefi
 
 
 def take_prompts(model: nn.Module) -> PromptedNetwork:
-    """The network with a place for prompts, or a refusal."""
+    """The network with a place for prompts: in its tokens, its first map, or else its images."""
     network: Any = model
     if all(hasattr(model, name) for name in _MAPS):
-        return Maps(network)
+        return MapPrompts(network)
+    if getattr(model, "dense", False):
+        raise ConfigError(f"prompts need one prediction for each image and {type(model).__name__} labels pixels")
+    require_features(model, "a prompt")
     if all(hasattr(model, name) for name in _TOKENS) and _is_plain(network.blocks):
-        linear_heads(model, by="a prompt")
-        return Tokens(network)
-    raise ConfigError(
-        f"prompts are put into the tokens of a vision transformer or the first map of a VMamba, and "
-        f"{type(model).__name__} has no such place; use a VMamba, one of timm's ViTs, or another method such as 'tent'"
-    )
+        return TokenPrompts(network)
+    return ImagePrompts(network)
 
 
 def _is_plain(blocks: Any) -> bool:
-    """Whether blocks take tokens and nothing else, as positions that turn with them."""
+    """Whether blocks take tokens alone; some also take rotary positions."""
     return isinstance(blocks, nn.Sequential) and all(hasattr(block, "norm1") for block in blocks)
 
 

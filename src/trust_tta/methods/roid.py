@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from trust_tta.methods.augmentations import random_augmentation
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.validation import check_classes, check_image_logits
-from trust_tta.methods.views import random_view
 from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Fraction, Natural, Positive, Rate
 
@@ -74,7 +74,9 @@ class Weighted(Learner):
 
     def augment(self, images: Tensor) -> Tensor:
         """A view of images (n, c, h, w)."""
-        return random_view(images, self.model, seed=self.options.seed * 1_000_003 + self.counters.backwards, soft=False)
+        return random_augmentation(
+            images, self.model, seed=self.options.seed * 1_000_003 + self.counters.backwards, soft=False
+        )
 
     def weigh(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (n,) of images that are certain and differ from the mean prediction, and which of them count."""

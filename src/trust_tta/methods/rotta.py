@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from trust_tta.errors import ShapeError, StateError
+from trust_tta.methods.augmentations import random_augmentation
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to
 from trust_tta.methods.norms import RobustNorm, check_moved
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.validation import all_finite, check_image_logits, check_outputs
-from trust_tta.methods.views import random_view
 from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Fraction, Natural, Rate
 
@@ -192,7 +192,7 @@ class Rotta(Learner):
     def augment(self, images: Tensor) -> Tensor:
         """A view of images (n, c, h, w)."""
         seed = self.options.seed * 1_000_003 + self.counters.backwards
-        return random_view(images, self.model, seed=seed, soft=True)
+        return random_augmentation(images, self.model, seed=seed, soft=True)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         sizes = {len(state["extra"].get(name, ())) for name in ("images", "labels", "entropies", "ages")}

@@ -51,7 +51,7 @@ def gather_source_statistics(
     images, sums, squares, width = 0, torch.zeros(()), torch.zeros(()), 0
     with torch.no_grad():
         for batch in _normalized(network, batches, statistics):
-            seen = prompted.see(prompted.embed(batch))
+            seen = prompted.forward(prompted.embed(batch))
             values = torch.cat(seen, dim=1).double().cpu()
             images, width = images + len(values), seen.features.shape[1]
             sums, squares = sums + values.sum(0), squares + values.square().sum(0)

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.ensembling import log_mean_probability, mean_log_probability, mirrored, single
 from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, mean_entropy
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.views import log_mean_probability, mean_log_probability, mirrored, single
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
 from trust_tta.schema import Fraction, Positive, Rate
 

@@ -8,18 +8,16 @@ the mean are in `parallel.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from trust_tta.methods import merging, parallel
-from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.base import Learner
+from trust_tta.methods.ensembling import log_mean_probability, mirrored
 from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, most_likely, pseudo_label_loss
-from trust_tta.methods.order_options import OrderName, OrderOptions, require_orders, scan_orders_of
 from trust_tta.methods.parallel import Step
-from trust_tta.methods.parameters import ParameterSet
-from trust_tta.methods.views import log_mean_probability, mirrored
+from trust_tta.methods.trust_options import NaiveOptions, TrustOptions, require_orders, scan_orders_of
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, ScanOrder, find_order
 
@@ -90,34 +88,12 @@ class WeightAveraging(Learner):
         return self.frozen_logits(images, order=self.evaluate_order)
 
 
-class NaiveOptions(LearningOptions):
-    """`loss`: the paper's hard pseudo-labels, or minimum class confusion, as in `tide`."""
-
-    parameters: ParameterSet = "ss2d"
-    loss: Literal["labels", "confusion"] = "labels"
-
-
 class TrustNaive(WeightAveraging):
     """TRUST with the default order alone: the SS2D weights on their own pseudo-labels."""
 
     name = "trust_naive"
     Options = NaiveOptions
     orders = [DEFAULT_ORDER]
-
-
-class TrustOptions(OrderOptions):
-    """`mode`: "sequential", each order continues from the one before; "replicate", all start from the same weights and
-    see the whole batch; "split", the same with a part of the batch each, normalized by the statistics of that part or
-    of the whole "batch". `merge`: the mean, means weighted by 1 / entropy, the same along the sphere, and how the
-    authors' code computes the last. `loss`: the paper's hard pseudo-labels, or minimum class confusion. `views`:
-    predict the mean probability of the images and of their mirror images."""
-
-    mode: Literal["sequential", "replicate", "split"] = "sequential"
-    split_statistics: Literal["part", "batch"] = "part"
-    merge: Literal["mean", "entropy", "slerp", "slerp_released"] = "mean"
-    evaluate_order: OrderName = "abcd"
-    loss: Literal["labels", "confusion"] = "labels"
-    views: Literal["none", "mirror"] = "none"
 
 
 class Trust(WeightAveraging):
@@ -146,10 +122,8 @@ class Trust(WeightAveraging):
     def predicts_while_adapting(self) -> bool:
         if self.options.mode == "split" or self.options.views == "mirror":
             return False
-        return (
-            self.evaluate_order in self.orders
-            if self.options.mode == "replicate"
-            else super().predicts_while_adapting()
+        return super().predicts_while_adapting() or (
+            self.options.mode == "replicate" and self.evaluate_order in self.orders
         )
 
     def final_prediction(self, images: Tensor) -> Logits:

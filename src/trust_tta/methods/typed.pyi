@@ -12,8 +12,8 @@ from trust_tta.methods.deyo import Deyo
 from trust_tta.methods.dpcore import Dpcore
 from trust_tta.methods.eta import Eata, Eta, Rdumb
 from trust_tta.methods.foa import Foa
-from trust_tta.methods.heads import Neo, T3a
 from trust_tta.methods.lame import Lame
+from trust_tta.methods.neo import Neo
 from trust_tta.methods.norms import BnAlpha, BnEma
 from trust_tta.methods.roid import Cmf, Roid
 from trust_tta.methods.rotta import Rotta
@@ -21,6 +21,7 @@ from trust_tta.methods.sar import Sar
 from trust_tta.methods.shot import Shot
 from trust_tta.methods.source import BatchStatistics, Source
 from trust_tta.methods.source_data import FisherWeights, SourceStatistics
+from trust_tta.methods.t3a import T3a
 from trust_tta.methods.tent import Tent
 from trust_tta.methods.tide import Tide
 from trust_tta.methods.trust import Trust, TrustNaive

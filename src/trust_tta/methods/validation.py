@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from trust_tta.errors import DataError, ShapeError, StateError, TrustError, TrustWarning, reason_of, users_level
+from trust_tta.errors import (
+    ConfigError,
+    DataError,
+    ShapeError,
+    StateError,
+    TrustError,
+    TrustWarning,
+    reason_of,
+    users_level,
+)
 from trust_tta.preprocessing import network_input
 
 if TYPE_CHECKING:
@@ -35,6 +45,26 @@ def check_shape(images: Tensor, model: nn.Module) -> None:
             f"images are {images.dtype} on {images.device} and the network is {first.dtype} on {first.device}; "
             "give both the same dtype and device"
         )
+
+
+def check_network(model: Any) -> None:
+    """Refuse a network that cannot be copied or adapted, in one line."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError("the network is scripted (torch.jit), which methods cannot change; give the original module")
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+            raise ConfigError(
+                f"the layer '{name}' of {type(model).__name__} is quantized and cannot be adapted; "
+                "adapt the network before it is quantized"
+            )
+        tensors = [*module._parameters.values(), *module._buffers.values()]
+        if any(is_lazy(tensor) for tensor in tensors):
+            raise ConfigError(
+                f"the lazy layer '{name}' of {type(model).__name__} has no shape yet; "
+                "run one batch through the network before it is adapted"
+            )
 
 
 def check_finite(images: Tensor, total: Tensor | None = None) -> None:

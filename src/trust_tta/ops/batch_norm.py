@@ -154,8 +154,10 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _map(rows: Tensor, like: Tensor) -> Tensor:
+    """(pixels, c) as (b, c, h, w), channel-last in memory."""
     b, c, h, w = like.shape
-    return rows.view(b, h, w, c).permute(0, 3, 1, 2)
+    # `data`, not a view: autograd forbids changing a view among several outputs in place, as `out += x` does.
+    return rows.view(b, h, w, c).permute(0, 3, 1, 2).data
 
 
 class _BatchNormByKernels(torch.autograd.Function):

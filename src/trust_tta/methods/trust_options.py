@@ -1,9 +1,9 @@
-"""Options that name traversal orders, and the orders of a network."""
+"""Options of TRUST and its ablations, and the traversal orders of a network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 from torch import nn
@@ -56,6 +56,28 @@ class OrderOptions(LearningOptions):
         if self.orders is None:
             return list(default_orders(self.k, scan_orders))
         return [find_order(order, scan_orders) for order in self.orders]
+
+
+class NaiveOptions(LearningOptions):
+    """`loss`: the paper's hard pseudo-labels, or minimum class confusion, as in `tide`."""
+
+    parameters: ParameterSet = "ss2d"
+    loss: Literal["labels", "confusion"] = "labels"
+
+
+class TrustOptions(OrderOptions):
+    """`mode`: "sequential", each order continues from the one before; "replicate", all start from the same weights and
+    see the whole batch; "split", the same with a part of the batch each, normalized by the statistics of that part or
+    of the whole "batch". `merge`: the mean, means weighted by 1 / entropy, the same along the sphere, and how the
+    authors' code computes the last. `loss`: the paper's hard pseudo-labels, or minimum class confusion. `views`:
+    predict the mean probability of the images and of their mirror images."""
+
+    mode: Literal["sequential", "replicate", "split"] = "sequential"
+    split_statistics: Literal["part", "batch"] = "part"
+    merge: Literal["mean", "entropy", "slerp", "slerp_released"] = "mean"
+    evaluate_order: OrderName = "abcd"
+    loss: Literal["labels", "confusion"] = "labels"
+    views: Literal["none", "mirror"] = "none"
 
 
 def _is_ranked(pair: object) -> bool:

@@ -1,0 +1,310 @@
+"""Every method on the usual kinds of networks, and what PyTorch networks do: works, or is refused in one line."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+from tests.methods.twins import CLASSES, TWINS, twin
+from trust_tta.errors import ConfigError, ShapeError, TrustError
+from trust_tta.methods import gather_fisher, gather_source_statistics
+from trust_tta.methods.base import Method
+from trust_tta.methods.features import features_and_logits
+from trust_tta.methods.parameters import classifiers, select
+from trust_tta.methods.registry import create_method, list_methods
+
+ORDERED = ("trust", "trust_naive", "ensemble", "repetition", "augmentation")  # need traversal orders
+METHODS = [name for name in list_methods() if name not in ORDERED]
+FEW_STEPS: dict[str, dict[str, Any]] = {
+    "foa": {"population": 4},
+    "dpcore": {"new_steps": 2},
+    "cotta": {"augmentations": 2, "threshold": 1.0},
+    "rotta": {"memory_size": 8, "update_frequency": 4},
+    "eta": {"margin": 10.0, "weighting": False},
+    "eata": {"margin": 10.0, "weighting": False},
+    "sar": {"margin": 10.0},
+    "deyo": {"margin": 10.0, "plpd": -1.0},
+}
+
+
+def images(count: int = 8, *, side: int = 16, seed: int = 0) -> Tensor:
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def adapt(name: str, network: nn.Module, *, device: str = "cpu", side: int = 16) -> Method:
+    options = dict(FEW_STEPS.get(name, {}))
+    clean = [images(side=side, seed=9).to(device)]
+    if name == "eata":
+        options["fisher"] = gather_fisher(network, clean)
+    if name in ("foa", "dpcore"):
+        options["source_statistics"] = gather_source_statistics(network, clean)
+    return create_method(name, network, **options)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("network", TWINS)
+def test_every_method_adapts_the_usual_networks(name: str, network: str) -> None:
+    if name == "foa":
+        pytest.importorskip("cma")
+    method = adapt(name, twin(network))
+    first = [method(images(seed=seed)) for seed in (0, 1)]
+    assert all(logits.shape == (8, CLASSES) and bool(logits.isfinite().all()) for logits in first)
+    method.reset()
+    assert torch.equal(method(images(seed=0)), first[0])
+    method.reset()
+    source = twin(network)
+    assert all(
+        torch.equal(method.model.get_parameter(n), p) for n, p in source.named_parameters() if n in method.adapted
+    )
+
+
+@pytest.mark.parametrize("name", ["tent", "sar", "tide", "roid", "bn"])
+@pytest.mark.parametrize("network", ["resnet", "mobilenet", "vit"])
+def test_half_precision_by_autocast(name: str, network: str) -> None:
+    method = adapt(name, twin(network))
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = [method(images(seed=seed)) for seed in (0, 1)]
+    assert all(bool(logits.isfinite().all()) for logits in outputs)
+
+
+@pytest.mark.parametrize("network", TWINS)
+def test_features_are_the_input_of_the_classifier(network: str) -> None:
+    model = twin(network)
+    with torch.no_grad():
+        features, logits = features_and_logits(model, images())
+        assert torch.equal(logits, model(images()))
+        (head,) = classifiers(model)
+        torch.testing.assert_close(head(features), logits)
+
+
+def test_lame_by_hook_equals_lame_by_forward_features() -> None:
+    class Split(type(twin("resnet"))):  # type: ignore[misc]
+        def forward_features(self, x: Tensor) -> Tensor:
+            x = self.layer2(self.layer1(self.relu(self.bn1(self.conv1(x)))))
+            return torch.flatten(self.avgpool(x), 1)
+
+        def forward_head(self, features: Tensor) -> Tensor:
+            logits: Tensor = self.fc(features)
+            return logits
+
+    torch.manual_seed(0)
+    split = Split().eval()
+    split.load_state_dict(twin("resnet").state_dict())
+    for name in ("lame", "neo", "t3a"):
+        assert torch.equal(adapt(name, split)(images()), adapt(name, twin("resnet"))(images()))
+
+
+def test_logits_that_are_not_the_classifiers_output_are_refused() -> None:
+    class Scaled(type(twin("resnet"))):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = 2 * super().forward(x)
+            return logits
+
+    with pytest.raises(ConfigError, match="are not the output of its layer 'fc'"):
+        create_method("neo", Scaled().eval())(images())
+
+
+@pytest.mark.parametrize(
+    ("network", "skipped"),
+    [
+        ("resnet", {"layer2.0.bn1", "layer2.0.bn2", "layer2.0.downsample.1", "layer2.1.bn1", "layer2.1.bn2"}),
+        ("vit", {"blocks.layers.3.norm1", "blocks.layers.3.norm2", "blocks.norm"}),
+        ("convnext", {"features.3.0.norm", "features.3.1.norm", "classifier.0"}),
+        ("densenet", {"features.3.0.norm", "features.3.1.norm", "features.3.2.norm", "features.4"}),
+        ("mobilenet", {"features.4.block.1", "features.4.block.4", "features.4.block.7"}),
+    ],
+)
+def test_last_stage_is_found_by_structure(network: str, skipped: set[str]) -> None:
+    model = twin(network)
+    every, kept = select(model, "bn"), select(model, "bn", skip_last=True)
+    # Of a series of five, the last quarter is two: the twin of MobileNet has a stem and four blocks.
+    expected = skipped | ({f"features.3.block.{i}" for i in (1, 4, 7)} if network == "mobilenet" else set())
+    assert {name.rpartition(".")[0] for name in set(every) - set(kept)} == expected
+
+
+def test_a_network_with_norms_in_the_last_stage_alone_is_refused_with_the_remedy() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    )
+    with pytest.raises(ConfigError, match="in its last stage, which this method skips; pass skip_last=False"):
+        create_method("sar", network)
+
+
+# what networks return
+
+
+class Returns(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.network, self.kind = twin("resnet"), kind
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.network(x)
+        return {"dict": {"logits": logits, "loss": None}, "tuple": (None, logits), "flat": logits[:, 0]}[self.kind]
+
+
+@pytest.mark.parametrize(("kind", "key"), [("dict", "logits"), ("tuple", 1)])
+@pytest.mark.parametrize("name", ["tent", "tide", "neo", "bn"])
+def test_output_key_names_the_logits(kind: str, key: Any, name: str) -> None:
+    network: Any = Returns(kind)
+    with pytest.raises(ConfigError, match="set model.output_key"):
+        adapt(name, network)(images())
+    network.output_key = key
+    assert torch.equal(adapt(name, network)(images()), adapt(name, twin("resnet"))(images()))
+    network.output_key = "missing"
+    with pytest.raises(ConfigError, match="has output_key='missing', but its output is a"):
+        adapt(name, network)(images())
+
+
+def test_output_of_another_shape_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"returned shape \(8,\); logits \(n, classes\)"):
+        create_method("tent", Returns("flat"))(images())
+
+
+# what networks are made of
+
+
+def with_weight_norm(network: Any) -> nn.Module:
+    parametrizations.weight_norm(network.fc)
+    return network  # type: ignore[no-any-return]
+
+
+def with_legacy_weight_norm(network: Any) -> nn.Module:
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(network.fc)
+    return network  # type: ignore[no-any-return]
+
+
+def with_pruning(network: Any) -> nn.Module:
+    prune.l1_unstructured(network.conv1, "weight", amount=0.5)
+    return network  # type: ignore[no-any-return]
+
+
+def with_tied_weights(network: Any) -> nn.Module:
+    network.layer2[1].bn2.weight = network.layer2[1].bn1.weight
+    return network  # type: ignore[no-any-return]
+
+
+def with_dropout(network: Any) -> nn.Module:
+    network.fc = nn.Sequential(nn.Dropout(0.5), network.fc)
+    return network  # type: ignore[no-any-return]
+
+
+def with_plain_statistics(network: Any) -> nn.Module:
+    network.bn1 = nn.BatchNorm2d(8, affine=False)
+    network.layer1[0].bn1 = nn.BatchNorm2d(8, track_running_stats=False)
+    return network.eval()  # type: ignore[no-any-return]
+
+
+def with_sync_batch_norm(network: Any) -> nn.Module:
+    return nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-any-return]
+
+
+def channels_last(network: Any) -> nn.Module:
+    return network.to(memory_format=torch.channels_last)  # type: ignore[no-any-return]
+
+
+CHANGES = [
+    with_weight_norm, with_legacy_weight_norm, with_pruning, with_tied_weights, with_dropout, with_plain_statistics,
+    with_sync_batch_norm, channels_last,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["source", "tent", "tide", "shot", "neo"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_networks_are_made_of(change: Any, name: str) -> None:
+    """The source predicts as the network itself; others adapt, reset and leave the network usable."""
+    network = change(twin("resnet")).eval()
+    with torch.no_grad():
+        expected = network(images())
+    method = adapt(name, network)
+    first = method(images())
+    if name == "source":
+        torch.testing.assert_close(first, expected)
+    assert bool(first.isfinite().all())
+    method(images(seed=1))
+    method.reset()
+    torch.testing.assert_close(method(images()), first)
+    assert method.detach()(images()).shape == (8, CLASSES)
+
+
+def test_hooks_of_the_network_run() -> None:
+    network: Any = twin("resnet")
+    calls: list[str] = []
+    network.layer1.register_forward_hook(lambda *_: calls.append("hook"))
+    adapt("tent", network)(images())
+    assert calls == ["hook", "hook"]  # the adapting forward and the prediction
+
+
+def test_compiled_networks_adapt_as_the_original() -> None:
+    network = twin("resnet")
+    compiled: Any = torch.compile(network, backend="eager")
+    assert torch.equal(adapt("tent", compiled)(images()), adapt("tent", twin("resnet"))(images()))
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
+
+
+def quantized() -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(twin("resnet"), {nn.Linear})  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("name", ["tent", "source", "tide"])
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.jit.script(twin("resnet")), "is scripted"),
+        (quantized, "is quantized"),
+        (lazy, "has no shape yet; run one batch"),
+    ],
+    ids=["scripted", "quantized", "lazy"],
+)
+def test_networks_that_cannot_be_adapted_are_refused_in_one_line(make: Any, reason: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as found:
+        create_method(name, make())
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["tent", "tide"])
+def test_sparse_images_are_refused_in_one_line(name: str) -> None:
+    with pytest.raises(TrustError, match=r"give a dense one: images.to_dense\(\)"):
+        create_method(name, twin("resnet"))(images().to_sparse())
+
+
+TORCHVISION = (
+    "resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16", "swin_t",
+    "regnet_y_400mf", "densenet121",
+)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
+@pytest.mark.parametrize("network", [*TORCHVISION, "transformer_encoder"])
+def test_every_method_on_public_networks_on_a_gpu(network: str, dtype: torch.dtype) -> None:
+    """Two batches: no exception, logits as on the CPU within tolerance (first batch of `source`), weights back."""
+    side = 16 if network == "transformer_encoder" else 224
+    if network == "transformer_encoder":
+        made = twin("vit")
+    else:
+        models = pytest.importorskip("torchvision.models")
+        torch.manual_seed(0)
+        made = models.get_model(network, weights=None, num_classes=CLASSES).eval()
+    for name in METHODS:
+        model = copy.deepcopy(made).cuda()
+        method = adapt(name, model, device="cuda", side=side)
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            outputs = [method(images(side=side, seed=seed).cuda()) for seed in (0, 1)]
+        assert all(bool(logits.isfinite().all()) for logits in outputs), name
+        if name == "source" and dtype == torch.float32:
+            with torch.no_grad():
+                torch.testing.assert_close(outputs[0].cpu(), made(images(side=side)), rtol=1e-2, atol=1e-2)
+        method.reset()
+        for parameter, source in zip(method.detach().parameters(), made.parameters(), strict=True):
+            assert torch.equal(parameter.cpu(), source), name
