@@ -19,7 +19,7 @@ from trust_tta.live.monitors import (
     Monitors,
     Reading,
     Values,
-    probability_rows_on_host,
+    probability_rows,
     weight_distance,
 )
 from trust_tta.live.source_reference import Canary, Reservoir, SourceReference
@@ -102,7 +102,7 @@ class HealthMonitor:
 
         `passes`: forward passes of the method for this batch, a share of which the probes may take.
         """
-        predictions = probability_rows_on_host(output, probabilities=self._probabilities)
+        predictions = probability_rows(output, probabilities=self._probabilities).cpu().numpy()
         if not math.isfinite(predictions.sum()):
             return False
         self.monitors.add_predictions(predictions)

@@ -19,7 +19,6 @@ from trust_tta.methods.base import Method
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, resized_chunks
 from trust_tta.schema import show
 
-# Sums are a few numbers each, on the host, where NumPy takes a third of PyTorch's time.
 Values: TypeAlias = NDArray[np.float64]
 Predictions: TypeAlias = NDArray[np.float32]
 
@@ -199,19 +198,17 @@ class Monitors:
         self.depths = depths
         self.input_reference = None if input_reference is None else input_reference.double().cpu().numpy()
         self.class_reference = None if class_reference is None else class_reference.double().cpu().numpy()
-        self._channels = None if self.input_reference is None else _channels(self.input_reference)
         self._inputs, self._served, self._before = Window(INPUT_WINDOW), Window(CLASS_WINDOW), Window(CLASS_WINDOW)
         self._probes, self._comparisons = Window(CLASS_WINDOW), Window(FEW_CLASSES_WINDOW)
         self._latest, self._drifted = Window(LATEST_WINDOW), Window(CLASS_WINDOW)
         self.returned = False  # whether the last images are like the reference again
         self._entropy = self._confidence = self._effective = 0.0
         self._changes: tuple[float, float | None] = (1.0, None)
-        self._distance: float | None = None  # of the inputs, once it is asked for
         self._probe: dict[str, Any] = {}  # results of the last one
 
     def add_inputs(self, images: int, statistics: Values, *, drift_limit: float | None = None) -> None:
         """Take the statistics (2, c) of a batch; during a drift, with the limit of the input distance."""
-        total, self._distance = statistics * images, None
+        total = statistics * images
         self._inputs.add(images, total)
         self._latest.add(images, total)
         self.returned = drift_limit is not None and self._has_returned(drift_limit)
@@ -220,15 +217,15 @@ class Monitors:
 
     def _has_returned(self, limit: float) -> bool:
         """Whether the last images are like the reference rather than the drift, or the drift has faded away."""
-        if self._comparable_reference is None or not self._latest.full or not self._drifted.images:
+        reference = self._comparable_reference
+        if reference is None or not self._latest.full or not self._drifted.images:
             return False
         if self._drifted.mean.shape != self._latest.mean.shape:
             return False
-        distance = self._distance_of(self._latest)
-        if distance > 2 * limit:
-            return False  # the usual case
+        distance = input_distance(self._latest.mean, reference)
         nearer = distance <= limit and 2 * distance < input_distance(self._latest.mean, self._drifted.mean)
-        return nearer or (self._drifted.full and self._distance_of(self._drifted) <= limit / 2)
+        faded = self._drifted.full and input_distance(self._drifted.mean, reference) <= limit / 2
+        return nearer or (faded and distance <= 2 * limit)
 
     def begin_drift(self) -> None:
         """Record that the last images are the first of a drift."""
@@ -244,19 +241,21 @@ class Monitors:
         self.returned = False
         self._drifted.clear()
         self._inputs.replace(self._latest)
-        self._distance = None
 
     def add_predictions(self, values: Predictions) -> None:
         """Take the served probabilities (rows, classes) of a batch."""
-        surprise, rows = np.log(np.maximum(values, TINY)), len(values)
-        self._entropy = -float(np.vdot(values.T, surprise.T)) / rows  # as they lie in memory
-        self._confidence = float(values.max(1).sum()) / rows
+        rows = len(values)
+        self._entropy = -float((values * np.log(np.maximum(values, TINY))).sum()) / rows
+        self._confidence = float(values.max(1).mean())
         if self._served.full:
             self._before.add(rows, self._served.mean * rows)
         self._served.add(rows, values.sum(0, dtype=np.float64))
         self._effective = effective_classes(self._served.mean)
         before = effective_classes(self._before.mean) if self._before.full else self._effective
-        self._changes = self._effective / before, _shift(self._served, self.class_reference)
+        shift = None
+        if self.class_reference is not None and self._served.full:
+            shift = total_variation(self._served.mean, self.class_reference)
+        self._changes = self._effective / before, shift
 
     def add_probe(self, served: Tensor, source: Tensor, comparison: StatisticsComparison | None = None) -> None:
         """Take predictions (rows, classes) for the same images by the adapted network and by the source.
@@ -309,15 +308,8 @@ class Monitors:
 
     def input_distance(self) -> float | None:
         """The distance of the last images from the reference; None without one, or with too few images so far."""
-        if self._distance is None and self._comparable_reference is not None and self._inputs.full:
-            self._distance = self._distance_of(self._inputs)
-        return self._distance
-
-    def _distance_of(self, window: Window) -> float:
-        """The distance of a window from the reference; there must be one."""
-        if self._channels is None:
-            raise ValueError("there is no reference")
-        return float(_distances(window.mean, self._channels))
+        reference = self._comparable_reference
+        return input_distance(self._inputs.mean, reference) if reference is not None and self._inputs.full else None
 
     @property
     def knows_inputs(self) -> bool:
@@ -385,7 +377,6 @@ class Monitors:
     def load(self, state: Mapping[str, Any]) -> None:
         for name, window in self._windows().items():
             window.load(state.get(name, []))  # snapshots of earlier versions have fewer
-        self._distance = None
         self._probe = self._read_probes()
 
     def _windows(self) -> dict[str, Window]:
@@ -413,19 +404,6 @@ def probability_rows(output: Logits, *, probabilities: bool = False) -> Tensor:
         output = _some_pixels(output.detach())
     output = output.detach().float()
     return output if probabilities else output.softmax(1)
-
-
-def probability_rows_on_host(output: Tensor, *, probabilities: bool = False) -> Predictions:
-    """The same on the host, where NumPy takes less time than the device would for few of them."""
-    if output.dim() > 2:
-        return probability_rows(output, probabilities=probabilities).cpu().numpy()
-    values: Predictions = output.detach().cpu().float().numpy()
-    if probabilities:
-        return values
-    shares: Predictions = np.ascontiguousarray(values.T)  # over rows NumPy reduces several times faster
-    shares = np.exp(shares - shares.max(0))
-    shares /= shares.sum(0)
-    return shares.T
 
 
 def _some_pixels(output: Logits) -> Tensor:
@@ -463,24 +441,13 @@ def input_distance(a: Tensor | Values, b: Tensor | Values) -> float:
 
 def input_distances(a: Values, b: Values) -> Values:
     """The same for many, (..., 2, c), against one, (2, c)."""
-    return _distances(a, _channels(b))
-
-
-def _channels(b: Values) -> tuple[Values, Values, float]:
-    """Means and variances (c,) of channels, and the least variance that others are taken to have."""
-    mean, square = b
-    variance = square - mean * mean
+    mean_a, mean_b = a[..., 0, :], b[0]
+    var_b = b[1] - mean_b * mean_b
     # The floor keeps images without any contrast from being infinitely far.
-    floor = 1e-3 * max(float(variance.mean()), 1e-12)
-    return mean, np.maximum(variance, floor), floor
-
-
-def _distances(a: Values, b: tuple[Values, Values, float]) -> Values:
-    mean_a, (mean_b, var_b, floor) = a[..., 0, :], b
-    var_a = np.maximum(a[..., 1, :] - mean_a * mean_a, floor)
-    gap = mean_a - mean_b
-    gap *= gap
-    distances: Values = ((var_a + gap) / var_b + (var_b + gap) / var_a).sum(-1) / (2 * len(mean_b)) - 1
+    floor = 1e-3 * max(float(var_b.mean()), 1e-12)
+    var_a, var_b = np.maximum(a[..., 1, :] - mean_a * mean_a, floor), np.maximum(var_b, floor)
+    gap = (mean_a - mean_b) ** 2
+    distances: Values = ((var_a + gap) / var_b + (var_b + gap) / var_a).mean(-1) / 2 - 1
     return distances
 
 
@@ -493,7 +460,3 @@ def weight_distance(method: Method) -> float:
     norms = torch._foreach_norm([*learned, *source], dtype=torch.float32)  # few kernels for all of them
     distance, size = torch.stack(norms).view(2, -1).norm(dim=1).tolist()
     return float(distance / max(size, 1e-12))
-
-
-def _shift(window: Window, reference: Values | None) -> float | None:
-    return None if reference is None or not window.full else total_variation(window.mean, reference)
