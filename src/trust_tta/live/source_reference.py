@@ -76,6 +76,8 @@ class SourceReference:
             return probability_rows(output, probabilities=method.probabilities), probability_rows(self(images))
         with method.statistics.frozen(images):
             adapted = probability_rows(method.frozen_logits(images))
+            if not method.adapted:
+                return adapted, adapted  # only the statistics move
             own = method.weights.snapshot()
             try:
                 method.weights.load(method.weights.source_vector)
