@@ -51,6 +51,12 @@ SMALL: dict[str, dict[str, Any]] = {
         "img_size": 32, "patch_size": 8, "stride": 8, "dim": 24, "depth": 2,
         "directions": (("h", "h_flip", "w2", "w2_flip"),) * 2,
     },
+    "msvmambav3_tiny": {"depths": (1, 1), "dims": (8, 16)},
+    "efficientvmamba_tiny": {"depths": (1, 1, 1), "dims": (8, 16, 24)},
+    "spatialmamba_tiny": {"depths": (1, 1), "dims": (8, 16)},
+    "vssd_micro": {
+        "depths": (1, 1, 1), "dims": (8, 16, 32), "heads": (1, 2, 2), "attention": (False, False, True), "d_state": 4,
+    },
     "mambavision_tiny": {
         "dim": 8, "stem_dim": 4, "depths": (1, 1, 2), "windows": (8, 8, 2), "heads": (1, 1, 2),
     },
@@ -348,7 +354,7 @@ def test_timm_makes_our_networks(name: str) -> None:
         torch.testing.assert_close(made.forward_head(made.forward_features(x)), plain(x))
         pooled = made.forward_head(made.forward_features(x), pre_logits=True)
         torch.testing.assert_close(pooled, plain.forward_features(x))  # type: ignore[operator]
-        other = made.scan_orders[1]
+        other = made.scan_orders[-1]
         assert torch.equal(made(x, order=other), plain(x, order=other))
     from timm.optim import create_optimizer_v2
 

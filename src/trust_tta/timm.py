@@ -18,14 +18,18 @@ from trust_tta.errors import ConfigError
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.config import NetworkConfig, UPerNetConfig
+from trust_tta.models.efficientvmamba import EfficientVMamba
 from trust_tta.models.groupmamba import GroupMamba
 from trust_tta.models.localvim import LocalVim
 from trust_tta.models.localvmamba import LocalVMamba
 from trust_tta.models.mambavision import MambaVision
+from trust_tta.models.msvmamba import MSVMamba
 from trust_tta.models.pretrained import PRETRAINED, Pretrained
+from trust_tta.models.spatialmamba import SpatialMamba
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vim import Vim, normalize
 from trust_tta.models.vmamba import VMamba
+from trust_tta.models.vssd import VSSD
 from trust_tta.models.weights import load_state
 from trust_tta.optional import require
 from trust_tta.schema import did_you_mean
@@ -184,6 +188,23 @@ class TimmLocalVMamba(TimmVMamba, LocalVMamba):
     pass
 
 
+class TimmMSVMamba(TimmVMamba, MSVMamba):
+    pass
+
+
+class TimmEfficientVMamba(TimmVMamba, EfficientVMamba):
+    pass
+
+
+class TimmSpatialMamba(TimmNetwork, SpatialMamba):
+    def describe_stages(self) -> list[tuple[str, int, int]]:
+        return [(f"layers.{i}", dim, 4 * 2**i) for i, dim in enumerate(self.config.dims)]
+
+
+class TimmVSSD(TimmSpatialMamba, VSSD):
+    pass
+
+
 class TimmGroupMamba(TimmNetwork, GroupMamba):
     block_pattern = r"^(?:patch_embed|block|norm)(\d+)"
 
@@ -228,6 +249,10 @@ _FAMILIES: dict[str, type[TimmNetwork]] = {
     "VimConfig": TimmVim,
     "LocalVimConfig": TimmLocalVim,
     "MambaVisionConfig": TimmMambaVision,
+    "MSVMambaConfig": TimmMSVMamba,
+    "EfficientVMambaConfig": TimmEfficientVMamba,
+    "SpatialMambaConfig": TimmSpatialMamba,
+    "VSSDConfig": TimmVSSD,
 }
 
 

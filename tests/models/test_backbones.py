@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,26 @@ from torch import Tensor
 
 import trust_tta as tt
 from tests.golden import BESIDE, ROOT, load_golden, load_golden_json
-from trust_tta.errors import CheckpointError, ConfigError, TrustWarning
+from trust_tta.errors import CheckpointError, ConfigError, ShapeError, TrustWarning
 from trust_tta.export.run import export_network
 from trust_tta.models import checkpoint as checkpoint_module
+from trust_tta.models import efficientvmamba
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint, describe
-from trust_tta.models.config import MambaVisionConfig
+from trust_tta.models.config import (
+    EfficientVMambaConfig,
+    MambaVisionConfig,
+    MSVMambaConfig,
+    SpatialMambaConfig,
+    VSSDConfig,
+)
+from trust_tta.models.efficientvmamba import EfficientVMamba
 from trust_tta.models.mambavision import MambaVision
+from trust_tta.models.msvmamba import MSVMamba
+from trust_tta.models.spatialmamba import SpatialMamba
+from trust_tta.models.vssd import VSSD
 from trust_tta.models.weights import load_state
+from trust_tta.orders import PAPER_ORDERS
 from trust_tta.preprocessing import Preprocessing
 
 State = dict[str, Tensor]
@@ -38,16 +50,44 @@ State = dict[str, Tensor]
 class Family:
     """How the golden files of one network are read; `tolerance` is the absolute one of float32.
 
-    `order` names the scan order of a variant of the logits; a variant that is none is in `changes` of the arguments.
+    `orders` name the scan orders of variants of the logits, where their names differ. `paths` are variants in which
+    each quarter of an EfficientVMamba is read in another way: from (height, width, device) to pixels (4, l). `fields`
+    are variants with other fields of the configuration.
     """
 
     config: Any
     network: Callable[[Any], ScanNetwork]
-    order: Callable[[str], str] = str
+    orders: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    fields: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     tolerance: float = 1e-4
 
 
-FAMILIES = {"mambavision": Family(MambaVisionConfig, MambaVision, tolerance=5e-4)}
+VISIT_QUARTERS = efficientvmamba.visit_quarters
+
+
+def flipped_quarters(height: int, width: int, device: torch.device) -> Tensor:
+    return VISIT_QUARTERS(height, width, device).flip(1)
+
+
+def transposed_quarters(height: int, width: int, device: torch.device) -> Tensor:
+    pixels = torch.arange(height * width, device=device).view(height, width)
+    a, b, c, d = pixels[::2, ::2], pixels[1::2, ::2], pixels[::2, 1::2], pixels[1::2, 1::2]
+    return torch.stack((a.t().flatten(), b.flatten(), c.t().flatten(), d.flatten()))
+
+
+# (full; low 1, low 2, low 3) read (h; h_flip, v, v_flip), which are the letters a, b, c, d.
+MSVMAMBA_ORDERS = {"flipped": "badc", "rotated": "acdb", "swapped": "cbad"}
+FAMILIES = {
+    "mambavision": Family(MambaVisionConfig, MambaVision, tolerance=5e-4),
+    "msvmamba": Family(MSVMambaConfig, MSVMamba, MSVMAMBA_ORDERS),
+    "msvmambav3": Family(MSVMambaConfig, MSVMamba, MSVMAMBA_ORDERS),
+    "efficientvmamba": Family(
+        EfficientVMambaConfig, EfficientVMamba, paths={"flipped": flipped_quarters, "transposed": transposed_quarters}
+    ),
+    "spatialmamba": Family(SpatialMambaConfig, SpatialMamba),
+    "vssd": Family(VSSDConfig, VSSD, fields={"negative_dA": {"positive_decay": False}}),
+}
 
 # Our names, and those in the file of published shapes.
 PUBLISHED = {
@@ -62,6 +102,11 @@ PUBLISHED = {
     "mambavision_large2_512_21k": "mamba_vision_L2_512_21k",
     "mambavision_large3_256_21k": "mamba_vision_L3_256_21k",
     "mambavision_large3_512_21k": "mamba_vision_L3_512_21k",
+    **{f"msvmamba_{size}": f"msvmamba_{size}" for size in ("nano", "micro", "tiny")},
+    **{f"msvmambav3_{size}": f"msvmambav3_{size}" for size in ("tiny", "small", "base")},
+    **{f"efficientvmamba_{size}": f"efficient_vssm_{size}" for size in ("tiny", "small", "base")},
+    **{f"spatialmamba_{size}": f"spatialmamba_{size}" for size in ("tiny", "small", "base")},
+    **{f"vssd_{size}": f"vssd_{size}" for size in ("micro", "tiny", "small", "base")},
 }
 
 TINY: dict[str, dict[str, Any]] = {
@@ -73,7 +118,19 @@ TINY: dict[str, dict[str, Any]] = {
         "heads": (1, 1, 2, 4),
         "layer_scale": 0.5,
     },
+    "msvmambav3_tiny": {"depths": (1, 1), "dims": (32, 64)},  # so wide that some units of the attentions are awake
+    "msvmamba_nano": {"depths": (1, 1), "dims": (32, 64)},
+    "efficientvmamba_tiny": {"depths": (1, 1, 1), "dims": (8, 16, 32), "d_state": 3},
+    "spatialmamba_tiny": {"depths": (1, 1), "dims": (8, 16)},
+    "vssd_micro": {
+        "depths": (1, 1, 1),
+        "dims": (8, 16, 32),
+        "heads": (1, 2, 2),
+        "attention": (False, False, True),
+        "d_state": 4,
+    },
 }
+ORDERED = [name for name in TINY if not name.startswith("vssd")]
 
 
 def golden_files() -> list[str]:
@@ -104,7 +161,7 @@ def images(count: int = 4, side: int = 64) -> Tensor:
 
 
 @pytest.mark.parametrize("file", golden_files())
-def test_logits_are_those_of_the_original_code(file: str) -> None:
+def test_logits_are_those_of_the_original_code(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, family = load_golden(f"backbones/{file}.npz"), FAMILIES[file.split("_")[0]]
     network = family.network(family.config.from_official(json.loads(str(arrays["config"])))).eval()
     state = {k.removeprefix("param/"): torch.from_numpy(np.array(v)) for k, v in arrays.items() if k[:6] == "param/"}
@@ -112,9 +169,16 @@ def test_logits_are_those_of_the_original_code(file: str) -> None:
     for name in (key for key in arrays if key.startswith("logits") and not key.endswith("_f64")):
         variant = name.removeprefix("logits").removeprefix("_")
         given = torch.from_numpy(arrays.get(f"x_{variant}", arrays["x"]))
-        order = family.order(variant) if variant and f"x_{variant}" not in arrays else None
-        with torch.no_grad():
-            single, double = network.float()(given, order=order), network.double()(given.double(), order=order)
+        order = None if not variant or f"x_{variant}" in arrays else family.orders.get(variant, variant)
+        changed = network
+        with torch.no_grad(), monkeypatch.context() as patch:
+            if variant in family.paths:
+                patch.setattr(efficientvmamba, "visit_quarters", family.paths[variant])
+                order = None
+            if variant in family.fields:
+                changed, order = family.network(network.config.changed(**family.fields[variant])).eval(), None
+                load_state(changed, state, origin=file)
+            single, double = changed.float()(given, order=order), changed.double()(given.double(), order=order)
         np.testing.assert_allclose(single, arrays[name], rtol=1e-4, atol=family.tolerance, err_msg=name)
         np.testing.assert_allclose(double, arrays[f"{name}_f64"], rtol=1e-10, atol=1e-10, err_msg=name)
 
@@ -139,11 +203,11 @@ def test_a_variant_has_the_published_names_shapes_and_count(name: str, published
     shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
     assert shapes == {**expected["parameters"], **expected["buffers"]}
     assert sum(p.numel() for p in model.parameters()) == expected["num_parameters"]
-    config = FAMILIES[name.split("_")[0]].config.from_official(expected["constructor"])
-    assert model.config == config
+    given = expected["constructor"] | ({"depths": [2, 2, 9, 2]} if name == "efficientvmamba_base" else {})
+    assert model.config == FAMILIES[name.split("_")[0]].config.from_official(given)  # that one states other depths
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ORDERED)
 def test_scan_orders_give_different_logits_and_each_image_may_have_its_own(name: str) -> None:
     model = tiny(name)
     batch = images(len(model.scan_orders[:6]))
@@ -185,6 +249,12 @@ def test_every_parameter_has_a_role_and_a_gradient(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*poor for a batch")
 def test_methods_adapt_and_reset(name: str, method: str) -> None:
     model, batch = tiny(name).float(), images(8).float()
+    if method == "trust" and name not in ORDERED:
+        with pytest.raises(
+            ConfigError, match="VSSD sums over all tokens: .* use another method such as 'tent' or 'tide'"
+        ):
+            tt.create_method(method, model)
+        return
     adapted = tt.create_method(method, model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     assert adapted(batch).isfinite().all()
@@ -193,11 +263,12 @@ def test_methods_adapt_and_reset(name: str, method: str) -> None:
         assert torch.equal(value, before[key]), key
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ORDERED)
 def test_trust_adapts_under_the_scan_orders_of_the_network(name: str) -> None:
     model = tiny(name)
     method = tt.create_method("trust", model)
-    assert [str(order) for order in method.orders] == [str(o) for o in model.scan_orders[:6]]
+    expected = PAPER_ORDERS if len(model.scan_orders) == 24 else model.scan_orders[:6]
+    assert [str(order) for order in method.orders] == [str(order) for order in expected]
     ranking = tt.rank_orders(model, [images(2)])
     assert sorted(str(order) for order, _ in ranking) == sorted(model.scan_orders)
 
@@ -279,6 +350,19 @@ def test_onnx_of_any_size_agrees_and_has_no_custom_operators(name: str, tmp_path
     exported = export_network(model, "onnx", tmp_path / "model.onnx", size="any")
     assert exported.agreement.largest_error < 1e-4 * exported.agreement.largest_logit
     assert {imported.domain for imported in onnx.load(tmp_path / "model.onnx").opset_import} <= {"", "ai.onnx"}
+
+
+def test_vssd_refuses_images_that_are_no_multiple_of_32() -> None:
+    with pytest.raises(ShapeError, match="images are 50x70; VSSD takes .* multiples of 32: resize them to 64x64"):
+        tiny("vssd_micro")(torch.zeros(1, 3, 50, 70, dtype=torch.float64))
+
+
+def test_adapted_fusion_kernels_of_spatialmamba_take_effect_in_evaluation_mode() -> None:
+    model, batch = tiny("spatialmamba_tiny"), images(1)
+    with torch.no_grad():
+        before = model(batch)
+        model.layers[0].blocks[0].self_attention.state_fusion.alpha.add_(1.0)
+        assert not torch.allclose(model(batch), before)
 
 
 # MambaVision.

@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {"depths": (1, 1), "dims": (8, 16)}
 def test_models_are_listed_in_order() -> None:
     names = tt.list_models()
     assert names == sorted(names)
-    assert len(names) == len(set(names)) == 62
+    assert len(names) == len(set(names)) == 78
 
 
 @pytest.mark.parametrize("name", ["vmamba_tiny_s1l9", "vmamba-nano", "VMAMBA_NANO", "resnet50"])

@@ -91,7 +91,12 @@ def scan_orders_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def require_orders(model: nn.Module) -> None:
-    """Refuse a network without traversal orders."""
+    """Refuse a network without scan orders."""
+    if getattr(model, "order_free", False):
+        raise ConfigError(
+            f"TRUST needs several scan orders, and {type(model).__name__} sums over all tokens: every order gives the "
+            "same logits; use another method such as 'tent' or 'tide'"
+        )
     if not hasattr(model, "scan_directions"):
         raise ConfigError(
             f"TRUST permutes traversal orders and {type(model).__name__} has none; "

@@ -34,6 +34,7 @@ class ScanNetwork(nn.Module):
 
     orders: ClassVar[Mapping[str, Sequence[int]]]  # the directions of each scan order, by its name
     head_path: ClassVar[str] = "head"  # name of the classification layer
+    order_free: ClassVar[bool] = False  # every scan order gives the same logits
     direction_table: Tensor  # the same as a tensor (orders, groups)
     preprocessing: Preprocessing | None  # set by the checkpoint or by the variant
     classes: tuple[str, ...] | None  # names in label order, where they are known

@@ -113,11 +113,8 @@ class VMambaConfig(NetworkConfig):
         if isinstance(given.get("norm_layer"), str):
             given["norm_layer"] = given["norm_layer"].lower()  # as upstream does
         values = _translate(given, _VMAMBA, _VMAMBA_FIXED, _VMAMBA_VALUES)
-        depths = values.get("depths", cls.defaults()["depths"])
-        if isinstance(values.get("dims"), int) and isinstance(depths, list | tuple) and len(depths) <= MAX_STAGES:
-            # upstream doubles a single width at every stage
-            values["dims"] = tuple(values["dims"] * 2**i for i in range(len(depths)))
-        return parse(VMambaConfig, values, where="upstream configuration")
+        values.setdefault("depths", cls.defaults()["depths"])
+        return parse(VMambaConfig, _double_dims(values), where="upstream configuration")
 
 
 class UPerNetConfig(VMambaConfig):
@@ -289,6 +286,138 @@ class LocalVMambaConfig(VMambaConfig):
         return parse(cls, _translate(mapping, _LOCALVMAMBA, _LOCALVMAMBA_FIXED), where="upstream configuration")
 
 
+class MSVMambaConfig(VMambaConfig):
+    """Everything that decides the parameters and the function of an MSVMamba or MSVMambav3.
+
+    `first_generation`: the norm comes before the directions are summed, and the small map is upsampled bilinearly.
+    """
+
+    first_generation: bool = False
+    depths: Annotated[tuple[Depth, ...], Stages] = (2, 2, 9, 2)
+    conv_bias: bool = True
+    mlp_ratio: Annotated[float, Field(ge=0, le=0)] = 0.0  # there is an FFN with a convolution instead
+    ffn_ratio: Ratio = 4.0
+
+    def rough_size(self) -> float:
+        total = super().rough_size()
+        for depth, dim in zip(self.depths, self.dims, strict=True):
+            inner, rank = self.ssm_ratio * dim, self.dt_rank or dim // 16 + 1
+            scan = inner * (inner / 4 + 59 - 2 * (2 * rank + 3 * self.d_state))  # two groups instead of four
+            total += depth * (scan + self.ffn_ratio * dim * (2 * dim + 10))
+        return total
+
+    @classmethod
+    def from_official(cls, mapping: Mapping[str, Any]) -> MSVMambaConfig:
+        """Translate the keyword names of upstream's networks; a value that cannot be honored is refused."""
+        values = _translate(mapping, _MSVMAMBA, _MSVMAMBA_FIXED, _MSVMAMBA_VALUES)
+        first = "sscore_type" in mapping
+        values |= {"first_generation": first} | ({"ffn_ratio": 2.0} if first else {})
+        return parse(cls, _double_dims(values), where="upstream configuration")
+
+
+class EfficientVMambaConfig(VMambaConfig):
+    """Everything that decides the parameters and the function of an EfficientVMamba.
+
+    The first two stages scan, the others convolve.
+    """
+
+    depths: Annotated[tuple[Depth, ...], Stages] = (2, 2, 4, 2)
+    dims: Annotated[tuple[Width, ...], Stages] = (48, 96, 192, 384)
+    overlapping_stem: bool = False
+    merging_downsample: bool = True
+    d_state: States = 16
+    ssm_ratio: Ratio = 2.0
+    conv_bias: bool = True
+    gate: bool = True
+    mlp_ratio: Annotated[float, Field(ge=0, le=0)] = 0.0
+    drop_path: DropPath = 0.1
+
+    def fit_together(self) -> None:
+        super().fit_together()
+        if any(dim < 8 for dim in self.dims):
+            raise ValueError(f"dims are {self.dims}; an attention over the channels needs at least 8")
+
+    def rough_size(self) -> float:
+        total = super().rough_size()
+        for i, (depth, dim) in enumerate(zip(self.depths, self.dims, strict=True)):
+            rank = self.dt_rank or dim // 16 + 1
+            scan = 3 * self.ssm_ratio * dim**2 + 4 * self.ssm_ratio * dim * (2 * rank + 3 * self.d_state)
+            total += depth * (dim**2 * 1.25 + 46 * dim if i < 2 else 12 * dim**2 + 64 * dim - scan)
+        return total
+
+    @classmethod
+    def from_official(cls, mapping: Mapping[str, Any]) -> EfficientVMambaConfig:
+        """Translate the keyword names of upstream's EfficientVSSM; a value that cannot be honored is refused."""
+        values = _translate(mapping, _EFFICIENT, _EFFICIENT_FIXED)
+        return parse(cls, _double_dims(values), where="upstream configuration")
+
+
+class SpatialMambaConfig(NetworkConfig):
+    """Everything that decides the parameters and the function of a Spatial-Mamba."""
+
+    depths: Annotated[tuple[Depth, ...], Stages] = (2, 4, 8, 4)
+    dims: Annotated[tuple[Width, ...], Stages] = (64, 128, 256, 512)
+    mlp_ratio: Ratio = 4.0
+    drop_path: DropPath = 0.2
+
+    def fit_together(self) -> None:
+        if len(self.depths) != len(self.dims):
+            raise ValueError(f"{len(self.depths)} depths and {len(self.dims)} dims; give one of each per stage")
+        if any(after != 2 * before for before, after in zip(self.dims, self.dims[1:], strict=False)):
+            raise ValueError(f"dims are {self.dims}; each stage doubles the one before it")
+        if self.dims[0] % 2:
+            raise ValueError(f"dims are {self.dims}; the stem halves the first: give an even one")
+
+    def rough_size(self) -> float:
+        blocks = sum(
+            depth * dim * (dim * (2 * self.mlp_ratio) + self.mixer_size(i) + 25 + self.mlp_ratio)
+            for i, (depth, dim) in enumerate(zip(self.depths, self.dims, strict=True))
+        )
+        between = sum(dim * (24 * dim + 100) for dim in self.dims[:-1])
+        stem = self.dims[0] * (18 * self.dims[0] + 4 * self.dims[0] + 4.5 * self.dims[0] + 14 * self.in_channels)
+        return blocks + between + stem + self.dims[-1] * self.num_classes
+
+    def mixer_size(self, stage: int) -> float:
+        """Parameters of a mixer for each channel of its stage."""
+        return 6 * self.dims[stage] + 4 * (self.dims[stage] // 16 + 1) + 84
+
+    @classmethod
+    def from_official(cls, mapping: Mapping[str, Any]) -> SpatialMambaConfig:
+        """Translate the keyword names of upstream's SpatialMamba; a value that cannot be honored is refused."""
+        values = _double_dims(_translate(mapping, _SPATIALMAMBA, _SPATIALMAMBA_FIXED))
+        return parse(cls, values, where="upstream configuration")
+
+
+class VSSDConfig(SpatialMambaConfig):
+    """Everything that decides the parameters and the function of a VSSD."""
+
+    depths: Annotated[tuple[Depth, ...], Stages] = (2, 4, 8, 4)
+    heads: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Stages] = (2, 4, 8, 16)
+    attention: Annotated[tuple[bool, ...], Stages] = (False, False, False, True)
+    d_state: States = 64
+    positive_decay: bool = True
+
+    def fit_together(self) -> None:
+        super().fit_together()
+        if not len(self.dims) == len(self.heads) == len(self.attention):
+            counts = f"{len(self.dims)} dims, {len(self.heads)} heads and {len(self.attention)} values of attention"
+            raise ValueError(f"{counts}; give one of each per stage")
+        if wrong := [(dim, heads) for dim, heads in zip(self.dims, self.heads, strict=True) if dim % heads]:
+            raise ValueError(f"{wrong[0][1]} heads do not divide {wrong[0][0]} channels; give heads that do")
+
+    def mixer_size(self, stage: int) -> float:
+        dim = self.dims[stage]
+        return 4 * dim if self.attention[stage] else 6 * dim + 2 * self.d_state + 24
+
+    @classmethod
+    def from_official(cls, mapping: Mapping[str, Any]) -> VSSDConfig:
+        """Translate the keyword names of upstream's VMAMBA2; a value that cannot be honored is refused."""
+        values = _double_dims(_translate(mapping, _VSSD, _VSSD_FIXED))
+        if "attention" in values:
+            values["attention"] = tuple(kind == "standard" for kind in values["attention"])
+        return parse(cls, values, where="upstream configuration")
+
+
 class MambaVisionConfig(NetworkConfig):
     """Everything that decides the parameters and the function of a MambaVision.
 
@@ -433,6 +562,87 @@ _LOCALVMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
     "norm_layer": ("LN",),
     "use_checkpoint": _ANYTHING,
 }
+_MSVMAMBA = {key: name for key, name in _VMAMBA.items() if key != "mlp_ratio"} | {"conv_ffn_ratio": "ffn_ratio"}
+_MSVMAMBA_VALUES: dict[str, dict[Any, Any]] = {
+    **_VMAMBA_VALUES,
+    "norm_layer": {"ln": "layer", "ln2d": "layer"},
+    "forward_type": {"v2": True, "vms": True, "vms_noz": False},
+}
+_MSVMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
+    **{key: allowed for key, allowed in _VMAMBA_FIXED.items() if key != "imgsize"},
+    "imgsize": _ANYTHING,
+    "mlp_ratio": _ANYTHING,  # the FFN with a convolution takes its place
+    "ssm_rank_ratio": _ANYTHING,
+    "ssm_simple_init": _ANYTHING,
+    "sscore_type": ("multiscale_4scan_12",),
+    "add_conv": (True,),
+    "add_se": (True,),
+    "convFFN": (True,),
+    "convffn": (True,),
+    "sep_norm": (False,),
+    "pre_norm": (False,),
+    "ms_stage": ([0, 1, 2, 3],),
+    "ms_split": ([1, 3],),
+    "ffn_dropout": (0, 0.0),
+    "axis_stage": ([],),
+    "num_heads": _ANYTHING,
+    "full_res_index": (1,),
+}
+_EFFICIENT = {
+    "depths": "depths",
+    "dims": "dims",
+    "num_classes": "num_classes",
+    "in_chans": "in_channels",
+    "patch_size": "patch_size",
+    "drop_path_rate": "drop_path",
+    "ssm_ratio": "ssm_ratio",
+}
+_EFFICIENT_FIXED: dict[str, tuple[object, ...] | None] = {
+    "d_state": _ANYTHING,  # upstream ignores it, the rank of the steps and the size of windows
+    "dt_rank": _ANYTHING,
+    "window_size": _ANYTHING,
+    "attn_drop_rate": (0, 0.0),
+    "drop_rate": (0, 0.0),
+    "mlp_ratio": (0, 0.0),
+    "patch_norm": (True,),
+    "downsample_version": ("v1",),
+    "step_size": (2,),
+}
+_SPATIALMAMBA = {
+    "in_chans": "in_channels",
+    "num_classes": "num_classes",
+    "depths": "depths",
+    "dims": "dims",
+    "mlp_ratio": "mlp_ratio",
+    "drop_path_rate": "drop_path",
+}
+_SPATIALMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
+    "img_size": _ANYTHING,
+    "patch_size": (4,),
+    "d_state": (1,),
+    "dt_init": _ANYTHING,
+    "drop_rate": (0, 0.0),
+}
+_VSSD = {key: name for key, name in _SPATIALMAMBA.items() if key != "dims"} | {
+    "embed_dim": "dims",
+    "num_heads": "heads",
+    "attn_types": "attention",
+    "d_state": "d_state",
+    "ssd_positve_dA": "positive_decay",
+}
+_VSSD_FIXED: dict[str, tuple[object, ...] | None] = {
+    "img_size": _ANYTHING,
+    "patch_size": (4,),
+    "drop_rate": (0, 0.0),
+    "simple_downsample": (False,),
+    "simple_patch_embed": (False,),
+    "ssd_expansion": (2,),
+    "ssd_ngroups": (1,),
+    "ssd_chunk_size": _ANYTHING,
+    "linear_attn_duality": (True,),
+    "lepe": (False,),
+    "bidirection": (False,),
+}
 _MAMBAVISION = {
     "dim": "dim",
     "in_dim": "stem_dim",
@@ -453,6 +663,14 @@ _MAMBAVISION_FIXED: dict[str, tuple[object, ...] | None] = {
     "drop_rate": (0, 0.0),
     "attn_drop_rate": (0, 0.0),
 }
+
+
+def _double_dims(values: dict[str, Any]) -> dict[str, Any]:
+    """Upstream doubles a single width at every stage."""
+    depths = values.get("depths")
+    if isinstance(values.get("dims"), int) and isinstance(depths, list | tuple) and len(depths) <= MAX_STAGES:
+        return values | {"dims": tuple(values["dims"] * 2**i for i in range(len(depths)))}
+    return values
 
 
 def _translate(

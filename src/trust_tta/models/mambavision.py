@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trust_tta.models.config import MambaVisionConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d, Mlp, StochasticDepth, initialize_linear
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
-from trust_tta.models.staged import Stage, StagedNetwork, add_branch, drop_path_rates
+from trust_tta.models.staged import Stage, StagedNetwork, add_branch, attend, drop_path_rates
 from trust_tta.ops.batch_norm import BatchNorm2d
 from trust_tta.ops.tensors import Parameters
 
@@ -90,11 +90,7 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor, routes: object = None) -> Tensor:
         """Windows x (b, dim, h, w)."""
-        b, dim, height, width = x.shape
-        qkv = self.qkv(x).permute(0, 2, 3, 1).reshape(b, height * width, 3, self.heads, dim // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, height, width, dim)
-        out: Tensor = self.proj(y.permute(0, 3, 1, 2))
+        out: Tensor = self.proj(attend(self.qkv(x), self.heads))
         return out
 
 

@@ -15,23 +15,31 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError, reason_of
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.config import (
+    EfficientVMambaConfig,
     GroupMambaConfig,
     LocalVimConfig,
     LocalVMambaConfig,
     MambaVisionConfig,
+    MSVMambaConfig,
     NetworkConfig,
+    SpatialMambaConfig,
     UPerNetConfig,
     VimConfig,
     VMambaConfig,
+    VSSDConfig,
 )
+from trust_tta.models.efficientvmamba import EfficientVMamba
 from trust_tta.models.groupmamba import GroupMamba
 from trust_tta.models.localvim import LocalVim
 from trust_tta.models.localvmamba import LocalVMamba
 from trust_tta.models.mambavision import MambaVision
+from trust_tta.models.msvmamba import MSVMamba
+from trust_tta.models.spatialmamba import SpatialMamba
 from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vim import Vim
 from trust_tta.models.vmamba import VMamba
+from trust_tta.models.vssd import VSSD
 from trust_tta.plugins import resolve
 from trust_tta.preprocessing import Preprocessing, network_input
 from trust_tta.schema import show
@@ -60,6 +68,10 @@ _FAMILIES: dict[type[NetworkConfig], Callable[[Any], nn.Module]] = {
     LocalVMambaConfig: LocalVMamba,
     GroupMambaConfig: GroupMamba,
     MambaVisionConfig: MambaVision,
+    MSVMambaConfig: MSVMamba,
+    EfficientVMambaConfig: EfficientVMamba,
+    SpatialMambaConfig: SpatialMamba,
+    VSSDConfig: VSSD,
 }
 
 

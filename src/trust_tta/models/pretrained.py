@@ -65,6 +65,7 @@ def _segmenter(variant: str, release: str, file: str, mean_iou: float) -> Pretra
     )
 
 
+NOT_STATED = "not stated"  # no license file, and no word on one: all rights are reserved
 _HUB = "https://huggingface.co/"
 
 
@@ -88,6 +89,23 @@ def _mambavision(variant: str, repository: str, file: str, accuracy: float) -> P
     name, address = f"{variant}_imagenet", f"{_HUB}nvidia/{repository}/resolve/main/{file}"
     wanted = default_preprocessing(variant)
     return Pretrained(name, variant, file, address, accuracy, preprocessing=wanted, license="CC-BY-NC-SA-4.0")
+
+
+def _msvmamba(size: str, accuracy: float) -> Pretrained:
+    variant, file = f"msvmambav3_{size}", f"msvmambav3_{size}_224.pth"
+    address = f"{_HUB}YuhengSSS/MSVMamba/resolve/main/{file}"
+    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license=NOT_STATED)
+
+
+def _efficient(size: str, accuracy: float) -> Pretrained:
+    variant, file = f"efficientvmamba_{size}", f"efficient_vmamba_{size}.ckpt"
+    address = f"{_HUB}TerryPei/EfficientVMamba-{size.title()}/resolve/main/{file}"
+    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license="Apache-2.0")
+
+
+def _vssd(size: str, file: str, accuracy: float) -> Pretrained:
+    variant, address = f"vssd_{size}", f"{_HUB}YuhengSSS/VSSD/resolve/main/{file}"
+    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license=NOT_STATED)
 
 
 _NANO = Pretrained(
@@ -163,6 +181,16 @@ PRETRAINED = {
         _mambavision(
             "mambavision_large3_512_21k", "MambaVision-L3-512-21K", "mambavision_L3_21k_740m_512.pth.tar", 88.1
         ),
+        _msvmamba("tiny", 83.0),
+        _msvmamba("small", 84.1),
+        _msvmamba("base", 84.4),
+        _efficient("tiny", 76.5),
+        _efficient("small", 78.7),
+        _efficient("base", 81.8),
+        _vssd("micro", "vssd_micro_best.pth", 82.5),
+        _vssd("tiny", "vssd_tiny_best_ema.pth", 83.6),
+        _vssd("small", "vssd_small_best_ema.pth", 84.1),
+        _vssd("base", "vssd_base_best_ema.pth", 84.7),
     )
 }
 

@@ -68,14 +68,14 @@ def scan_sequences(u: Tensor, parameters: Parameters, *, backend: str = "auto") 
     """Scan k sequences u (b, k, c, l) from their first step to the last, each with its own group of parameters."""
     x_proj, dt_proj, dt_bias, A_logs, Ds = parameters
     k, channels, rank = dt_proj.shape
-    A = -torch.exp(_at_least_float32(A_logs)).view(k, 1, channels, -1)
+    A = -torch.exp(at_least_float32(A_logs)).view(k, 1, channels, -1)
     n = A.shape[-1]
     low, B, C = (x_proj.to(u.dtype) @ u).split((rank, n, n), dim=2)
     delta = dt_proj.to(u.dtype) @ low
-    D, bias = (_at_least_float32(t).view(k, 1, channels) for t in (Ds, dt_bias))
+    D, bias = (at_least_float32(t).view(k, 1, channels) for t in (Ds, dt_bias))
     return grouped_scan(u, delta.unsqueeze(2), A, B.unsqueeze(2), C.unsqueeze(2), D, bias, backend=backend)
 
 
-def _at_least_float32(weight: Tensor) -> Tensor:
+def at_least_float32(weight: Tensor) -> Tensor:
     """In half precision, rounding errors would multiply along the sequence."""
     return weight.to(torch.promote_types(weight.dtype, torch.float32))

@@ -18,17 +18,26 @@ class SS2D(nn.Module):
     """Project, convolve, scan in four directions, normalize, project back."""
 
     def __init__(
-        self, dim: int, *, inner: int, d_state: int, dt_rank: int, conv_size: int, conv_bias: bool, gate: bool
+        self,
+        dim: int,
+        *,
+        inner: int,
+        d_state: int,
+        dt_rank: int,
+        conv_size: int,
+        conv_bias: bool,
+        gate: bool,
+        groups: int = 4,
     ) -> None:
         super().__init__()
         self.gate, self.backend = gate, "auto"
         self.in_proj = Linear2d(dim, 2 * inner if gate else inner, bias=False)
         self.conv2d = DepthwiseConv2d(inner, conv_size, bias=conv_bias)
-        self.x_proj_weight = nn.Parameter(torch.empty(4, dt_rank + 2 * d_state, inner))
-        self.dt_projs_weight = nn.Parameter(torch.empty(4, inner, dt_rank))
-        self.dt_projs_bias = nn.Parameter(torch.empty(4, inner))
-        self.A_logs = nn.Parameter(torch.empty(4 * inner, d_state))
-        self.Ds = nn.Parameter(torch.ones(4 * inner))
+        self.x_proj_weight = nn.Parameter(torch.empty(groups, dt_rank + 2 * d_state, inner))
+        self.dt_projs_weight = nn.Parameter(torch.empty(groups, inner, dt_rank))
+        self.dt_projs_bias = nn.Parameter(torch.empty(groups, inner))
+        self.A_logs = nn.Parameter(torch.empty(groups * inner, d_state))
+        self.Ds = nn.Parameter(torch.ones(groups * inner))
         self.out_norm = LayerNorm2d(inner)
         self.out_proj = Linear2d(inner, dim, bias=False)
         self.reset_scan_parameters()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.models.base import Orders, ScanNetwork
@@ -98,6 +99,15 @@ def drop_path_rates(rate: float, depths: Iterable[int]) -> list[list[float]]:
     depths = list(depths)
     rates = iter([rate * i / max(1, sum(depths) - 1) for i in range(sum(depths))])
     return [[next(rates) for _ in range(depth)] for depth in depths]
+
+
+def attend(qkv: Tensor, heads: int) -> Tensor:
+    """Multi-head attention among the pixels of a map (b, 3c, h, w) of queries, keys and values: (b, c, h, w)."""
+    b, channels, height, width = qkv.shape
+    tokens = qkv.permute(0, 2, 3, 1).reshape(b, height * width, 3, heads, channels // 3 // heads)
+    q, k, v = tokens.permute(2, 0, 3, 1, 4)
+    y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    return y.reshape(b, height, width, channels // 3).permute(0, 3, 1, 2)
 
 
 def add_branch(x: Tensor, branch: Tensor, drop_path: StochasticDepth, scale: Tensor | None = None) -> Tensor:

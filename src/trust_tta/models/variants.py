@@ -6,15 +6,19 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from trust_tta.models.config import (
+    EfficientVMambaConfig,
     Four,
     GroupMambaConfig,
     LocalVimConfig,
     LocalVMambaConfig,
     MambaVisionConfig,
+    MSVMambaConfig,
     NetworkConfig,
+    SpatialMambaConfig,
     UPerNetConfig,
     VimConfig,
     VMambaConfig,
+    VSSDConfig,
 )
 from trust_tta.preprocessing import Preprocessing, find_preset
 
@@ -108,6 +112,42 @@ _MAMBAVISION = {
     "mambavision_large3_512_21k": _MAMBAVISION_L3.changed(windows=(8, 8, 32, 16)),
 }
 
+_MSVMAMBA_FIRST = MSVMambaConfig(
+    first_generation=True,
+    depths=(1, 2, 5, 2),
+    dims=(48, 96, 192, 384),
+    overlapping_stem=False,
+    merging_downsample=True,
+    ssm_ratio=2.0,
+    gate=True,
+    ffn_ratio=2.0,
+)
+_MSVMAMBA = {
+    "msvmambav3_tiny": MSVMambaConfig(),
+    "msvmambav3_small": MSVMambaConfig(depths=(2, 3, 20, 2), drop_path=0.4),
+    "msvmambav3_base": MSVMambaConfig(depths=(2, 4, 18, 2), dims=_BASE_DIMS, gate=True, drop_path=0.5),
+    "msvmamba_nano": _MSVMAMBA_FIRST,
+    "msvmamba_micro": _MSVMAMBA_FIRST.changed(dims=(64, 128, 256, 512)),
+    "msvmamba_tiny": _MSVMAMBA_FIRST.changed(depths=(1, 2, 9, 2), dims=_SMALL_DIMS),
+}
+_EFFICIENTVMAMBA = {
+    "efficientvmamba_tiny": EfficientVMambaConfig(),
+    "efficientvmamba_small": EfficientVMambaConfig(dims=(64, 128, 256, 512)),
+    "efficientvmamba_base": EfficientVMambaConfig(depths=(2, 2, 9, 2), dims=_SMALL_DIMS),
+}
+
+_SPATIALMAMBA = {
+    "spatialmamba_tiny": SpatialMambaConfig(),
+    "spatialmamba_small": SpatialMambaConfig(depths=(2, 4, 21, 5), drop_path=0.3),
+    "spatialmamba_base": SpatialMambaConfig(depths=(2, 4, 21, 5), dims=_SMALL_DIMS, drop_path=0.5),
+}
+_VSSD = {
+    "vssd_micro": VSSDConfig(depths=(2, 2, 8, 4), dims=(48, 96, 192, 384), d_state=48),
+    "vssd_tiny": VSSDConfig(),
+    "vssd_small": VSSDConfig(depths=(3, 4, 21, 5), drop_path=0.4),
+    "vssd_base": VSSDConfig(depths=(3, 4, 21, 5), dims=_SMALL_DIMS, heads=(3, 6, 12, 24), drop_path=0.6),
+}
+
 _VMAMBA: dict[str, VMambaConfig] = {
     **_PUBLISHED,
     **{f"{name}_bn": config.changed(norm="batch") for name, config in _PUBLISHED.items()},
@@ -137,6 +177,10 @@ VARIANTS: dict[str, NetworkConfig] = {
     **_LOCAL,
     **_GROUPMAMBA,
     **_MAMBAVISION,
+    **_MSVMAMBA,
+    **_EFFICIENTVMAMBA,
+    **_SPATIALMAMBA,
+    **_VSSD,
 }
 
 
@@ -147,12 +191,14 @@ VMambaName: TypeAlias = Literal[
     "vmamba_small_s2l15_bn", "vmamba_tiny_s1l8", "vmamba_tiny_s1l8_bn", "vmamba_tiny_s2l5", "vmamba_tiny_s2l5_bn",
 ]  # fmt: skip
 OtherName: TypeAlias = Literal[
-    "groupmamba_base", "groupmamba_small", "groupmamba_tiny", "localvim_small", "localvim_tiny",
-    "localvim_tiny_midclstok", "localvmamba_small", "localvmamba_tiny", "mambavision_base", "mambavision_base_21k",
-    "mambavision_large", "mambavision_large2", "mambavision_large2_512_21k", "mambavision_large3_256_21k",
-    "mambavision_large3_512_21k", "mambavision_large_21k", "mambavision_small", "mambavision_tiny",
-    "mambavision_tiny2", "vim_base", "vim_small", "vim_small_stride8",
-    "vim_tiny", "vim_tiny_stride8",
+    "efficientvmamba_base", "efficientvmamba_small", "efficientvmamba_tiny", "groupmamba_base", "groupmamba_small",
+    "groupmamba_tiny", "localvim_small", "localvim_tiny", "localvim_tiny_midclstok", "localvmamba_small",
+    "localvmamba_tiny", "mambavision_base", "mambavision_base_21k", "mambavision_large", "mambavision_large2",
+    "mambavision_large2_512_21k", "mambavision_large3_256_21k", "mambavision_large3_512_21k", "mambavision_large_21k",
+    "mambavision_small", "mambavision_tiny", "mambavision_tiny2", "msvmamba_micro", "msvmamba_nano", "msvmamba_tiny",
+    "msvmambav3_base", "msvmambav3_small", "msvmambav3_tiny", "spatialmamba_base", "spatialmamba_small",
+    "spatialmamba_tiny", "vim_base", "vim_small", "vim_small_stride8", "vim_tiny", "vim_tiny_stride8", "vssd_base",
+    "vssd_micro", "vssd_small", "vssd_tiny",
 ]  # fmt: skip
 
 SegmenterName: TypeAlias = Literal[

@@ -96,15 +96,19 @@ class VMamba(StagedNetwork):
         )
         stages = []
         for i, (dim, rates) in enumerate(zip(dims, drop_path_rates(config.drop_path, depths), strict=True)):
-            first = sum(depths[:i])
-            blocks = [self.make_block(dim, first + j, rate) for j, rate in enumerate(rates)]
             downsample: nn.Module = nn.Identity()
             if i + 1 < len(dims):
                 downsample = make_downsample(dim, dims[i + 1], merging=config.merging_downsample, norm=config.norm)
-            stages.append(Stage(blocks, downsample))
+            stages.append(self.make_stage(i, rates, downsample))
         self.layers = nn.ModuleList(stages)
         self.classifier = Classifier(dims[-1], config.norm, config.num_classes)
         self.apply(initialize_linear)
+
+    def make_stage(self, i: int, rates: list[float], downsample: nn.Module) -> nn.Module:
+        """Stage i, a block for each rate of stochastic depth."""
+        first = sum(self.config.depths[:i])
+        blocks = [self.make_block(self.config.dims[i], first + j, rate) for j, rate in enumerate(rates)]
+        return Stage(blocks, downsample)
 
     def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
         """A block of a stage; blocks are counted over all stages."""

@@ -1,0 +1,140 @@
+"""EfficientVMamba: early stages scan four interleaved quarters of the map beside a convolution, late ones convolve.
+
+Pei et al., "EfficientVMamba: Atrous Selective Scan for Light Weight Visual Mamba", AAAI 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trust_tta.models.base import FOUR_DIRECTIONS
+from trust_tta.models.config import EfficientVMambaConfig
+from trust_tta.models.layers import LayerNorm2d, StochasticDepth
+from trust_tta.models.localvmamba import ChannelAttention
+from trust_tta.models.sequences import Route, read, scan_sequences
+from trust_tta.models.ss2d import SS2D
+from trust_tta.models.staged import add_branch
+from trust_tta.models.vmamba import VMamba, ss2d_arguments
+from trust_tta.ops.batch_norm import BatchNorm2d
+from trust_tta.ops.tensors import Parameters
+
+SCANNED_STAGES = 2
+
+
+class AtrousSS2D(SS2D):
+    """SS2D of which each group scans one quarter of the pixels, every second one of every second row."""
+
+    def scan(self, x: Tensor, directions: Tensor) -> Tensor:
+        """Scan SiLU(x), x (b, c, h, w); group k reads the quarter directions[k], (4,) or (b, 4)."""
+        b, c, height, width = x.shape
+        u = F.pad(F.silu(x), (0, width % 2, 0, height % 2))  # zero pixels stay in the sequences
+        rows, columns = u.shape[2:]
+        quarters = visit_quarters(rows, columns, x.device)[directions]
+        parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
+        sequences = read(u.flatten(2).unsqueeze(1).expand(-1, 4, -1, -1), quarters)
+        y = scan_sequences(sequences, parameters, backend=self.backend)
+        joined = y.transpose(1, 2).flatten(2).unsqueeze(1)  # the quarters are disjoint: together, they are the map
+        y = read(joined, Route.along(quarters.flatten(-2).unsqueeze(-2), rows * columns).returns).squeeze(1)
+        normal: Tensor = self.out_norm(y.view(b, c, rows, columns)[:, :, :height, :width])
+        return normal
+
+
+def visit_quarters(height: int, width: int, device: torch.device) -> Tensor:
+    """Pixels of the quarters a to d of an even map in the order in which they are read, (4, height * width / 4).
+
+    a: even rows, even columns, by rows; b: odd rows, even columns, by columns; c: even rows, odd columns, by rows; d:
+    odd rows, odd columns, by columns.
+    """
+    pixels = torch.arange(height * width, device=device).view(height, width)
+    a, b, c, d = (pixels[row::2, column::2] for column in (0, 1) for row in (0, 1))
+    return torch.stack((a.flatten(), b.t().flatten(), c.flatten(), d.t().flatten()))
+
+
+class EfficientBlock(nn.Module):
+    """x plus a scan and a convolution of norm(x), both weighed by one channel attention."""
+
+    def __init__(self, dim: int, op: SS2D, drop_path: float) -> None:
+        super().__init__()
+        self.norm = LayerNorm2d(dim)
+        self.op = op
+        self.conv_branch = nn.Sequential(
+            nn.Conv2d(dim, dim, 3, padding=1, groups=dim), BatchNorm2d(dim), nn.GELU(), nn.Conv2d(dim, dim, 1)
+        )
+        self.se = ChannelAttention(dim)
+        self.drop_path = StochasticDepth(drop_path)
+
+    def forward(self, x: Tensor, directions: Tensor) -> Tensor:
+        normal = self.norm(x)
+        branches = (self.op(normal, directions), self.conv_branch(normal))
+        weighed = [self.se(branch.flatten(2)).view(x.shape) for branch in branches]
+        return add_branch(x, weighed[0] + weighed[1], self.drop_path)
+
+
+class PixelSqueezeExcite(nn.Module):
+    """Weigh the channels of a map by its mean, with 1x1 convolutions."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv_reduce = nn.Conv2d(dim, dim // 8, 1)
+        self.conv_expand = nn.Conv2d(dim // 8, dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.conv_expand(F.relu(self.conv_reduce(x.mean((2, 3), keepdim=True))))
+        return x * torch.sigmoid(weights)
+
+
+class InvertedResidual(nn.Module):
+    """x plus a wide depthwise convolution between two 1x1 convolutions."""
+
+    def __init__(self, dim: int, drop_path: float) -> None:
+        super().__init__()
+        wide = 4 * dim
+        self.conv_pw = nn.Sequential(nn.Conv2d(dim, wide, 1, bias=False), BatchNorm2d(wide), nn.ReLU())
+        self.conv_dw = nn.Sequential(
+            nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), BatchNorm2d(wide), nn.ReLU()
+        )
+        self.se = PixelSqueezeExcite(wide)
+        self.conv_pw2 = nn.Sequential(nn.Conv2d(wide, dim, 1, bias=False), BatchNorm2d(dim))
+        self.drop_path = StochasticDepth(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return add_branch(x, self.conv_pw2(self.se(self.conv_dw(self.conv_pw(x)))), self.drop_path)
+
+
+class ConvStage(nn.Sequential):
+    """Inverted residuals under the published names: 1 to depth, then an unused place, then the downsampling."""
+
+    def __init__(self, blocks: Iterable[nn.Module], downsample: nn.Module) -> None:
+        super().__init__(nn.Identity(), *blocks, nn.Identity(), downsample)
+
+    @property
+    def downsample(self) -> nn.Module:
+        return self[-1]
+
+    def forward(self, x: Tensor, directions: Tensor) -> Tensor:  # type: ignore[override]
+        for block in list(self)[:-1]:
+            x = block(x)
+        return x
+
+
+class EfficientVMamba(VMamba):
+    """Maps images (n, channels, h, w) to logits (n, classes).
+
+    A scan order permutes the four quarters of the map, with their reading directions, among the groups of parameters.
+    """
+
+    orders = FOUR_DIRECTIONS
+    config: EfficientVMambaConfig
+
+    def make_stage(self, i: int, rates: list[float], downsample: nn.Module) -> nn.Module:
+        if i >= SCANNED_STAGES:
+            return ConvStage([InvertedResidual(self.config.dims[i], rate) for rate in rates], downsample)
+        return super().make_stage(i, rates, downsample)
+
+    def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
+        del block
+        return EfficientBlock(dim, AtrousSS2D(dim, **ss2d_arguments(self.config, dim)), drop_path)
