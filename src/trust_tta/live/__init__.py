@@ -1,1 +1,1 @@
-"""A stream that adapts while it serves: monitors without labels, a guard, snapshots."""
+"""Streams that adapt while they serve: label-free health monitoring, a guard, and snapshots."""
