@@ -82,7 +82,7 @@ def test_an_adapted_state_goes_on_bit_for_bit(name: str, options: dict[str, Any]
 
 
 def test_the_network_of_a_state_predicts_as_the_method_does(tmp_path: Path) -> None:
-    method = tt.create_method("tide", small(), views="none", frequencies=False)
+    method = tt.create_method("tide", small(), views="none", correct_prior=False)
     method(images(1))
     save_pretrained(method, tmp_path, adapted_to="noise")
     alone = from_pretrained(tmp_path)

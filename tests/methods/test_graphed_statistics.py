@@ -30,7 +30,7 @@ class HostValues(TorchDispatchMode):
 @pytest.mark.parametrize("parts", [False, True])
 def test_statistics_need_no_host_synchronization(parts: bool) -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3))
-    statistics = Statistics(model, "stream", learn_shares=parts, split_mixtures=parts)
+    statistics = Statistics(model, "stream", mix_source=parts, cluster_domains=parts)
     with HostValues() as values:  # type: ignore[no-untyped-call]
         statistics._prepare(torch.randn(4, 3, 9, 9), 4.0)
         assert values.count == 0

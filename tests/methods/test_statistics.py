@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.methods.networks import batches, convnet, make, run, same, vmamba
 from trust_tta.errors import TrustWarning
 from trust_tta.methods.base import Method
-from trust_tta.methods.domains import HALF_LIFE
 from trust_tta.methods.registry import list_methods
-from trust_tta.methods.statistics import KEPT, SOURCE_WORTH, UNSURE, Statistics, StreamNorm
+from trust_tta.methods.statistics import Statistics, StreamNorm
+from trust_tta.methods.tide.constants import TIDE
 
 
 def norm_of(channels: int = 4, *, known: bool = True) -> tuple[Statistics, StreamNorm]:
@@ -45,12 +45,12 @@ def test_the_first_batches_are_averaged_with_the_source_as_so_many_images() -> N
     for x in stream:
         feed(statistics, norm, x)
     seen = torch.cat(stream)
-    share = len(seen) / (len(seen) + SOURCE_WORTH)
+    share = len(seen) / (len(seen) + TIDE.source_images)
     mean = share * seen.mean((0, 2, 3))
     square = share * seen.square().mean((0, 2, 3)) + (1 - share)
     assert torch.allclose(norm.mean, mean, atol=1e-5)
     assert torch.allclose(norm.variance, square - mean.square(), atol=1e-4)
-    assert float(norm.images) == pytest.approx(len(seen) + SOURCE_WORTH)
+    assert float(norm.images) == pytest.approx(len(seen) + TIDE.source_images)
 
 
 def test_without_statistics_of_training_the_stream_is_all_there_is() -> None:
@@ -65,7 +65,7 @@ def test_the_memory_fades_with_its_half_life() -> None:
     norm.images.fill_(1e9)
     (x,) = draw(1, 64)
     feed(statistics, norm, x)
-    assert float(norm.images) == pytest.approx(64 / (1 - 2 ** (-64 / HALF_LIFE)), rel=1e-4)
+    assert float(norm.images) == pytest.approx(64 / (1 - 2 ** (-64 / TIDE.stream_memory)), rel=1e-4)
 
 
 def test_a_change_of_domain_starts_the_memory_anew_and_the_next_batches_average() -> None:
@@ -74,29 +74,26 @@ def test_a_change_of_domain_starts_the_memory_anew_and_the_next_batches_average(
         feed(statistics, norm, x)
     after = draw(3, 32, shift=4.0, scale=2.0, seed=1)
     feed(statistics, norm, after[0])
-    assert float(norm.images) < 32 + KEPT + 1
+    assert float(norm.images) < 32 + TIDE.kept_images + 1
     for x in after[1:]:
         feed(statistics, norm, x)
     assert torch.allclose(norm.mean, torch.cat(after).mean((0, 2, 3)), atol=0.15)
 
 
-def test_a_long_memory_gives_way_to_what_is_probably_a_change() -> None:
-    """It counts for no more than the squared odds that the domain is still the same say, however long it was."""
-    held = []
-    for memory in (1e5, 1e7):
-        statistics, norm = norm_of()
-        for x in draw(20, 32):
-            feed(statistics, norm, x)
-        norm.images.fill_(memory)
-        watch = statistics.watch
-        assert watch is not None
-        new = draw(1, 32, shift=0.9, seed=1)[0]
-        change = float(copy.deepcopy(watch).observe(watch.describe(new)))
-        assert 0.2 < change < 0.95
-        feed(statistics, norm, new)
-        held.append(float(norm.images) - 32)
-        assert held[-1] == pytest.approx(min(memory * (1 - change), UNSURE * ((1 - change) / change) ** 2), rel=1e-3)
-    assert held[0] == pytest.approx(held[1], rel=1e-3)
+@pytest.mark.parametrize("memory", [100.0, 10_000.0])
+def test_shift_shrinks_the_memory_by_the_squared_probability_of_none(memory: float) -> None:
+    statistics, norm = norm_of()
+    for x in draw(20, 32):
+        feed(statistics, norm, x)
+    norm.images.fill_(memory)
+    detector = statistics.shift_detector
+    assert detector is not None
+    new = draw(1, 32, shift=0.9, seed=1)[0]
+    change = float(copy.deepcopy(detector).observe(detector.describe(new)))
+    assert 0.2 < change < 0.95
+    feed(statistics, norm, new)
+    kept = max(memory * (1 - change) ** 2, TIDE.kept_images)
+    assert float(norm.images) - 32 == pytest.approx(kept, rel=1e-3)
 
 
 def test_single_images_that_always_differ_are_no_change() -> None:
@@ -128,7 +125,7 @@ def test_a_change_shrinks_the_memory_of_every_norm() -> None:
     feed_both(draw(1, 32, seed=2)[0], draw(1, 32, shift=5.0, seed=3)[0])
     assert float(second.images) > 300
     feed_both(draw(1, 32, shift=5.0, seed=4)[0], draw(1, 32, seed=5)[0])
-    assert max(float(first.images), float(second.images)) < 32 + KEPT + 1
+    assert max(float(first.images), float(second.images)) < 32 + TIDE.kept_images + 1
 
 
 def test_several_passes_over_a_batch_change_the_memory_once() -> None:
@@ -140,7 +137,7 @@ def test_several_passes_over_a_batch_change_the_memory_once() -> None:
     run(other, batches(3))
     for name, norm in one.statistics.norms.items():
         assert torch.allclose(norm.mean, other.statistics.norms[name].mean)
-    watch, theirs = one.statistics.watch, other.statistics.watch
+    watch, theirs = one.statistics.shift_detector, other.statistics.shift_detector
     assert watch is not None
     assert theirs is not None
     assert all(torch.equal(value, theirs.values()[name]) for name, value in watch.values().items())
@@ -204,7 +201,7 @@ def test_evaluate_leaves_the_memory_alone(name: str) -> None:
 @pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
 @pytest.mark.parametrize("name", ["bn", "tide"])
 def test_images_evaluated_as_the_next_batch_are_normalized_as_such(name: str, statistics: str) -> None:
-    options = {} if name == "bn" else {"lr": 0.0, "views": "none", "shares": False, "frequencies": False}
+    options = {} if name == "bn" else {"lr": 0.0, "views": "none", "source_mixing": False, "correct_prior": False}
     method = make(name, vmamba(), statistics=statistics, **options)
     first, second = batches(2)
     method(first)
@@ -295,7 +292,7 @@ def test_the_work_beside_the_passes_does_not_grow_with_the_norms(parts: bool) ->
     counts = []
     for norms in (2, 20):
         model = nn.Sequential(*(nn.BatchNorm2d(3) for _ in range(norms)))
-        statistics = Statistics(model, "stream", learn_shares=parts, split_mixtures=parts)
+        statistics = Statistics(model, "stream", mix_source=parts, cluster_domains=parts)
         images = torch.randn(8, 3, 8, 8)
         statistics.begin(images)
         with Kernels() as kernels:  # type: ignore[no-untyped-call]
@@ -322,7 +319,7 @@ def test_norms_share_vectors_wherever_a_method_goes(again: Callable[[Method], Me
 
 def test_norms_of_several_dtypes_follow_the_stream() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3).double(), nn.BatchNorm2d(3))
-    statistics = Statistics(model, "stream", learn_shares=True)
+    statistics = Statistics(model, "stream", mix_source=True)
     statistics.begin(torch.randn(8, 3, 8, 8))
     state = statistics.state()
     assert [value.dtype for value in state["mean"].values()] == [torch.float32, torch.float64, torch.float32]

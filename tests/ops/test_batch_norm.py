@@ -164,10 +164,10 @@ def test_statistics_of_a_stream(shared: bool, monkeypatch: pytest.MonkeyPatch) -
         with torch.no_grad():
             for place, tensor in enumerate((*model.parameters(), *(b for b in model.buffers() if b.dim()))):
                 tensor.copy_(normal(20, seed=place).abs() + 0.1)
-        statistics = Statistics(model, "stream", learn_shares=shared)
+        statistics = Statistics(model, "stream", mix_source=shared)
         statistics.begin(x)
         norm = statistics.norms["1"]
-        shares = statistics.shares.value if statistics.shares is not None else norm.weight
+        shares = statistics.source_mixing.value if statistics.source_mixing is not None else norm.weight
         if shared:
             shares.data.copy_(torch.tensor([1.0, 0.3, 0.8]))
         monkeypatch.setattr(StreamNorm, "takes_kernels", lambda self, x, used=by_kernels: used)

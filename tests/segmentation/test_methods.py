@@ -19,8 +19,9 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.parameters import select
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import METHODS, create_method
-from trust_tta.methods.statistics import PICTURE, SOURCE_WORTH
+from trust_tta.methods.statistics import PICTURE
 from trust_tta.methods.tent import Tent
+from trust_tta.methods.tide.constants import TIDE
 from trust_tta.ops import segmentation_logits as bands
 
 OPEN: dict[str, dict[str, Any]] = {
@@ -204,12 +205,12 @@ def test_a_picture_counts_for_many_images_in_the_statistics_of_the_stream() -> N
     method, images = make("tide"), batches(1)[0]
     method(images)
     norms = {name: norm for name, norm in method.statistics.norms.items() if not name.startswith("auxiliary_head.")}
-    assert {float(norm.images) for norm in norms.values()} == {SOURCE_WORTH + PICTURE * len(images)}
+    assert {float(norm.images) for norm in norms.values()} == {TIDE.source_images + PICTURE * len(images)}
 
 
 @pytest.mark.parametrize("pictures", [2, 8])
 def test_the_step_of_tide_is_as_long_as_its_pictures_are_worth(pictures: int) -> None:
-    method = make("tide", upernet("layer"), lr=1e-3, pull=0.0)
+    method = make("tide", upernet("layer"), lr=1e-3, source_decay=0.0)
     start = method.weights.snapshot().clone()
     method(batches(1, images=pictures)[0])
     moved = (method.weights.snapshot() - start).abs()

@@ -17,7 +17,7 @@ from trust_tta.live.session import Result
 from trust_tta.live.source_reference import SourceReference
 from trust_tta.live.stream import Stream
 from trust_tta.methods.base import Method
-from trust_tta.methods.statistics import SOURCE_WORTH
+from trust_tta.methods.tide.constants import TIDE
 
 SIGNATURE_IMAGES = 256  # from which the signature is computed, at most
 QUICK_CHECK_IMAGES = 8  # the last ones, on which a merge is judged first
@@ -116,7 +116,7 @@ def source_of(method: Method) -> ReplicaState:
     twin = method.fork()
     twin.reset()
     state = state_of(twin)
-    return ReplicaState(state.weights, state.means, state.squares, SOURCE_WORTH if len(state.means) else 0.0)
+    return ReplicaState(state.weights, state.means, state.squares, TIDE.source_images if len(state.means) else 0.0)
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ __getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
         "Source": "trust_tta.methods.source",
         "Number": "trust_tta.methods.state",
         "Tent": "trust_tta.methods.tent",
-        "Tide": "trust_tta.methods.tide",
+        "Tide": "trust_tta.methods.tide.method",
         "Trust": "trust_tta.methods.trust",
         "TrustNaive": "trust_tta.methods.trust",
         "create_method": "trust_tta.methods.typed",

@@ -35,7 +35,7 @@ from trust_tta.methods.source_data import gather_source_statistics as gather_sou
 from trust_tta.methods.state import Number as Number
 from trust_tta.methods.t3a import T3a as T3a
 from trust_tta.methods.tent import Tent as Tent
-from trust_tta.methods.tide import Tide as Tide
+from trust_tta.methods.tide.method import Tide as Tide
 from trust_tta.methods.trust import Trust as Trust
 from trust_tta.methods.trust import TrustNaive as TrustNaive
 from trust_tta.methods.typed import create_method as create_method

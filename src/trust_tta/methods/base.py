@@ -102,9 +102,9 @@ class Method(nn.Module):
             self.adapted = self.weights.named
             self.statistics = self.make_statistics()
         self.counters = Counters()
-        shares = [] if self.statistics.shares is None else [self.statistics.shares.value]
+        mixing = [] if self.statistics.source_mixing is None else [self.statistics.source_mixing.value]
         # Batches that a method passes to its network are its own tensors: nobody else changes them in place.
-        self._forward = NetworkForward(self.model, [*self.weights.tensors, *shares], cache_stem=True)
+        self._forward = NetworkForward(self.model, [*self.weights.tensors, *mixing], cache_stem=True)
         # Graphs of their own: norms behave differently in evaluation and while they update their statistics.
         self._frozen_forward, self._observing_forward = NetworkForward(self.model), NetworkForward(self.model)
         self.samples_per_image = 1
@@ -183,8 +183,8 @@ class Method(nn.Module):
     def backward(self, loss: Tensor) -> Tensor:
         """Fill `weights.gradient`, (n,); whether it and the loss are finite, () bool on the device."""
         self.counters.backwards += 1
-        shares = self.statistics.shares
-        return self.weights.backward(loss, extra=None if shares is None else shares.value)
+        mixing = self.statistics.source_mixing
+        return self.weights.backward(loss, extra=None if mixing is None else mixing.value)
 
     def step(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
         """One optimizer step on the loss, from the weights (n,) `start` or the present ones.

@@ -30,7 +30,7 @@ METHODS = {
     "ensemble": "trust_tta.methods.ablations:Ensemble",
     "repetition": "trust_tta.methods.ablations:Repetition",
     "augmentation": "trust_tta.methods.ablations:Augmentation",
-    "tide": "trust_tta.methods.tide:Tide",
+    "tide": "trust_tta.methods.tide.method:Tide",
     "eata": "trust_tta.methods.eta:Eata",
     "roid": "trust_tta.methods.roid:Roid",
     "cmf": "trust_tta.methods.roid:Cmf",

@@ -1,10 +1,10 @@
 """Which statistics the BatchNorms of a network normalize with: those of the batch, of the stream, or of training.
 
 "stream" follows the images since the reset: each norm keeps a moving mean and variance over a long memory, of which a
-batch is a small share. Where the images themselves show another domain (`domains.py`), the memory shrinks, up to
-starting anew; single images and runs of one class, which always differ, are not taken for a change of domain. A method
-may learn how much these statistics count beside the source's (`shares.py`), and may have statistics for each of several
-domains that come mixed (`mixtures.py`).
+batch is a small share. Where the images themselves show another domain (`tide/shift_detector.py`), the memory shrinks,
+up to starting anew; single images and runs of one class, which always differ, are not taken for a change of domain. A
+method may learn the share of these statistics beside the source's (`tide/source_mixing.py`), and may keep statistics
+for each domain of a mixed stream (`tide/domain_clusters.py`).
 
 An adapting pass takes the values of the moving statistics and the gradient of the batch's (test-time batch
 renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes as in evaluation.
@@ -21,18 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trust_tta.methods.domains import HALF_LIFE, VARIANCES, DomainWatch
-from trust_tta.methods.mixtures import GROUPS, Mixture
-from trust_tta.methods.shares import Shares
 from trust_tta.methods.state import Array, Spec, clone
+from trust_tta.methods.tide.constants import TIDE
+from trust_tta.methods.tide.domain_clusters import DomainClusters
+from trust_tta.methods.tide.shift_detector import ShiftDetector
+from trust_tta.methods.tide.source_mixing import SourceMixing
 from trust_tta.ops.batch_norm import batch_norm, can_use_kernels, fixed_norm, follow_stream, moments, triton_norm
 from trust_tta.ops.cuda_graphs import GraphedFunction
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
 
-SOURCE_WORTH = 16.0  # images that the statistics of training count for at the beginning
-UNSURE = 8192.0  # images that the memory counts for at most when it is as likely as not that a new domain begins
-KEPT = 8.0  # images that the memory counts for at least when a new domain begins
 ALIGNED = 8  # elements: kernels read whole blocks of 16 bytes
 PICTURE = 16  # images that a picture with labeled pixels counts for: it shows many objects
 
@@ -109,8 +107,9 @@ class Statistics:
 
     `observing_without_grad`: also passes without gradients adapt, for methods that adapt no weights. `make`: norms in
     the place of those that `kind` asks for, from a BatchNorm and a tensor of the network's device and dtype.
-    `learn_shares`: norms that follow the stream have `shares` of it, which the method moves. `split_mixtures`: they
-    have statistics for each group of images where the stream is mixed; a pass is then over whole copies of the batch.
+    `mix_source`: norms that follow the stream mix it with the source in a share that the method learns.
+    `cluster_domains`: they keep statistics for each cluster of a mixed stream; a pass is then over whole copies of the
+    batch. `detect_shifts`: follow the images also where no norm follows the stream.
     `samples_per_image`: images that one picture counts for.
     """
 
@@ -121,8 +120,9 @@ class Statistics:
         *,
         observing_without_grad: bool = False,
         make: Callable[[_BatchNorm, Tensor], OwnNorm] | None = None,
-        learn_shares: bool = False,
-        split_mixtures: bool = False,
+        mix_source: bool = False,
+        cluster_domains: bool = False,
+        detect_shifts: bool = False,
     ) -> None:
         found = {name: module for name, module in model.named_modules() if has_statistics(module)}
         self.kind, self.norms = kind, dict[str, Any]()
@@ -141,18 +141,21 @@ class Statistics:
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, self.norms[name])
         self.following = [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
-        self.watch: DomainWatch | None = None  # what looks for new domains, where the statistics follow the stream
-        self.shares: Shares | None = None  # how much the stream counts beside the source, where a method learns it
-        self.mixture: Mixture | None = None  # what tells the domains of a mixed stream apart, where a method asks
-        if self.following:  # what they have in common travels with the first
-            self.watch = self.following[0].watch = DomainWatch(like)
+        self.shift_detector: ShiftDetector | None = None
+        self.source_mixing: SourceMixing | None = None
+        self.clusters: DomainClusters | None = None
+        self.unchanged: Tensor | float = 1.0  # probability () that the batch continues the domain
+        if kind == "stream" and make is None and (self.following or detect_shifts):
+            self.shift_detector = ShiftDetector(like)
+        if self.following and self.shift_detector is not None:  # registered on the first norm, to move with the network
+            self.following[0].shift_detector = self.shift_detector
             mixing = [norm for norm in self.following if all(value is not None for value in norm.source)]
-            if learn_shares and mixing:
-                self.shares = self.following[0].shares = Shares(len(mixing), like)
+            if mix_source and mixing:
+                self.source_mixing = self.following[0].source_mixing = SourceMixing(len(mixing), like)
                 for place, norm in enumerate(mixing):
-                    norm.share = [self.shares, place]
-            if split_mixtures:
-                self.mixture = self.following[0].mixture = Mixture(VARIANCES, self.watch.reference)
+                    norm.share = [self.source_mixing, place]
+            if cluster_domains:
+                self.clusters = self.following[0].clusters = DomainClusters(self.shift_detector.reference)
                 self.memory += StreamNorm.GROUP_MEMORY
         self._gather()
 
@@ -181,7 +184,7 @@ class Statistics:
     @property
     def mixed(self) -> bool:
         """Whether the images at hand have statistics by group."""
-        return self.mixture is not None and self.mixture.active
+        return self.clusters is not None and self.clusters.active
 
     @property
     def groups(self) -> Tensor | None:
@@ -197,34 +200,36 @@ class Statistics:
 
         `samples_per_image`: how many images each of them stands for.
         """
-        if self.watch is None:
+        if self.shift_detector is None:
             return
-        descriptions, mixed = self._prelude(images, float(len(images) * samples_per_image * self.samples_per_image))
-        if self.mixture is not None:
+        count = float(len(images) * samples_per_image * self.samples_per_image)
+        descriptions, mixed, self.unchanged = self._prelude(images, count)
+        if self.clusters is not None:
             was_mixed = self.mixed
-            self._split(self.mixture.sort(descriptions, mixed=bool(mixed)))
+            self._split(self.clusters.assign(descriptions, mixed=bool(mixed)))
             for norm in self.following if was_mixed and not self.mixed else ():
                 norm.forget_groups()
 
     @torch.no_grad()
-    def _prepare(self, images: Tensor, count: float) -> tuple[Tensor, Tensor]:
-        """What `begin` does where nobody waits: descriptions (n, features), and whether they are of several domains ().
+    def _prepare(self, images: Tensor, count: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The part of `begin` without host synchronization.
 
-        `count`: what the images count for.
+        Returns descriptions (n, features), whether they are of several domains (), and the probability () that the
+        domain is unchanged. `count`: images of the stream that the batch stands for.
         """
-        watch = cast(DomainWatch, self.watch)
+        detector = cast(ShiftDetector, self.shift_detector)
         for vectors in self.vectors:
             vectors.begin(count)
-        descriptions = watch.describe(images)
-        left = 1 - watch.observe(descriptions)
+        descriptions = detector.describe(images)
+        left = 1 - detector.observe(descriptions)
         mixed = torch.zeros_like(left, dtype=torch.bool)
-        if self.mixture is not None:
-            mixed = self.mixture.take(descriptions, watch.variance)
-        if self.shares is not None:
-            self.shares.reopen(left * ~mixed)
+        if self.clusters is not None:
+            mixed = self.clusters.enqueue(descriptions, detector.variance)
+        if self.source_mixing is not None:
+            self.source_mixing.forget(left * ~mixed)
         for vectors in self.vectors:
             vectors.fade(left)
-        return descriptions, mixed
+        return descriptions, mixed, left
 
     @contextmanager
     def frozen(self, images: Tensor | None = None) -> Iterator[None]:
@@ -233,10 +238,10 @@ class Statistics:
         `images` (n, ...): those that are predicted, so that each finds the statistics of its group.
         """
         groups = self.groups
-        if images is None or self.mixture is None or self.watch is None or not self.mixed:
+        if images is None or self.clusters is None or self.shift_detector is None or not self.mixed:
             self._split(None)
         else:
-            self._split(self.mixture.nearest(self.watch.describe(images)))
+            self._split(self.clusters.nearest(self.shift_detector.describe(images)))
         try:
             with self._observing(False):
                 yield
@@ -280,8 +285,8 @@ class Statistics:
             part.restore_source()
 
     @property
-    def _parts(self) -> dict[str, DomainWatch | Shares | Mixture]:
-        parts = {"domain": self.watch, "shares": self.shares, "mixture": self.mixture}
+    def _parts(self) -> dict[str, ShiftDetector | SourceMixing | DomainClusters]:
+        parts = {"domain": self.shift_detector, "source_mixing": self.source_mixing, "clusters": self.clusters}
         return {name: part for name, part in parts.items() if part is not None}
 
     def state(self) -> dict[str, Any]:
@@ -337,9 +342,8 @@ class Vectors:
 
     def fade(self, left: Tensor) -> None:
         """Shorten the memory to what is `left` () of it, from 0 to 1: the images may be of another domain."""
-        odds = left / (1 - left).clamp_min(1e-6)
-        kept = (self.remembered.to(left.dtype) * left).minimum(UNSURE * odds.square())
-        self.remembered.copy_(kept.maximum(self.remembered.clamp_max(KEPT)))
+        kept = self.remembered * left.square().to(self.remembered.dtype)
+        self.remembered.copy_(kept.maximum(self.remembered.clamp_max(TIDE.kept_images)))
         self.weigh()
 
     def weigh(self) -> None:
@@ -420,17 +424,18 @@ class StreamNorm(OwnNorm):
     memory_group_variance: Tensor
     memory_group_images: Tensor
     groups: Tensor | None
-    mixture: Mixture | None
-    watch: DomainWatch | None
-    shares: Shares | None
+    clusters: DomainClusters | None
+    shift_detector: ShiftDetector | None
+    source_mixing: SourceMixing | None
     share: list[Any]
 
     def __init__(self, norm: _BatchNorm, *, like: Tensor, observing_without_grad: bool = False) -> None:
         super().__init__(norm, like=like, observing=True)
         self.observing_without_grad = observing_without_grad
-        self.watch, self.shares, self.mixture, self.share, self.groups = None, None, None, [], None
+        self.shift_detector = self.source_mixing = self.clusters = self.groups = None
+        self.share = []
         for name, value in zip(self.GROUP_MEMORY, (self.mean, self.variance, self.images), strict=True):
-            self.register_buffer(name, value.expand(GROUPS, *value.shape).clone(), persistent=False)
+            self.register_buffer(name, value.expand(TIDE.clusters, *value.shape).clone(), persistent=False)
         for name in (*self.MEMORY, *self.GROUP_MEMORY):
             self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
         for name in self.BATCH:
@@ -440,7 +445,7 @@ class StreamNorm(OwnNorm):
     def restore_source(self) -> None:
         super().restore_source()
         known = all(value is not None for value in self.source)
-        self.images.fill_(SOURCE_WORTH if known else 0)
+        self.images.fill_(TIDE.source_images if known else 0)
         for name in self.MEMORY:
             getattr(self, f"memory_{name}").copy_(getattr(self, name))
         self.forget_groups()
@@ -451,7 +456,7 @@ class StreamNorm(OwnNorm):
         mean, variance = self.source
         self.group_mean.zero_() if mean is None else self.group_mean.copy_(mean)
         self.group_variance.fill_(1) if variance is None else self.group_variance.copy_(variance)
-        self.group_images.fill_(0 if mean is None or variance is None else SOURCE_WORTH)
+        self.group_images.fill_(0 if mean is None or variance is None else TIDE.source_images)
 
     def normalize(self, x: Tensor) -> Tensor:
         adapting = self.observing and (torch.is_grad_enabled() or self.observing_without_grad)
@@ -495,7 +500,7 @@ class StreamNorm(OwnNorm):
             (cast(Tensor, self.weight), cast(Tensor, self.bias)),
             shares,
             eps=self.eps,
-            half_life=HALF_LIFE,
+            half_life=TIDE.stream_memory,
         )
         return batch_norm(x, weight, bias, self.eps, batch)
 
@@ -517,7 +522,7 @@ class StreamNorm(OwnNorm):
 
     def observe_groups(self, x: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Move the memory of each group by its images; the batch's own mean and variance (groups, channels)."""
-        members = F.one_hot(groups, GROUPS).to(self.mean.dtype)
+        members = F.one_hot(groups, TIDE.clusters).to(self.mean.dtype)
         count = members.sum(0)
         of_group = members.T / count.clamp_min(1)[:, None]
         x = x.to(self.mean.dtype).flatten(2)
@@ -561,7 +566,7 @@ class StreamNorm(OwnNorm):
 
 def _share(remembered: Tensor, new: Tensor) -> Tensor:
     """Of new images beside those that are remembered, which fade."""
-    return torch.maximum(new / (remembered + new).clamp_min(1e-6), 1 - torch.exp2(-new / HALF_LIFE))
+    return torch.maximum(new / (remembered + new).clamp_min(1e-6), 1 - torch.exp2(-new / TIDE.stream_memory))
 
 
 def _pool(

@@ -23,7 +23,7 @@ from trust_tta.methods.source import BatchStatistics, Source
 from trust_tta.methods.source_data import FisherWeights, SourceStatistics
 from trust_tta.methods.t3a import T3a
 from trust_tta.methods.tent import Tent
-from trust_tta.methods.tide import Tide
+from trust_tta.methods.tide.method import Tide
 from trust_tta.methods.trust import Trust, TrustNaive
 from trust_tta.orders import OrderLike
 
@@ -109,14 +109,14 @@ class _AugmentationKeywords(_RepetitionKeywords, total=False):
     seed: int
 
 class _TideKeywords(_LearningKeywords, total=False):
-    shares: bool
-    mixtures: bool
+    source_mixing: bool
+    domain_clusters: bool
     views: Literal["mirror", "none"]
     loss: Literal["confusion", "information", "entropy"]
     temperature: float
-    pull: float
-    frequencies: bool
-    restraint: bool
+    source_decay: float
+    correct_prior: bool
+    error_scaling: bool
 
 class _OfficialKeywords(_EtaKeywords, total=False): ...
 

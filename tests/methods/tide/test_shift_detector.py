@@ -1,4 +1,4 @@
-"""What tells a new domain from other classes of the same one."""
+"""Shift detector: corruptions are shifts, runs of one class are not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trust_tta import corrupt
 from trust_tta.data.sample import load_sample
-from trust_tta.methods.domains import FEATURES, DomainWatch, describe, haar
+from trust_tta.methods.tide.shift_detector import FEATURES, ShiftDetector, describe, haar
 
 N = 16
 
@@ -26,9 +26,9 @@ def as_input(images: np.ndarray) -> Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 64 - 2
 
 
-def watch_of(stream: list[Tensor]) -> tuple[DomainWatch, list[float]]:
-    watch = DomainWatch(stream[0])
-    return watch, [float(watch.observe(describe(batch))) for batch in stream]
+def detector_of(stream: list[Tensor]) -> tuple[ShiftDetector, list[float]]:
+    detector = ShiftDetector(stream[0])
+    return detector, [float(detector.observe(describe(batch))) for batch in stream]
 
 
 def test_haar_of_a_block_is_its_mean_and_its_differences() -> None:
@@ -55,45 +55,45 @@ def test_images_of_any_size_are_described(size: tuple[int, int], channels: int) 
 
 
 @pytest.mark.parametrize("batch", [4, N, 64])
-def test_runs_of_one_class_are_no_new_domain(batch: int) -> None:
+def test_runs_of_one_class_are_no_shift(batch: int) -> None:
     images, labels = shipped()
     ordered = images[np.argsort(labels, kind="stable")]
-    watch, changes = watch_of(list(ordered.split(batch)))
+    detector, changes = detector_of(list(ordered.split(batch)))
     halvings = -sum(math.log2(1 - change) for change in changes)
     assert halvings < 3  # of what a change of domain alone takes away
-    assert float(watch.images) > len(images) / 8
+    assert float(detector.images) > len(images) / 8
 
 
 @pytest.mark.parametrize("corruption", ["gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"])
-def test_a_corruption_is_a_new_domain_at_once(corruption: str) -> None:
+def test_corruption_is_detected_within_two_batches(corruption: str) -> None:
     images, labels = load_sample()
     order = np.random.default_rng(0).permutation(len(labels))[: 20 * N]
     before, after = images[order[: 16 * N]], images[order[16 * N :]]
     corrupted = corrupt(after, corruption, severity=5, seed=0)
     stream = [as_input(x) for x in (*np.split(before, 16), *np.split(corrupted, 4))]
-    _, changes = watch_of(stream)
+    _, changes = detector_of(stream)
     assert max(changes[:16]) < 0.05
     assert max(changes[16:18]) > 0.5
 
 
-def test_single_images_are_weighed_together() -> None:
+def test_single_images_show_a_shift_together() -> None:
     """None is a domain of its own, and another domain shows within some of them."""
     images, labels = load_sample()
     order = np.random.default_rng(1).permutation(len(labels))[:264]
     noisy = corrupt(images[order[200:]], "contrast", severity=5, seed=0)
-    _, changes = watch_of([as_input(x[None]) for x in (*images[order[:200]], *noisy)])
+    _, changes = detector_of([as_input(x[None]) for x in (*images[order[:200]], *noisy)])
     assert max(changes[:200]) < 0.1
     assert -sum(math.log2(1 - change) for change in changes[200:]) > 1
 
 
-def test_it_goes_on_where_its_state_was_saved() -> None:
+def test_loaded_state_continues_and_reset_restores_source() -> None:
     images, _ = shipped()
     stream = list(images[:128].split(N))
-    watch, _ = watch_of(stream[:4])
-    other = DomainWatch(stream[0])
-    other.load(watch.values())
-    assert [float(watch.observe(describe(x))) for x in stream[4:]] == [
+    detector, _ = detector_of(stream[:4])
+    other = ShiftDetector(stream[0])
+    other.load(detector.values())
+    assert [float(detector.observe(describe(x))) for x in stream[4:]] == [
         float(other.observe(describe(x))) for x in stream[4:]
     ]
-    watch.restore_source()
-    assert all(torch.equal(v, DomainWatch(stream[0]).values()[k]) for k, v in watch.values().items())
+    detector.restore_source()
+    assert all(torch.equal(v, ShiftDetector(stream[0]).values()[k]) for k, v in detector.values().items())

@@ -1,4 +1,4 @@
-"""Several domains at once: which images belong together, and how each group is normalized."""
+"""Domain clusters: which images of a mixed stream belong together, and how each cluster is normalized."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 import trust_tta as tt
 from tests.methods.networks import batches, make, run, same, vmamba
-from tests.methods.test_domains import as_input, shipped
+from tests.methods.tide.test_shift_detector import as_input, shipped
 from trust_tta import corrupt
 from trust_tta.data.sample import load_sample
-from trust_tta.methods.domains import VARIANCES, DomainWatch, describe
-from trust_tta.methods.mixtures import GROUPS, MIXED, QUEUE, Mixture
 from trust_tta.methods.statistics import Statistics, StreamNorm
+from trust_tta.methods.tide.constants import TIDE
+from trust_tta.methods.tide.domain_clusters import DomainClusters
+from trust_tta.methods.tide.shift_detector import ShiftDetector, describe
 
 KINDS = ("gaussian_noise", "defocus_blur", "contrast", "pixelate")
 MUCH, LITTLE = torch.tensor(1.0), torch.tensor(0.1)
@@ -41,33 +42,33 @@ def mixed_images() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["clean", *KINDS, "fog", "glass_blur", "jpeg_compression"])
-def test_images_of_one_domain_vary_less_than_those_of_a_mixture(kind: str) -> None:
+def test_images_of_one_domain_vary_less_than_mixed_ones(kind: str) -> None:
     images = load_sample()[0][:128]
     one = as_input(images if kind == "clean" else corrupt(images, kind, severity=5))
-    assert variance_of(one) < 0.75 * MIXED
-    assert variance_of(mixed_images()[0]) > 1.2 * MIXED
+    assert variance_of(one) < 0.75 * TIDE.mixed_variance
+    assert variance_of(mixed_images()[0]) > 1.2 * TIDE.mixed_variance
 
 
 def variance_of(images: Tensor) -> float:
-    watch = DomainWatch(images)
+    detector = ShiftDetector(images)
     for batch in images.split(64):
-        watch.observe(watch.describe(batch))
-    return float(watch.variance)
+        detector.observe(detector.describe(batch))
+    return float(detector.variance)
 
 
-def observe(mixture: Mixture, descriptions: Tensor, variance: Tensor) -> Tensor | None:
-    return mixture.sort(descriptions, mixed=bool(mixture.take(descriptions, variance)))
+def observe(clusters: DomainClusters, descriptions: Tensor, variance: Tensor) -> Tensor | None:
+    return clusters.assign(descriptions, mixed=bool(clusters.enqueue(descriptions, variance)))
 
 
 @pytest.mark.parametrize("size", [1, 8, 64])
-def test_corruptions_that_come_mixed_are_told_apart(size: int) -> None:
+def test_mixed_corruptions_are_separated(size: int) -> None:
     images, kinds = mixed_images()
-    mixture = Mixture(VARIANCES, images.new_zeros(()))
+    clusters = DomainClusters(images.new_zeros(()))
     batches = describe(images).split(size)
-    waiting = [observe(mixture, batch, LITTLE) for batch in batches[: 64 // size]]
+    waiting = [observe(clusters, batch, LITTLE) for batch in batches[: 64 // size]]
     assert all(groups is None for groups in waiting)
-    found = torch.cat([g for batch in batches[64 // size :] if (g := observe(mixture, batch, MUCH)) is not None])
-    table = torch.zeros(GROUPS, len(KINDS))
+    found = torch.cat([g for batch in batches[64 // size :] if (g := observe(clusters, batch, MUCH)) is not None])
+    table = torch.zeros(TIDE.clusters, len(KINDS))
     table.index_put_((found, kinds[64 : 64 + len(found)]), torch.ones(len(found)), accumulate=True)
     assert table.amax(1).sum() / table.sum() > 0.85  # most images of a group have one corruption
     assert table.argmax(1)[table.sum(1) > 0].unique().numel() == len(KINDS)
@@ -75,18 +76,18 @@ def test_corruptions_that_come_mixed_are_told_apart(size: int) -> None:
 
 def test_centers_are_the_means_of_their_images() -> None:
     images, _ = mixed_images()
-    found = describe(images)[:QUEUE]
-    mixture = Mixture(VARIANCES, images.new_zeros(()))
-    observe(mixture, found, MUCH)
-    before = mixture.centers.clone(), mixture.weight.clone()
-    assert float(mixture.weight.sum()) == len(found)
-    near = mixture.nearest(found)
-    for group in range(GROUPS):
+    found = describe(images)[:128]
+    clusters = DomainClusters(images.new_zeros(()))
+    observe(clusters, found, MUCH)
+    before = clusters.centers.clone(), clusters.weight.clone()
+    assert float(clusters.weight.sum()) == len(found)
+    near = clusters.nearest(found)
+    for group in range(TIDE.clusters):
         if (near == group).any():
-            torch.testing.assert_close(mixture.centers[group], found[near == group].mean(0), rtol=0.05, atol=0.05)
-    observe(mixture, found, LITTLE)
-    assert not mixture.active
-    assert not torch.equal(before[1], mixture.weight)
+            torch.testing.assert_close(clusters.centers[group], found[near == group].mean(0), rtol=0.05, atol=0.05)
+    observe(clusters, found, LITTLE)
+    assert not clusters.active
+    assert not torch.equal(before[1], clusters.weight)
 
 
 def split_norm() -> tuple[Statistics, StreamNorm]:
@@ -95,7 +96,7 @@ def split_norm() -> tuple[Statistics, StreamNorm]:
         for values in (norm.running_mean, norm.weight, norm.bias):
             assert values is not None
             values.copy_(torch.randn(3, generator=torch.Generator().manual_seed(1)))
-    statistics = Statistics(nn.Sequential(norm), "stream", split_mixtures=True)
+    statistics = Statistics(nn.Sequential(norm), "stream", cluster_domains=True)
     return statistics, statistics.norms["0"]
 
 
@@ -106,10 +107,10 @@ def come(statistics: Statistics, images: int) -> None:
     vectors.weigh()
 
 
-def test_groups_are_normalized_as_streams_of_their_own() -> None:
+def test_clusters_are_normalized_like_separate_streams() -> None:
     """Values, gradients and memory, against one norm for each group and one for all of them."""
     statistics, norm = split_norm()
-    alone, (of_all, together) = [split_norm() for _ in range(GROUPS)], split_norm()
+    alone, (of_all, together) = [split_norm() for _ in range(TIDE.clusters)], split_norm()
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         groups = torch.randint(0, 3, (16,), generator=generator)
@@ -140,10 +141,10 @@ def test_groups_are_normalized_as_streams_of_their_own() -> None:
         assert not torch.allclose(norm(x), expected + 1)
 
 
-def test_a_stream_of_one_domain_knows_nothing_of_groups() -> None:
+def test_clusters_do_not_change_a_stream_of_one_domain() -> None:
     images, _ = shipped()
     stream = list(images[:64].split(32))
-    outputs = [run(tt.create_method("tide", network(), mixtures=m), stream) for m in (True, False)]
+    outputs = [run(tt.create_method("tide", network(), domain_clusters=m), stream) for m in (True, False)]
     assert same(outputs[0], outputs[1])
 
 
@@ -151,13 +152,13 @@ def network() -> nn.Module:
     return tt.create_model("vmamba_nano", checkpoint="vmamba_nano_cifar10")
 
 
-def test_a_mixed_stream_is_predicted_better_in_groups() -> None:
+def test_clusters_improve_a_mixed_stream() -> None:
     model = network()
     images, labels, _ = mixed_sample()
     stream = model.preprocessing(images[:192]).split(64)  # type: ignore[operator]
     right = {}
     for mixtures in (True, False):
-        method = tt.create_method("tide", copy.deepcopy(model), mixtures=mixtures)
+        method = tt.create_method("tide", copy.deepcopy(model), domain_clusters=mixtures)
         outputs = torch.cat([method(batch) for batch in stream])
         right[mixtures] = int((outputs.argmax(1).numpy() == labels[:192]).sum())
     assert right[True] > right[False] + 0.03 * 192

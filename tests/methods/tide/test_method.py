@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tests.golden import load_golden
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
-from trust_tta.methods import tide
+from trust_tta.errors import StateError, TrustWarning
 from trust_tta.methods.losses import class_confusion
-from trust_tta.methods.tide import Tide
-from trust_tta.ops.segmentation_logits import upsample
+from trust_tta.methods.tide import method as tide_method
+from trust_tta.methods.tide.method import Tide
 
 
 def golden_cases() -> list[int]:
@@ -28,20 +28,21 @@ def test_without_a_memory_the_loss_is_minimum_class_confusion(case: int) -> None
     arrays = load_golden("newer/mcc.npz")
     temperature = json.loads(str(arrays["hyper"]))["cases"][case]["temperature"]
     logits = torch.tensor(arrays[f"case/{case}/logits"], dtype=torch.float64, requires_grad=True)
-    method: Tide = make("tide", convnet(), temperature=float(temperature))
-    loss = method.loss(logits)
+    method: Tide = make("tide", convnet(), loss="confusion", temperature=float(temperature))
+    loss = method.adaptation_loss(logits, logits.new_zeros(logits.shape[1]))
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.item() == pytest.approx(float(arrays[f"case/{case}/value"]), abs=1e-10)
     np.testing.assert_allclose(gradient.numpy(), arrays[f"case/{case}/grad"], atol=1e-10)
 
 
 def test_the_memory_of_the_confusion_makes_single_images_learn() -> None:
-    method: Tide = make("tide", convnet())
+    method: Tide = make("tide", convnet(), loss="confusion")
+    nothing = torch.zeros(CLASSES)
     first, second = torch.randn(2, 1, CLASSES, generator=torch.Generator().manual_seed(0)).unbind()
     first, second = first.requires_grad_(), second.requires_grad_()
-    (alone,) = torch.autograd.grad(method.loss(first), first)
+    (alone,) = torch.autograd.grad(method.adaptation_loss(first, nothing), first)
     assert alone.abs().max() < 1e-6  # the rows of one image are all the same
-    (remembered,) = torch.autograd.grad(method.loss(second), second)
+    (remembered,) = torch.autograd.grad(method.adaptation_loss(second, nothing), second)
     assert remembered.abs().max() > 1e-3
     expected = class_confusion(first.detach(), temperature=2.5)
     kept = expected * 2 ** (-class_confusion(second.detach(), temperature=2.5).sum(1, keepdim=True) * CLASSES / 256)
@@ -57,48 +58,27 @@ def stream_of(labels: list[int], *, sureness: float = 3.0, seed: int = 0) -> Ten
     return z.log_softmax(1)[None]
 
 
-def test_even_classes_are_left_alone() -> None:
-    method: Tide = make("tide", convnet())
-    views = stream_of([i % CLASSES for i in range(100)])
-    believed = method.believe(views)
-    assert float(believed.skew) == 0
-    assert torch.allclose(upsample(believed.log_p).exp(), views[0].exp(), atol=1e-6)
+def test_information_loss_is_the_negative_mean_divergence_from_the_marginal() -> None:
+    method: Tide = make("tide", convnet(), loss="information")
+    logits, marginal = torch.randn(6, CLASSES), torch.rand(CLASSES) * 100
+    p = logits.softmax(1).double().numpy()
+    q = (marginal / marginal.sum()).double().numpy()
+    expected = -(p * np.log(p / q)).sum(1).mean()
+    assert float(method.adaptation_loss(logits, marginal)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_uneven_classes_are_followed_and_help() -> None:
-    method: Tide = make("tide", convnet())
-    labels = [0] * 80 + [1] * 20
-    views = stream_of(labels, sureness=1.0)
-    believed = method.believe(views)
-    right = torch.tensor(labels)
-    before = (views[0].argmax(1) == right).float().mean()
-    after = (upsample(believed.log_p).argmax(1) == right).float().mean()
-    assert float(believed.skew) > 0.7
-    assert after > before + 0.1
+def test_renamed_options_warn_and_still_work() -> None:
+    with pytest.warns(TrustWarning, match="'pull' of tide is now 'source_decay'"):
+        method: Tide = make("tide", convnet(), pull=0.5)
+    assert method.options.source_decay == 0.5
 
 
-def test_the_frequencies_are_a_fixed_point_of_expectation_maximization() -> None:
-    """Against many more rounds in numpy."""
-    views = stream_of([0] * 300 + [1] * 100 + [2] * 100, sureness=6.0)
-    method: Tide = make("tide", convnet())
-    p = views[0].exp().double().numpy()
-    frequencies = p.sum(0)
-    for _ in range(200):
-        posterior = p * (frequencies + 10 / CLASSES)
-        posterior /= posterior.sum(1, keepdims=True)
-        frequencies = posterior.sum(0)
-    got = method.believe(views).frequencies.double().numpy()
-    np.testing.assert_allclose(got / got.sum(), frequencies / frequencies.sum(), atol=0.02)
-
-
-def test_chance_seldom_looks_like_skew() -> None:
-    method: Tide = make("tide", convnet())
-    generator = np.random.default_rng(0)
-    skews = [
-        float(method.skew_of(torch.tensor(generator.multinomial(128, [1 / CLASSES] * CLASSES), dtype=torch.float32)))
-        for _ in range(200)
-    ]
-    assert np.mean(skews) < 0.02
+def test_states_of_the_old_prior_are_refused_in_one_line() -> None:
+    method = make("tide", convnet())
+    state = method.state_dict()
+    state["extra"] = {"frequencies": torch.ones(CLASSES)}
+    with pytest.raises(StateError, match="before its class prior; adapt again from the source"):
+        method.load_state_dict(state)
 
 
 @pytest.mark.parametrize("images", [1, 2, 7, 64, 512])
@@ -114,7 +94,7 @@ def test_the_pull_alone_brings_the_weights_back_by_the_images_seen() -> None:
     """With lr=0: 256 images halve what 0.01 per 128 images leaves, whatever the size of the batches."""
     distances = []
     for images in (2, 8):
-        method: Tide = make("tide", convnet(), lr=0.0, pull=0.5)
+        method: Tide = make("tide", convnet(), lr=0.0, source_decay=0.5)
         source = method.weights.snapshot()
         method.weights.load(source + 1)
         run(method, batches(16 // images, images=images))
@@ -127,7 +107,7 @@ def test_an_update_is_as_long_as_the_square_root_of_the_images() -> None:
     """Adam's first step has the length of the learning rate in every weight, and twice it in a new domain."""
     moved = {}
     for images in (2, 8):
-        method: Tide = make("tide", convnet(), lr=1e-3, pull=0.0, frequencies=False, views="none")
+        method: Tide = make("tide", convnet(), lr=1e-3, source_decay=0.0, correct_prior=False, views="none")
         before = method.weights.snapshot()
         method(batches(1, images=images)[0])
         moved[images] = float((method.weights.snapshot() - before).abs().max())
@@ -140,23 +120,23 @@ def test_steps_are_longer_while_a_domain_is_new() -> None:
     images = batches(1, images=8)[0]
     for batch in range(3):
         method(images)
-        assert float(method.eagerness) == pytest.approx(1 + 2 ** (-8 * (batch + 1) / 1024))
+        assert float(method.new_domain_boost) == pytest.approx(1 + 2 ** (-8 * (batch + 1) / 1024))
     method(images * 20 + 30)  # another domain: the count begins again
-    assert float(method.eagerness) == pytest.approx(1 + 2 ** (-8 / 1024), rel=1e-3)
-    assert make("tide", convnet(), statistics="source").eagerness == 1
+    assert float(method.new_domain_boost) == pytest.approx(1 + 2 ** (-8 / 1024), rel=1e-3)
+    assert make("tide", convnet(), statistics="source").new_domain_boost == 1
 
 
 def test_expected_errors_are_the_mean_over_the_last_images_of_the_domain() -> None:
     """A plain mean at first; then 256 images count, and a new domain begins anew."""
     method: Tide = make("tide", convnet())
-    watch = method.statistics.watch
-    assert watch is not None
+    detector = method.shift_detector
+    assert detector is not None
     streams = [stream_of([i % CLASSES for i in range(64)], sureness=s, seed=i)[0] for i, s in enumerate((3, 5, 1, 4))]
     wrong = [float(1 - p.exp().amax(1).mean()) for p in streams]
     expected = [wrong[0], (wrong[0] + wrong[1]) / 2, (sum(wrong[:2]) / 2) * 0.75 + wrong[2] * 0.25, wrong[3]]
     for images, p, error in zip((64, 128, 5000, 64), streams, expected, strict=True):
-        watch.images.fill_(images)
-        method.error = method.expect_errors(p)
+        detector.images.fill_(images)
+        method.error = method.expected_error(p)
         assert method.error is not None
         assert float(method.error) == pytest.approx(error, rel=1e-5)
 
@@ -166,7 +146,7 @@ def test_where_no_errors_are_expected_nothing_is_learned_and_the_pull_is_threefo
     """The weights start one away from the source; a large scale of the logits makes predictions wholly sure."""
     model = convnet()
     model.head.weight.data.mul_(scale)
-    method: Tide = make("tide", model, lr=1e-3, pull=0.1, frequencies=False, views="none")
+    method: Tide = make("tide", model, lr=1e-3, source_decay=0.1, correct_prior=False, views="none")
     source = method.weights.snapshot()
     method.weights.load(source + 1)
     method(batches(1, images=128)[0])
@@ -175,8 +155,8 @@ def test_where_no_errors_are_expected_nothing_is_learned_and_the_pull_is_threefo
     assert float(moved.std()) < 1e-4 if scale > 1 else float(moved.std()) > 1e-4  # Adam's steps go both ways
 
 
-def test_without_restraint_errors_do_not_count() -> None:
-    assert make("tide", convnet(), restraint=False).expect_errors(stream_of([0])[0]) is None
+def test_without_error_scaling_no_errors_are_expected() -> None:
+    assert make("tide", convnet(), error_scaling=False).expected_error(stream_of([0])[0]) is None
 
 
 def test_a_mirrored_batch_has_the_same_prediction() -> None:
@@ -191,7 +171,7 @@ def test_a_loss_that_is_not_finite_moves_no_weight_and_is_not_remembered(monkeyp
     first, second = batches(2)
     method(first)
     before = method.state_dict()
-    monkeypatch.setattr(method, "loss", lambda logits: logits.sum() * float("nan"))
+    monkeypatch.setattr(method, "adaptation_loss", lambda logits, marginal: logits.sum() * float("nan"))
     method.confusion = torch.ones(CLASSES, CLASSES)
     assert method(second).isfinite().all()
     after = method.state_dict()
@@ -203,16 +183,16 @@ def test_a_loss_that_is_not_finite_moves_no_weight_and_is_not_remembered(monkeyp
 
 def test_the_confusion_of_a_step_that_is_skipped_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = batches(3)
-    skipping, plain = make("tide", vmamba()), make("tide", vmamba())
+    skipping, plain = (make("tide", vmamba(), loss="confusion") for _ in range(2))
     with monkeypatch.context() as patch:
-        patch.setattr(tide, "confusion_loss", lambda confusion: confusion.sum() * float("nan"))
+        patch.setattr(tide_method, "confusion_loss", lambda confusion: confusion.sum() * float("nan"))
         skipping(first)
     assert not bool(skipping.confusion.any())
     for method in (skipping, plain):
         method.reset()
         method(second)
     with monkeypatch.context() as patch:
-        patch.setattr(tide, "confusion_loss", lambda confusion: confusion.sum() * float("nan"))
+        patch.setattr(tide_method, "confusion_loss", lambda confusion: confusion.sum() * float("nan"))
         skipping(third)
     assert torch.equal(skipping.confusion, plain.confusion)
 
@@ -242,7 +222,7 @@ def test_dense_predictions_are_mirrored_back() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"views": "none"}, {"loss": "information"}, {"loss": "entropy"}, {"predict": "after"}, {"frequencies": False},
+    [{"views": "none"}, {"loss": "information"}, {"loss": "entropy"}, {"predict": "after"}, {"correct_prior": False},
      {"statistics": "batch"}, {"statistics": "source"}, {"steps": 2}, {"stochastic_depth": True}],
     ids=str,
 )  # fmt: skip

@@ -1,0 +1,47 @@
+"""The constants of tide, in one place, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TideConstants:
+    """Numbers are images unless said otherwise; a memory of m images halves old weights after m new images."""
+
+    unit: float = 128.0  # images for which `lr` and `source_decay` are stated
+
+    # Stream statistics of the BatchNorms
+    stream_memory: float = 10240.0  # long enough for a run of each class; new domains cut it
+    source_images: float = 16.0  # prior weight of the training statistics: single images start from the source
+    kept_images: float = 8.0  # at least so much memory survives a shift: the next batch may hold one image
+
+    stream_share: float = 1.0  # of the stream in the mixed statistics when a domain begins
+    mixing_rate: float = 0.1  # the share of the stream's statistics moves by at most so much per `unit`
+
+    # Shift detector
+    recent_images: float = 16.0  # averages out single images; a shift shows within 16 images
+    feature_variance: float = 0.1  # of a description within a domain; 0.07 to 0.18 in photographs and drawings
+    feature_variance_images: float = 64.0  # prior weight of `feature_variance`
+    class_distance: float = 0.4  # squared distance in variances that a run of one class may have from the domain's mean
+    shift_distance: float = 0.15  # distance beyond it at which a shift is as likely as not
+
+    # Domain clusters
+    clusters: int = 8  # more need more images for statistics each; fewer merge noise with blur
+    mixed_variance: float = 0.25  # of descriptions above which a batch holds several domains
+    cluster_memory: float = 2560.0  # centers follow the stream slowly
+
+    # Class prior
+    prior_window: float = 16.0  # images to each side over which the local class prior is averaged
+    marginal_memory: float = 4096.0  # of the mean prediction, cut at shifts
+    correlation_scale: float = 0.05  # autocorrelation of predictions at which the local prior counts half
+
+    # Learning
+    domain_images: float = 1024.0  # a domain is new, its feature variances and its errors are followed, for so long
+    new_domain_boost: float = 1.0  # relative increase of the step when a domain begins
+    low_error: float = 0.12  # expected error rate below which steps shrink and the source decay grows
+    low_error_decay: float = 2.0  # relative increase of the source decay where no errors are expected
+    confusion_memory: float = 256.0  # of the class confusion and of the expected errors
+
+
+TIDE = TideConstants()

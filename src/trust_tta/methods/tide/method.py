@@ -1,0 +1,228 @@
+"""tide: one forward pass over two views, one update, and the prediction of that pass. Equations: `tide/__init__.py`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from trust_tta.errors import StateError, TrustWarning
+from trust_tta.methods.base import Learner, LearningOptions
+from trust_tta.methods.ensembling import log_mean_probability, mean_log_probability, mirrored, single
+from trust_tta.methods.losses import class_confusion, confusion_loss, entropy
+from trust_tta.methods.parameters import ParameterSet
+from trust_tta.methods.state import Array, Spec
+from trust_tta.methods.statistics import Statistics, StatisticsKind
+from trust_tta.methods.tide.class_prior import PriorMemory, correct_prior, shrunk_marginal
+from trust_tta.methods.tide.constants import TIDE
+from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
+from trust_tta.schema import Fraction, Positive, Rate
+
+_MIN_LOG_P = math.log(1e-12)
+_RENAMED = {
+    "pull": "source_decay",
+    "restraint": "error_scaling",
+    "frequencies": "correct_prior",
+    "shares": "source_mixing",
+    "mixtures": "domain_clusters",
+}
+
+
+class TideOptions(LearningOptions):
+    """`lr` and `source_decay` are per 128 images. `views`: average with the mirror image, or not, where left and right
+    matter.
+
+    `source_mixing`: learn the share of the stream's BatchNorm statistics beside the source's. `domain_clusters`:
+    statistics for each domain of a mixed stream. `correct_prior`: correct predictions by the class prior.
+    `error_scaling`: shorter steps where few errors are expected.
+    """
+
+    lr: Rate = 5e-4
+    parameters: ParameterSet = "auto"
+    statistics: StatisticsKind = "stream"
+    source_mixing: bool = True
+    domain_clusters: bool = True
+    predict: Literal["before", "after"] = "before"
+    views: Literal["mirror", "none"] = "mirror"
+    loss: Literal["confusion", "information", "entropy"] = "confusion"
+    temperature: Positive = 2.5
+    source_decay: Fraction = 0.02
+    correct_prior: bool = True
+    error_scaling: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_old_options(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        for old in [name for name in _RENAMED if name in values and _RENAMED[name] not in values]:
+            message = f"the option '{old}' of tide is now '{_RENAMED[old]}'; the old name goes with the next version"
+            warnings.warn(message, TrustWarning, stacklevel=2)
+        return {_RENAMED.get(name, name): value for name, value in values.items()}
+
+
+class Prediction(NamedTuple):
+    """Log-probabilities (n, classes), corrected by the class prior; its memory with the batch, None for pixels; the
+    `weight` () of the local prior."""
+
+    log_p: Logits
+    memory: PriorMemory | None
+    weight: Tensor
+
+
+class Tide(Learner):
+    """State besides weights and statistics, None before the first batch: `marginal`, `window` and `agreement` (see
+    `PriorMemory`), `confusion` (classes, classes), `error` (), the expected error rate of the domain."""
+
+    name = "tide"
+    Options: ClassVar[type[LearningOptions]] = TideOptions
+    pooled: ClassVar[tuple[str, ...]] = ("marginal", "confusion")
+    options: TideOptions
+    chunked_loss = True
+    marginal: Tensor | None
+    window: Tensor | None
+    agreement: Tensor | None
+    confusion: Tensor | None
+    error: Tensor | None
+
+    def make_statistics(self) -> Statistics:
+        options = self.options
+        statistics = Statistics(
+            self.model,
+            options.statistics,
+            mix_source=options.source_mixing,
+            cluster_domains=options.domain_clusters,
+            detect_shifts=True,
+        )
+        self.shift_detector = statistics.shift_detector  # a submodule, so that it moves with the method
+        return statistics
+
+    def reset_state(self) -> None:
+        self.marginal = self.window = self.agreement = self.confusion = self.error = None
+
+    def state_spec(self) -> dict[str, Spec]:
+        prior = {"marginal": Array((None,), least=0), "window": Array((2, None), least=0), "agreement": Array((3,))}
+        return {**prior, "confusion": Array((None, None), least=0), "error": Array((), least=0, most=1)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Continue where `state` was saved."""
+        extra = state.get("extra") if isinstance(state, Mapping) else None
+        if isinstance(extra, Mapping) and "frequencies" in extra:
+            raise StateError("this state was saved by tide before its class prior; adapt again from the source")
+        super().load_state_dict(state)
+
+    def adapt(self, images: Tensor) -> Logits:
+        for _ in range(self.options.steps):
+            views = self.forward_views(images)
+            prediction = self.correct_prior(views.detach())
+            error = self.expected_error(prediction.log_p)
+            scale = prediction.weight.new_ones(()) if error is None else (error / TIDE.low_error).clamp_max(1)
+            self.update_weights(views, prediction, len(images), error_scale=scale)
+            if self.prediction_before is None:
+                self.prediction_before = prediction.log_p
+        if self.options.predict == "after":
+            with torch.no_grad():
+                prediction = self.correct_prior(self.forward_views(images))
+        self.error = error
+        if prediction.memory is not None:
+            self.marginal, self.window, self.agreement = prediction.memory
+        return prediction.log_p
+
+    def forward_views(self, images: Tensor) -> Logits:
+        """Log-probabilities (views, n, classes) of the images and of their mirror images, in one forward pass."""
+        if self.options.views == "none":
+            return single(self.adapting_logits(images))
+        self.counters.forwards += 1  # counted in passes over the batch
+        return mirrored(self.adapting_logits, images)
+
+    def adapting_logits(self, images: Tensor) -> Logits:
+        return self.logits(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
+
+    def correct_prior(self, views: Logits) -> Prediction:
+        """Mean probability of the views (views, n, classes), corrected by the class prior.
+
+        Predictions of pixels are not corrected: the classes of neighboring pixels are never even.
+        """
+        if isinstance(views, CoarseLogits) or views.dim() > 3:
+            log_p = log_mean_probability(views, least=_MIN_LOG_P)
+            return Prediction(log_p, None, self.weights.vector.new_zeros(()))
+        p = views.exp().mean(0).clamp_min(1e-12)
+        memory = PriorMemory.empty(p)
+        if self.marginal is not None and self.window is not None and self.agreement is not None:
+            memory = PriorMemory(self.marginal, self.window, self.agreement).fade(self.statistics.unchanged)
+        corrected = correct_prior(p, memory, samples=self.samples_per_image)
+        if not self.options.correct_prior:
+            return Prediction(p.log(), corrected.memory, p.new_zeros(()))
+        return Prediction(corrected.p.log(), corrected.memory, corrected.weight)
+
+    def expected_error(self, log_p: Logits) -> Tensor | None:
+        """Error rate () that the predictions (n, classes) of the domain's last images expect of themselves."""
+        if isinstance(log_p, CoarseLogits) or log_p.dim() > 2 or not self.options.error_scaling:
+            return None
+        now = (1 - log_p.amax(1).exp()).mean().clamp_min(0)
+        if self.error is None or self.shift_detector is None:
+            return now if self.error is None else self.error.lerp(now, min(1.0, len(log_p) / TIDE.confusion_memory))
+        seen = self.shift_detector.images.clamp_max(TIDE.confusion_memory)
+        return self.error.lerp(now, (len(log_p) / seen).clamp_max(1))
+
+    def update_weights(self, views: Logits, prediction: Prediction, images: int, *, error_scale: Tensor) -> None:
+        """One step of Adam, scaled; then decay to the source. See step 6 of the equations."""
+        start, confusion = self.weights.snapshot(), self.confusion
+        marginal = None if prediction.memory is None else prediction.memory.marginal
+        finite = self.step(self.adaptation_loss(mean_log_probability(views), marginal))
+        self.counters.backwards += self.options.views == "mirror"
+        pace = (1 - prediction.weight) * error_scale
+        if self.statistics.source_mixing is not None and self.weights.extra_gradient is not None:
+            steady = 1 - prediction.weight
+            self.statistics.source_mixing.update(self.weights.extra_gradient, images, finite=finite, pace=steady)
+        units = images * self.statistics.samples_per_image / TIDE.unit
+        moved = start + (self.weights.snapshot() - start) * (pace * self.new_domain_boost * math.sqrt(units))
+        decay = self.options.source_decay * (1 + TIDE.low_error_decay * (1 - error_scale))
+        decayed = moved.lerp(self.weights.source_vector, 1 - (1 - decay).clamp_min(0) ** units)
+        self.weights.load(torch.where(finite, decayed, start))
+        if self.confusion is not None:  # as it was, unless the step was made
+            old = torch.zeros_like(self.confusion) if confusion is None else confusion
+            self.confusion = torch.where(finite, self.confusion, old)
+
+    @property
+    def new_domain_boost(self) -> Tensor | float:
+        """Factor of the step: above 1 while few images of the domain were seen."""
+        if self.shift_detector is None:
+            return 1.0
+        seen = self.shift_detector.images * self.statistics.samples_per_image / TIDE.domain_images
+        return 1 + TIDE.new_domain_boost * torch.exp2(-seen)
+
+    def adaptation_loss(self, logits: Logits, marginal: Tensor | None) -> Tensor:
+        """Loss () of logits (n, classes, ...), as the option says; `marginal` (classes,): predictions of the stream."""
+        if self.options.loss == "entropy":
+            return entropy(logits).mean()
+        if self.options.loss == "confusion" or marginal is None or isinstance(logits, CoarseLogits):
+            confusion = class_confusion(logits, temperature=self.options.temperature)
+            total = confusion if self.confusion is None else confusion + self.confusion
+            self.confusion = self._remember(confusion.detach())
+            return confusion_loss(total)
+        log_p = logits.log_softmax(1)
+        log_q = (marginal / marginal.sum()).clamp_min(1e-12).log()
+        return (log_p.exp() * (log_q - log_p)).sum(1).mean()
+
+    def _remember(self, confusion: Tensor) -> Tensor:
+        """The memory with the confusion (classes, classes) of a batch; the rows of frequent classes forget first."""
+        confusion = self.samples_per_image * confusion
+        if self.confusion is None:
+            return confusion
+        kept = torch.exp2(-confusion.sum(1, keepdim=True) * len(confusion) / TIDE.confusion_memory)
+        return self.confusion * kept + confusion
+
+    def infer(self, images: Tensor) -> Logits:
+        """Log-probabilities (n, classes, ...) for even classes, of the state as it is."""
+        alone = self.options.views == "none"
+        views = single(self.frozen_logits(images)) if alone else mirrored(self.frozen_logits, images)
+        log_p = log_mean_probability(views, least=_MIN_LOG_P)
+        if self.marginal is None or not self.options.correct_prior or not isinstance(log_p, Tensor):
+            return log_p
+        return (log_p - shrunk_marginal(self.marginal).clamp_min(1e-12).log()).log_softmax(1)

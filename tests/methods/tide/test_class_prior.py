@@ -1,0 +1,115 @@
+"""Class prior: bias of the network against runs of labels, with calibrated predictions of known labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from trust_tta.methods.tide.class_prior import Corrected, PriorMemory, correct_prior, shrunk_marginal
+
+CLASSES = 10
+
+
+def predictions(labels: np.ndarray, *, bias: float = 0.0, margin: float = 2.0, seed: int = 0) -> Tensor:
+    """Probabilities (n, classes) of a noisy classifier; `bias` is added to the logits of the first two classes."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(labels), CLASSES, generator=generator)
+    logits[torch.arange(len(labels)), torch.from_numpy(labels)] += margin
+    logits[:, :2] += bias
+    return logits.softmax(1)
+
+
+def shuffled(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(np.arange(n) % CLASSES)
+
+
+def correct(p: Tensor, batch: int) -> tuple[Tensor, list[float]]:
+    """Corrected probabilities of a stream, and the weight of the local prior after each batch."""
+    memory, parts, weights = PriorMemory.empty(p), [], []
+    for part in p.split(batch):
+        found: Corrected = correct_prior(part, memory)
+        memory = found.memory
+        parts.append(found.p)
+        weights.append(float(found.weight))
+    return torch.cat(parts), weights
+
+
+def accuracy(p: Tensor, labels: np.ndarray) -> float:
+    return float((p.argmax(1).numpy() == labels).mean())
+
+
+@pytest.mark.parametrize("batch", [1, 16, 128])
+@pytest.mark.parametrize("bias", [0.0, 1.5])
+def test_shuffled_labels_have_no_local_prior(batch: int, bias: float) -> None:
+    labels = shuffled(512)
+    _, weights = correct(predictions(labels, bias=bias), batch)
+    assert np.mean(weights) < 0.05
+
+
+@pytest.mark.parametrize("batch", [1, 16, 128])
+def test_constant_bias_is_removed(batch: int) -> None:
+    labels = shuffled(512)
+    p = predictions(labels, bias=2.0)
+    corrected, _ = correct(p, batch)
+    assert accuracy(corrected, labels) > accuracy(p, labels) + 0.08
+
+
+@pytest.mark.parametrize("batch", [1, 16, 128])
+@pytest.mark.parametrize("bias", [0.0, 1.5])
+def test_runs_of_one_class_are_followed(batch: int, bias: float) -> None:
+    labels = np.repeat(np.random.default_rng(0).permutation(CLASSES), 50)
+    p = predictions(labels, bias=bias)
+    corrected, weights = correct(p, batch)
+    assert weights[-1] > 0.6
+    assert accuracy(corrected, labels) > accuracy(p, labels) + 0.1
+
+
+def test_predictions_of_an_unbiased_network_are_unchanged() -> None:
+    p = predictions(shuffled(512))
+    corrected, _ = correct(p, 128)
+    torch.testing.assert_close(corrected, p, atol=1e-5, rtol=1e-4)
+
+
+def james_stein(counts: np.ndarray) -> np.ndarray:
+    """Frequencies shrunk to even ones, twice as far as chi-square asks."""
+    even = counts.sum() / len(counts)
+    chi_square = ((counts - even) ** 2 / even).sum()
+    shrunk: np.ndarray = even + max(0.0, 1 - 2 * (len(counts) - 1) / chi_square) * (counts - even)
+    return np.asarray(shrunk / shrunk.sum())
+
+
+def test_first_batch_is_divided_by_its_shrunk_marginal() -> None:
+    p = predictions(shuffled(64), bias=2.0)
+    q = james_stein(p.double().numpy().sum(0))
+    assert q.std() > 0.02
+    expected = p.double().numpy() / q
+    found = correct_prior(p, PriorMemory.empty(p))
+    assert float(found.weight) == 0
+    np.testing.assert_allclose(found.p.numpy(), expected / expected.sum(1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(shrunk_marginal(found.memory.marginal).numpy(), q, atol=1e-5)
+
+
+def test_many_classes_in_small_batches_have_no_local_prior_by_chance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p = torch.nn.functional.one_hot(torch.randint(0, 1000, (256,), generator=generator), 1000).float()
+    memory = PriorMemory.empty(p)
+    for part in p.split(64):
+        found = correct_prior(part, memory)
+        memory = found.memory
+        assert float(found.weight) < 0.2
+
+
+def test_long_batches_are_corrected_in_chunks() -> None:
+    labels = shuffled(1100)
+    found = correct_prior(predictions(labels), PriorMemory.empty(predictions(labels)))
+    assert found.p.shape == (1100, CLASSES)
+    assert torch.allclose(found.p.sum(1), torch.ones(1100), atol=1e-5)
+
+
+def test_shift_fades_the_memory() -> None:
+    p = predictions(shuffled(64))
+    memory = correct_prior(p, PriorMemory.empty(p)).memory
+    assert torch.equal(memory.fade(0.25).marginal, memory.marginal * 0.25)
+    assert not any(bool(value.any()) for value in memory.fade(0.0))
