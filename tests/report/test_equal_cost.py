@@ -37,7 +37,7 @@ def test_at_equal_updates_the_best_of_both_sides_meet() -> None:
     ]
 
 
-def test_in_equal_time_only_what_is_no_slower_counts() -> None:
+def test_equal_time_considers_only_methods_that_are_not_slower() -> None:
     pairs = [(d.trust.variant.label, d.other.variant.label) for d in equal_time(GROUP)]
     assert pairs == [
         ("trust (k=1)", "tent"),
@@ -46,7 +46,7 @@ def test_in_equal_time_only_what_is_no_slower_counts() -> None:
     ]
 
 
-def test_without_trust_or_without_others_there_is_no_duel() -> None:
+def test_equal_cost_needs_trust_and_another_method() -> None:
     alone, others = group_of(line("trust", 0.7, 6, 1.0)), group_of(line("tent", 0.7, 1, 1.0))
     for group in (alone, others):
         assert equal_updates(group) == equal_time(group) == []

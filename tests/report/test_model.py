@@ -32,7 +32,7 @@ def test_cells_that_differ_in_method_domain_and_seed_share_a_group() -> None:
     ],
     ids=["batch size", "setting", "data set", "experiment", "severity", "checkpoint", "fingerprint"],
 )
-def test_what_must_not_be_mixed_is_kept_apart(other: Cell) -> None:
+def test_different_conditions_make_separate_groups(other: Cell) -> None:
     groups = make_groups([make_cell("trust", "fog"), other])
     assert [len(group.cells) for group in groups] == [1, 1]
     assert len({f"{group.experiment} {group.title}" for group in groups}) == 2

@@ -143,7 +143,7 @@ def test_only_failures(tmp_path: Path) -> None:
     assert "no such file" in text
 
 
-def test_numbers_that_are_none(tmp_path: Path) -> None:
+def test_nan_results_are_shown(tmp_path: Path) -> None:
     nan = math.nan
     cell = make_cell("trust", "fog", accuracy=nan)
     result = replace(cell.result, entropy=nan, nll=math.inf, ece=nan, brier=nan, seconds_median=nan, seconds_total=nan)
@@ -226,6 +226,7 @@ def test_a_method_has_one_ece(tmp_path: Path) -> None:
     assert "tent, ECE 6.0 %" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_three_thousand_cells() -> None:
     cells = [
         make_cell(m, f"d{i}", seed=s, batch_size=b, batches=2, experiment=f"e{b}")

@@ -35,7 +35,7 @@ def fates(text: str) -> list[str]:
     return [" ".join(unescape(re.sub(r"<[^>]*>", " ", line)).split()) for line in lines]
 
 
-def test_an_image_carries_its_fate_with_every_method(tmp_path: Path) -> None:
+def test_sample_images_show_the_predictions_of_every_method(tmp_path: Path) -> None:
     cells = [make_cell("source", "fog", predictions=FATES[:1]), make_cell("trust", "fog", predictions=FATES)]
     text = page_text(tmp_path, cells, {7: PNG}, ("cat", "dog"))
     assert fates(text) == [
@@ -50,7 +50,7 @@ def test_an_image_carries_its_fate_with_every_method(tmp_path: Path) -> None:
     assert text.count("data:image/png;base64,") == 1
 
 
-def test_a_store_without_pictures_still_tells_the_fates(tmp_path: Path) -> None:
+def test_predictions_are_shown_without_pictures(tmp_path: Path) -> None:
     text = page_text(tmp_path, [make_cell("trust", "fog", predictions=FATES)], {})
     assert fates(text)[0] == "trust class 1 40% → class 0 91% ✓"
     assert "no picture kept" not in text
@@ -78,7 +78,7 @@ def test_no_more_than_eight_images_of_a_domain(tmp_path: Path) -> None:
     assert len(fates(text)) == 16
 
 
-def test_names_that_are_no_text_are_written_with_question_marks(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_shown_with_question_marks(tmp_path: Path) -> None:
     """As the names of folders and flags come from the system where they are not UTF-8."""
     store = fill_store(tmp_path / "store.db", [make_cell("trust", "fog", experiment="mi\udcf1", predictions=FATES)])
     with ResultStore(store) as opened:

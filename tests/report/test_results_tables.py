@@ -90,7 +90,7 @@ def test_the_page_says_what_the_report_says(tmp_path: Path) -> None:
     assert {row["label"] for row in rows} >= {"trust", "trust_naive, 6 steps", "trust, parallel split"}
 
 
-def test_the_winner_is_whoever_it_is_and_gaps_are_told(tmp_path: Path) -> None:
+def test_results_page_names_the_best_method_and_missing_runs(tmp_path: Path) -> None:
     order = {"foa": 0.9, "augmentation": 0.8, "trust": 0.7}
     cells = cells_of("standard", lambda label, domain, seed: order.get(label, 0.5))
     page = pages(tmp_path, cells, absent=2)["cifar10c_standard.md"]
@@ -99,7 +99,7 @@ def test_the_winner_is_whoever_it_is_and_gaps_are_told(tmp_path: Path) -> None:
     assert "**Not finished: 2 cells** (trust on contrast, seed 1; trust on contrast, seed 2)." in page
 
 
-def test_a_line_without_every_domain_has_no_place(tmp_path: Path) -> None:
+def test_methods_without_all_domains_have_no_mean(tmp_path: Path) -> None:
     cells = cells_of("online", trust_wins_but_on_snow)
     lame = [cell for cell in cells if cell.key.method == "lame" and cell.key.domain == "fog"]
     page = pages(tmp_path, [cell for cell in cells if cell not in lame])["cifar10c_online.md"]

@@ -49,7 +49,7 @@ def test_images_that_only_one_has_right_are_counted_in_pairs() -> None:
     assert found.significant
 
 
-def test_seeds_of_the_same_images_do_not_make_it_surer() -> None:
+def test_repeated_seeds_do_not_lower_the_p_value() -> None:
     bn, trust = set(range(1000)), set(range(5, 1010))
     one = compare(cell_with_bits("bn", bn), cell_with_bits("trust", trust))
     seeds = [
@@ -63,7 +63,7 @@ def test_seeds_of_the_same_images_do_not_make_it_surer() -> None:
     assert many.tie  # ten images to five: the seeds agree, but on these images alone
 
 
-def test_images_tell_what_three_seeds_do_not() -> None:
+def test_image_test_resolves_what_three_seeds_do_not() -> None:
     generator = random.Random(0)
     cells = []
     for seed, luck in enumerate((0, 60, -60)):  # the networks differ from seed to seed more than the methods
@@ -100,7 +100,7 @@ def test_lines_with_other_seeds_are_compared_over_those_that_both_have() -> None
     assert "1 to 3 seeds" in accuracy_table(group).caption
 
 
-def test_one_seed_without_images_leaves_it_open() -> None:
+def test_significance_is_unknown_with_one_seed_and_no_images() -> None:
     found = compare(make_cell("bn", "fog", accuracy=0.7), make_cell("trust", "fog", accuracy=0.8))
     assert (found.significant, found.tie) == (None, False)
 
@@ -123,3 +123,9 @@ def test_a_tie_is_the_headline_with_the_cost_of_the_cheapest(tmp_path: Path) -> 
     assert section is not None
     (line,) = section.tables[0].rows
     assert [entry.text for entry in line.cells] == ["+0.2", "–", "1", "10", "5", "0.3", "no"]
+
+
+def test_summary_counts_the_images_that_one_method_alone_gets_right() -> None:
+    cells = [cell_with_bits("bn", set(range(1000))), cell_with_bits("tide", set(range(28, 1070)))]
+    text = " ".join(summarize(make_groups(cells)[0]))
+    assert "(the second; tide alone is right on 70 images, bn alone on 28, p = " in text

@@ -47,7 +47,7 @@ def test_paired_differences_in_closed_form() -> None:
     assert seed_means(group, "trust") == {0: 0.70, 1: 0.74}
 
 
-def test_it_says_plainly_when_trust_does_not_win() -> None:
+def test_summary_says_when_trust_does_not_win() -> None:
     text = " ".join(
         summarize(group_of(make_cell("trust", "fog", accuracy=0.7), make_cell("sar", "fog", accuracy=0.75)))
     )
@@ -56,7 +56,7 @@ def test_it_says_plainly_when_trust_does_not_win() -> None:
     assert "one seed, so no interval" in text
 
 
-def test_trust_that_loses_to_naive_is_said_to_lose() -> None:
+def test_summary_says_when_trust_is_below_trust_naive() -> None:
     cells = [make_cell("trust", "fog", accuracy=0.7), make_cell("trust_naive", "fog", accuracy=0.72)]
     text = " ".join(summarize(group_of(*cells, make_cell("tent", "fog", accuracy=0.74))))
     assert "trust is 2.0 points below trust_naive" in text
@@ -98,21 +98,21 @@ def test_cost_and_equal_updates() -> None:
     assert "Within TRUST's time budget (24 ms per image), trust is ahead with 80.0 %" in text
 
 
-def test_a_shared_lead_is_said_to_be_shared() -> None:
+def test_ties_are_reported() -> None:
     cells = [make_cell(m, "fog", accuracy=a) for m, a in (("bn", 0.7), ("tent", 0.70001), ("sar", 0.7), ("eta", 0.6))]
     first, second, *_ = summarize(group_of(*cells))
     assert first.endswith("a tie: tent, bn and sar reach 70.0 % accuracy on the only domain.")
     assert second == "tent is 10.0 points above eta (the next)."
 
 
-def test_trust_that_is_level_is_neither_said_to_win_nor_to_lose() -> None:
+def test_equal_trust_neither_wins_nor_loses() -> None:
     cells = [make_cell(m, "fog", accuracy=a) for m, a in (("bn", 0.70001), ("trust", 0.7), ("trust_naive", 0.69999))]
     text = " ".join(summarize(group_of(*cells)))
     assert "does not win" not in text
     assert "trust equals trust_naive" in text
 
 
-def test_every_number_of_updates_that_both_sides_have_is_told() -> None:
+def test_equal_updates_lists_every_shared_number() -> None:
     both = {1: (0.70, 0.71), 2: (0.72, 0.72), 3: (0.74, 0.73), 6: (0.76, 0.75)}
     cells = []
     for n, (ours, naive) in both.items():
@@ -132,7 +132,7 @@ def test_a_lead_at_equal_updates_that_seeds_do_not_resolve_is_doubted() -> None:
     assert "At equal updates (1 per batch) trust has 75.0 %, trust_naive 74.7 %: a tie" in text
 
 
-def test_gaps_are_told() -> None:
+def test_missing_and_failed_runs_are_counted() -> None:
     done = [make_cell("tent", "fog"), make_cell("tent", "snow"), make_cell("sar", "fog")]
     (group,) = make_groups(done, [Failure(make_cell("sar", "snow").key, "x")], [make_cell("eta", "fog").key])
     assert summarize(group)[-1] == (
@@ -140,9 +140,9 @@ def test_gaps_are_told() -> None:
     )
 
 
-def test_nobody_leads_where_nobody_is_complete() -> None:
+def test_no_ranking_without_a_complete_method() -> None:
     text = " ".join(summarize(group_of(make_cell("tent", "fog"), make_cell("sar", "snow"))))
-    assert "no method has finished every domain" in text
+    assert "no method has finished every domain yet, so there is no ranking." in text
     assert "leads" not in text
 
 
@@ -151,7 +151,7 @@ def test_a_group_with_nothing_finished() -> None:
     assert summarize(group) == [f"Nothing has finished on {group.title} yet.", "1 run failed."]
 
 
-def test_numbers_that_are_none_do_not_lead() -> None:
+def test_nan_results_do_not_lead() -> None:
     broken = make_cell("trust", "fog", accuracy=math.nan)
     text = " ".join(summarize(group_of(broken, make_cell("tent", "fog", accuracy=0.6))))
     assert "tent reaches 60.0 %" in text
@@ -171,7 +171,7 @@ def test_sentences_do_not_depend_on_the_order_of_cells() -> None:
     assert summarize(group_of(*cells)) != summarize(group_of(*faster))
 
 
-def test_what_is_missing_for_a_fair_comparison_is_told() -> None:
+def test_missing_equal_update_comparison_is_suggested() -> None:
     trust, tent = make_cell("trust", "fog", work=(6, 13, 24.0)), make_cell("tent", "fog", work=(1, 3, 4.0))
     (sentence,) = missing_comparison(group_of(trust, tent))
     assert sentence.startswith("No other method makes as many updates per batch as TRUST (6)")

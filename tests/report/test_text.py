@@ -10,7 +10,7 @@ from trust_tta.report.text import counted, domain_name, duration, joined, printa
 ATTACK = "\x1b]0;owned\x07\x1b[2J\u202eback\x9b1m\r\u200b"
 
 
-def test_nothing_that_controls_a_terminal_is_left() -> None:
+def test_control_characters_are_replaced() -> None:
     assert safe(ATTACK + "a\tb\n") == "?]0;owned??[2J?back?1m??a\tb\n"
     assert safe_line("one\n two\t three") == "one two three"
     assert domain_name("gaussian_noise\x1b") == "gaussian noise?"

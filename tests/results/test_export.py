@@ -74,7 +74,7 @@ def test_a_failed_export_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_name_that_is_no_text_is_exported_with_a_question_mark(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_exported_with_question_marks(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     odd = cell("tent", "fog", 0.5)
     odd = replace(odd, key=replace(odd.key, experiment="mi\udcf1"))

@@ -25,7 +25,7 @@ def test_pictures_come_back_once_for_all_cells_of_a_stream(tmp_path: Path) -> No
         assert store.class_names() == {KEY.dataset: ("cat", "dög")}
 
 
-def test_what_was_kept_first_stays(tmp_path: Path) -> None:
+def test_first_kept_pictures_are_not_replaced(tmp_path: Path) -> None:
     with ResultStore(tmp_path / "results.db") as store:
         store.keep_pictures(KEY, {1: b"first"}, class_names=("a",))
         store.keep_pictures(KEY, {1: b"second", 2: b"new"}, class_names=("b",))

@@ -46,11 +46,11 @@ def kill_after(worker: subprocess.Popen[str], cells: int, delay: float) -> list[
 
 
 @linux_only
-def test_killed_again_and_again_the_store_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    n, draw = 300, random.Random(0)
+def test_killed_writers_lose_no_finished_cell(tmp_path: Path) -> None:
+    n, draw = 120, random.Random(0)
     path = tmp_path / "killed.db"
     done: set[int] = set()
-    for round_number in range(5):
+    for round_number in range(4):
         announced = kill_after(start(path, n), cells=12 + round_number, delay=draw.random() * 0.02)
         assert done.isdisjoint(announced)
         with ResultStore(path) as store:
@@ -73,7 +73,7 @@ def test_killed_again_and_again_the_store_resumes_and_ends_as_if_undisturbed(tmp
 
 
 def test_processes_that_share_a_store_do_each_cell_once(tmp_path: Path) -> None:
-    path, n = tmp_path / "shared.db", 500  # enough that one cannot be through before another has started
+    path, n = tmp_path / "shared.db", 200  # enough that one cannot be through before another has started
     workers = [start(path, n) for _ in range(3)]
     for worker in workers:
         let_go(worker)

@@ -120,7 +120,7 @@ def test_result_round_trip_is_bit_exact_strict_json(result: CellResult) -> None:
     assert exact(from_json(CellResult, text)) == exact(result)
 
 
-def test_facts_round_trip() -> None:
+def test_provenance_round_trip() -> None:
     assert from_json(Provenance, to_json(PROVENANCE)) == PROVENANCE
 
 
@@ -195,7 +195,7 @@ def test_records_keep_the_stored_names_of_version_0_1_0() -> None:
     assert from_json(CellResult, json.dumps(stored)) == RESULT
 
 
-def test_fields_that_came_later_may_be_absent_and_no_others() -> None:
+def test_only_later_fields_may_be_missing() -> None:
     fate = SamplePrediction(index=1, label=2, before=3, after=4, confidence=0.5)
     envelope = json.loads(to_json(fate))
     del envelope["data"]["confidence_before"]
@@ -212,7 +212,7 @@ def test_what_json_cannot_hold_is_refused_when_written() -> None:
         to_json(replace(RESULT, accuracy=np.float32(0.5)))  # type: ignore[arg-type]
 
 
-def test_uneven_course_and_bins_are_refused() -> None:
+def test_histories_and_bins_of_uneven_length_are_refused() -> None:
     with pytest.raises(DataError, match=r"\[1, 2\]"):
         History(samples=(1, 2), accuracy=(0.5,), entropy=(0.1, 0.2), seconds=(0.1, 0.2))
     with pytest.raises(DataError, match="15"):
@@ -226,7 +226,7 @@ def test_bins_add_up() -> None:
     assert Reliability.total([]) == Reliability()
 
 
-def test_room_works_without_torch() -> None:
+def test_results_import_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import trust_tta.results, trust_tta.report.tables\n"

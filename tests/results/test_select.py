@@ -53,7 +53,7 @@ def test_mean_column() -> None:
     assert found.means[1].std == pytest.approx(statistics.stdev([0.625, 0.6875]), abs=1e-15)
 
 
-def test_missing_entries_spoil_the_row_mean_and_are_said() -> None:
+def test_rows_with_missing_entries_have_no_mean() -> None:
     found = table([cell("source", "fog", 0.5), cell("source", "snow", 0.5), cell("trust", "fog", 0.9)])
     assert found.cell("trust", "snow") == Aggregate()
     assert found.means == (Aggregate(0.5, n=1), Aggregate())

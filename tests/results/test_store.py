@@ -42,7 +42,7 @@ def execute(path: Path, statement: str) -> None:
 
 @given(key=KEYS, result=RESULTS)
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_cells_come_back_bit_for_bit(store: ResultStore, key: CellKey, result: CellResult) -> None:
+def test_cells_are_read_back_bit_for_bit(store: ResultStore, key: CellKey, result: CellResult) -> None:
     if not store.finish(key, result, PROVENANCE):
         return
     (cell,) = store.results(lambda k: k == key)
@@ -68,7 +68,7 @@ def test_results_survive_reopening_in_an_order_of_their_own(path: Path) -> None:
     assert found == [(d, m, s) for d in domains for m in ("source", "tent", "trust", "zebra") for s in (9, 10)]
 
 
-def test_life_of_a_cell(store: ResultStore, path: Path) -> None:
+def test_states_of_a_cell(store: ResultStore, path: Path) -> None:
     store.plan([KEY, replace(KEY, seed=1), KEY])
     assert store.counts() == Counts(pending=2)
     assert store.claim(KEY)
@@ -136,7 +136,7 @@ def test_a_late_claim_of_a_process_that_lives_here_stays(path: Path) -> None:
 
 
 @pytest.mark.parametrize("late_first", [False, True], ids=["new-holder-first", "late-holder-first"])
-def test_whoever_finishes_first_is_recorded(path: Path, late_first: bool) -> None:
+def test_first_result_of_a_cell_is_recorded(path: Path, late_first: bool) -> None:
     with ResultStore(path, lease=-1.0) as late, ResultStore(path) as new:
         assert late.claim(KEY)
         move_claims_elsewhere(path)
@@ -296,9 +296,7 @@ def _newer(path: Path) -> None:
     ],
     ids=["empty", "text", "other-database", "cut", "scribbled", "before-0.1.0", "newer"],
 )
-def test_what_is_no_readable_store_is_refused_untouched(
-    tmp_path: Path, make: Callable[[Path], None], match: str
-) -> None:
+def test_unreadable_stores_are_refused_unchanged(tmp_path: Path, make: Callable[[Path], None], match: str) -> None:
     path = tmp_path / "results.db"
     make(path)
     before = path.read_bytes()
@@ -349,7 +347,7 @@ def test_a_store_of_views_and_triggers_is_refused_before_they_run(path: Path, st
         ResultStore(path, create=False)
 
 
-def test_a_damaged_course_is_reported_not_returned(path: Path) -> None:
+def test_damaged_history_is_reported(path: Path) -> None:
     with ResultStore(path) as store:
         store.finish(KEY, RESULT, PROVENANCE)
         execute(path, "UPDATE cells SET course = x'00112233'")
@@ -434,7 +432,7 @@ def test_labels_are_recorded_by_the_plan_and_may_be_changed(store: ResultStore) 
         "UPDATE classes SET names = CAST(x'ff' AS TEXT)",
     ],
 )
-def test_what_is_stored_but_makes_no_sense_is_one_line(path: Path, statement: str) -> None:
+def test_invalid_stored_values_are_reported_in_one_line(path: Path, statement: str) -> None:
     with ResultStore(path) as store:
         store.finish(KEY, RESULT, PROVENANCE)
         store.keep_pictures(KEY, {1: b"picture"}, class_names=["a"])
