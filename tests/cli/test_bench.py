@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
+import signal
+import subprocess
 import sys
 from argparse import ArgumentTypeError
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.bench.tiny import write_checkpoint
+from tests.results.test_store import execute
+from trust_tta.bench.sweep import CellWriter
 from trust_tta.cli.arguments import integers, option
 from trust_tta.cli.main import main
 from trust_tta.report.formats import to_text
 from trust_tta.report.model import make_groups
 from trust_tta.report.tables import accuracy_table
 from trust_tta.results import ResultStore
+from trust_tta.results.codec import to_json
+from trust_tta.results.store import Claimant
 
 TOML = """
 store = "{folder}/results.sqlite"
@@ -226,3 +235,45 @@ def test_a_committed_configuration_runs_small(
     assert main(["report", "runs/two_orders-small.sqlite", "--quiet"]) == 0
     page = (tmp_path / "runs" / "two_orders-small.html").read_text(encoding="utf-8")
     assert "two_orders-small" in page
+
+
+def test_sigterm_exports_what_is_finished(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish = CellWriter.finish
+
+    def finish_and_terminate(*arguments: Any) -> None:
+        finish(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(CellWriter, "finish", finish_and_terminate)
+    before, out = signal.getsignal(signal.SIGTERM), tmp_path / "cells.csv"
+    assert main(["bench", str(config), "--export", str(out)]) == 130
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert "interrupted; finished cells are kept; to continue: trust-tta bench" in capsys.readouterr().err
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 2  # the header and one cell
+
+
+def test_list_shows_cells_whose_process_died(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(config), "--methods", "source"]) == 0
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    claimant = to_json(replace(Claimant.current(), pid=ended.pid))
+    running = f"status = 'running', token = 'x', claimant = '{claimant}', expires = 0"
+    execute(tmp_path / "results.sqlite", f"UPDATE cells SET {running}, result = NULL, course = NULL, facts = NULL")
+    capsys.readouterr()
+    assert main(["bench", str(config), "--methods", "source", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]] == ["died", "died"]
+
+
+def test_one_reason_is_given_once_for_all_parts(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = config.read_text(encoding="utf-8")
+    head = "\n".join(line for line in text.splitlines() if not line.startswith("data."))
+    part = f'\n[[parts]]\ndata = {{ dataset = "cifar10-c", root = "{tmp_path}/nothing" }}'
+    config.write_text(head + 3 * part, encoding="utf-8")
+    assert main(["bench", str(config), "--methods", "source"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("was not run") == 1
+    assert error.endswith("(3 parts)\n")

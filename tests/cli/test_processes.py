@@ -109,7 +109,7 @@ def test_cells_are_left_when_every_worker_is_killed(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert printed.count("died with code -9") == 2
     left = 24 - len(cells_of(store))
-    assert errors.splitlines()[-1] == f"trust-tta: {left} cells of sample are left; run the same command again"
+    assert errors.splitlines()[-1] == f"trust-tta: {left} cells of sample are missing; run the same command again"
     assert main(["bench", str(config), "--store", str(store)]) == 0
     assert len(cells_of(store)) == 24
 

@@ -50,7 +50,7 @@ def run(arguments: Namespace) -> None:
         try_file("--export", arguments.export)
     changed = {"methods": arguments.methods} if arguments.methods is not None else {}
     parts = read_experiments(arguments, method_options=arguments.option, **changed)
-    from trust_tta.cli.cells import export, list_cells, run_parts
+    from trust_tta.cli.cells import export, list_cells, run_parts, stored_cells
     from trust_tta.cli.engines import make_engine
 
     if arguments.list:
@@ -59,8 +59,13 @@ def run(arguments: Namespace) -> None:
         return
     for config in parts:
         try_file("--store", config.store)
-    with make_engine(arguments, device=parts[0].device) as engine:
-        cells, problems = run_parts(parts, retry=arguments.retry_failed, engine=engine)
+    try:
+        with make_engine(arguments, device=parts[0].device) as engine:
+            cells, problems = run_parts(parts, retry=arguments.retry_failed, engine=engine)
+    except KeyboardInterrupt:
+        if arguments.export:
+            export(stored_cells(parts), Path(arguments.export))
+        raise
     if arguments.export:
         export(cells, Path(arguments.export))
     if problems:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.plan import make_plan
@@ -23,22 +21,23 @@ def run_parts(
 ) -> tuple[list[Cell], list[str]]:
     """Run experiments and print their tables; returns all finished cells, and a line for each problem.
 
-    `engine`: what runs them; None is this process. An experiment that cannot be run, because its data or network is
-    missing, does not keep the others from running.
+    `engine` runs them; None is this process. An experiment without its data or network does not stop the others.
     """
     cells: list[Cell] = []
+    refusals: Counter[str] = Counter()
     problems: list[str] = []
-    for config, ended in _run_at_once(parts, retry, engine) if engine else _run_in_turn(parts, retry):
+    for config, ended in _run_parallel(parts, retry, engine) if engine else _run_in_turn(parts, retry):
         if isinstance(ended, TrustError):
             if len(parts) == 1:
                 raise ended
-            problems.append(f"{config.data.dataset} was not run: {ended}")
+            refusals[f"{config.data.dataset} was not run: {ended}"] += 1
             continue
         cells += _show_results(config, ended)
-        problems += _failures(ended)
-        if unfinished := len(ended.keys) - ended.done - ended.failed:
-            problems.append(f"{unfinished} cells of {config.data.dataset} are left; run the same command again")
-    return cells, problems
+        if ended.failed:
+            problems.append(f"{ended.failed} cells failed, for the reasons above; fix them and run with --retry-failed")
+        if missing := len(ended.keys) - ended.done - ended.failed:
+            problems.append(f"{missing} cells of {config.data.dataset} are missing; run the same command again")
+    return cells, [f"{text} ({n} parts)" if n > 1 else text for text, n in refusals.items()] + problems
 
 
 def _run_in_turn(parts: Sequence[RunConfig], retry: bool) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
@@ -55,11 +54,10 @@ def _run_in_turn(parts: Sequence[RunConfig], retry: bool) -> Iterator[tuple[RunC
         yield config, ended
 
 
-def _run_at_once(
+def _run_parallel(
     parts: Sequence[RunConfig], retry: bool, engine: SweepEngine
 ) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
-    """The same with several workers, shown as one run; no part waits for the one before."""
-    with terminated_like_interrupted(), ProgressDisplay() as progress:
+    with ProgressDisplay() as progress:
         ended = sweep_parallel(parts, engine, retry=retry, progress=progress)
     yield from zip(parts, ended, strict=True)
 
@@ -70,14 +68,26 @@ def export(cells: Sequence[Cell], path: Path) -> None:
     say(f"{len(cells)} cells are in {path}")
 
 
+def stored_cells(parts: Sequence[RunConfig]) -> list[Cell]:
+    """The finished cells of these experiments and data sets, whatever run wrote them."""
+    wanted = {(config.experiment, config.data.dataset) for config in parts}
+    cells: list[Cell] = []
+    for path in dict.fromkeys(config.store for config in parts):
+        if Path(path).exists():
+            with ResultStore(path, create=False) as store:
+                cells += store.results(lambda key: (key.experiment, key.dataset) in wanted, history=False)
+    return cells
+
+
 def list_cells(config: RunConfig) -> None:
-    """One line for each cell of the plan, with its state in the store."""
+    """Print each cell of the plan with its state: to do, running, died (its process has ended), done or failed."""
     plan = make_plan(config)
     keys, labels = plan.keys, plan.labels
     states: dict[str, str] = {}
     if Path(config.store).exists():
         with ResultStore(config.store, create=False) as store:
             states = {key.digest: state for state in ("done", "running", "failed") for key in store.keys(state)}
+            states |= dict.fromkeys(store.died(), "died")
     for key in keys:
         conditions = f"{key.dataset}  {key.domain:<18} batch {key.batch_size}  seed {key.seed}"
         say(f"{states.get(key.digest, 'to do'):<8} {labels[key]:<13} {conditions}  {key.digest[:12]}")
@@ -97,24 +107,3 @@ def _show_results(config: RunConfig, outcome: Outcome) -> list[Cell]:
         say(f"\n{block}".removesuffix("\n"))
     say(f"\nresults are in {config.store}")
     return cells
-
-
-def _failures(outcome: Outcome) -> list[str]:
-    if not outcome.failed:
-        return []
-    return [f"{outcome.failed} cells failed, for the reasons above; fix them and run with --retry-failed"]
-
-
-@contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the command as Ctrl-C does, so that its workers end with it."""
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not keep the workers from being ended
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

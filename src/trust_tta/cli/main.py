@@ -10,10 +10,14 @@ import argparse
 import importlib
 import os
 import shlex
+import signal
 import sys
+import threading
 import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn, Protocol, TextIO, cast
 
 from trust_tta import __version__
@@ -120,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         sys.path.append(os.getcwd())  # where users keep modules of their own; installed ones come first
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _sigterm_as_interrupt():
             warnings.showwarning = _show_warning
             arguments = build_parser(words[:1]).parse_args(words)
             load_command(arguments.command).run(arguments)
@@ -137,6 +141,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"'{error.filename}': {error.strerror}" if error.filename else str(error.strerror), 1)
     return 0
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does: claims are released, workers ended, finished cells exported."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the cleanup
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupted(words: Sequence[str]) -> str:
