@@ -55,6 +55,17 @@ def read_asset(name: str, *, room: str = "") -> str:
     return resources.files("trust_tta").joinpath(room, "assets", name).read_text(encoding="utf-8")
 
 
+def read_class_names(path: Path | str) -> tuple[str, ...]:
+    """Class names in label order: the lines of a text file, or the sorted subfolders of a folder."""
+    if Path(path).is_dir():
+        names = sorted(entry.name for entry in Path(path).iterdir() if entry.is_dir())
+    else:
+        names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"'{path}' has no class names or a name twice; give a file with one name per line")
+    return tuple(names)
+
+
 def parse_json(text: str, *, where: str, error: type[TrustError] = ConfigError) -> Any:
     """Parsed JSON; NaN and Infinity are refused, as JSON has neither."""
     return _parse(partial(json.loads, parse_constant=_refuse_constant), text, "JSON", where=where, error=error)

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.bench.tiny import Recorder, run
-from trust_tta.bench.config import RunConfig
+from trust_tta.bench.config import MethodConfig, RunConfig
 from trust_tta.bench.parsing import parse_config
 from trust_tta.bench.plan import make_plan
 from trust_tta.cli.main import main
@@ -104,6 +104,33 @@ def test_a_network_without_names_is_warned_of(photos: Path, tmp_path: Path, caps
     data = ["--dataset", "folder", "--root", str(photos), "--methods", "source", "--device", "cpu"]
     assert main(["bench", "--checkpoint", str(nameless), *data, "--store", str(tmp_path / "cli.sqlite")]) == 0
     assert "warning: '" in capsys.readouterr().out
+
+
+def test_classes_file_names_the_outputs(photos: Path, tmp_path: Path) -> None:
+    usual = accuracy(run(config(tmp_path, photos, "vmamba_nano_cifar10")))
+    order = np.random.default_rng(0).permutation(10).tolist()
+    nameless = write_network(tmp_path / "nameless.safetensors", classes=None, order=order)
+    (tmp_path / "classes.txt").write_text("\n".join(CIFAR10_CLASSES[k] for k in order) + "\n")
+    named = config(tmp_path, photos, str(nameless))
+    named = named.changed(model=named.model.changed(classes=str(tmp_path / "classes.txt")))
+    assert accuracy(run(named)) == usual
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    with pytest.raises(ConfigError, match="outputs 10 classes, but 2 names are given"):
+        make_plan(named)
+
+
+def test_clean_domain_serves_eata_and_clean_after(photos: Path, tmp_path: Path) -> None:
+    world = tmp_path / "world"
+    for domain in ("day", "night"):
+        shutil.copytree(photos, world / domain)
+    data = {"domains": ["night"], "clean": "day"}
+    eata = config(tmp_path, world, "vmamba_nano_cifar10", **data)
+    eata = eata.changed(methods=(MethodConfig(name="eata"),), clean_after=True)
+    (cell,), _ = run(eata)
+    assert cell.result.clean_accuracy is not None
+    assert cell.key.option_values["fisher"] == "256 clean images of day"
+    with pytest.raises(ConfigError, match="not known which images of folder are clean"):
+        run(eata.changed(data=eata.data.changed(clean=None), store=str(tmp_path / "none.sqlite")))
 
 
 OUTSIDE = """

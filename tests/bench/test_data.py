@@ -70,7 +70,7 @@ def test_an_array_is_corrupted_like_the_sample(tmp_path: Path) -> None:
 
 
 def test_clean_images_of_a_set_that_has_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="folder has no clean counterpart"):
+    with pytest.raises(ConfigError, match="not known which images of folder are clean; name their domain"):
         ExperimentData(DataConfig(dataset="folder", root=str(tmp_path))).clean()
 
 

@@ -310,3 +310,13 @@ def test_which_images_were_right_is_kept_in_a_bit_each() -> None:
     meter.update(torch.eye(2)[[1, 1, 1, 0]], labels[5:])
     result = meter.result(forwards=2, backwards=0, updates=0, skipped_updates=0)
     assert result.correct == bytes([0b11011011, 0b10000000])
+
+
+def test_accuracy_over_all_outputs_beside_that_over_the_subset() -> None:
+    meter = ClassificationMeter(classes=[0, 2])
+    meter.update(torch.tensor([[3.0, 5.0, 1.0], [1.0, 0.0, 2.0], [4.0, 0.0, 1.0]]), torch.tensor([0, 2, 2]))
+    result = meter.result(forwards=1, backwards=0, updates=0, skipped_updates=0)
+    assert (result.accuracy, result.accuracy_all_outputs) == (2 / 3, 1 / 3)  # output 1 wins the first image
+    whole = ClassificationMeter()
+    whole.update(torch.tensor([[3.0, 5.0, 1.0]]), torch.tensor([1]))
+    assert whole.result(forwards=1, backwards=0, updates=0, skipped_updates=0).accuracy_all_outputs is None

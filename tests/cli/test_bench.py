@@ -52,7 +52,8 @@ def test_lines_tables_and_export(config: Path, tmp_path: Path, capsys: pytest.Ca
     out = tmp_path / "out" / "cells.csv"
     assert main(["bench", str(config), "--seeds", "0,1", "--export", str(out)]) == 0
     printed = capsys.readouterr().out
-    lines = printed.splitlines()[:8]
+    warning, *lines = printed.splitlines()[:9]
+    assert warning.startswith("warning: 2 batches between two resets")
     assert all(re.fullmatch(r"(source|tent) +(fog|contrast) +seed [01] +\d+\.\d %.*\d\.\d s", line) for line in lines)
     assert [line.split()[0] for line in lines[:4]] == ["source", "tent", "source", "tent"]
     with ResultStore(tmp_path / "results.sqlite") as store:

@@ -49,6 +49,17 @@ def test_extras_are_described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "missing (figures in reports); pip install 'trust-tta[figures]'" in capsys.readouterr().out
 
 
+def test_broken_dependency_of_an_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fake_timm.py").write_text("import fake_torchvision\n")
+    (tmp_path / "fake_torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(doctor, "_IMPORTED_FIRST", {"fake_timm": ("fake_torchvision",)})
+    assert doctor.describe_extra("timm", "fake_timm", "networks of timm") == (
+        "BROKEN: fake_torchvision, which fake_timm needs, cannot be imported: RuntimeError "
+        "(operator torchvision::nms does not exist)"
+    )
+
+
 def test_every_extra_that_users_install_is_listed() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].keys() - {"all", "docs", "dev"}

@@ -23,7 +23,7 @@ ORDERED = [CELLS[1], CELLS[0], CELLS[2]]
 def test_columns_are_stable() -> None:
     names = list(columns())
     assert names[:4] == ["digest", "label", "experiment", "dataset"]
-    assert len(names) == len(set(names)) == 2 + len(fields(CellKey)) + 17 + len(fields(Provenance))
+    assert len(names) == len(set(names)) == 2 + len(fields(CellKey)) + 18 + len(fields(Provenance))
     assert list(flat_row(CELLS[0])) == names
 
 

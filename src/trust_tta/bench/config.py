@@ -65,6 +65,10 @@ class ModelConfig(Schema):
     num_classes: Count | None = Field(
         default=None, description="classes of the network; default: what the checkpoint or the data say"
     )
+    classes: Name | None = Field(
+        default=None,
+        description="class names of the network, one per line, or a folder of class folders; default: the checkpoint's",
+    )
     overrides: dict[str, Any] = Field(default={}, description="fields in which the network differs from its variant")
     preprocessing: Annotated[Preprocessing | None, BeforeValidator(_preset)] = Field(
         default=None,
@@ -90,7 +94,10 @@ class ModelConfig(Schema):
     def _is_given(cls, checkpoint: str | None, info: ValidationInfo) -> str | None:
         name = info.data.get("name")
         if checkpoint is None and not _is_from_outside(name):
-            raise ValueError("is missing; give a .pth or .safetensors file or a known name")
+            raise ValueError(
+                "is missing; give a .pth or .safetensors file, a known name, or --model package.module:Name, a network "
+                "that loads its own weights"
+            )
         return checkpoint
 
     @field_validator("overrides")
@@ -120,6 +127,9 @@ class DataConfig(Schema):
     labels: Name | None = Field(default=None, description=".npy file of its labels", validate_default=True)
     domains: Titles | None = Field(
         default=None, description="domains in this order; default: all targets that are there"
+    )
+    clean: Title | None = Field(
+        default=None, description="domain with clean images, for methods that need some and for clean_after"
     )
     severity: Annotated[int, Field(ge=1, le=5)] = Field(default=5, description="severity of corruptions, 1 to 5")
     limit: Count | None = Field(default=None, description="at most this many images per domain, drawn by the seed")
@@ -166,6 +176,13 @@ class DataConfig(Schema):
         if dataset not in (ARRAY, None) and path is not None:
             raise ValueError(f"only the data set '{ARRAY}' takes images and labels, not '{dataset}'; omit them")
         return path
+
+    @field_validator("clean")
+    @classmethod
+    def _has_no_clean_images(cls, domain: str | None, info: ValidationInfo) -> str | None:
+        if domain is not None and info.data.get("dataset") in (SAMPLE, ARRAY):
+            raise ValueError(f"the data set '{info.data['dataset']}' is clean before it is corrupted; omit it")
+        return domain
 
     @field_validator("domains")
     @classmethod

@@ -120,7 +120,7 @@ class ExperimentData:
 
     def clean(self, target: str | None = None) -> Dataset:
         """The clean images that belong to the data; for a left-out `target`, those of all other domains."""
-        left_out = target if self.config.dataset in _LEFT_OUT else None
+        left_out = target if self.config.dataset in _LEFT_OUT and self.config.clean is None else None
         if left_out not in self._clean:
             self._clean[left_out] = self._open_clean() if left_out is None else self._open_others(left_out)
         return self._clean[left_out]
@@ -148,10 +148,13 @@ class ExperimentData:
         if config.corrupts:
             images, labels = load_sample()
             return array_dataset(images, labels, CIFAR10_CLASSES, name=config.dataset, domain=CLEAN)
+        if config.clean is not None:
+            dataset = open_dataset(config.dataset, config.folder, domain=config.clean, options=config.options)
+            return replace(dataset, domain=CLEAN)
         if config.dataset not in _CLEAN_SETS:
             raise ConfigError(
-                f"{config.dataset} has no clean counterpart (known: {', '.join(_CLEAN_SETS)}); "
-                "omit clean_after and methods that need clean images"
+                f"it is not known which images of {config.dataset} are clean; name their domain (--clean DOMAIN), "
+                "or omit clean_after and methods that need clean images"
             )
         return open_dataset(_CLEAN_SETS[config.dataset], config.folder)
 

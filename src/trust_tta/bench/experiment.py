@@ -80,7 +80,7 @@ def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.devi
     if not fits:
         raise ConfigError(
             f"{checkpoint.origin} outputs {outputs} classes, but {dataset.name} has {classes}; "
-            "give a checkpoint that was trained or fine-tuned on these classes"
+            "pass --classes FILE with the names of the outputs, or a network that was trained on these classes"
         )
     return checkpoint.load(device=device, num_classes=outputs)
 

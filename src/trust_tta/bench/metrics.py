@@ -142,6 +142,7 @@ def _mean(name: str, batches: Sequence[BatchSums]) -> float:
 @dataclass(frozen=True, kw_only=True)
 class ClassifiedBatch(BatchSums):
     right: tuple[bool, ...]  # of each image, after the update
+    right_of_all: int  # images whose largest output among all is right
     right_before: int | None
 
 
@@ -193,6 +194,7 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
             scored=len(labels),
             right=tuple((predicted == labels).tolist()),
             right_before=None if earlier is None else int((earlier == labels).sum()),
+            right_of_all=int((_predict(outputs, torch.arange(outputs.shape[1])) == labels).sum()),
             entropy=torch.special.entr(p).sum().item(),
             nll=nll.sum().item(),
             brier=(p - torch.nn.functional.one_hot(truth, p.shape[1])).square().sum().item(),
@@ -206,6 +208,9 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
             "confusion": None if self.counts is None else tuple(tuple(row) for row in self.counts.tolist()),
             "predictions": tuple(self.kept),
             "correct": np.packbits(right).tobytes(),
+            "accuracy_all_outputs": None
+            if self.classes is None or not len(right)
+            else sum(batch.right_of_all for batch in self.batches) / len(right),
         }
 
     def _count(self, labels: Tensor, predicted: Tensor, c: int) -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from trust_tta.bench.config import FROM_CLEAN, MethodConfig, ModelConfig, RunConfig
 from trust_tta.bench.data import ExperimentData, align, prepare
+from trust_tta.config_io import read_class_names
 from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.streams import Domain
 from trust_tta.models.checkpoint import Checkpoint
@@ -20,6 +21,7 @@ from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
 MEASURES = ("clean_after", "keep_samples", "confusion")  # optional, and not part of a cell's key
+SHORT_STREAM = 4  # batches in which no method learns much
 CLEAN_IMAGES = 256  # from which methods compute statistics of clean data
 
 # Time of a batch over that of one forward pass, for methods whose passes do not tell it: measured on an H200
@@ -105,8 +107,14 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Experime
                     _sequence(config, method, cells, prints, positions, seed=seed, checkpoints=checkpoints)
                     for method in config.methods
                 ]
-    shown = tuple(filter(None, warnings)) if data.names_classes else ()
-    return ExperimentPlan(tuple(sequences), checkpoints, preprocessing, shown)
+    shown = [text for text in warnings if text and data.names_classes]
+    longest = max(sum(s.batches) for s in sequences)
+    if longest <= SHORT_STREAM and any("lr" in method.all_options() for method in config.methods):
+        shown.append(
+            f"{longest} batches between two resets are too few to learn from: methods will hardly differ from bn; use "
+            "smaller batches, more images or the setting continual"
+        )
+    return ExperimentPlan(tuple(sequences), checkpoints, preprocessing, tuple(shown))
 
 
 def estimate_costs(plan: ExperimentPlan, store: ResultStore) -> ExperimentPlan:
@@ -161,6 +169,7 @@ def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
         variant=model.name,
         num_classes=model.num_classes,
         preprocessing=model.preprocessing,
+        classes=None if model.classes is None else read_class_names(model.classes),
         fields=model.overrides,
     )
     return found.release() if model.per_domain else found  # so that not all networks are in memory at once
@@ -203,7 +212,7 @@ def _sequence(
             domain=domain.name,
             severity=domain.dataset.severity,
             method=method.name,
-            options=json.dumps(key_options(method)),
+            options=json.dumps(key_options(method, clean=config.data.clean)),
             setting=config.stream.setting,
             batch_size=batch_size,
             seed=seed,
@@ -225,8 +234,9 @@ def _sequence(
     )
 
 
-def key_options(method: MethodConfig) -> dict[str, object]:
+def key_options(method: MethodConfig, *, clean: str | None = None) -> dict[str, object]:
     """All options of the method; a note in place of statistics that the runner computes from clean images."""
     options = method.all_options()
-    options |= {name: f"{CLEAN_IMAGES} clean images" for name in FROM_CLEAN & options.keys()}
+    origin = f" of {clean}" if clean else ""
+    options |= {name: f"{CLEAN_IMAGES} clean images{origin}" for name in FROM_CLEAN & options.keys()}
     return options

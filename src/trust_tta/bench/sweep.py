@@ -191,7 +191,9 @@ class CellWriter:
         baseline = self.plan.baselines.get(found.key)
         base = self.store.find(baseline) if baseline else None
         gain = "" if base is None else format_gain(found.result.accuracy - base.accuracy)
-        return f"{format_percent(found.result.accuracy):>5} %  {gain:>6}  {found.result.seconds_total:7.1f} s"
+        overall = found.result.accuracy_all_outputs
+        note = "" if overall is None else f"  ({format_percent(overall)} % among all outputs)"
+        return f"{format_percent(found.result.accuracy):>5} %  {gain:>6}  {found.result.seconds_total:7.1f} s{note}"
 
 
 class CellRunner:

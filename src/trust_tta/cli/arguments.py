@@ -21,6 +21,7 @@ _KINDS = {
     "model.checkpoint": "FILE",
     "model.num_classes": "N",
     "model.preprocessing": "NAME",
+    "model.classes": "FILE",
     "data.dataset": "NAME",
     "data.root": "FOLDER",
     "data.images": "FILE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trust_tta import __version__
 from trust_tta.cli.output import say
-from trust_tta.errors import BackendError
+from trust_tta.errors import BackendError, reason_of
 from trust_tta.optional import available, version_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ EXTRAS = (
     ("hub", "huggingface_hub", "the Hugging Face hub"),
     ("ray", "ray", "clusters"),
 )
+_IMPORTED_FIRST = {"timm": ("torchvision",)}  # dependencies whose failure is otherwise taken for the package's
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -49,7 +51,7 @@ def run(arguments: Namespace) -> None:
     from trust_tta.ops.selfcheck import TOLERANCE, check_backend, unusable_backends, usable_backends
 
     _section("versions", versions())
-    _section("extras", [(extra, _describe_extra(extra, package, use)) for extra, package, use in EXTRAS])
+    _section("extras", [(extra, describe_extra(extra, package, use)) for extra, package, use in EXTRAS])
     _section("shipped", shipped())
     _section("data", found_data(arguments.data))
     checks = {name: check_backend(name, device) for name, device in usable_backends().items()}
@@ -103,10 +105,17 @@ def _describe_check(check: BackendCheck) -> str:
     return f"{verdict}, largest relative error {check.error:.1e} ({check.where})"
 
 
-def _describe_extra(extra: str, package: str, use: str) -> str:
-    if available(package):
-        return f"{package} {_version(package)}"
-    return f"missing ({use}); pip install 'trust-tta[{extra}]'"
+def describe_extra(extra: str, package: str, use: str) -> str:
+    """The version of a package that can be imported; else that it is missing, or the error of its import."""
+    if not available(package):
+        return f"missing ({use}); pip install 'trust-tta[{extra}]'"
+    for name in (*_IMPORTED_FIRST.get(package, ()), package):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # libraries that do not fit each other raise all kinds
+            cause = name if name == package else f"{name}, which {package} needs,"
+            return f"BROKEN: {cause} cannot be imported: {type(error).__name__} ({reason_of(error)})"
+    return f"{package} {_version(package)}"
 
 
 def _version(package: str) -> str:

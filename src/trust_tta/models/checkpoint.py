@@ -89,6 +89,7 @@ class Checkpoint:
         variant: str | None = None,
         num_classes: int | None = None,
         preprocessing: Preprocessing | None = None,
+        classes: tuple[str, ...] | None = None,
         fields: Fields = _NOTHING,
         ema: bool = False,
     ) -> Checkpoint:
@@ -126,6 +127,12 @@ class Checkpoint:
             trained_with = trained_with if file else stated.preprocessing
         state = _named(weights.state, foreign or variant)
         count = _first(given, stated.num_classes, _outputs(state))
+        if classes is not None and count not in (None, len(classes)):
+            raise ConfigError(
+                f"the network outputs {count} classes, but {len(classes)} names are given; name each output"
+            )
+        if classes is not None:
+            count, stated = len(classes), replace(stated, classes=classes)
         return cls(
             file=file,
             variant=variant,

@@ -152,6 +152,8 @@ class CellResult:
     # classes, and the other means are over labeled pixels.
     pixels: tuple[tuple[int, ...], ...] | None = field(default=None, metadata={"optional": True})
     masks: tuple[MaskSample, ...] = field(default=(), metadata={"optional": True})
+    # Where the data has some of the network's classes: accuracy of the choice among all outputs, not among those.
+    accuracy_all_outputs: float | None = field(default=None, metadata={"optional": True})
 
     @property
     def mean_dice(self) -> float | None:
