@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -131,6 +132,20 @@ def test_clean_domain_serves_eata_and_clean_after(photos: Path, tmp_path: Path) 
     assert cell.key.option_values["fisher"] == "256 clean images of day"
     with pytest.raises(ConfigError, match="not known which images of folder are clean"):
         run(eata.changed(data=eata.data.changed(clean=None), store=str(tmp_path / "none.sqlite")))
+
+
+def test_subset_of_the_classes_is_scored_among_them_and_among_all(photos: Path, tmp_path: Path) -> None:
+    for name in CIFAR10_CLASSES[3:]:
+        shutil.rmtree(photos / name)
+    (cell,), _ = run(config(tmp_path, photos, "vmamba_nano_cifar10"))
+    model = Checkpoint.open("vmamba_nano_cifar10").load()
+    images, labels = load_sample()
+    chosen = np.concatenate([np.flatnonzero(labels == label)[:PER_CLASS] for label in range(3)])
+    with torch.no_grad():
+        logits = model(model.preprocessing(images[chosen]))
+    truth = torch.from_numpy(labels[chosen])
+    assert cell.result.accuracy == float((logits[:, :3].argmax(1) == truth).double().mean())
+    assert cell.result.accuracy_all_outputs == float((logits.argmax(1) == truth).double().mean())
 
 
 OUTSIDE = """
