@@ -138,11 +138,11 @@ def test_subset_of_the_classes_is_scored_among_them_and_among_all(photos: Path, 
     for name in CIFAR10_CLASSES[3:]:
         shutil.rmtree(photos / name)
     (cell,), _ = run(config(tmp_path, photos, "vmamba_nano_cifar10"))
-    model = Checkpoint.open("vmamba_nano_cifar10").load()
+    shipped = Checkpoint.open("vmamba_nano_cifar10")
     images, labels = load_sample()
     chosen = np.concatenate([np.flatnonzero(labels == label)[:PER_CLASS] for label in range(3)])
     with torch.no_grad():
-        logits = model(model.preprocessing(images[chosen]))
+        logits = shipped.load()(shipped.preprocessing(images[chosen]))
     truth = torch.from_numpy(labels[chosen])
     assert cell.result.accuracy == float((logits[:, :3].argmax(1) == truth).double().mean())
     assert cell.result.accuracy_all_outputs == float((logits.argmax(1) == truth).double().mean())
