@@ -127,12 +127,7 @@ class Checkpoint:
             trained_with = trained_with if file else stated.preprocessing
         state = _named(weights.state, foreign or variant)
         count = _first(given, stated.num_classes, _outputs(state))
-        if classes is not None and count not in (None, len(classes)):
-            raise ConfigError(
-                f"the network outputs {count} classes, but {len(classes)} names are given; name each output"
-            )
-        if classes is not None:
-            count, stated = len(classes), replace(stated, classes=classes)
+        stated, count = _with_classes(stated, count, classes)
         return cls(
             file=file,
             variant=variant,
@@ -453,6 +448,17 @@ def _unreadable(name: str, file: Path | None, why: str) -> CheckpointError:
         f"the {name} stated in '{file}' cannot be read ({why}); load its weights into a network of your own "
         "with load_checkpoint"
     )
+
+
+def _with_classes(
+    stated: ModelInfo, count: int | None, classes: tuple[str, ...] | None
+) -> tuple[ModelInfo, int | None]:
+    """The metadata and the number of outputs with class names that the user gives."""
+    if classes is None:
+        return stated, count
+    if count not in (None, len(classes)):
+        raise ConfigError(f"the network outputs {count} classes, but {len(classes)} names are given; name each output")
+    return replace(stated, classes=classes), len(classes)
 
 
 def _first(*values: int | None) -> int | None:
