@@ -216,7 +216,7 @@ def cpu_lines(cpu: Speeds) -> str:
     ratios = "\n".join(
         f"- {ratio:.1f} x: {work}" for work, ratio in record["over_reference"].items() if "network" in work
     )
-    grown = ", ".join(f"{name}^{value:.2f}" for name, value in record["exponents"].items() if value is not None)
+    grown = ", ".join(f"{name}^{value:.2f}" for name, value in record.get("exponents", {}).items() if value is not None)
     return (
         f"`vmamba_nano` at 32 pixels, {record['facts']['threads']} threads. How many times as fast as the same code "
         f"with the reference scan:\n\n{ratios}\n\nThe time of a step grows as {grown} (fitted; 1 is linear).\n\n"

@@ -16,7 +16,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.speed import take_orders
-from trust_tta.bench.timing import Limits, Work, device_clock, float32_only, repeat, wall_clock
+from trust_tta.bench.timing import Limits, Work, device_clock, float32_only, repeat, wall_clock, warm_up
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.ops import functional
@@ -104,7 +103,7 @@ def measure(make: Callable[[], Work], device: torch.device, limits: Limits, top:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     work = make()
-    repeat(work, wall_clock(device), replace(limits, seconds=0.0, least=1, warmups=2))  # compiles, then records
+    warm_up(work, wall_clock(device), limits)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     times = repeat(work, device_clock(device) if device.type == "cuda" else wall_clock(device), limits)
     kernels = kernels_of(work, device)
@@ -178,7 +177,7 @@ def main() -> None:
     settings = {k: v for k, v in vars(arguments).items() if k != "out"}
     provenance = collect_provenance(device=device, dtype=",".join(arguments.dtype), config=json.dumps(settings))
     record: dict[str, Any] = {"facts": provenance.__dict__, "settings": settings, "rows": []}
-    limits = Limits(seconds=arguments.seconds, least=3, warmups=0)
+    limits = Limits(seconds=arguments.seconds, min_repeats=3)
     for dtype in arguments.dtype:
         for name, make in chosen.items():
             with precision(device, dtype):

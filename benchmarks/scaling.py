@@ -128,7 +128,7 @@ def read_known(path: Path, plan: Plan) -> list[Timing]:
 def compile_size(plan: Plan, size: int, device: str) -> None:
     """Compile the kernels for images of one size into the shared cache: their lengths are constants."""
     model = create_model(plan.model).to(device).eval()
-    limits = Limits(seconds=0.0, least=1, warmups=0)
+    limits = Limits(seconds=0.0, min_repeats=1)
     batches = (plan.batch,) if size != plan.size else (plan.batch, *plan.batches[:-1])
     for batch in batches:
         for work in WORKS:
@@ -186,7 +186,7 @@ def main() -> None:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     rows: list[Timing] = []
-    limits = Limits(seconds=arguments.seconds, least=2, warmups=2, long=5.0)
+    limits = Limits(seconds=arguments.seconds, min_repeats=2, max_seconds=5.0)
     for timing in points(plan, device, limits, read_known(arguments.out, plan)):
         rows.append(timing)
         record = {

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trust_tta.bench.environment import collect_provenance, now
-from trust_tta.bench.timing import Case, Limits, Timing, Work, copy_bandwidth, exponent, float32_only, measure, refuse
-from trust_tta.errors import ConfigError
+from trust_tta.bench.startup import startup_timings
+from trust_tta.bench.timing import Case, Limits, Timing, Work, copy_bandwidth, float32_only, measure, refuse
+from trust_tta.errors import ConfigError, TrustError
 from trust_tta.methods import merging
 from trust_tta.methods.parameters import ParameterSet, select
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
-from trust_tta.models.networks import require_vmamba
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.functional import grouped_scan
 from trust_tta.ops.selfcheck import BackendCheck, check_backend
@@ -42,7 +42,10 @@ def measure_speed(
     """Measure everything and return the record; `keep` gets it after every row, so that a stopped run leaves a part."""
     begun = time.perf_counter()
     torch.manual_seed(0)
-    model = require_vmamba(create_model(settings.model), by="speed").to(device).eval()
+    model = create_model(settings.model, checkpoint=settings.checkpoint, num_classes=settings.classes).to(device).eval()
+    if settings.size is None:
+        preprocessing = getattr(model, "preprocessing", None)
+        settings = replace(settings, size=preprocessing.size if preprocessing else 224)
     checks = {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
     rows: list[Timing] = []
     with float32_only(device):
@@ -59,9 +62,32 @@ def measure_speed(
             record |= _conclude(rows) | {"seconds": time.perf_counter() - begun}
             keep(record)
         progress.finish()
+    if settings.startup:
+        rows += _startup(settings, device, progress)
+        record |= _conclude(rows) | {"seconds": time.perf_counter() - begun}
     record["facts"]["finished"] = now()
     keep(record)
     return record
+
+
+def _startup(settings: Settings, device: torch.device, progress: Progress) -> list[Timing]:
+    """First-call times; of TRUST and Tent on a GPU only, where their kernels are compiled."""
+    methods = ("model", "tide") if device.type == "cpu" else ("model", "tent", "trust", "tide")
+    progress.start(2 + 2 * len(methods), "starting processes")
+    rows = []
+    for row in startup_timings(
+        settings.model or "",
+        methods,
+        checkpoint=settings.checkpoint or "",
+        device=str(device),
+        backend=NATIVE[device.type],
+        batch=max(settings.batches),
+        size=settings.size or 0,
+    ):
+        rows.append(row)
+        progress.advance()
+    progress.finish()
+    return rows
 
 
 def failed_backends(record: dict[str, Any]) -> list[str]:
@@ -70,7 +96,7 @@ def failed_backends(record: dict[str, Any]) -> list[str]:
 
 
 def _describe(
-    settings: Settings, model: VMamba, device: torch.device, checks: dict[str, BackendCheck]
+    settings: Settings, model: nn.Module, device: torch.device, checks: dict[str, BackendCheck]
 ) -> dict[str, Any]:
     """The record before its rows: environment, checks, counts, the speed of a copy."""
     config = canonical_json(asdict(settings))
@@ -82,7 +108,7 @@ def _describe(
         "settings": asdict(settings),
         "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
         "copy_bytes_per_second": copy_bandwidth(device, limits=brief),
-        "network": {"name": settings.model, **asdict(count(model, size=settings.size))},
+        "network": {"name": settings.model or settings.checkpoint, **asdict(count(model, size=settings.size or 0))},
     }
 
 
@@ -90,7 +116,6 @@ def _conclude(rows: list[Timing]) -> dict[str, Any]:
     """The rows and their summary."""
     return {
         "rows": [asdict(row) for row in rows],
-        "exponents": exponents(rows),
         "over_reference": over_reference(rows),
         "memory_over_one_order": memory_over_one(rows),
     }
@@ -103,13 +128,19 @@ NATIVE = {"cpu": "cpu", "cuda": "triton"}  # the backend that "auto" takes on a 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The network and the sizes of a run; scans and growth are measured at the largest batch size."""
+    """The network and the sizes of a run; scans are measured at the largest batch size.
 
-    model: str
+    `size` None: that of the network's preprocessing. `startup`: also time imports and first batches in new processes.
+    """
+
+    model: str | None
     batches: tuple[int, ...]
-    size: int
+    size: int | None
     dtypes: tuple[str, ...]
     orders: tuple[int, ...] = (1, 2, 4, 6, 8)
+    checkpoint: str | None = None
+    classes: int | None = None  # outputs of a network without a checkpoint
+    startup: bool = False
     memory: bool = False  # also measure the parallel mode by the number of orders, at the smallest batch size
     limits: Limits = Limits()
 
@@ -117,10 +148,10 @@ class Settings:
         many = len(ScanOrder.all())
         checks = (
             ("batch", self.batches, all(b >= 1 for b in self.batches), "whole numbers from 1 on"),
-            ("size", self.size, self.size >= 16, "at least 16 pixels"),
+            ("size", self.size, self.size is None or self.size >= 16, "at least 16 pixels"),
             ("dtype", self.dtypes, all(d in DTYPES for d in self.dtypes), f"some of {', '.join(DTYPES)}"),
             ("orders", self.orders, all(1 <= k <= many for k in self.orders), f"numbers from 1 to {many}"),
-            ("repeats", self.limits.least, self.limits.least >= 1, "at least 1"),
+            ("repeats", self.limits.min_repeats, self.limits.min_repeats >= 1, "at least 1"),
             ("seconds", self.limits.seconds, self.limits.seconds >= 0, "at least 0"),
         )
         wrong = [
@@ -134,39 +165,50 @@ def default_settings(device: torch.device) -> Settings:
     """The defaults of each device: the paper's network on a GPU, the shipped one on a CPU."""
     if device.type == "cuda":
         return Settings(
-            model="vmamba_tiny_s1l8_bn", batches=(128, 1), size=224, dtypes=("float32", "bf16"), memory=True
+            model="vmamba_tiny_s1l8_bn",
+            batches=(128, 1),
+            size=224,
+            dtypes=("float32", "bf16"),
+            memory=True,
+            startup=True,
         )
-    return Settings(model="vmamba_nano", batches=(64,), size=32, dtypes=("float32",))
+    return Settings(model="vmamba_nano", batches=(64,), size=32, dtypes=("float32",), startup=True)
 
 
 def quick(settings: Settings) -> Settings:
     """A run of a few seconds that exercises every part once; its numbers mean nothing."""
-    limits = Limits(seconds=0.0, least=1, warmups=0)
-    return replace(settings, model="vmamba_nano", batches=(8,), size=16, orders=(1, 2), memory=True, limits=limits)
+    limits = Limits(seconds=0.0, min_repeats=1, max_warmups=0)
+    return replace(
+        settings, model="vmamba_nano", batches=(8,), size=16, orders=(1, 2), memory=True, startup=False, limits=limits
+    )
 
 
-def make_cases(settings: Settings, model: VMamba, scan: Scan, *, device: torch.device, bandwidth: float) -> list[Case]:
+def make_cases(
+    settings: Settings, model: nn.Module, scan: Scan, *, device: torch.device, bandwidth: float
+) -> list[Case]:
     """Networks, each next to the same with the reference scan; memory by orders, growth, the scan alone."""
     limits, largest = settings.limits, max(settings.batches)
     brief = replace(limits, seconds=limits.seconds / 4)
-    at = Place(NATIVE[device.type], "float32", batch=largest, size=settings.size, limits=limits)
+    at = Place(NATIVE[device.type], "float32", batch=largest, size=settings.size or 0, limits=limits)
     cases = [
         case
         for batch in settings.batches
         for dtype in settings.dtypes
         for case in network_cases(model, replace(at, batch=batch, dtype=dtype))
     ]
+    if not isinstance(model, VMamba):
+        return cases
     # Seconds per pass on a GPU: a few repeats tell the ratio.
-    reference = limits if device.type == "cpu" else replace(brief, warmups=1, least=min(2, limits.least), long=5.0)
+    reference = (
+        limits if device.type == "cpu" else replace(brief, min_repeats=min(2, limits.min_repeats), max_seconds=5.0)
+    )
     slow = reference_cases(model, replace(at, backend="reference", limits=reference), whole_step=device.type == "cpu")
     cases = [case for fast in cases for case in (fast, *(s for s in slow if _is_twin(s.timing, fast.timing)))]
     at = replace(at, limits=brief)
     if settings.memory:
         cases += order_cases(model, settings.orders, replace(at, batch=min(settings.batches)))
-    if device.type == "cpu":  # a GPU is not full at small sizes: its exponents say nothing
-        cases += scaling_cases(model, at)
     # The scans come last: recording a graph that fails can leave the device's random numbers unusable.
-    for shape in stage_shapes(model, batch=largest, size=settings.size):
+    for shape in stage_shapes(model, batch=largest, size=at.size):
         for name, dtype in [*((at.backend, d) for d in settings.dtypes), ("reference", "float32")]:
             cases += scan_cases(
                 scan, shape, backend=name, dtype=dtype, device=device, bandwidth=bandwidth, limits=brief
@@ -177,16 +219,6 @@ def make_cases(settings: Settings, model: VMamba, scan: Scan, *, device: torch.d
 def _is_twin(slow: Timing, fast: Timing) -> bool:
     """Whether two rows differ only in their backend: such pairs are timed one right after the other."""
     return replace(slow, backend=fast.backend) == fast
-
-
-def exponents(rows: Iterable[Timing]) -> dict[str, float | None]:
-    """The exponents b with which the time of a step grows, time ~ x^b, over batch size, pixels and orders."""
-    points: dict[str, list[tuple[float, float]]] = {"batch": [], "pixels": [], "k": []}
-    for row in rows:
-        if row.part in points and row.median_ms:
-            x = {"batch": row.batch, "pixels": row.size**2, "k": row.k or 1}[row.part]
-            points[row.part].append((x, row.median_ms))
-    return {part: exponent(measured) for part, measured in points.items()}
 
 
 def over_reference(rows: Sequence[Timing]) -> dict[str, float]:
@@ -215,7 +247,7 @@ def _place(row: Timing) -> tuple[object, ...]:
 ORDERS = 6  # of TRUST by default, as in the paper
 SCAN_FLOPS = 9  # for each state, position and direction, as VMamba's authors count; D u adds one per channel
 
-Maker: TypeAlias = Callable[[VMamba, Tensor], Iterator[Work]]
+Maker: TypeAlias = Callable[[nn.Module, Tensor], Iterator[Work]]
 
 
 class Step(NamedTuple):
@@ -248,20 +280,26 @@ class Counts:
     flops_scan: int
 
 
-def count(model: VMamba, *, size: int) -> Counts:
+def count(model: nn.Module, *, size: int) -> Counts:
+    """Counts for images of `size` x `size` pixels."""
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     sets: tuple[ParameterSet, ...] = ("bn", "ss2d")
-    adapted = {each: sum(sizes[n] for n in select(model, each)) for each in sets}
-    device = next(model.parameters()).device
-    model.set_scan_backend("reference")  # whose products are known to PyTorch's counter
+    adapted = dict.fromkeys(sets, 0)
+    for each in sets:
+        with suppress(TrustError):  # a network without norms or scans
+            adapted[each] = sum(sizes[n] for n in select(model, each))
+    scans = 0
+    if isinstance(model, VMamba):
+        model.set_scan_backend("reference")  # whose products are known to PyTorch's counter
+        shapes = stage_shapes(model, batch=1, size=size)
+        scans = sum(
+            depth * 4 * s.channels * s.length * (SCAN_FLOPS * s.state + 1)
+            for depth, s in zip(model.config.depths, shapes, strict=True)
+        )
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(torch.zeros(1, model.config.in_channels, size, size, device=device))
-    model.set_scan_backend("auto")
-    shapes = stage_shapes(model, batch=1, size=size)
-    scans = sum(
-        depth * 4 * s.channels * s.length * (SCAN_FLOPS * s.state + 1)
-        for depth, s in zip(model.config.depths, shapes, strict=True)
-    )
+        model.eval()(torch.zeros(1, 3, size, size, device=next(model.parameters()).device))
+    if isinstance(model, VMamba):
+        model.set_scan_backend("auto")
     return Counts(
         parameters=sum(sizes.values()),
         adapted_by_tent=adapted["bn"],
@@ -271,18 +309,22 @@ def count(model: VMamba, *, size: int) -> Counts:
     )
 
 
-def network_cases(model: VMamba, at: Place) -> list[Case]:
-    """All steps at one batch size; a batch of one cannot be split among orders."""
+def network_cases(model: nn.Module, at: Place) -> list[Case]:
+    """All steps at one batch size: of any network, and of a VMamba; a batch of one cannot be split among orders."""
     steps = [
         Step("forward", None, _forward),
         Step("forward by the method 'source'", None, _source),
         Step("forward and backward", None, _forward_and_backward),
         Step("Tent", None, _method("tent")),
-        NAIVE,
-        *trust_modes(split=at.batch > 1),
-        Step(f"averaging the weights of {ORDERS} orders", ORDERS, _averaging),
-        Step("offline ranking of all orders", len(model.scan_orders), _ranking),
+        Step("tide", None, _method("tide")),
     ]
+    if isinstance(model, VMamba):
+        steps += [
+            NAIVE,
+            *trust_modes(split=at.batch > 1),
+            Step(f"averaging the weights of {ORDERS} orders", ORDERS, _averaging),
+            Step("offline ranking of all orders", len(model.scan_orders), _ranking),
+        ]
     return [_case(model, "network", step, at) for step in steps]
 
 
@@ -314,18 +356,6 @@ def order_cases(model: VMamba, counts: Sequence[int], at: Place) -> list[Case]:
     return [_case(model, "orders", step, at) for step in steps]
 
 
-def scaling_cases(model: VMamba, at: Place) -> list[Case]:
-    """TRUST over three batch sizes and three image sizes in one order, and over K at a quarter of the batch."""
-    few = max(2, at.batch // 4)
-    batches, sizes = (few, max(3, at.batch // 2), max(4, at.batch)), (at.size // 2, at.size * 3 // 4, at.size)
-    orders = [Step("TRUST sequential", k, _method("trust", orders=take_orders(k))) for k in (1, 2, 4, 6)]
-    return [
-        *(_case(model, "batch", NAIVE, replace(at, batch=batch)) for batch in batches),
-        *(_case(model, "pixels", NAIVE, replace(at, size=size)) for size in sizes),
-        *(_case(model, "k", step, replace(at, batch=few)) for step in orders),
-    ]
-
-
 def take_orders(k: int, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list[ScanOrder | str]:
     """The first `k` orders of a network: the paper's six, if it has them, then the others."""
     orders = [find_order(name, scan_orders) for name in scan_orders]
@@ -333,16 +363,18 @@ def take_orders(k: int, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list
     return [*papers, *(order for order in orders if order not in papers)][:k]
 
 
-def _case(model: VMamba, part: str, step: Step, at: Place) -> Case:
+def _case(model: nn.Module, part: str, step: Step, at: Place) -> Case:
     def prepare() -> Iterator[Work]:
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(at.batch, model.config.in_channels, at.size, at.size, generator=generator).to(device)
-        model.set_scan_backend(at.backend)
+        images = torch.randn(at.batch, 3, at.size, at.size, generator=generator).to(device)
+        if isinstance(model, VMamba):
+            model.set_scan_backend(at.backend)
         try:
             yield from step.maker(model, images)
         finally:
-            model.set_scan_backend("auto")
+            if isinstance(model, VMamba):
+                model.set_scan_backend("auto")
 
     timing = Timing(
         part=part, work=step.name, backend=at.backend, dtype=at.dtype, batch=at.batch, size=at.size, k=step.k
@@ -350,7 +382,7 @@ def _case(model: VMamba, part: str, step: Step, at: Place) -> Case:
     return Case(timing=timing, prepare=contextmanager(prepare), limits=at.limits)
 
 
-def _forward(model: VMamba, images: Tensor) -> Iterator[Work]:
+def _forward(model: nn.Module, images: Tensor) -> Iterator[Work]:
     model.eval()
 
     def work() -> Tensor:
@@ -361,20 +393,20 @@ def _forward(model: VMamba, images: Tensor) -> Iterator[Work]:
     yield work
 
 
-def _source(model: VMamba, images: Tensor) -> Iterator[Work]:
+def _source(model: nn.Module, images: Tensor) -> Iterator[Work]:
     """As the methods do it: on a GPU, a recorded pass."""
     method = create_method("source", model)
     yield lambda: method(images)
 
 
-def _forward_and_backward(model: VMamba, images: Tensor) -> Iterator[Work]:
+def _forward_and_backward(model: nn.Module, images: Tensor) -> Iterator[Work]:
     """The gradient of every parameter, as in training."""
     model.eval()
     labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
     yield lambda: torch.autograd.grad(F.cross_entropy(model(images), labels), list(model.parameters()))
 
 
-def _averaging(model: VMamba, images: Tensor) -> Iterator[Work]:
+def _averaging(model: nn.Module, images: Tensor) -> Iterator[Work]:
     """What TRUST does between its last update and its prediction."""
     del images
     method = create_method("trust", model, orders=take_orders(ORDERS))
@@ -382,12 +414,12 @@ def _averaging(model: VMamba, images: Tensor) -> Iterator[Work]:
     yield lambda: method.weights.load(merging.mean(thetas))
 
 
-def _ranking(model: VMamba, images: Tensor) -> Iterator[Work]:
+def _ranking(model: nn.Module, images: Tensor) -> Iterator[Work]:
     yield lambda: rank_orders(model, [images])
 
 
 def _method(name: str, **options: Any) -> Maker:
-    def maker(model: VMamba, images: Tensor) -> Iterator[Work]:
+    def maker(model: nn.Module, images: Tensor) -> Iterator[Work]:
         method = create_method(name, model, **options)
         try:
             yield lambda: method(images)
@@ -431,7 +463,7 @@ def scan_cases(
     scan: Scan, shape: Shape, *, backend: str, dtype: str, device: torch.device, bandwidth: float, limits: Limits
 ) -> list[Case]:
     """Forward and backward of one scan."""
-    own, apart = floor_bytes(shape, dtype), unfused_bytes(shape, dtype)
+    floors = floor_bytes(shape, dtype)
     cases = []
     for i, work in enumerate(("forward", "backward")):
         timing = Timing(
@@ -453,8 +485,7 @@ def scan_cases(
                 prepare=contextmanager(prepare),
                 limits=limits,
                 on_device=device.type == "cuda" and backend != "reference",
-                floor=own[i] / bandwidth,
-                unfused=apart[i] / bandwidth,
+                floor=floors[i] / bandwidth,
             )
         )
     return cases
@@ -466,12 +497,6 @@ def floor_bytes(shape: Shape, dtype: str) -> tuple[int, int]:
     u = 2 * shape.batch * shape.channels * shape.length * itemsize
     delta, rows = 2 * u, 2 * 4 * shape.batch * shape.state * shape.length * itemsize
     return 2 * u + delta + rows, 3 * u + 2 * (delta + rows)
-
-
-def unfused_bytes(shape: Shape, dtype: str) -> tuple[int, int]:
-    """The same for four scans with an input and an output each: u, delta, y; and dy, du, ddelta beside u and delta."""
-    sequence = 4 * shape.batch * shape.channels * shape.length * DTYPES[dtype].itemsize
-    return 3 * sequence, 5 * sequence
 
 
 def scan_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Timing pieces of work: warm-up, repeats, spread, peak memory; a failure is a result, too."""
+"""Timing of a piece of work: warm-up, repeats, spread, peak memory, or the reason for its failure."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ Clock: TypeAlias = Callable[[Work], float]
 Prepare: TypeAlias = Callable[[], AbstractContextManager[Work]]
 
 _CACHE_BYTES = 256 << 20  # more than the L2 cache of any device
+STEADY = 0.8  # of the time of the call before: a faster call means that the one before compiled
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long to measure: until there are `least` repeats and `seconds` have passed, or one repeat took `long`."""
+    """Measure until there are `min_repeats` and `seconds` have passed, or one repeat took `max_seconds`."""
 
     seconds: float = 1.0
-    least: int = 3
-    most: int = 200
-    warmups: int = 3
-    long: float = 15.0
+    min_repeats: int = 3
+    max_repeats: int = 200
+    max_warmups: int = 6
+    max_seconds: float = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """One measured piece of work. `size`: pixels of a side, or positions of a scan; `k`: the number of orders.
 
-    `floor_ratio` and `unfused_ratio` are the time over the byte floor of the work as it is, and as four separate
-    scans. `failed` says why there are no numbers.
+    `first_ms` is the first call, which compiles; it is not among the repeats. `floor_ratio` is the time over that of
+    copying the bytes which must move. `failed` says why there are no numbers.
     """
 
     part: str
@@ -57,20 +58,19 @@ class Timing:
     repeats: int = 0
     peak_bytes: int | None = None
     floor_ratio: float | None = None
-    unfused_ratio: float | None = None
+    first_ms: float | None = None
     failed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A timing to take: `prepare` gives the work and cleans up after it; floors are in seconds."""
+    """A timing to take: `prepare` gives the work and cleans up after it; `floor` in seconds."""
 
     timing: Timing
     prepare: Prepare
     limits: Limits
     on_device: bool = False  # use the device's own clock, and flush its cache before each repeat
     floor: float | None = None
-    unfused: float | None = None
 
 
 def measure(case: Case, device: torch.device) -> Timing:
@@ -78,8 +78,18 @@ def measure(case: Case, device: torch.device) -> Timing:
     try:
         with warnings.catch_warnings(), autocast(device, case.timing.dtype), case.prepare() as work:
             warnings.simplefilter("ignore", TrustWarning)  # about poor predictions, which do not matter here
-            times, peak = _times(work, device, case)
-        return _filled(case, times, peak)
+            first, times, peak = _times(work, device, case)
+        median, (low, high) = statistics.median(times), _spread(times)
+        return replace(
+            case.timing,
+            median_ms=1e3 * median,
+            p20_ms=1e3 * low,
+            p80_ms=1e3 * high,
+            repeats=len(times),
+            peak_bytes=peak,
+            floor_ratio=median / case.floor if case.floor else None,
+            first_ms=1e3 * first,
+        )
     except Exception as error:  # too little memory, or a kernel that this device cannot run, is a result
         return replace(case.timing, failed=f"{type(error).__name__}: {reason_of(error)}")
     finally:
@@ -90,15 +100,25 @@ def refuse(case: Case, reason: str) -> Timing:
     return replace(case.timing, failed=f"refused: {reason}")
 
 
-def repeat(work: Work, clock: Clock, limits: Limits) -> list[float]:
-    """Seconds of each repeat, after the warm-up."""
-    for _ in range(limits.warmups):
-        if clock(work) > limits.seconds:
+def warm_up(work: Work, clock: Clock, limits: Limits) -> float:
+    """Call the work until it no longer gets faster, at least twice; returns the seconds of the first call.
+
+    The first calls compile kernels and capture CUDA graphs, however long that takes: they are never results.
+    """
+    first = last = clock(work)
+    for _ in range(max(1, limits.max_warmups)):
+        before, last = last, clock(work)
+        if last > STEADY * before:
             break
+    return first
+
+
+def repeat(work: Work, clock: Clock, limits: Limits) -> list[float]:
+    """Seconds of each repeat."""
     times: list[float] = []
-    while len(times) < limits.least or (sum(times) < limits.seconds and len(times) < limits.most):
+    while len(times) < limits.min_repeats or (sum(times) < limits.seconds and len(times) < limits.max_repeats):
         times.append(clock(work))
-        if times[-1] > limits.long:
+        if times[-1] > limits.max_seconds:
             break
     return times
 
@@ -137,6 +157,7 @@ def copy_bandwidth(device: torch.device, *, limits: Limits) -> float:
     source = torch.ones(1 << (27 if device.type == "cuda" else 25), device=device)
     target = torch.empty_like(source)
     clock = device_clock(device) if device.type == "cuda" else wall_clock(device)
+    warm_up(lambda: target.copy_(source), clock, limits)
     seconds = statistics.median(repeat(lambda: target.copy_(source), clock, limits))
     return 2 * source.nbytes / seconds
 
@@ -164,33 +185,16 @@ def float32_only(device: torch.device) -> Iterator[None]:
         cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
-def _times(work: Work, device: torch.device, case: Case) -> tuple[list[float], int | None]:
+def _times(work: Work, device: torch.device, case: Case) -> tuple[float, list[float], int | None]:
+    """Seconds of the first call, seconds of the repeats, and peak bytes of a GPU."""
     if device.type != "cuda":
-        return repeat(work, wall_clock(device), case.limits), None
+        return warm_up(work, wall_clock(device), case.limits), repeat(work, wall_clock(device), case.limits), None
     torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(2):  # the second run shows the memory of recorded passes, which replays do not count
-        first = wall_clock(device)(work)
-        if first > case.limits.long:  # once more would take as long
-            return [first], torch.cuda.max_memory_allocated(device)
-    peak = torch.cuda.max_memory_allocated(device)
-    warmed = replace(case.limits, warmups=max(0, case.limits.warmups - 2))
+    first = warm_up(work, wall_clock(device), case.limits)
+    peak = torch.cuda.max_memory_allocated(device)  # the warm-up captures graphs, whose replays allocate nothing
     if case.on_device:
-        return repeat(work, device_clock(device), warmed), None  # a recorded graph has memory of its own
-    return repeat(work, wall_clock(device), warmed), peak
-
-
-def _filled(case: Case, times: Sequence[float], peak: int | None) -> Timing:
-    median, (low, high) = statistics.median(times), _spread(times)
-    return replace(
-        case.timing,
-        median_ms=1e3 * median,
-        p20_ms=1e3 * low,
-        p80_ms=1e3 * high,
-        repeats=len(times),
-        peak_bytes=peak,
-        floor_ratio=median / case.floor if case.floor else None,
-        unfused_ratio=median / case.unfused if case.unfused else None,
-    )
+        return first, repeat(work, device_clock(device), case.limits), None  # a captured graph has its own memory
+    return first, repeat(work, wall_clock(device), case.limits), peak
 
 
 def _spread(times: Sequence[float]) -> tuple[float, float]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
-from trust_tta.cli.arguments import use_passive_threads
+from trust_tta.cli.arguments import add_network_arguments, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, say, try_file
+from trust_tta.errors import ConfigError
 
 EXAMPLES = """\
   trust-tta export vmamba_nano_cifar10 --to onnx          writes vmamba_nano_cifar10.onnx
   trust-tta export net.safetensors --to pt2 --out net.pt2
+  trust-tta export --model package.module:MyNetwork --preprocessing imagenet     a network that loads its own weights
   trust-tta export net.safetensors --size any --int8      images of any size, weights of one byte
   trust-tta export state/streams/default --checkpoint net.safetensors --to onnx --out adapted.onnx
   trust-tta export method.pt --checkpoint vmamba_nano_cifar10 --to safetensors --out adapted.safetensors"""
@@ -20,6 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "source",
+        nargs="?",
         metavar="SOURCE",
         help="a known name or a file of weights; or, with --checkpoint, an adapted state: a snapshot, a folder of "
         "snapshots, or a saved state_dict()",
@@ -28,8 +31,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--to", default="onnx", choices=("onnx", "pt2", "aoti", "safetensors"), help="format of the file (default onnx)"
     )
     add("--out", metavar="FILE", help="the file to write (default: here, named after the network)")
-    add("--checkpoint", metavar="FILE", help="the network that a state was adapted from")
-    add("--variant", metavar="NAME", help="the variant, for a checkpoint that does not state it")
+    add_network_arguments(parser)
+    add("--variant", dest="model", metavar="NAME", help=SUPPRESS)
     add(
         "--size",
         type=_size,
@@ -56,15 +59,21 @@ def run(arguments: Namespace) -> None:
     use_passive_threads()
     if arguments.out:
         try_file("--out", arguments.out)
+    if not (arguments.source or arguments.checkpoint or arguments.model):
+        raise ConfigError("there is no network; give SOURCE, --checkpoint FILE or --model package.module:Name")
+    from trust_tta.config_io import read_class_names
     from trust_tta.export import export_network
+    from trust_tta.preprocessing import find_preset
 
     with ProgressDisplay() as progress:
         exported = export_network(
-            arguments.source,
+            arguments.source or arguments.checkpoint,
             arguments.to,
             arguments.out,
-            checkpoint=arguments.checkpoint,
-            variant=arguments.variant,
+            checkpoint=arguments.checkpoint if arguments.source else None,
+            variant=arguments.model,
+            preprocessing=find_preset(arguments.preprocessing) if arguments.preprocessing else None,
+            classes=read_class_names(arguments.classes) if arguments.classes else None,
             size=arguments.size,
             pixels=arguments.pixels,
             int8=arguments.int8,

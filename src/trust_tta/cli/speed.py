@@ -1,4 +1,4 @@
-"""`trust-tta speed`: times and memory of the forward pass, Tent, TRUST and the scan, in one run."""
+"""`trust-tta speed`: times and memory of the forward pass, Tent, TRUST, tide and the scan, and of first calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trust_tta.cli.arguments import integers, names_list, use_passive_threads
+from trust_tta.cli.arguments import add_network_arguments, integers, names_list, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, say, try_file
 from trust_tta.errors import BackendError
 
@@ -29,7 +29,7 @@ Record: TypeAlias = Mapping[str, Any]
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", metavar="NAME", help="variant of the network, with random weights")
+    add_network_arguments(parser)
     add("--batch", type=integers, metavar="N[,N]", help="batch sizes (default: 64 on a CPU, 128,1 on a GPU)")
     add("--size", type=int, metavar="N", help="pixels of a side (default: 32 on a CPU, 224 on a GPU)")
     add(
@@ -41,6 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
     add("--orders", type=integers, metavar="K[,K]", help="numbers of orders for --memory")
     add("--memory", action=BooleanOptionalAction, help="measure memory by the number of orders (default: on a GPU)")
+    add("--startup", action=BooleanOptionalAction, help="time imports and first batches, too (default: yes)")
     add("--repeats", type=int, metavar="N", help="fewest repeats of each row (default 3)")
     add("--seconds", type=float, metavar="S", help="how long each row is repeated at least (default 1)")
     add("--quick", action="store_true", help="tiny sizes and one repeat, to see that it runs")
@@ -77,6 +78,8 @@ def make_settings(arguments: Namespace, device: torch.device) -> Settings:
     from dataclasses import replace
 
     from trust_tta.bench.speed import default_settings, quick
+    from trust_tta.config_io import read_class_names
+    from trust_tta.preprocessing import find_preset
 
     settings = default_settings(device)
     if arguments.quick:
@@ -85,9 +88,15 @@ def make_settings(arguments: Namespace, device: torch.device) -> Settings:
     changes: dict[str, Any] = {
         field: tuple(getattr(arguments, flag)) for flag, field in lists.items() if getattr(arguments, flag) is not None
     }
-    plain = {name: getattr(arguments, name) for name in ("model", "size", "memory")}
+    if arguments.checkpoint or ":" in (arguments.model or ""):  # a network of the user's: its own size
+        changes |= {"model": arguments.model, "size": None}
+    if arguments.preprocessing:
+        changes["size"] = find_preset(arguments.preprocessing).size
+    if arguments.classes:
+        changes["classes"] = len(read_class_names(arguments.classes))
+    plain = {name: getattr(arguments, name) for name in ("model", "checkpoint", "size", "memory", "startup")}
     changes |= {name: value for name, value in plain.items() if value is not None}
-    limits = {"least": arguments.repeats, "seconds": arguments.seconds}
+    limits = {"min_repeats": arguments.repeats, "seconds": arguments.seconds}
     changes["limits"] = replace(settings.limits, **{name: n for name, n in limits.items() if n is not None})
     return replace(settings, **changes)
 
@@ -100,7 +109,10 @@ def show(record: dict[str, Any], *, gpu: bool) -> None:
         chosen = [row for row in rows if row["part"] == part]
         if chosen:
             say(f"{title}\n{network_table(chosen, record['network'])}")
-    say(f"scan alone\n{scan_table([row for row in rows if row['part'] == 'scan'])}")
+    if scans := [row for row in rows if row["part"] == "scan"]:
+        say(f"scan alone\n{scan_table(scans)}")
+    if started := [row for row in rows if row["part"] == "start"]:
+        say(f"first calls, each in a new process\n{startup_table(started)}")
     for line in summary_lines(record, gpu=gpu):
         say(line)
 
@@ -121,9 +133,17 @@ def scan_table(rows: Sequence[Record]) -> str:
     """Times, and their ratio to the bytes that must move at the speed of a copy."""
 
     def numbers(row: Record) -> tuple[str, ...]:
-        return f"{row['floor_ratio']:.2f}", f"{row['unfused_ratio']:.2f}"
+        return (f"{row['floor_ratio']:.2f}",)
 
-    return _draw(rows, ("batch", "channels", "size"), ("x floor", "x unfused"), numbers)
+    return _draw(rows, ("batch", "channels", "size"), ("x floor",), numbers)
+
+
+def startup_table(rows: Sequence[Record]) -> str:
+    """Seconds of first calls; a cold cache is an empty folder."""
+    from trust_tta.report.formats import plain_table, to_text
+
+    lines = [(row["work"], row["failed"] or f"{row['median_ms'] / 1e3:.2f}") for row in rows]
+    return to_text(plain_table(("", "seconds"), lines))
 
 
 def summary_lines(record: Record, *, gpu: bool) -> Iterator[str]:
@@ -141,10 +161,6 @@ def summary_lines(record: Record, *, gpu: bool) -> Iterator[str]:
     for place, ratio in record["over_reference"].items():
         if place.startswith("network"):
             yield f"{ratio:.1f} x as fast as with the reference scan: {place.removeprefix('network: ')}"
-    grown = {name: value for name, value in record["exponents"].items() if value is not None}
-    if grown:
-        powers = ", ".join(f"{name}^{value:.2f}" for name, value in grown.items())
-        yield f"the time of a step grows as {powers} (fitted; 1 is linear)"
     if record["memory_over_one_order"]:
         ratios = ", ".join(f"K={k} {ratio:.2f}" for k, ratio in record["memory_over_one_order"].items())
         yield f"memory of K orders side by side over one order: {ratios}"
@@ -153,7 +169,8 @@ def summary_lines(record: Record, *, gpu: bool) -> Iterator[str]:
 
 def _times(row: Record) -> tuple[str, ...]:
     times = (
-        f"{row[name]:.3g}" if row[name] < 100 else f"{row[name]:.0f}" for name in ("median_ms", "p20_ms", "p80_ms")
+        f"{row[name]:.3g}" if row[name] < 100 else f"{row[name]:.0f}"
+        for name in ("median_ms", "p20_ms", "p80_ms", "first_ms")
     )
     return *times, str(row["repeats"])
 
@@ -168,8 +185,8 @@ def _draw(
     lines = []
     for row in rows:
         place = (row["work"], row["backend"], row["dtype"], *(str(row[name]) for name in shape))
-        measured = ("failed", *[""] * (3 + len(titles))) if row["failed"] else (*_times(row), *numbers(row))
+        measured = ("failed", *[""] * (4 + len(titles))) if row["failed"] else (*_times(row), *numbers(row))
         lines.append((*place, *measured))
-    table = to_text(plain_table(("", "scan", "dtype", *sizes, "ms", "p20", "p80", "n", *titles), lines))
+    table = to_text(plain_table(("", "scan", "dtype", *sizes, "ms", "p20", "p80", "first call", "n", *titles), lines))
     failed = [row for row in rows if row["failed"]]
     return table + "".join(f"failed: {r['work']}, {r['dtype']}, batch {r['batch']}: {r['failed']}\n" for r in failed)

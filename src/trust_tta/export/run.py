@@ -18,6 +18,7 @@ from trust_tta.export.network import Input, PixelInputNetwork, Pixels, require_a
 from trust_tta.export.source import Origin, Subject, find_subject
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.optional import require
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.schema import did_you_mean, show
 
@@ -42,12 +43,14 @@ class Exported:
 
 
 def export_network(
-    origin: Origin,
+    origin: Origin | None,
     to: str = "onnx",
     out: str | PathLike[str] | None = None,
     *,
     checkpoint: str | PathLike[str] | None = None,
     variant: str | None = None,
+    preprocessing: Preprocessing | None = None,
+    classes: tuple[str, ...] | None = None,
     size: Size = None,
     pixels: Pixels = "float",
     int8: bool = False,
@@ -56,7 +59,8 @@ def export_network(
 ) -> Exported:
     """Write a network to a file that runs elsewhere; it gets its name only after a comparison with PyTorch.
 
-    `origin`, `checkpoint`, `variant`: see `origin.find_subject`. `out`: the file; by default named after the network.
+    `origin`, `checkpoint`, `variant`, `preprocessing`, `classes`: see `source.find_subject`.
+    `out`: the file; by default named after the network.
     `size`: of the images; by default that of training; "any", for ONNX, accepts any height and width.
     `pixels`: the input of the file, "float" (n, 3, h, w) from 0 to 1, or "uint8" (n, h, w, 3).
     `int8`: quantize the weights of an ONNX file's linear layers: less than half the size, with small differences; for
@@ -64,7 +68,7 @@ def export_network(
     `images`: a folder of real images for the comparison; by default some that ship with the package.
     """
     _check_options(to, size, pixels, int8)
-    subject = find_subject(origin, checkpoint=checkpoint, variant=variant)
+    subject = find_subject(origin, checkpoint=checkpoint, variant=variant, preprocessing=preprocessing, classes=classes)
     path = Path(out).expanduser() if out is not None else Path(subject.name + FORMATS[to])
     if size == "any":
         require_any_size(subject.network)

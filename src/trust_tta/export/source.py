@@ -48,31 +48,37 @@ class Subject:
 
 
 def find_subject(
-    origin: Origin, *, checkpoint: str | PathLike[str] | None = None, variant: str | None = None
+    origin: Origin | None,
+    *,
+    checkpoint: str | PathLike[str] | None = None,
+    variant: str | None = None,
+    preprocessing: Preprocessing | None = None,
+    classes: tuple[str, ...] | None = None,
 ) -> Subject:
     """The network that `origin` is or names.
 
     `origin`: a network, a method with its adapted weights, a known checkpoint, a file of weights, or a saved state. A
     state is a `method.state_dict()` saved by PyTorch, a snapshot, or a folder of snapshots, of which the newest is
-    used; it does not contain the network, so `checkpoint` names the one it was adapted from. `variant` is for files
-    that do not state theirs.
+    used; it does not contain the network, so `checkpoint` names the one it was adapted from. `variant`, `preprocessing`
+    and `classes` are for files that do not state theirs. None: the network `variant`, which loads its own weights.
     """
     if isinstance(origin, Method):
         return _of_state(_of_network(_source_of(origin)), origin.state_dict(), {})
     if isinstance(origin, nn.Module):
         return _of_network(origin)
-    state = _read_state(Path(origin))
+    stated: dict[str, Any] = {"variant": variant, "preprocessing": preprocessing, "classes": classes}
+    state = None if origin is None else _read_state(Path(origin))
     if state is None:
         if checkpoint is not None:
             raise ConfigError(
                 f"'{origin}' is a checkpoint itself, and the checkpoint '{checkpoint}' is given; omit one"
             )
-        return _of_checkpoint(Checkpoint.open(origin, variant=variant))
+        return _of_checkpoint(Checkpoint.open(origin, **stated))
     if checkpoint is None:
         raise ConfigError(
             f"'{origin}' holds what a method adapted and not the whole network; give the checkpoint it was adapted from"
         )
-    return _of_state(_of_checkpoint(Checkpoint.open(checkpoint, variant=variant)), *state)
+    return _of_state(_of_checkpoint(Checkpoint.open(checkpoint, **stated)), *state)
 
 
 @torch.no_grad()

@@ -1,0 +1,67 @@
+"""First-call times in fresh processes: imports, help, and the first batch with an empty and with a filled cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from trust_tta.bench.timing import Timing
+from trust_tta.errors import one_line
+
+CACHE_VARIABLES = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
+TIMEOUT_SECONDS = 600
+
+# Prints the seconds from the end of the imports to the first logits on the host.
+FIRST_BATCH = """
+import sys, time
+import torch, trust_tta as tt
+model, checkpoint, method, device, batch, size = sys.argv[1:]
+begin = time.perf_counter()
+network = tt.create_model(model or None, checkpoint=checkpoint or None).to(device).eval()
+network = network if method == "model" else tt.create_method(method, network)
+images = torch.randn(int(batch), 3, int(size), int(size), device=device)
+with torch.no_grad() if method == "model" else torch.enable_grad():
+    network(images).cpu()
+print(time.perf_counter() - begin)
+"""
+
+
+def startup_timings(
+    model: str, methods: Sequence[str], *, checkpoint: str = "", device: str, backend: str, batch: int, size: int
+) -> Iterator[Timing]:
+    """Rows of the part "start": one process each, the cache folder empty ("cold") or filled by the one before ("warm").
+
+    `methods`: first batches to time, "model" for the network itself.
+    """
+    place = Timing(part="start", work="", backend=backend, dtype="float32", batch=batch, size=size)
+    yield _timed(place, "import trust_tta", [sys.executable, "-c", "import trust_tta"], {}, whole=True)
+    yield _timed(place, "trust-tta --help", [sys.executable, "-m", "trust_tta", "--help"], {}, whole=True)
+    for method in methods:
+        what = "first model(x)" if method == "model" else f"first {method} batch"
+        command = [sys.executable, "-c", FIRST_BATCH, model, checkpoint, method, device, str(batch), str(size)]
+        with tempfile.TemporaryDirectory(prefix="trust-tta-") as folder:
+            caches = dict.fromkeys(CACHE_VARIABLES, folder)
+            for state in ("cold cache", "warm cache"):
+                yield _timed(place, f"{what}, {state}", command, caches)
+
+
+def _timed(
+    place: Timing, work: str, command: Sequence[str], variables: Mapping[str, str], *, whole: bool = False
+) -> Timing:
+    """The row of one process: its whole run time, or the seconds that it prints."""
+    begin = time.perf_counter()
+    try:
+        ended = subprocess.run(
+            command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return replace(place, work=work, failed=f"not finished after {TIMEOUT_SECONDS} seconds")
+    if ended.returncode:
+        return replace(place, work=work, failed=one_line(ended.stderr.strip().splitlines()[-1], longest=200))
+    seconds = time.perf_counter() - begin if whole else float(ended.stdout)
+    return replace(place, work=work, median_ms=1e3 * seconds, p20_ms=1e3 * seconds, p80_ms=1e3 * seconds, repeats=1)
