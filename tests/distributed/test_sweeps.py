@@ -127,7 +127,7 @@ def test_cells_claimed_elsewhere_are_waited_for(ray: ModuleType, tmp_path: Path)
 def test_missing_data_is_reported_once_and_fails_no_cell(
     ray: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trust_tta.distributed.file_transfer.SMALL", 0)
+    monkeypatch.setattr("trust_tta.distributed.file_transfer.MAX_BYTES", 0)
     config = tiny_config(tmp_path, methods=METHODS)
 
     def hide_and_share(*given: Any, **options: Any) -> dict[int, TrustError]:
