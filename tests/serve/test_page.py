@@ -89,7 +89,7 @@ def test_buttons_ask_for_the_token_and_change_the_stream(tab: Tab, served: tuple
     tab.evaluate("document.getElementById('cancel').click()")
     tab.wait_for("!document.getElementById('ask').open")
     press("pause", "wrong")
-    tab.wait_for(f"{CARD}.querySelector('.told').textContent === 'this is not the token'")
+    tab.wait_for(f"{CARD}.querySelector('.reply').textContent === 'this is not the token'")
     assert not paused()
     press("pause", TOKEN)
     tab.wait_for(f"{CARD}.querySelector('.badge').textContent === 'paused'")
@@ -99,7 +99,7 @@ def test_buttons_ask_for_the_token_and_change_the_stream(tab: Tab, served: tuple
     assert not paused()
     for action, done in (("rollback", "rolled back"), ("reset", "back to the source")):
         press(action, None)
-        tab.wait_for(f"{CARD}.querySelector('.told').textContent === '{done}'")
+        tab.wait_for(f"{CARD}.querySelector('.reply').textContent === '{done}'")
     tab.wait_for("document.querySelectorAll('#events tr').length === 4")
     done = tab.evaluate("[...document.querySelectorAll('#events tr')].map((row) => row.cells[3].textContent)")
     assert done == ["back to the source", "rolled back", "resumed", "paused"]

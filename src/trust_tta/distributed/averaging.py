@@ -1,9 +1,8 @@
-"""Merges of replicas in the same domain, weighted by evidence and without trusting any single replica.
+"""Robust averaging of the adapted weights and statistics of replicas in the same domain.
 
-What a replica learned since the last merge is the difference of its weights from that merge. Replicas in one domain are
-merged: those far from the median of what was learned are left out, and a trimmed mean of the others is applied. The
-statistics of their norms become those of all images together. Replicas in other domains stay as they are. No cluster is
-needed here: a merge is a function of updates.
+The change of a replica is the difference of its weights from the last merge. Among replicas of one domain, changes far
+from the median are left out, and a trimmed mean of the others is applied; the statistics of their norms become those of
+all images together. A merge is a function of updates: no cluster is needed here.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_EVIDENCE = 2.0  # times the median: no replica counts for more
 
 
 class AveragingConfig(Schema):
-    """When replicas are merged, with whom, and how far."""
+    """Intervals, domains and robustness of merges."""
 
     every: Count = Field(default=256, description="images that all replicas together see between two merges")
     domain: Positive = Field(
@@ -44,7 +43,7 @@ class AveragingConfig(Schema):
     patience: Positive = Field(default=2.0, description="seconds for which a merge waits for stragglers")
 
     def interval(self, merges: int) -> int:
-        """Images of the fleet between one merge and the next: few at first, when most is learned."""
+        """Images of all replicas between one merge and the next: few at first, when weights change most."""
         return max(1, self.every >> max(0, EARLY_MERGES - merges))
 
 
@@ -77,8 +76,8 @@ class ReplicaState:
 class ReplicaUpdate:
     """A replica's state, the merge it started from (0: the source), and its evidence.
 
-    `images`: those it learned from since that merge. `signature`: their mean and mean square per input channel (2, c).
-    `worth`: how many images of the fleet each of them counted for in the state's means.
+    `images`: adapted on since that merge. `signature`: their mean and mean square per input channel (2, c).
+    `samples_per_image`: how many times each image was counted in the state's means.
     """
 
     replica: str
@@ -86,7 +85,7 @@ class ReplicaUpdate:
     images: int
     state: ReplicaState
     signature: Tensor
-    worth: int = 1
+    samples_per_image: int = 1
 
     @property
     def bytes(self) -> int:
@@ -95,7 +94,7 @@ class ReplicaUpdate:
 
 @dataclass(frozen=True, eq=False)
 class MergeResult:
-    """The merge of one domain: `members` may take `state`; those `left_out` differ too much."""
+    """The merged state of one domain, for its `members`; the changes of those `left_out` differ too much."""
 
     number: int
     members: tuple[str, ...]
@@ -105,7 +104,7 @@ class MergeResult:
 
 
 class Merger:
-    """Merges rounds of updates, and remembers the merges that replicas may start from. `source`: where all begin."""
+    """Merges rounds of updates, and keeps the last merged states as bases. `source`: the first base."""
 
     def __init__(self, source: ReplicaState, policy: AveragingConfig | None = None) -> None:
         self.policy = policy or AveragingConfig()
@@ -154,7 +153,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 def merge_updates(
     updates: Sequence[ReplicaUpdate], bases: Mapping[int, ReplicaState], policy: AveragingConfig, *, number: int
 ) -> MergeResult:
-    """One state from several: the mean of their bases, and a trimmed mean, by evidence, of what they learned since."""
+    """Add a trimmed, weighted mean of the changes to the mean of the bases."""
     start = [bases.get(update.base, update.state) for update in updates]  # from an unknown base, nothing was learned
     learned = torch.stack([o.state.weights - s.weights for o, s in zip(updates, start, strict=True)])
     kept = find_inliers(learned, factor=policy.outlier)
@@ -175,7 +174,7 @@ def merge_updates(
 
 
 def find_inliers(learned: Tensor, *, factor: float) -> list[bool]:
-    """Which rows of (r, n) are at most `factor` times the median distance away from their median."""
+    """Mask of the rows of (r, n) within `factor` times the median distance from their median."""
     if len(learned) < MIN_TO_JUDGE:
         return [True] * len(learned)
     ordered, _ = sort_columns(list(learned), [])
@@ -186,14 +185,14 @@ def find_inliers(learned: Tensor, *, factor: float) -> list[bool]:
 
 
 def evidence_weights(images: Iterable[float]) -> Tensor:
-    """The evidence (r,) of updates, as shares that sum to 1; none counts for more than twice the median."""
+    """Weights (r,) of updates, which sum to 1, from their image counts, cut at twice the median."""
     counts = torch.tensor(list(images), dtype=torch.float64)
     counts = counts.clamp(max=float(MAX_EVIDENCE * counts.median()))
     return counts / counts.sum()
 
 
 def trimmed_mean(rows: Tensor, evidence: Tensor, *, trim: float) -> Tensor:
-    """The mean (n,) of rows (r, n) by evidence (r,), without the `trim` share of values at either end of a column."""
+    """Mean (n,) of rows (r, n), weighted by evidence (r,), without the fraction `trim` at either end of each column."""
     cut = min(int(trim * len(rows)), (len(rows) - 1) // 2)
     if cut == 0:
         return weighted_mean(list(rows), evidence)
@@ -207,7 +206,7 @@ def trimmed_mean(rows: Tensor, evidence: Tensor, *, trim: float) -> Tensor:
 
 
 def sort_columns(rows: list[Tensor], along: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows (n,) such that each column ascends; the values `along` move with them.
+    """Sort each column of rows (n,), and permute the values `along` alike.
 
     A few long rows are sorted by exchanging neighbors, whole rows at a time: ten times as fast as column by column.
     """
@@ -223,7 +222,7 @@ def sort_columns(rows: list[Tensor], along: list[Tensor]) -> tuple[list[Tensor],
 
 
 def weighted_mean(rows: Sequence[Tensor], evidence: Tensor) -> Tensor:
-    """The mean of tensors of one shape by evidence."""
+    """Mean of tensors of one shape, weighted by evidence."""
     total = torch.zeros_like(rows[0], dtype=torch.float64)
     for row, share in zip(rows, evidence.tolist(), strict=True):
         total += share * row
@@ -232,13 +231,13 @@ def weighted_mean(rows: Sequence[Tensor], evidence: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RunningMeanMerge:
-    """How running means of several replicas become those of one that saw all images.
+    """Merges running means of several replicas into those of one that saw all images.
 
-    A replica's are those of its base, now worth M images, and of its own k, which count for c = worth k:
-    S + c / (M + c) (s - S). Those of all, with K images together, are S and (M + c) / worth / (N + K) times what each
-    moved: with a worth of the number of replicas, their mean. N is what is left of the base's W images after all have
-    forgotten: W (M / W)^(K / c). Means never move farther than those of replicas did: the statistics of deep layers
-    were measured behind those of earlier ones, and do not hold where these move on.
+    A replica's mean is S + c / (M + c) (s - S): S of its base, which now counts for M images, and s of its k images,
+    each counted r = samples_per_image times: c = r k. With K images together, the merged mean is S plus the sum of
+    (M + c) / r / (N + K) times each change; if r is the number of replicas, this is the mean of the changes. N is the
+    decayed count of the base's W images: W (M / W)^(K / c). Means never move farther than those of replicas did: the
+    statistics of deep layers depend on those of earlier ones, and do not hold when these move on.
     """
 
     evidence: Tensor
@@ -246,12 +245,12 @@ class RunningMeanMerge:
     images: float
 
     @classmethod
-    def of(cls, updates: Sequence[ReplicaUpdate], worth: Sequence[float], base: float) -> RunningMeanMerge:
-        """From the images that each replica's means are worth now, and those that their base's were."""
+    def of(cls, updates: Sequence[ReplicaUpdate], counts: Sequence[float], base: float) -> RunningMeanMerge:
+        """`counts`: the images that each replica's means count for now. `base`: the same of their base."""
         new = torch.tensor([float(update.images) for update in updates], dtype=torch.float64)
-        each = torch.tensor([float(update.worth) for update in updates], dtype=torch.float64)
+        each = torch.tensor([float(update.samples_per_image) for update in updates], dtype=torch.float64)
         counted = new * each
-        kept = (torch.tensor(list(worth), dtype=torch.float64) - counted).clamp_min(0)
+        kept = (torch.tensor(list(counts), dtype=torch.float64) - counted).clamp_min(0)
         memory, total = min(float(kept.median()), base), float(new.sum())
         left = base * (memory / base) ** float(total / counted.mean()) if base > 0 else 0.0
         evidence = (memory + counted) / each
@@ -269,23 +268,23 @@ class RunningMeanMerge:
 def merge_statistics(
     chosen: Sequence[tuple[ReplicaUpdate, ReplicaState]], *, trim: float
 ) -> tuple[Tensor, Tensor, float]:
-    """Means and mean squares (m,) as of one norm that saw all images, and how many images they stand for."""
+    """Means and mean squares (m,) of one norm over all images, and the images they count for."""
     updates, bases = zip(*chosen, strict=True)
-    worth = float(torch.tensor([base.remembered for base in bases], dtype=torch.float64).median())
-    pool = RunningMeanMerge.of(updates, [o.state.remembered for o in updates], worth)
+    base_images = float(torch.tensor([base.remembered for base in bases], dtype=torch.float64).median())
+    pool = RunningMeanMerge.of(updates, [o.state.remembered for o in updates], base_images)
     means = pool([base.means for base in bases], [o.state.means for o in updates], trim=trim)
     squares = pool([base.squares for base in bases], [o.state.squares for o in updates], trim=trim)
     return means, torch.maximum(squares, means.square()), pool.images
 
 
 def merge_domain_means(chosen: Sequence[tuple[ReplicaUpdate, ReplicaState]], *, trim: float) -> tuple[Tensor, float]:
-    """The same for what else methods know of a domain, among those that know it in the same form."""
+    """The same for the domain means of the replicas that have them in the most common size."""
     size = Counter(update.state.domain_means.numel() for update, _ in chosen).most_common(1)[0][0]
     known = [(update, base) for update, base in chosen if update.state.domain_means.numel() == size > 0]
     if not known:
         return torch.zeros(0), 0.0
     updates, bases = zip(*known, strict=True)
     began = [base.domain_means if base.domain_means.numel() == size else torch.zeros(size) for base in bases]
-    worth = float(torch.tensor([base.domain_images for base in bases], dtype=torch.float64).median())
-    pool = RunningMeanMerge.of(updates, [o.state.domain_images for o in updates], worth)
+    base_images = float(torch.tensor([base.domain_images for base in bases], dtype=torch.float64).median())
+    pool = RunningMeanMerge.of(updates, [o.state.domain_images for o in updates], base_images)
     return pool(began, [o.state.domain_means for o in updates], trim=trim).clamp_min(0), pool.images

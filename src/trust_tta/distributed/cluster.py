@@ -142,7 +142,7 @@ def _try_joining(address: str) -> None:
 
 
 def _explain(output: str) -> str:
-    """What to do about the last error in the output of a process."""
+    """One line about the last error in the output of a process, with a remedy."""
     lowered = output.lower()
     if "version mismatch" in lowered:
         mine = f"Ray {require('ray', extra='ray').__version__} and Python {platform.python_version()}"

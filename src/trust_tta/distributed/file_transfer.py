@@ -1,4 +1,4 @@
-"""Small files for workers of a cluster that lack them, sent once through its object store."""
+"""Send small files to workers of a cluster that lack them, once, through its object store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FileBundle:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def resolve(self, path: Path, folder: Path) -> Path:
-        """The path where it exists, else where the bundle's copy is unpacked in `folder`; the path if there is none."""
+        """The path if it exists or is not in the bundle, else the bundle's copy, unpacked in `folder`."""
         if path.exists():
             return path
         inside = {name: content for name, content in self.files.items() if path in (Path(name), *Path(name).parents)}
@@ -56,7 +56,7 @@ def _with_paths(
 
 
 def pack(config: RunConfig, plan: ExperimentPlan) -> FileBundle:
-    """The files of an experiment with absolute paths: each source as a whole, as long as there is room."""
+    """The files of an experiment with absolute paths: each source as a whole, up to MAX_BYTES."""
     data, files, room = config.data, dict[str, bytes](), MAX_BYTES
     given = (Path(path) for path in (data.images, data.labels) if path)
     checkpoints = (checkpoint.file for checkpoint in plan.checkpoints.values() if checkpoint.file)
@@ -69,7 +69,7 @@ def pack(config: RunConfig, plan: ExperimentPlan) -> FileBundle:
 
 
 def _files_of(source: Path, room: int) -> list[Path] | None:
-    """A file, or all files of a folder; None where they are missing or need more bytes than there is room for."""
+    """A file, or all files of a folder; None if they are missing or need more than `room` bytes."""
     found: list[Path] = []
     for path in _walk(source):
         room -= path.stat().st_size

@@ -28,8 +28,8 @@ UNKNOWN = -1  # a base unknown to any merger
 class Replica:
     """One of `replicas` streams over the same network. Calls adapt it; `make_update` and `adopt` are for the merger.
 
-    Its statistics count each image as many times as there are replicas: they move away from the source as fast as those
-    of a single stream that sees every image, and their mean over the replicas is what that stream would have.
+    Its statistics count each image as many times as there are replicas: they leave the source as fast as those of a
+    single stream that sees every image, and their mean over the replicas equals that stream's.
     """
 
     def __init__(self, stream: Stream, name: str, *, replicas: int = 1) -> None:
@@ -92,7 +92,7 @@ class Replica:
             self._served = torch.cat([self._served, logits])[-CHECK_IMAGES:]
 
     def _notice_return(self) -> None:
-        """A guard or a person may have restored an earlier state, which then comes from no known merge."""
+        """Notice that an earlier state was restored, which then has no known base."""
         updates = self.stream.method.counters.updates
         if updates < self._updates:
             self.base, self.images = (0 if updates <= 1 else UNKNOWN), 0
@@ -112,7 +112,7 @@ def state_of(method: Method) -> ReplicaState:
 
 
 def source_of(method: Method) -> ReplicaState:
-    """The same for the source network, where every replica begins."""
+    """The same for the source network, the first base of every replica."""
     twin = method.fork()
     twin.reset()
     state = state_of(twin)
@@ -121,7 +121,7 @@ def source_of(method: Method) -> ReplicaState:
 
 @torch.no_grad()
 def load_into(method: Method, state: ReplicaState) -> None:
-    """Let the method continue from an averaged state; the optimizer and everything else stay its own."""
+    """Load an averaged state into a method; its optimizer and everything else stay."""
     method.weights.load(state.weights.to(method.weights.vector))
     start = 0
     for norm in method.statistics.norms.values():

@@ -17,7 +17,7 @@ from trust_tta.training.runs import Written
 
 
 def run_training(training: Training, queue: Any) -> Written | TrustError:
-    """A task; it chooses its device where it runs."""
+    """Run a training as a task, on a device of its node."""
 
     def send(line: str) -> None:
         queue.post.remote(f"{training.target}: {line}")
@@ -31,7 +31,7 @@ def run_training(training: Training, queue: Any) -> Written | TrustError:
 def train_on_cluster(
     trainings: Sequence[Training], *, ray: ModuleType, resources: TaskResources, progress: Progress = SILENT
 ) -> list[Written | TrustError]:
-    """Run trainings on the cluster that `ray` is connected to; for each, what was written or why nothing was."""
+    """Run trainings on the cluster that `ray` is connected to; returns the files or the error of each."""
     queue = ray.remote(num_cpus=0, max_restarts=-1)(MessageQueue).remote()
     task = ray.remote(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)(run_training)
 
@@ -71,7 +71,7 @@ def _show_messages(ray: ModuleType, queue: Any, progress: Progress) -> None:
 
 
 def _result(ray: ModuleType, done: Any, *, last: bool) -> Written | TrustError | None:
-    """The result of a task; None where another try is worthwhile."""
+    """The result of a task; None if it should be tried again."""
     try:
         found: Written | TrustError = ray.get(done)
         return found

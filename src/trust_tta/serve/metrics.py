@@ -30,7 +30,7 @@ class Metrics:
     """Counters and histograms that the service updates, and gauges that are computed when they are read."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series of each, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
         self.registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -56,7 +56,7 @@ class Metrics:
         streams: Callable[[], tuple[int, int]],
         readings: Callable[[], Mapping[str, Mapping[str, float | int | None]]],
     ) -> None:
-        """Where the gauges come from: images that wait, streams (in memory, in all), and their last readings."""
+        """Register the sources of the gauges: queued images, streams (in memory, in total), and their last readings."""
 
         def gauges() -> Iterator[Metric]:
             yield gauge("build_info", "the version that runs", "version", {__version__: 1})
@@ -74,7 +74,7 @@ class Metrics:
 
 
 class _Metrics(Collector):
-    """Metrics that are made when they are read."""
+    """A collector that computes its metrics on each read."""
 
     def __init__(self, make: Callable[[], Iterable[Metric]]) -> None:
         self._make = make

@@ -23,7 +23,7 @@ WARM_UP_IMAGES = 8
 
 @dataclass(frozen=True, eq=False)
 class NetworkInfo:
-    """What clients are told of a served network. `outputs`: the shape of one image's logits."""
+    """The public description of a served network. `outputs`: the shape of one image's logits."""
 
     name: str
     method_name: str
@@ -46,7 +46,7 @@ class NetworkInfo:
 
 @dataclass(frozen=True, eq=False)
 class ServedNetwork(NetworkInfo):
-    """A network and the method over it, which each stream forks. `notes`: sentences for whoever starts the service."""
+    """A network and the method over it, which each stream forks. `notes`: lines to print at start."""
 
     method: Method
     checkpoint: Checkpoint
@@ -57,7 +57,7 @@ class ServedNetwork(NetworkInfo):
         return NetworkInfo(**{field.name: getattr(self, field.name) for field in fields(NetworkInfo)})
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a folder of streams to be continued."""
+        """The values that a folder of streams must agree with to be continued."""
         options = self.method.options.model_dump(mode="json")
         return {"checkpoint": self.checkpoint.sha256, "method": self.method.name, "options": options}
 

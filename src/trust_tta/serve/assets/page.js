@@ -21,7 +21,7 @@ const streams = new Map();
 let events = [], received = false, token = sessionStorage.getItem("token") || "", fresh = true, scale = null, latest = 0;
 const $ = (id) => document.getElementById(id);
 
-// What arrives
+// Messages
 
 function listen() {
   const source = new EventSource("live");
@@ -56,7 +56,7 @@ function update(message) {
   events = [...events, ...message.events].slice(-MOST_EVENTS);
 }
 
-// What is drawn
+// Drawing
 
 function draw() {
   $("loading").hidden = received;
@@ -220,23 +220,23 @@ function drawEvents() {
   $("events").replaceChildren(...rows);
 }
 
-// What people do
+// Actions
 
 async function act(name, action) {
-  const card = streams.get(name).card, told = card.querySelector(".told");
+  const card = streams.get(name).card, reply = card.querySelector(".reply");
   if (!token && !(await ask())) return;
-  told.className = "told";
-  told.textContent = "…";
+  reply.className = "reply";
+  reply.textContent = "…";
   try {
     const path = `streams/${encodeURIComponent(name)}/${action}`;
     const response = await fetch(path, { method: "POST", headers: { Authorization: `Bearer ${token}` } });
     const answer = await response.json();
     if (response.status === 401 || response.status === 403) keep("");
-    told.className = response.ok ? "told" : "told bad";
-    told.textContent = response.ok ? DONE[answer.action] || answer.action : answer.error;
+    reply.className = response.ok ? "reply" : "reply bad";
+    reply.textContent = response.ok ? DONE[answer.action] || answer.action : answer.error;
   } catch (error) {
-    told.className = "told bad";
-    told.textContent = "the service does not answer";
+    reply.className = "reply bad";
+    reply.textContent = "the service does not answer";
   }
 }
 
