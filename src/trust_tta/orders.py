@@ -112,7 +112,7 @@ def find_order(order: OrderLike, scan_orders: Sequence[str]) -> ScanOrder | str:
     """The traversal of a network that `order` names; the default order stands for the network's own, its first."""
     name = order_name(order)
     if name in scan_orders:
-        return ScanOrder(name) if len(name) == len(LETTERS) else name
+        return name if len(name) != len(LETTERS) else order if isinstance(order, ScanOrder) else ScanOrder(name)
     if name == LETTERS:
         return scan_orders[0]
     shown = ", ".join(scan_orders[:6]) + (", ..." if len(scan_orders) > 6 else "")
@@ -121,6 +121,8 @@ def find_order(order: OrderLike, scan_orders: Sequence[str]) -> ScanOrder | str:
 
 def order_name(order: OrderLike) -> str:
     """The letters of a ScanOrder in whichever form; other strings are taken as they are, for a network to know."""
+    if isinstance(order, ScanOrder):
+        return str(order)
     return order if isinstance(order, str) and len(order) != len(LETTERS) else str(ScanOrder(order))
 
 

@@ -16,7 +16,7 @@ from trust_tta.methods.augmentations import random_augmentation
 from trust_tta.methods.deyo import shuffle_patches
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.registry import create_method
-from trust_tta.methods.rotta import Item, Memory
+from trust_tta.methods.rotta import BalancedMemory, MemoryItem
 from trust_tta.preprocessing import Preprocessing
 
 
@@ -153,10 +153,10 @@ def test_neo_centers_the_features() -> None:
 
 def test_the_memory_is_balanced_and_never_too_large() -> None:
     generator = torch.Generator().manual_seed(0)
-    memory = Memory([], 10, 4, 1.0, 1.0)
+    memory = BalancedMemory([], 10, 4, 1.0, 1.0)
     for i in range(300):
         label = int(torch.randint(0, 4 if i > 100 else 1, (), generator=generator))
-        memory.offer(Item(i, label, float(torch.rand((), generator=generator))))
+        memory.offer(MemoryItem(i, label, float(torch.rand((), generator=generator))))
         counts = [sum(item.label == c for item in memory.items) for c in range(4)]
         assert len(memory.items) <= 10
         assert max(counts) <= 3  # ten over four, rounded up

@@ -21,7 +21,7 @@ from trust_tta.methods.forward import NetworkForward, stochastic_depth_on
 from trust_tta.methods.parameters import ParameterSet, SharedModel, select, share_tensors
 from trust_tta.methods.state import Counters, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.validation import InputCheck, adaptation_context, all_finite, check_network, check_outputs
+from trust_tta.methods.validation import InputCheck, adaptation_context, check_network, check_outputs
 from trust_tta.ops.segmentation_logits import Logits, upsample
 from trust_tta.orders import OrderLike
 from trust_tta.preprocessing import network_input
@@ -180,19 +180,15 @@ class Method(nn.Module):
             images = network_input(self.model, images)
         return self._frozen_forward(images, order, capture=not self.statistics.mixed)
 
-    def backward(self, loss: Tensor) -> Tensor:
-        """Fill `weights.gradient`, (n,); whether it and the loss are finite, () bool on the device."""
-        self.counters.backwards += 1
-        mixing = self.statistics.source_mixing
-        return self.weights.backward(loss, extra=None if mixing is None else mixing.value)
-
     def step(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
         """One optimizer step on the loss, from the weights (n,) `start` or the present ones.
 
         Skipped where the loss or its gradient is not finite. Returns whether it was made, () bool on the device;
         `bool()` of it makes the host wait.
         """
-        finite = self.backward(loss)
+        self.counters.backwards += 1
+        mixing = self.statistics.source_mixing
+        finite = self.weights.backward(loss, extra=None if mixing is None else mixing.value)
         self.weights.step(finite, start=start)
         self.finite_steps.append(finite)
         return finite
@@ -222,12 +218,11 @@ class Method(nn.Module):
                 self.statistics.begin(images, samples_per_image=self.samples_per_image)
                 self.prediction_before, self.finite_steps = None, []
                 outputs = upsample(self.adapt(images).detach())
-                finite = all_finite(outputs)
                 if self.finite_steps:
                     made = int(torch.stack(self.finite_steps).sum())
                     self.counters.updates += made
                     self.counters.skipped += len(self.finite_steps) - made
-                check_outputs(finite, images)
+                check_outputs(outputs, images)
                 self.counters.batches += 1
                 return outputs
 
@@ -260,7 +255,7 @@ class Method(nn.Module):
 
     @torch.inference_mode(False)
     def restore_source(self) -> None:
-        """As `reset`, but counters, which seed random draws, continue."""
+        """Return to the source as `reset` does, but keep the counters, which seed random draws."""
         with self._lock:
             self.weights.restore_source()
             self.statistics.restore_source()

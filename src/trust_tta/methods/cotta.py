@@ -1,4 +1,4 @@
-"""CoTTA: a student that learns from a slowly moving teacher, and forgets a little at random.
+"""CoTTA: a student learns from an averaged teacher, with stochastic restoration of source weights.
 
 Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022.
 """

@@ -1,4 +1,4 @@
-"""DeYO: learn from predictions that are sure and that the shape of the object, not its texture, has made.
+"""DeYO: learn from confident predictions that depend on the shape of the object, not on its texture.
 
 Lee et al., "Entropy is not Enough for Test-Time Adaptation: From the Perspective of Disentangled Factors", ICLR 2024.
 """

@@ -21,7 +21,7 @@ from trust_tta.methods.prompts import take_prompts
 from trust_tta.methods.source_data import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
-from trust_tta.methods.validation import all_finite, check_outputs
+from trust_tta.methods.validation import check_outputs
 from trust_tta.schema import Count, Fraction, Positive, Rate
 
 
@@ -83,7 +83,7 @@ class Dpcore(Method):
             x = take_prompts(self.model).embed(images)
             plain = self.see(x)
         self.prediction_before = plain.logits
-        check_outputs(all_finite(plain.logits), images)
+        check_outputs(plain.logits, images)
         prompt, logits = self.adapt_known(x, plain) or self.adapt_new(x, plain, self.first_prompt(images, x))
         if self.options.predict == "before":
             return logits
@@ -141,7 +141,7 @@ class Dpcore(Method):
         return FeatureStats(network.classify(features), mean, (variance + 1e-12).sqrt())  # zero has no slope
 
     def first_prompt(self, images: Tensor, x: Tensor) -> Tensor:
-        """Where every new prompt starts: no bias, or the same random tokens."""
+        """The initial prompt: no bias, or the same random tokens."""
         network = take_prompts(self.model)
         if network.as_bias:
             return x.new_zeros(network.width(x))
@@ -149,7 +149,7 @@ class Dpcore(Method):
         return torch.from_numpy(np.random.default_rng(self.options.seed).uniform(-spread, spread, numbers)).to(x)
 
     def distance(self, seen: FeatureStats) -> Tensor:
-        """Of the batch's features to those of clean images, ()."""
+        """Distance () of the batch's feature statistics to those of clean images."""
         source = self.source.like(seen.mean)
         return _apart(seen.mean - source.features, seen.std - source.features_std)
 

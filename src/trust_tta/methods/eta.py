@@ -73,7 +73,7 @@ class Eta(Learner):
         return reliable & (similarity.abs() < self.d_margin(logits.shape[1]))
 
     def update(self, images: Tensor, logits: Logits) -> None:
-        """Where any prediction is selected, one step on them, and the mean prediction (classes,) follows theirs."""
+        """One step on the selected predictions, if any; the mean prediction (classes,) follows theirs."""
         chosen = self.select(logits.detach())
         if not bool(chosen.any()) or not bool(self.step(self.selected_loss(logits, chosen))):
             return

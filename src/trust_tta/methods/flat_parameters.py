@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class FlatParameters:
         self.extra_gradient: Tensor | None = None
         self._views, self._gradient_views = self._split(self.vector), self._split(self.gradient)
         self._addresses = [view.data_ptr() for view in self._views]
-        self._gather()
+        self._sync(to_vector=True)
         for tensor, view in zip(self.tensors, self._views, strict=True):
             if _can_alias(tensor, view, users):
                 # A storage of its own over the same memory: saving a view would save the whole vector.
@@ -82,13 +82,13 @@ class FlatParameters:
 
     def snapshot(self) -> Tensor:
         """A copy (n,) of the current parameters."""
-        self._gather()
+        self._sync(to_vector=True)
         return self.vector.clone()
 
     def load(self, vector: Tensor) -> None:
         """Set the parameters to the values of a vector (n,)."""
         self.vector.copy_(vector)
-        self._scatter()
+        self._sync(to_vector=False)
 
     def flatten(self, values: Iterable[Tensor]) -> Tensor:
         """A new vector (n,) of values with the parameters' shapes."""
@@ -103,7 +103,8 @@ class FlatParameters:
 
         `extra_gradient` is that of `extra`, a tensor beside the parameters; it must be finite as well.
         """
-        self._require_optimizer()
+        if not self.tensors:
+            raise ConfigError("this method adapts no parameters, so there is nothing to differentiate or update")
         others = [] if extra is None else [extra]
         gradients = torch.autograd.grad(loss, [*self.tensors, *others], allow_unused=True)
         self.extra_gradient = None if extra is None else gradients[-1]
@@ -121,9 +122,9 @@ class FlatParameters:
 
         The device skips the step where `finite` is false; no host synchronization.
         """
-        optimizer = self._require_optimizer()
+        optimizer = cast(torch.optim.Optimizer, self.optimizer)
         if start is None:
-            self._gather()
+            self._sync(to_vector=True)
         else:
             self.vector.copy_(start)
         self.vector.grad = self.gradient
@@ -133,7 +134,7 @@ class FlatParameters:
         finally:
             self.vector.grad = None
             del optimizer.found_inf  # type: ignore[attr-defined]
-        self._scatter()
+        self._sync(to_vector=False)
 
     def rebuild_if_moved(self) -> None:
         """Follow parameters that were moved to another device or dtype, with the optimizer's state."""
@@ -177,29 +178,19 @@ class FlatParameters:
         self._build()
         self.load_optimizer_state(state["optimizer_state"])
 
-    def _require_optimizer(self) -> torch.optim.Optimizer:
-        if self.optimizer is None:
-            raise ConfigError("this method adapts no parameters, so there is nothing to differentiate or update")
-        return self.optimizer
-
     def _split(self, vector: Tensor) -> list[Tensor]:
         pieces = vector.split([t.numel() for t in self.tensors])
         return [piece.view(t.shape) for piece, t in zip(pieces, self.tensors, strict=True)]
 
-    def _not_aliased(self) -> list[tuple[Tensor, Tensor]]:
-        """The parameters that are not views of the vector, each with its place there."""
+    def _sync(self, *, to_vector: bool) -> None:
+        """Copy the parameters that are not views of the vector into it, or out of it."""
         addresses = [t.data_ptr() for t in self.tensors]
-        if addresses == self._addresses and all(map(Tensor.is_contiguous, self.tensors)):
-            return []
-        rows = zip(self.tensors, self._views, addresses, self._addresses, strict=True)
-        return [(t, view) for t, view, now, aliased in rows if now != aliased or not t.is_contiguous()]
-
-    def _gather(self) -> None:
-        _copy((view, tensor) for tensor, view in self._not_aliased())
-
-    def _scatter(self) -> None:
-        _copy(self._not_aliased())
-        torch.autograd.graph.increment_version(self.tensors)  # a pending backward over the old values will be refused
+        if addresses != self._addresses or not all(map(Tensor.is_contiguous, self.tensors)):
+            rows = zip(self.tensors, self._views, addresses, self._addresses, strict=True)
+            apart = [(t, view) for t, view, now, aliased in rows if now != aliased or not t.is_contiguous()]
+            _copy((view, tensor) if to_vector else (tensor, view) for tensor, view in apart)
+        if not to_vector:  # a pending backward over the old values will be refused
+            torch.autograd.graph.increment_version(self.tensors)
 
 
 def _can_alias(tensor: Tensor, view: Tensor, users: int) -> bool:

@@ -1,4 +1,4 @@
-"""FOA: learn input tokens by evolution, without a backward pass, and shift the features to the source's mean.
+"""FOA: input tokens learned by CMA-ES, without a backward pass, and features shifted to the source's mean.
 
 Niu et al., "Test-Time Model Adaptation with Only Forward Passes", ICML 2024. The method is of vision transformers, and
 takes those of timm; on a VMamba it is as the TRUST paper moved it there: the tokens are part of the first map, and the

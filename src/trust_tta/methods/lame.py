@@ -1,4 +1,4 @@
-"""LAME: correct the predictions of a batch by the neighborhood of its features; the network stays as it is.
+"""LAME: predictions of a batch made consistent with the affinity of its features; no weight changes.
 
 Boudiaf et al., "Parameter-Free Online Test-Time Adaptation", CVPR 2022.
 """

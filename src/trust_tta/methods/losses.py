@@ -119,7 +119,7 @@ def symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
 
 
 def class_confusion(logits: Logits, *, temperature: float) -> Tensor:
-    """How often each class (row) is predicted together with each other one, (classes, classes), sure predictions first.
+    """Class confusion matrix (classes, classes): joint probabilities of pairs of classes, weighted by confidence.
 
     Jin et al., "Minimum Class Confusion for Versatile Domain Adaptation", ECCV 2020.
     """

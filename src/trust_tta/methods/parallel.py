@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trust_tta.methods.trust_options import TrustOptions
 
 
-class Step(NamedTuple):
+class OrderStep(NamedTuple):
     """A step under one order: the weights (n,) after it, and whether it was made, () bool on the device.
 
     `entropy`: the mean entropy of its predictions, where the merge needs it.
@@ -37,7 +37,7 @@ class Step(NamedTuple):
     entropy: Tensor | None = None
 
 
-def merge(method: Trust, steps: Sequence[Step]) -> Tensor:
+def merge(method: Trust, steps: Sequence[OrderStep]) -> Tensor:
     """The weights (n,) of the steps that were made, averaged with weights 1 / entropy as the option `merge` says."""
     steps = [step for step in steps if bool(step.made)] or steps[:1]
     vectors = [step.weights for step in steps]
@@ -52,7 +52,7 @@ def merge(method: Trust, steps: Sequence[Step]) -> Tensor:
     return method.weights.flatten(merging.slerp(layer, weights) for layer in zip(*networks, strict=True))
 
 
-def adapt(method: Trust, images: Tensor) -> list[Step]:
+def adapt(method: Trust, images: Tensor) -> list[OrderStep]:
     """Adapt under each order from the same weights: one joint forward, or one order after the other."""
     joint = method.options.mode == "split" and method.options.split_statistics == "batch"
     if joint and (method.statistics.of_batches or method.statistics.norms):  # else images do not affect one another
@@ -60,7 +60,7 @@ def adapt(method: Trust, images: Tensor) -> list[Step]:
     return adapt_separately(method, images)
 
 
-def adapt_separately(method: Trust, images: Tensor) -> list[Step]:
+def adapt_separately(method: Trust, images: Tensor) -> list[OrderStep]:
     """Each order on the whole batch, or on its part of it.
 
     One after the other, the K adaptations take as long on one device as at once, and the memory of one.
@@ -68,7 +68,7 @@ def adapt_separately(method: Trust, images: Tensor) -> list[Step]:
     weights, orders, split = method.weights, method.orders, method.options.mode == "split"
     parts = equal_parts(images, len(orders)) if split else images.expand(len(orders), *images.shape)
     before, start, state = replace(method.counters), weights.snapshot(), clone(weights.optimizer_state)
-    steps: list[Step] = []
+    steps: list[OrderStep] = []
     average = WeightedMean()
     for order, part in zip(orders, parts, strict=True):
         weights.load(start)
@@ -88,7 +88,7 @@ def adapt_separately(method: Trust, images: Tensor) -> list[Step]:
     return steps
 
 
-def adapt_jointly(method: Trust, images: Tensor) -> list[Step]:
+def adapt_jointly(method: Trust, images: Tensor) -> list[OrderStep]:
     """The paper's parallel network: one forward, in which each part of the batch has SS2D weights of its own.
 
     Everything else is shared, the batch statistics too.
@@ -114,7 +114,7 @@ def adapt_jointly(method: Trust, images: Tensor) -> list[Step]:
     for each in states:
         average.add(each, made)
     weights.load_optimizer_state(average.value())
-    return [Step(vector, made, mean) for vector, mean in zip(vectors, entropies, strict=True)]
+    return [OrderStep(vector, made, mean) for vector, mean in zip(vectors, entropies, strict=True)]
 
 
 def joint_gradients(

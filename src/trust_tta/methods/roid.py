@@ -1,4 +1,4 @@
-"""ROID: certain and diverse images, pulled to agree with a view of themselves; and CMF, ROID with a filtered source.
+"""ROID: weighted by certainty and diversity, consistent with an augmented view; CMF: ROID with a filtered source.
 
 Marsden et al., "Universal Test-time Adaptation through Weight Ensembling, Diversity Weighting, and Prior Correction",
 WACV 2024; Lee and Chang, "Continual Momentum Filtering on Parameter Space for Online Test-time Adaptation", ICLR 2024.
@@ -41,7 +41,7 @@ class RoidOptions(WeightedOptions):
 
 
 class Weighted(Learner):
-    """What ROID and CMF share: the loss, and predictions that are scaled by how frequent the classes are."""
+    """The loss of ROID and CMF, and their correction of the predictions by the class prior."""
 
     options: WeightedOptions
     class_probs: Tensor | None
@@ -79,7 +79,7 @@ class Weighted(Learner):
         )
 
     def weigh(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (n,) of images that are certain and differ from the mean prediction, and which of them count."""
+        """Weights (n,) by certainty and by difference to the mean prediction, and which images are used."""
         p = logits.softmax(1)
         mean = self.mean_prediction(p)
         diversity = _scaled(1 - torch.cosine_similarity(mean[None], p, dim=1))
@@ -92,18 +92,18 @@ class Weighted(Learner):
         self.class_probs = momentum * self.mean_prediction(p) + (1 - momentum) * p.mean(0)
 
     def mean_prediction(self, p: Tensor) -> Tensor:
-        """Of the stream so far, (classes,), for the present predictions (n, classes); even at the beginning."""
+        """Mean prediction (classes,) of the stream so far, for predictions p (n, classes); uniform at first."""
         if self.class_probs is None:
             return torch.full_like(p[0], 1 / p.shape[1])
         check_classes(self.class_probs, p.shape[1])
         return self.class_probs.to(p)
 
     def pull(self) -> None:
-        """Bring the weights back towards the source; called after each update."""
+        """Move the weights towards the source; called after each update."""
         raise NotImplementedError
 
     def correct(self, logits: Tensor) -> Tensor:
-        """Logits (n, classes) scaled by the smoothed frequencies of their classes in the batch."""
+        """Logits (n, classes) scaled by the smoothed class prior of the batch."""
         prior = logits.softmax(1).mean(0)
         smoothing = max(1 / len(logits), 1 / len(prior)) / prior.max()
         return logits * (prior + smoothing) / (1 + smoothing * len(prior))
@@ -159,6 +159,6 @@ class Cmf(Weighted):
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """Values (n,) moved to 0..1; all zero where they are equal, as those of a single image are."""
+    """Values (n,) rescaled to 0..1; all zero where they are equal, as of a single image."""
     low, high = values.aminmax()
     return (values - low) / torch.where(high == low, 1, high - low)

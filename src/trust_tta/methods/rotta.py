@@ -1,4 +1,4 @@
-"""RoTTA: a teacher and a student that learn from a small, balanced and recent memory of the stream.
+"""RoTTA: teacher and student learn from a small, class-balanced memory of recent images.
 
 Yuan et al., "Robust Test-Time Adaptation in Dynamic Scenarios", CVPR 2023.
 """
@@ -22,7 +22,7 @@ from trust_tta.methods.losses import cross_entropy_to
 from trust_tta.methods.norms import RobustNorm, check_moved
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.validation import all_finite, check_image_logits, check_outputs
+from trust_tta.methods.validation import check_image_logits, check_outputs
 from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Fraction, Natural, Rate
 
@@ -44,7 +44,7 @@ class RottaOptions(LearningOptions):
 
 
 @dataclass
-class Item:
+class MemoryItem:
     """An image of the memory: its place among the images at hand, its label, its uncertainty, and its age in images."""
 
     place: int
@@ -54,19 +54,19 @@ class Item:
 
 
 @dataclass
-class Memory:
+class BalancedMemory:
     """At most `capacity` items, as evenly over the classes as they come; old and uncertain ones go first.
 
     `items` are in the order of their classes, and within a class in the order in which they came.
     """
 
-    items: list[Item]
+    items: list[MemoryItem]
     capacity: int
     classes: int
     lambda_t: float
     lambda_u: float
 
-    def offer(self, item: Item) -> None:
+    def offer(self, item: MemoryItem) -> None:
         """Put the item in, in the place of another, or not at all; everything grows older."""
         counts = Counter(kept.label for kept in self.items)
         if counts[item.label] >= self.capacity / self.classes:
@@ -79,17 +79,17 @@ class Memory:
         for kept in self.items:
             kept.age += 1
 
-    def _replace(self, item: Item, labels: set[int]) -> None:
+    def _replace(self, item: MemoryItem, labels: set[int]) -> None:
         """The worst item of these classes, the last of equals, makes room if it is worse than the new one."""
         worst = max((kept for kept in reversed(self.items) if kept.label in labels), key=self._score)
         if self._score(worst) > self._score(item):
             self.items = [kept for kept in self.items if kept is not worst]
             self._add(item)
 
-    def _add(self, item: Item) -> None:
+    def _add(self, item: MemoryItem) -> None:
         self.items = sorted([*self.items, item], key=lambda kept: kept.label)  # equal labels stay in order
 
-    def _score(self, item: Item) -> float:
+    def _score(self, item: MemoryItem) -> float:
         age = 1 / (1 + math.exp(-item.age / self.capacity))
         return self.lambda_t * age + self.lambda_u * item.entropy / math.log(max(self.classes, 2))
 
@@ -139,7 +139,7 @@ class Rotta(Learner):
             )
         logits = upsample(self.predict(images))
         check_image_logits(logits, self.name)
-        check_outputs(all_finite(logits), images)  # before the memory takes their entropies
+        check_outputs(logits, images)  # before the memory takes their entropies
         self.prediction_before = logits
         self.remember(images, logits)
         check_moved(self.statistics, images)
@@ -153,7 +153,7 @@ class Rotta(Learner):
         memory = self.recall(logits.shape[1])
         first = len(memory.items)
         for i, (label, uncertainty) in enumerate(zip(labels, entropies, strict=True)):
-            memory.offer(Item(first + i, label, uncertainty))
+            memory.offer(MemoryItem(first + i, label, uncertainty))
             self.offered += 1
             if self.offered % self.options.update_frequency == 0:
                 for _ in range(self.options.steps):
@@ -163,14 +163,14 @@ class Rotta(Learner):
         self.entropies = torch.tensor([item.entropy for item in memory.items], dtype=torch.float64)
         self.ages = torch.tensor([item.age for item in memory.items])
 
-    def recall(self, classes: int) -> Memory:
+    def recall(self, classes: int) -> BalancedMemory:
         """The memory as it was kept, its images in their places."""
         items = []
         if self.labels is not None and self.entropies is not None and self.ages is not None:
             kept = zip(self.labels.tolist(), self.entropies.tolist(), self.ages.tolist(), strict=True)
-            items = [Item(place, *facts) for place, facts in enumerate(kept)]
+            items = [MemoryItem(place, *facts) for place, facts in enumerate(kept)]
         options = self.options
-        return Memory(items, options.memory_size, classes, options.lambda_t, options.lambda_u)
+        return BalancedMemory(items, options.memory_size, classes, options.lambda_t, options.lambda_u)
 
     def learn_from(self, images: Tensor, ages: list[int]) -> None:
         """One update of the student on views of the remembered images, and of the teacher; all or nothing of it."""

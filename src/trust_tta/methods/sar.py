@@ -1,4 +1,4 @@
-"""SAR: sharpness-aware entropy minimization on reliable predictions, with a way back.
+"""SAR: sharpness-aware entropy minimization on reliable predictions, with recovery from collapse.
 
 Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 2023.
 """
@@ -58,7 +58,8 @@ class Sar(Learner):
         reliable = entropies.detach() < margin
         if not bool(reliable.any()):
             return
-        if not bool(self.backward(entropies[reliable].mean())):
+        self.counters.backwards += 1
+        if not bool(self.weights.backward(entropies[reliable].mean())):
             self.counters.skipped += 1
             return
         start, gradient = self.weights.snapshot(), self.weights.gradient

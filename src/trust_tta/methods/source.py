@@ -16,7 +16,7 @@ class SourceOptions(MethodOptions):
 
 
 class Source(Method):
-    """No adaptation: what the network was trained to do."""
+    """No adaptation: the network as it was trained."""
 
     Options: ClassVar[type[MethodOptions]] = SourceOptions
 

@@ -1,4 +1,4 @@
-"""What methods learn from clean images before the stream begins, by the name of the option that takes it."""
+"""Statistics and Fisher weights of clean source images, gathered before the stream begins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trust_tta.schema import show
 
 @dataclass(frozen=True)
 class SourceStatistics:
-    """Of clean images: mean and deviation of a token of every layer, one layer after the other, and of the pooled
+    """Mean and standard deviation over clean images of a token of every layer, concatenated, and of the pooled
     features."""
 
     mean: Tensor
@@ -36,7 +36,7 @@ class SourceStatistics:
 
 @dataclass(frozen=True)
 class FisherWeights:
-    """How much each adapted weight matters for clean images: squared gradients, by the weight's name."""
+    """Diagonal Fisher information on clean images: squared gradients by parameter name."""
 
     values: dict[str, Tensor] = field(repr=False)
 
@@ -100,7 +100,7 @@ def gather_from_clean(name: str, model: nn.Module, batches: Iterable[Tensor], op
 
 
 def required(value: object, method: str, option: str) -> None:
-    """Refuse a method without what it must know of clean images."""
+    """Refuse a method without its statistics of clean images."""
     if value is None:
         raise ConfigError(
             f"{method} needs {option.replace('_', ' ')} of clean images; give {option}="
@@ -109,7 +109,7 @@ def required(value: object, method: str, option: str) -> None:
 
 
 def _normalized(network: nn.Module, batches: Iterable[Tensor], kind: StatisticsKind) -> Iterator[Tensor]:
-    """The batches, while the norms of the network take the statistics of this kind."""
+    """Yield the batches, with the network's norms set to statistics of this kind."""
     statistics = Statistics(network, kind, observing_without_grad=True)
     for batch in batches:
         statistics.begin(batch)

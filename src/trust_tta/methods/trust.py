@@ -16,7 +16,7 @@ from trust_tta.methods import merging, parallel
 from trust_tta.methods.base import Learner
 from trust_tta.methods.ensembling import log_mean_probability, mirrored
 from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, most_likely, pseudo_label_loss
-from trust_tta.methods.parallel import Step
+from trust_tta.methods.parallel import OrderStep
 from trust_tta.methods.trust_options import NaiveOptions, TrustOptions, require_orders, scan_orders_of
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, ScanOrder, find_order
@@ -46,13 +46,13 @@ class WeightAveraging(Learner):
         del steps  # frees the snapshots before the prediction
         return self.kept_prediction if self.options.predict == "before" else self.final_prediction(images)
 
-    def adapt_under_orders(self, images: Tensor) -> list[Step]:
+    def adapt_under_orders(self, images: Tensor) -> list[OrderStep]:
         """Algorithm 2: each order continues from the weights that the one before it left."""
         for _ in range(self.options.steps):
             steps = [self.adapt_under(order, images, first=i == 0) for i, order in enumerate(self.orders)]
         return steps
 
-    def adapt_under(self, order: OrderLike, images: Tensor, *, first: bool) -> Step:
+    def adapt_under(self, order: OrderLike, images: Tensor, *, first: bool) -> OrderStep:
         """The body of Algorithm 2: one gradient step on pseudo-labels under one order; returns the adapted weights.
 
         `first`: the weights are still those before the update, so that the logits may be the prediction with them.
@@ -62,7 +62,9 @@ class WeightAveraging(Learner):
         if first and order == self.evaluate_order and self.predicts_while_adapting():
             self.keep_prediction(undisturbed)
         made = self.step(self.loss(logits, most_likely(undisturbed)))
-        return Step(self.weights.snapshot(), made, entropy(logits.detach()).mean() if self.needs_entropies else None)
+        return OrderStep(
+            self.weights.snapshot(), made, entropy(logits.detach()).mean() if self.needs_entropies else None
+        )
 
     def adapting_logits(self, images: Tensor, order: OrderLike | None = None) -> Logits:
         return self.logits(images, order=order, stochastic_depth=self.options.stochastic_depth)
@@ -73,7 +75,7 @@ class WeightAveraging(Learner):
             return confusion_loss(class_confusion(logits, temperature=TEMPERATURE))
         return pseudo_label_loss(logits, labels)
 
-    def merge(self, steps: Sequence[Step]) -> Tensor:
+    def merge(self, steps: Sequence[OrderStep]) -> Tensor:
         """The mean of the weights (n,) after the steps that were made; the present ones if none was."""
         return merging.mean([step.weights for step in steps], torch.stack([step.made for step in steps]))
 
@@ -113,10 +115,10 @@ class Trust(WeightAveraging):
         if self.options.mode != "sequential":  # sums must not depend on how the orders were listed
             self.orders.sort(key=str)
 
-    def adapt_under_orders(self, images: Tensor) -> list[Step]:
+    def adapt_under_orders(self, images: Tensor) -> list[OrderStep]:
         return super().adapt_under_orders(images) if self.options.mode == "sequential" else parallel.adapt(self, images)
 
-    def merge(self, steps: Sequence[Step]) -> Tensor:
+    def merge(self, steps: Sequence[OrderStep]) -> Tensor:
         return parallel.merge(self, steps) if self.needs_entropies else super().merge(steps)
 
     def predicts_while_adapting(self) -> bool:

@@ -81,9 +81,9 @@ def all_finite(outputs: Tensor) -> Tensor:
     return extremes.isfinite().all()
 
 
-def check_outputs(finite: Tensor, images: Tensor) -> None:
-    """Refuse a batch whose predictions are not finite, as `finite` () says."""
-    if not bool(finite):
+def check_outputs(outputs: Tensor, images: Tensor) -> None:
+    """Refuse a batch (n, c, h, w) whose predictions (n, classes, ...) are not finite."""
+    if not bool(all_finite(outputs)):
         largest = float(images.abs().max())
         raise DataError(
             f"the predictions of this batch are not finite (its largest pixel is {largest:.3g}); nothing was changed: "
