@@ -169,12 +169,12 @@ def order_sections(records: Sequence[OrderRecord]) -> list[Section]:
 
 
 def defaults_note(group: Group) -> str:
-    """The options of a method's plain row, if other rows of it vary them: "trust alone: k=6."."""
+    """The options of a method's plain row, if other rows of it vary them: "trust without options: k=6."."""
     said = []
     for variant in group.variants:
         others = [v for v in group.variants if v.method == variant.method and v is not variant]
         if variant.label == variant.method and others:
             values: dict[str, Any] = json.loads(variant.options)
             varied = [n for n in sorted(values) if any(json.loads(o.options).get(n) != values[n] for o in others)]
-            said.append(f"{variant.name} alone: {', '.join(f'{n}={values[n]}' for n in varied)}.")
+            said.append(f"{variant.name} without options: {', '.join(f'{n}={values[n]}' for n in varied)}.")
     return " ".join(said)
