@@ -20,7 +20,7 @@ import torch
 
 from trust_tta.atomic import write_whole
 from trust_tta.bench.environment import collect_provenance
-from trust_tta.bench.timing import Case, Limits, Timing, Work, float32_only, measure
+from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, float32_only, measure
 from trust_tta.methods import create_method, gather_fisher, gather_source_statistics
 from trust_tta.models import create_model
 
@@ -76,7 +76,7 @@ def cost_of(name: str, wanted: argparse.Namespace, images: torch.Tensor) -> dict
 
     timing = Timing(part="network", work=name, backend="auto", dtype=wanted.dtype, batch=wanted.batch, size=wanted.size)
     with float32_only(images.device):
-        done = measure(Case(timing=timing, prepare=prepare, limits=Limits(seconds=wanted.seconds)), images.device)
+        done = measure(Case(timing=timing, prepare=prepare, limits=TimingLimits(seconds=wanted.seconds)), images.device)
     times = {"ms": done.median_ms, "p20_ms": done.p20_ms, "p80_ms": done.p80_ms, "peak_bytes": done.peak_bytes}
     return {"method": name, **passes, **times, "failed": done.failed}
 

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.speed import take_orders
-from trust_tta.bench.timing import Limits, Work, device_clock, float32_only, repeat, wall_clock, warm_up
+from trust_tta.bench.timing import TimingLimits, Work, device_clock, float32_only, repeat, wall_clock, warm_up
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.ops import functional
@@ -98,7 +98,7 @@ def kernels_of(work: Work, device: torch.device) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -float(row["ms"]))
 
 
-def measure(make: Callable[[], Work], device: torch.device, limits: Limits, top: int) -> dict[str, Any]:
+def measure(make: Callable[[], Work], device: torch.device, limits: TimingLimits, top: int) -> dict[str, Any]:
     """Median time of a work, its peak memory, and where its time goes by kind and by kernel."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -177,7 +177,7 @@ def main() -> None:
     settings = {k: v for k, v in vars(arguments).items() if k != "out"}
     provenance = collect_provenance(device=device, dtype=",".join(arguments.dtype), config=json.dumps(settings))
     record: dict[str, Any] = {"facts": provenance.__dict__, "settings": settings, "rows": []}
-    limits = Limits(seconds=arguments.seconds, min_repeats=3)
+    limits = TimingLimits(seconds=arguments.seconds, min_repeats=3)
     for dtype in arguments.dtype:
         for name, make in chosen.items():
             with precision(device, dtype):

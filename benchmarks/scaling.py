@@ -28,7 +28,7 @@ import torch
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.speed import take_orders
-from trust_tta.bench.timing import Case, Limits, Timing, Work, exponent, measure
+from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, exponent, measure
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 
@@ -67,7 +67,7 @@ def timings(plan: Plan, backend: str) -> Iterator[Timing]:
         yield from (Timing(part="pixels", work=work, batch=plan.batch, size=s, **fixed) for s in plan.sizes)
 
 
-def point(timing: Timing, model: Any, device: torch.device, limits: Limits) -> Timing:
+def point(timing: Timing, model: Any, device: torch.device, limits: TimingLimits) -> Timing:
     """The timing with its numbers."""
 
     @contextmanager
@@ -89,7 +89,7 @@ def physical_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def point_alone(timing: Timing, plan: Plan, limits: Limits) -> Timing:
+def point_alone(timing: Timing, plan: Plan, limits: TimingLimits) -> Timing:
     """The same on a CPU, for a process of its own, which leaves others some of the memory."""
     most = int(0.8 * physical_memory())
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
@@ -98,7 +98,7 @@ def point_alone(timing: Timing, plan: Plan, limits: Limits) -> Timing:
     return replace(found, peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def points(plan: Plan, device: torch.device, limits: Limits, known: Sequence[Timing]) -> Iterator[Timing]:
+def points(plan: Plan, device: torch.device, limits: TimingLimits, known: Sequence[Timing]) -> Iterator[Timing]:
     """All timings with their numbers, as they come; those that are `known` come as they are."""
     found = {_point(timing): timing for timing in known}
     if device.type == "cpu":
@@ -128,7 +128,7 @@ def read_known(path: Path, plan: Plan) -> list[Timing]:
 def compile_size(plan: Plan, size: int, device: str) -> None:
     """Compile the kernels for images of one size into the shared cache: their lengths are constants."""
     model = create_model(plan.model).to(device).eval()
-    limits = Limits(seconds=0.0, min_repeats=1)
+    limits = TimingLimits(seconds=0.0, min_repeats=1)
     batches = (plan.batch,) if size != plan.size else (plan.batch, *plan.batches[:-1])
     for batch in batches:
         for work in WORKS:
@@ -186,7 +186,7 @@ def main() -> None:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     rows: list[Timing] = []
-    limits = Limits(seconds=arguments.seconds, min_repeats=2, max_seconds=5.0)
+    limits = TimingLimits(seconds=arguments.seconds, min_repeats=2, max_seconds=5.0)
     for timing in points(plan, device, limits, read_known(arguments.out, plan)):
         rows.append(timing)
         record = {

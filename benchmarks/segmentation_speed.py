@@ -19,7 +19,7 @@ import torch
 
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
-from trust_tta.bench.timing import Limits, Work, device_clock, repeat, wall_clock, warm_up
+from trust_tta.bench.timing import TimingLimits, Work, device_clock, repeat, wall_clock, warm_up
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.ops.cuda_graphs import GraphedNetwork
@@ -27,7 +27,7 @@ from trust_tta.ops.cuda_graphs import GraphedNetwork
 ORDERS = 6
 
 
-def time_of(work: Work, device: torch.device, limits: Limits) -> dict[str, float]:
+def time_of(work: Work, device: torch.device, limits: TimingLimits) -> dict[str, float]:
     clock = device_clock(device) if device.type == "cuda" else wall_clock(device)
     warm_up(work, clock, limits)
     if device.type == "cuda":
@@ -65,7 +65,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = create_model(options.model, num_classes=options.classes).to(device).eval()
     images = torch.randn(options.batch, 3, options.size, options.size, device=device)
-    limits, found = Limits(seconds=options.seconds), dict[str, Any]()
+    limits, found = TimingLimits(seconds=options.seconds), dict[str, Any]()
     with torch.autocast(device.type, torch.bfloat16):
         for name in ("trust", "tide", "tent", "source"):
             method = create_method(name, model)

@@ -16,7 +16,7 @@ from trust_tta.schema import did_you_mean, show
 
 Group: TypeAlias = Literal["trust_tta.methods", "trust_tta.models", "trust_tta.datasets"]
 
-# Functions from a name in a library to what it stands for here.
+# Functions that take a name in a library and return the object.
 _LIBRARIES = {
     ("trust_tta.models", "timm"): "trust_tta.timm:network",
     ("trust_tta.datasets", "hf"): "trust_tta.data.hub:dataset",
@@ -30,7 +30,7 @@ _KINDS: dict[str, str] = {
 
 
 def resolve(name: str, known: Mapping[str, Any], *, group: Group) -> Any:
-    """What `name` stands for: a value of `known`, an entry point of `group`, or an object of a module."""
+    """The object called `name`: a value of `known`, an entry point of `group`, or an attribute of a module."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"the name of a {_KINDS[group]} is {show(name)}; give a string")
     if name in known:

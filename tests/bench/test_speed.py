@@ -12,9 +12,9 @@ import torch
 
 from tests.conftest import SetThreads
 from trust_tta.bench.speed import (
-    Place,
-    Settings,
     Shape,
+    SpeedSettings,
+    TimingSetup,
     count,
     floor_bytes,
     memory_over_one,
@@ -26,7 +26,7 @@ from trust_tta.bench.speed import (
     take_orders,
 )
 from trust_tta.bench.startup import startup_timings
-from trust_tta.bench.timing import Case, Limits, Prepare, Timing, Work, exponent, measure, refuse, repeat
+from trust_tta.bench.timing import Case, Prepare, Timing, TimingLimits, Work, exponent, measure, refuse, repeat
 from trust_tta.errors import ConfigError
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
@@ -34,7 +34,7 @@ from trust_tta.ops.functional import grouped_scan
 from trust_tta.orders import PAPER_ORDERS
 
 CPU = torch.device("cpu")
-ONCE = Limits(seconds=0.0, min_repeats=1, max_warmups=0)
+ONCE = TimingLimits(seconds=0.0, min_repeats=1, max_warmups=0)
 TIMING = Timing(part="network", work="forward", backend="cpu", dtype="float32", batch=2, size=16)
 
 
@@ -53,15 +53,15 @@ def one_thread(threads: SetThreads) -> None:
 @pytest.mark.parametrize(
     ("limits", "seconds", "expected"),
     [
-        (Limits(seconds=1.0, min_repeats=3), 0.25, 4),
-        (Limits(seconds=1.0, min_repeats=3), 2.0, 3),
-        (Limits(seconds=1.0, min_repeats=3, max_seconds=5.0), 6.0, 1),
-        (Limits(seconds=1.0, min_repeats=3, max_repeats=7), 1e-3, 7),
+        (TimingLimits(seconds=1.0, min_repeats=3), 0.25, 4),
+        (TimingLimits(seconds=1.0, min_repeats=3), 2.0, 3),
+        (TimingLimits(seconds=1.0, min_repeats=3, max_seconds=5.0), 6.0, 1),
+        (TimingLimits(seconds=1.0, min_repeats=3, max_repeats=7), 1e-3, 7),
         (ONCE, 0.0, 1),
     ],
     ids=["until the seconds", "min repeats", "one long repeat", "max repeats", "once"],
 )
-def test_number_of_repeats(limits: Limits, seconds: float, expected: int) -> None:
+def test_number_of_repeats(limits: TimingLimits, seconds: float, expected: int) -> None:
     assert len(repeat(lambda: None, lambda work: seconds, limits)) == expected
 
 
@@ -69,7 +69,7 @@ def test_calls_that_compile_are_no_results(monkeypatch: pytest.MonkeyPatch) -> N
     """A kernel compiles in the first call, a graph is captured in the second, both far over the limits of a repeat."""
     values = iter([18.0, 2.0, 0.1, 0.1, *[0.1] * 30])
     monkeypatch.setattr("trust_tta.bench.timing.wall_clock", lambda device: lambda work: next(values))
-    row = measure(Case(timing=TIMING, prepare=prepared(lambda: None), limits=Limits(seconds=0.5)), CPU)
+    row = measure(Case(timing=TIMING, prepare=prepared(lambda: None), limits=TimingLimits(seconds=0.5)), CPU)
     assert row.first_ms == 18000
     assert [row.median_ms, row.p20_ms, row.p80_ms] == pytest.approx([100, 100, 100])
 
@@ -78,7 +78,10 @@ def test_median_and_spread_of_the_repeats(monkeypatch: pytest.MonkeyPatch) -> No
     values = iter([9.0, 9.0, 5.0, 1.0, 3.0, 2.0, 4.0])  # two warm-up calls
     monkeypatch.setattr("trust_tta.bench.timing.wall_clock", lambda device: lambda work: next(values))
     case = Case(
-        timing=TIMING, prepare=prepared(lambda: None), limits=Limits(seconds=0, min_repeats=5, max_warmups=0), floor=1.5
+        timing=TIMING,
+        prepare=prepared(lambda: None),
+        limits=TimingLimits(seconds=0, min_repeats=5, max_warmups=0),
+        floor=1.5,
     )
     row = measure(case, CPU)
     assert (row.median_ms, row.repeats, row.floor_ratio) == (3000, 5, 2.0)
@@ -153,7 +156,7 @@ def test_shapes_and_counts_of_a_network(model: VMamba) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    cases = network_cases(model, Place("reference", "float32", batch=7, size=16, limits=ONCE))
+    cases = network_cases(model, TimingSetup("reference", "float32", batch=7, size=16, limits=ONCE))
     rows = [measure(case, CPU) for case in cases]
     assert [row.failed for row in rows] == [""] * 11
     last = ["TRUST K=6 parallel split", "averaging the weights of 6 orders", "offline ranking of all orders"]
@@ -165,7 +168,9 @@ def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_batch_of_one_runs_in_every_mode_but_split(model: VMamba) -> None:
-    rows = [measure(case, CPU) for case in network_cases(model, Place("cpu", "bf16", batch=1, size=16, limits=ONCE))]
+    rows = [
+        measure(case, CPU) for case in network_cases(model, TimingSetup("cpu", "bf16", batch=1, size=16, limits=ONCE))
+    ]
     assert [row.failed for row in rows] == [""] * 10
     assert not [row for row in rows if "split" in row.work]
 
@@ -188,7 +193,7 @@ def test_orders_are_the_papers_first() -> None:
 
 def test_every_mistake_in_the_settings_at_once() -> None:
     with pytest.raises(ConfigError, match=r"--batch.*--size.*--dtype.*--orders.*--repeats"):
-        Settings(model="m", batches=(), size=3, dtypes=("f8",), orders=(25,), limits=Limits(min_repeats=0))
+        SpeedSettings(model="m", batches=(), size=3, dtypes=("f8",), orders=(25,), limits=TimingLimits(min_repeats=0))
 
 
 class Tiny(torch.nn.Module):
@@ -206,7 +211,10 @@ class Tiny(torch.nn.Module):
 
 def test_any_network_has_rows() -> None:
     model = create_model(f"{__name__}:Tiny").eval()
-    rows = [measure(case, CPU) for case in network_cases(model, Place("cpu", "float32", batch=8, size=16, limits=ONCE))]
+    rows = [
+        measure(case, CPU)
+        for case in network_cases(model, TimingSetup("cpu", "float32", batch=8, size=16, limits=ONCE))
+    ]
     assert [row.failed for row in rows] == [""] * len(rows)
     assert [row.work for row in rows][-2:] == ["Tent", "tide"]
     counts = count(model, size=16)

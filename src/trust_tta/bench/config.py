@@ -20,11 +20,11 @@ from trust_tta.schema import Count, Name, Natural, Positive, Schema, Title, did_
 SAMPLE, ARRAY = "sample", "array"  # data sets that are corrupted as they are read
 SHIPPED = "shipped"  # the root of the 16 pictures of CamVid in the package
 CLEAN = "clean"
-FROM_CLEAN = frozenset({"source_statistics", "fisher"})  # options that are computed from clean images
+CLEAN_DATA_OPTIONS = frozenset({"source_statistics", "fisher"})  # options that are computed from clean images
 
 
-def _several(value: Any) -> Any:
-    """A single value stands for a list of one."""
+def _as_tuple(value: Any) -> Any:
+    """A single value as a list of one."""
     return value if isinstance(value, tuple) else tuple(value) if isinstance(value, list) else (value,)
 
 
@@ -45,9 +45,9 @@ def _preset(value: Any) -> Any:
     return value
 
 
-Counts = Annotated[tuple[Count, ...], AfterValidator(_distinct), BeforeValidator(_several)]
-Seeds = Annotated[tuple[Natural, ...], AfterValidator(_distinct), BeforeValidator(_several)]
-Titles = Annotated[tuple[Title, ...], AfterValidator(_distinct), BeforeValidator(_several)]
+Counts = Annotated[tuple[Count, ...], AfterValidator(_distinct), BeforeValidator(_as_tuple)]
+Seeds = Annotated[tuple[Natural, ...], AfterValidator(_distinct), BeforeValidator(_as_tuple)]
+Titles = Annotated[tuple[Title, ...], AfterValidator(_distinct), BeforeValidator(_as_tuple)]
 
 
 class ModelConfig(Schema):
@@ -135,7 +135,7 @@ class DataConfig(Schema):
     limit: Count | None = Field(default=None, description="at most this many images per domain, drawn by the seed")
     class_mask: bool = Field(default=True, description="score ImageNet-R among its 200 classes")
     options: dict[str, Any] = Field(
-        default={}, description="keywords for a data set from outside; protocol and scale of labeled pixels"
+        default={}, description="keywords for a data set from outside; protocol and scale of segmentation masks"
     )
 
     def __hash__(self) -> int:
@@ -143,7 +143,7 @@ class DataConfig(Schema):
 
     @property
     def folder(self) -> Path:
-        """Where the data sets are."""
+        """Folder of the data sets."""
         if self.root != SHIPPED:
             return Path(self.root)
         return Path(str(resources.files("trust_tta"))) / "assets" / "camvid_sample"
@@ -267,7 +267,7 @@ class MethodConfig(Schema):
         return {name: plain(value) for name, value in {**method_options(self.name), **self.options}.items()}
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The label that was given, else the name with the options that differ from the method's defaults."""
         from trust_tta.methods.registry import method_options
 
@@ -285,7 +285,7 @@ class RunConfig(Schema):
     model: ModelConfig
     data: DataConfig
     stream: StreamsConfig = StreamsConfig()
-    methods: Annotated[tuple[MethodConfig, ...], BeforeValidator(_several)] = Field(
+    methods: Annotated[tuple[MethodConfig, ...], BeforeValidator(_as_tuple)] = Field(
         description="names, or tables of a name, options and a label"
     )
     device: Name = Field(default="auto", description="auto, cpu, cuda or cuda:1")
@@ -316,9 +316,9 @@ class RunConfig(Schema):
             key = canonical_json([method.name, method.all_options()])
             if key in seen:
                 raise ValueError(f"'{method.name}' is there twice with the same options; give it once")
-            if method.shown in seen.values():
-                raise ValueError(f"two methods have the label '{method.shown}'; give them different ones")
-            seen[key] = method.shown
+            if method.display_name in seen.values():
+                raise ValueError(f"two methods have the label '{method.display_name}'; give them different ones")
+            seen[key] = method.display_name
         return methods
 
     @model_validator(mode="after")

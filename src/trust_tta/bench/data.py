@@ -66,7 +66,7 @@ class CorruptedImages:
         return self.made[index]
 
     def digest(self) -> str:
-        """Of the clean images, the recipe, and the first results, which change when the code does."""
+        """Hash of the clean images, the recipe, and the first corrupted images, which depend on the code."""
         probes = 1 if self.protocol else _PROBES  # pictures differ in size
         first = np.stack([self.read(index) for index in range(min(probes, len(self)))])
         recipe = f"{self.corruption} {self.severity} {self.seed}"

@@ -313,7 +313,7 @@ def reliability(confidence: Tensor, correct: Tensor) -> Reliability:
     )
 
 
-# labels of pixels
+# segmentation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What scan orders change besides accuracy: entropy, the loss around adapted networks, norms of weights, memory."""
+"""Analyses of scan orders: entropy, loss around adapted networks, weight norms, memory."""
 
 from __future__ import annotations
 

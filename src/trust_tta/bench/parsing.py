@@ -37,8 +37,8 @@ _FREE_TABLES = ("methods", "model.overrides", "model.preprocessing", "data.optio
 
 
 @dataclass(frozen=True)
-class Section:
-    """The keys and values of one experiment; `where` is the prefix of its mistakes."""
+class ConfigSection:
+    """Keys and values of one experiment; `where` is the prefix of its mistakes."""
 
     where: str
     values: dict[str, Any]
@@ -193,19 +193,19 @@ def _distribute_options(values: dict[str, Any]) -> list[str]:
     return [f"options.{o}: no listed method has it; {did_you_mean(o, sorted(every))}" for o in shared if o not in every]
 
 
-def _full_sections(content: Mapping[str, Any], mistakes: list[str]) -> list[Section]:
+def _full_sections(content: Mapping[str, Any], mistakes: list[str]) -> list[ConfigSection]:
     """One section per [[parts]], or the file itself; tables of a part replace those of the file."""
     base = translate({name: value for name, value in content.items() if name not in (PARTS, SMALL)})
     parts = content.get(PARTS)
     if parts is None:
-        return [Section("", base)]
+        return [ConfigSection("", base)]
     if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
         mistakes.append(f"{PARTS}: {show(parts)} is not a list of tables; write [[{PARTS}]] before each")
-        return [Section("", base)]
-    return [Section(f"{PARTS}[{i}]: ", {**base, **translate(part)}) for i, part in enumerate(parts, start=1)]
+        return [ConfigSection("", base)]
+    return [ConfigSection(f"{PARTS}[{i}]: ", {**base, **translate(part)}) for i, part in enumerate(parts, start=1)]
 
 
-def _small_section(content: Mapping[str, Any], name: str, mistakes: list[str]) -> Section | None:
+def _small_section(content: Mapping[str, Any], name: str, mistakes: list[str]) -> ConfigSection | None:
     """The file with the tables of [small] in place of its own, under its own name and store."""
     section = content.get(SMALL)
     if section is None:
@@ -215,10 +215,10 @@ def _small_section(content: Mapping[str, Any], name: str, mistakes: list[str]) -
         return None
     base = translate({key: value for key, value in content.items() if key not in (PARTS, SMALL, "store")})
     base["experiment"] = f"{base.get('experiment', name)}-{SMALL}"
-    return Section(f"{SMALL}: ", {**base, **translate(section)})
+    return ConfigSection(f"{SMALL}: ", {**base, **translate(section)})
 
 
-def _select_dataset(sections: Sequence[Section], dataset: str) -> list[Section]:
+def _select_dataset(sections: Sequence[ConfigSection], dataset: str) -> list[ConfigSection]:
     """The sections that use a data set."""
     from trust_tta.data.class_matching import fold_name
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from trust_tta.bench.config import FROM_CLEAN, MethodConfig, ModelConfig, RunConfig
+from trust_tta.bench.config import CLEAN_DATA_OPTIONS, MethodConfig, ModelConfig, RunConfig
 from trust_tta.bench.data import ExperimentData, align, prepare
 from trust_tta.config_io import read_class_names
 from trust_tta.data.file_io import hash_array, hash_strings
@@ -65,7 +65,7 @@ class ExperimentPlan:
     @property
     def labels(self) -> dict[CellKey, str]:
         """The label of each cell's method."""
-        return {key: sequence.method.shown for sequence in self.sequences for key in sequence.keys}
+        return {key: sequence.method.display_name for sequence in self.sequences for key in sequence.keys}
 
     @cached_property
     def baselines(self) -> dict[CellKey, CellKey]:
@@ -238,5 +238,5 @@ def key_options(method: MethodConfig, *, clean: str | None = None) -> dict[str, 
     """All options of the method; a note in place of statistics that the runner computes from clean images."""
     options = method.all_options()
     origin = f" of {clean}" if clean else ""
-    options |= {name: f"{CLEAN_IMAGES} clean images{origin}" for name in FROM_CLEAN & options.keys()}
+    options |= {name: f"{CLEAN_IMAGES} clean images{origin}" for name in CLEAN_DATA_OPTIONS & options.keys()}
     return options

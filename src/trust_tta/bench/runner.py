@@ -29,7 +29,7 @@ LONGER_SIDE = 64  # pixels of a kept picture
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationOptions:
-    """How a stream is run, and what is measured besides accuracy."""
+    """Device, number format and optional measures of a run."""
 
     device: torch.device
     dtype: str = "float32"  # or "bf16": the network computes under autocast

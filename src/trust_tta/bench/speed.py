@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trust_tta.bench.environment import collect_provenance, now
 from trust_tta.bench.startup import startup_timings
-from trust_tta.bench.timing import Case, Limits, Timing, Work, copy_bandwidth, float32_only, measure, refuse
+from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, copy_bandwidth, float32_only, measure, refuse
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.methods import merging
 from trust_tta.methods.parameters import ParameterSet, select
@@ -33,7 +33,7 @@ SCHEMA_VERSION = 1
 
 
 def measure_speed(
-    settings: Settings,
+    settings: SpeedSettings,
     *,
     device: torch.device,
     keep: Callable[[dict[str, Any]], None] = lambda record: None,
@@ -70,7 +70,7 @@ def measure_speed(
     return record
 
 
-def _startup(settings: Settings, device: torch.device, progress: Progress) -> list[Timing]:
+def _startup(settings: SpeedSettings, device: torch.device, progress: Progress) -> list[Timing]:
     """First-call times; of TRUST and Tent on a GPU only, where their kernels are compiled."""
     methods = ("model", "tide") if device.type == "cpu" else ("model", "tent", "trust", "tide")
     progress.start(2 + 2 * len(methods), "starting processes")
@@ -96,7 +96,7 @@ def failed_backends(record: dict[str, Any]) -> list[str]:
 
 
 def _describe(
-    settings: Settings, model: nn.Module, device: torch.device, checks: dict[str, BackendCheck]
+    settings: SpeedSettings, model: nn.Module, device: torch.device, checks: dict[str, BackendCheck]
 ) -> dict[str, Any]:
     """The record before its rows: environment, checks, counts, the speed of a copy."""
     config = canonical_json(asdict(settings))
@@ -127,7 +127,7 @@ NATIVE = {"cpu": "cpu", "cuda": "triton"}  # the backend that "auto" takes on a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SpeedSettings:
     """The network and the sizes of a run; scans are measured at the largest batch size.
 
     `size` None: that of the network's preprocessing. `startup`: also time imports and first batches in new processes.
@@ -142,7 +142,7 @@ class Settings:
     classes: int | None = None  # outputs of a network without a checkpoint
     startup: bool = False
     memory: bool = False  # also measure the parallel mode by the number of orders, at the smallest batch size
-    limits: Limits = Limits()
+    limits: TimingLimits = TimingLimits()
 
     def __post_init__(self) -> None:
         many = len(ScanOrder.all())
@@ -161,10 +161,10 @@ class Settings:
             raise ConfigError("; ".join(wrong))
 
 
-def default_settings(device: torch.device) -> Settings:
+def default_settings(device: torch.device) -> SpeedSettings:
     """The defaults of each device: the paper's network on a GPU, the shipped one on a CPU."""
     if device.type == "cuda":
-        return Settings(
+        return SpeedSettings(
             model="vmamba_tiny_s1l8_bn",
             batches=(128, 1),
             size=224,
@@ -172,24 +172,24 @@ def default_settings(device: torch.device) -> Settings:
             memory=True,
             startup=True,
         )
-    return Settings(model="vmamba_nano", batches=(64,), size=32, dtypes=("float32",), startup=True)
+    return SpeedSettings(model="vmamba_nano", batches=(64,), size=32, dtypes=("float32",), startup=True)
 
 
-def quick(settings: Settings) -> Settings:
+def quick(settings: SpeedSettings) -> SpeedSettings:
     """A run of a few seconds that exercises every part once; its numbers mean nothing."""
-    limits = Limits(seconds=0.0, min_repeats=1, max_warmups=0)
+    limits = TimingLimits(seconds=0.0, min_repeats=1, max_warmups=0)
     return replace(
         settings, model="vmamba_nano", batches=(8,), size=16, orders=(1, 2), memory=True, startup=False, limits=limits
     )
 
 
 def make_cases(
-    settings: Settings, model: nn.Module, scan: Scan, *, device: torch.device, bandwidth: float
+    settings: SpeedSettings, model: nn.Module, scan: Scan, *, device: torch.device, bandwidth: float
 ) -> list[Case]:
     """Networks, each next to the same with the reference scan; memory by orders, growth, the scan alone."""
     limits, largest = settings.limits, max(settings.batches)
     brief = replace(limits, seconds=limits.seconds / 4)
-    at = Place(NATIVE[device.type], "float32", batch=largest, size=settings.size or 0, limits=limits)
+    at = TimingSetup(NATIVE[device.type], "float32", batch=largest, size=settings.size or 0, limits=limits)
     cases = [
         case
         for batch in settings.batches
@@ -222,7 +222,7 @@ def _is_twin(slow: Timing, fast: Timing) -> bool:
 
 
 def over_reference(rows: Sequence[Timing]) -> dict[str, float]:
-    """How many times faster than with the reference scan each piece of work is."""
+    """Speedup of each piece of work over the reference scan."""
     slow = {_place(r): r.median_ms for r in rows if r.backend == "reference" and r.median_ms}
     fast = [r for r in rows if r.backend != "reference" and r.median_ms and r.dtype == "float32"]
     return {
@@ -250,7 +250,7 @@ SCAN_FLOPS = 9  # for each state, position and direction, as VMamba's authors co
 Maker: TypeAlias = Callable[[nn.Module, Tensor], Iterator[Work]]
 
 
-class Step(NamedTuple):
+class SpeedStep(NamedTuple):
     """A piece of work on a network; `k`: the number of orders, where it has any."""
 
     name: str
@@ -259,18 +259,18 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where and at which size a step is timed."""
+class TimingSetup:
+    """Backend, number format, sizes and limits of a timing."""
 
     backend: str
     dtype: str
     batch: int
     size: int
-    limits: Limits
+    limits: TimingLimits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class NetworkCounts:
     """Parameters, those that Tent and TRUST adapt, and floating-point operations of one image's forward pass."""
 
     parameters: int
@@ -280,8 +280,8 @@ class Counts:
     flops_scan: int
 
 
-def count(model: nn.Module, *, size: int) -> Counts:
-    """Counts for images of `size` x `size` pixels."""
+def count(model: nn.Module, *, size: int) -> NetworkCounts:
+    """NetworkCounts for images of `size` x `size` pixels."""
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     sets: tuple[ParameterSet, ...] = ("bn", "ss2d")
     adapted = dict.fromkeys(sets, 0)
@@ -300,7 +300,7 @@ def count(model: nn.Module, *, size: int) -> Counts:
         model.eval()(torch.zeros(1, 3, size, size, device=next(model.parameters()).device))
     if isinstance(model, VMamba):
         model.set_scan_backend("auto")
-    return Counts(
+    return NetworkCounts(
         parameters=sum(sizes.values()),
         adapted_by_tent=adapted["bn"],
         adapted_by_trust=adapted["ss2d"],
@@ -309,46 +309,46 @@ def count(model: nn.Module, *, size: int) -> Counts:
     )
 
 
-def network_cases(model: nn.Module, at: Place) -> list[Case]:
+def network_cases(model: nn.Module, at: TimingSetup) -> list[Case]:
     """All steps at one batch size: of any network, and of a VMamba; a batch of one cannot be split among orders."""
     steps = [
-        Step("forward", None, _forward),
-        Step("forward by the method 'source'", None, _source),
-        Step("forward and backward", None, _forward_and_backward),
-        Step("Tent", None, _method("tent")),
-        Step("tide", None, _method("tide")),
+        SpeedStep("forward", None, _forward),
+        SpeedStep("forward by the method 'source'", None, _source),
+        SpeedStep("forward and backward", None, _forward_and_backward),
+        SpeedStep("Tent", None, _method("tent")),
+        SpeedStep("tide", None, _method("tide")),
     ]
     if isinstance(model, VMamba):
         steps += [
             NAIVE,
             *trust_modes(split=at.batch > 1),
-            Step(f"averaging the weights of {ORDERS} orders", ORDERS, _averaging),
-            Step("offline ranking of all orders", len(model.scan_orders), _ranking),
+            SpeedStep(f"averaging the weights of {ORDERS} orders", ORDERS, _averaging),
+            SpeedStep("offline ranking of all orders", len(model.scan_orders), _ranking),
         ]
     return [_case(model, "network", step, at) for step in steps]
 
 
-def trust_modes(*, split: bool) -> list[Step]:
+def trust_modes(*, split: bool) -> list[SpeedStep]:
     orders = take_orders(ORDERS)
     modes = {"sequential": "sequential", "replicate": "parallel replicate", "split": "parallel split"}
     steps = [
-        Step(f"TRUST K={ORDERS} {name}", ORDERS, _method("trust", orders=orders, mode=mode))
+        SpeedStep(f"TRUST K={ORDERS} {name}", ORDERS, _method("trust", orders=orders, mode=mode))
         for mode, name in modes.items()
     ]
     return steps if split else steps[:-1]
 
 
-def reference_cases(model: VMamba, at: Place, *, whole_step: bool) -> list[Case]:
+def reference_cases(model: VMamba, at: TimingSetup, *, whole_step: bool) -> list[Case]:
     """The same network with the reference scan; a whole step of TRUST takes minutes at 224 pixels."""
-    steps = [Step("forward", None, _forward), Step("forward and backward", None, _forward_and_backward)]
+    steps = [SpeedStep("forward", None, _forward), SpeedStep("forward and backward", None, _forward_and_backward)]
     steps += trust_modes(split=False)[:1] if whole_step else []
     return [_case(model, "network", step, at) for step in steps]
 
 
-def order_cases(model: VMamba, counts: Sequence[int], at: Place) -> list[Case]:
+def order_cases(model: VMamba, counts: Sequence[int], at: TimingSetup) -> list[Case]:
     """The parallel mode with K orders, whose memory is compared with one, TRUST naive."""
     steps = [
-        Step(f"TRUST K={k} parallel replicate", k, _method("trust", orders=take_orders(k), mode="replicate"))
+        SpeedStep(f"TRUST K={k} parallel replicate", k, _method("trust", orders=take_orders(k), mode="replicate"))
         if k > 1
         else NAIVE
         for k in counts
@@ -363,7 +363,7 @@ def take_orders(k: int, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list
     return [*papers, *(order for order in orders if order not in papers)][:k]
 
 
-def _case(model: nn.Module, part: str, step: Step, at: Place) -> Case:
+def _case(model: nn.Module, part: str, step: SpeedStep, at: TimingSetup) -> Case:
     def prepare() -> Iterator[Work]:
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(0)
@@ -394,7 +394,7 @@ def _forward(model: nn.Module, images: Tensor) -> Iterator[Work]:
 
 
 def _source(model: nn.Module, images: Tensor) -> Iterator[Work]:
-    """As the methods do it: on a GPU, a recorded pass."""
+    """Forward pass of the method `source`: on a GPU, a captured graph."""
     method = create_method("source", model)
     yield lambda: method(images)
 
@@ -407,7 +407,7 @@ def _forward_and_backward(model: nn.Module, images: Tensor) -> Iterator[Work]:
 
 
 def _averaging(model: nn.Module, images: Tensor) -> Iterator[Work]:
-    """What TRUST does between its last update and its prediction."""
+    """The average of the weights of all orders, as TRUST computes it after its last update."""
     del images
     method = create_method("trust", model, orders=take_orders(ORDERS))
     thetas = [method.weights.snapshot() for _ in range(ORDERS)]
@@ -429,7 +429,7 @@ def _method(name: str, **options: Any) -> Maker:
     return maker
 
 
-NAIVE = Step("TRUST naive", 1, _method("trust_naive"))
+NAIVE = SpeedStep("TRUST naive", 1, _method("trust_naive"))
 
 
 # the scan alone
@@ -460,7 +460,7 @@ def stage_shapes(model: VMamba, *, batch: int, size: int) -> list[Shape]:
 
 
 def scan_cases(
-    scan: Scan, shape: Shape, *, backend: str, dtype: str, device: torch.device, bandwidth: float, limits: Limits
+    scan: Scan, shape: Shape, *, backend: str, dtype: str, device: torch.device, bandwidth: float, limits: TimingLimits
 ) -> list[Case]:
     """Forward and backward of one scan."""
     floors = floor_bytes(shape, dtype)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from trust_tta.bench.config import FROM_CLEAN, RunConfig
+from trust_tta.bench.config import CLEAN_DATA_OPTIONS, RunConfig
 from trust_tta.bench.environment import collect_provenance, now
 from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.plan import CLEAN_IMAGES, CellSequence, ExperimentPlan, estimate_costs
@@ -110,7 +110,7 @@ class SequenceRunner:
     def check(self, sequence: CellSequence) -> None:
         """Open the data and the network, so that errors in them come before the first cell."""
         config, first = self.experiment.config, self.experiment.domains_of(sequence)[0]
-        gathers = any(FROM_CLEAN & method_options(method.name).keys() for method in config.methods)
+        gathers = any(CLEAN_DATA_OPTIONS & method_options(method.name).keys() for method in config.methods)
         if config.clean_after or gathers:
             self.experiment.data.clean(first.dataset.domain)
         self.experiment.network(first)
@@ -147,7 +147,7 @@ class SequenceRunner:
         model = experiment.network(experiment.domains_of(sequence)[0])
         options = dict(sequence.method.options)
         defaults = method_options(sequence.method.name)
-        for name in FROM_CLEAN & defaults.keys():
+        for name in CLEAN_DATA_OPTIONS & defaults.keys():
             clean = experiment.clean(sequence, limit=CLEAN_IMAGES)
             batches = (batch.images.to(experiment.device) for batch in clean.batches)
             options[name] = gather_from_clean(name, model, batches, {**defaults, **options})
@@ -167,12 +167,12 @@ class CellWriter:
         prefix: str = "",
     ) -> None:
         self.config, self.plan, self.store, self.progress, self.prefix = config, plan, store, progress, prefix
-        self.width = max(len(method.shown) for method in config.methods)
+        self.width = max(len(method.display_name) for method in config.methods)
 
     def finish(self, sequence: CellSequence, found: FinishedCell) -> None:
         if found.pictures or found.result.pixels:
             self.store.keep_pictures(found.key, found.pictures, class_names=found.class_names)
-        self.store.finish(found.key, found.result, found.provenance, label=sequence.method.shown)
+        self.store.finish(found.key, found.result, found.provenance, label=sequence.method.display_name)
         self.progress.note(f"{self._name(sequence, found.key)}  {self._numbers(found)}")
 
     def fail(self, sequence: CellSequence, keys: Iterable[CellKey], message: str) -> None:
@@ -183,7 +183,7 @@ class CellWriter:
     def _name(self, sequence: CellSequence, key: CellKey) -> str:
         """Label, domain, batch size if there are several, and seed."""
         batch = f"  batch {key.batch_size}" if len(self.config.stream.batch_size) > 1 else ""
-        label = f"{self.prefix}{sequence.method.shown:<{self.width}}"
+        label = f"{self.prefix}{sequence.method.display_name:<{self.width}}"
         return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
 
     def _numbers(self, found: FinishedCell) -> str:

@@ -26,7 +26,7 @@ STEADY = 0.8  # of the time of the call before: a faster call means that the one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class TimingLimits:
     """Measure until there are `min_repeats` and `seconds` have passed, or one repeat took `max_seconds`."""
 
     seconds: float = 1.0
@@ -68,7 +68,7 @@ class Case:
 
     timing: Timing
     prepare: Prepare
-    limits: Limits
+    limits: TimingLimits
     on_device: bool = False  # use the device's own clock, and flush its cache before each repeat
     floor: float | None = None
 
@@ -100,7 +100,7 @@ def refuse(case: Case, reason: str) -> Timing:
     return replace(case.timing, failed=f"refused: {reason}")
 
 
-def warm_up(work: Work, clock: Clock, limits: Limits) -> float:
+def warm_up(work: Work, clock: Clock, limits: TimingLimits) -> float:
     """Call the work until it no longer gets faster, at least twice; returns the seconds of the first call.
 
     The first calls compile kernels and capture CUDA graphs, however long that takes: they are never results.
@@ -113,7 +113,7 @@ def warm_up(work: Work, clock: Clock, limits: Limits) -> float:
     return first
 
 
-def repeat(work: Work, clock: Clock, limits: Limits) -> list[float]:
+def repeat(work: Work, clock: Clock, limits: TimingLimits) -> list[float]:
     """Seconds of each repeat."""
     times: list[float] = []
     while len(times) < limits.min_repeats or (sum(times) < limits.seconds and len(times) < limits.max_repeats):
@@ -152,7 +152,7 @@ def device_clock(device: torch.device) -> Clock:
     return clock
 
 
-def copy_bandwidth(device: torch.device, *, limits: Limits) -> float:
+def copy_bandwidth(device: torch.device, *, limits: TimingLimits) -> float:
     """Bytes per second that a copy from the device to itself reads and writes."""
     source = torch.ones(1 << (27 if device.type == "cuda" else 25), device=device)
     target = torch.empty_like(source)

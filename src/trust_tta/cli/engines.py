@@ -1,4 +1,4 @@
-"""What runs cells and trainings: this process, several on this machine, or a Ray cluster."""
+"""Engines of cells and trainings: this process, several processes, or a Ray cluster."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Parser(ArgumentParser):
         super().exit(status, message)
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As in argparse, but unknown flags are answered here, where the known ones are at hand."""
+        """As in argparse; an unknown flag gets the nearest known one."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             from trust_tta.schema import did_you_mean
@@ -162,7 +162,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 def _interrupted(words: Sequence[str]) -> str:
-    """What remains of the run, and the command that continues it or starts over."""
+    """The message of an interruption: what is kept, and the command that continues."""
     kept = getattr(load_command(words[0]), "KEPT", "") if words and words[0] in COMMANDS else ""
     command = shlex.join(["trust-tta", *words])
     return f"interrupted; {kept}; to continue: {command}" if kept else f"interrupted; to start over: {command}"

@@ -46,7 +46,7 @@ ANALYSES: dict[str, tuple[Analysis, ...]] = {
 
 
 @dataclass(frozen=True)
-class Item:
+class PaperExperiment:
     """A configuration of the paper, with the content of its first two lines."""
 
     path: Path
@@ -94,7 +94,7 @@ def run(arguments: Namespace) -> None:
         raise TrustError(f"not all could be done ({len(problems)} problems), for the reasons above")
 
 
-def run_item(item: Item, *, small: bool, root: str) -> list[str]:
+def run_item(item: PaperExperiment, *, small: bool, root: str) -> list[str]:
     """Run a configuration and its analyses, and write the page; returns a line for each problem."""
     from trust_tta.bench.parsing import read_parts
     from trust_tta.cli.cells import run_parts
@@ -119,7 +119,7 @@ def run_item(item: Item, *, small: bool, root: str) -> list[str]:
     return problems
 
 
-def _analyse(item: Item, analysis: Analysis, out: Path, *, small: bool, root: str) -> list[str]:
+def _analyse(item: PaperExperiment, analysis: Analysis, out: Path, *, small: bool, root: str) -> list[str]:
     from trust_tta.bench.parsing import read_parts
     from trust_tta.cli.analyse import analyse, surface_points
 
@@ -141,20 +141,20 @@ def shipped() -> Path:
     return next((place for place in places if place.is_dir()), places[0])
 
 
-def read_items(folder: Path) -> list[Item]:
+def read_items(folder: Path) -> list[PaperExperiment]:
     """The configurations of a folder in the paper's order: tables, figures, then everything else."""
     items = []
     for path in sorted(folder.glob("*.toml")):
         header = _HEADER.match(path.read_text(encoding="utf-8"))
         if header is None:
             raise ConfigError(f"'{path}' does not begin with '# PLACE: ABOUT' and '# Needs ...'; write these two lines")
-        items.append(Item(path, **header.groupdict()))
+        items.append(PaperExperiment(path, **header.groupdict()))
     if not items:
         raise ConfigError(f"no configurations in '{folder}'; give a folder of TOML files with --configs")
     return sorted(items, key=lambda item: _rank(item.place))
 
 
-def listing(items: Sequence[Item]) -> str:
+def listing(items: Sequence[PaperExperiment]) -> str:
     """A paragraph for each item."""
     lines = []
     for item in items:
@@ -163,7 +163,7 @@ def listing(items: Sequence[Item]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def markdown(items: Sequence[Item]) -> str:
+def markdown(items: Sequence[PaperExperiment]) -> str:
     """The table of docs/results/paper.md."""
     rows = []
     for item in items:
@@ -182,7 +182,7 @@ def markdown(items: Sequence[Item]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _choose(items: Sequence[Item], names: Sequence[str]) -> list[Item]:
+def _choose(items: Sequence[PaperExperiment], names: Sequence[str]) -> list[PaperExperiment]:
     known = {item.name: item for item in items}
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -15,7 +15,7 @@ from trust_tta.errors import BackendError
 if TYPE_CHECKING:
     import torch
 
-    from trust_tta.bench.speed import Settings
+    from trust_tta.bench.speed import SpeedSettings
 
 EXAMPLES = """\
   trust-tta speed                                  the shipped network on a CPU, VMamba-T at 224 pixels on a GPU
@@ -73,7 +73,7 @@ def run(arguments: Namespace) -> None:
         )
 
 
-def make_settings(arguments: Namespace, device: torch.device) -> Settings:
+def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
     """The defaults of the device, with the changes of the flags."""
     from dataclasses import replace
 
@@ -178,7 +178,7 @@ def _times(row: Record) -> tuple[str, ...]:
 def _draw(
     rows: Sequence[Record], shape: Sequence[str], titles: Sequence[str], numbers: Callable[[Record], tuple[str, ...]]
 ) -> str:
-    """What was run and its times; then `numbers`, under `titles`, and the failures below."""
+    """A table of rows, their times and further `numbers` under `titles`, and the failures below."""
     from trust_tta.report.formats import plain_table, to_text
 
     sizes = ["length" if name == "size" else name for name in shape]

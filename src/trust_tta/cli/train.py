@@ -41,21 +41,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--size",
         type=int,
         metavar="N",
-        help="pixels of a side (default: 32 for CIFAR, else 96; pictures with labels of pixels stay as they are)",
+        help="pixels of a side (default: 32 for CIFAR, else 96; pictures with segmentation masks keep their size)",
     )
     add("--processes", type=int, metavar="N", help="networks trained at once, of several (default 1)")
     add_engine_arguments(parser, task="training")
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument("--recipe", metavar="FILE", help="TOML file with any of the following; flags override it")
     add_schema_arguments(recipe, TrainRecipe)
-    pixels = parser.add_argument_group("recipe for labels of pixels (its defaults for the others differ; see the docs)")
+    pixels = parser.add_argument_group("recipe for segmentation (its defaults for the others differ; see the docs)")
     add_schema_arguments(pixels, SegmentationRecipe, but=Recipe)
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:
     """The flags that `train` and `finetune` share."""
     add = parser.add_argument
-    add("--data", required=True, metavar="NAME", help="cifar10, cifar100, pacs, folder, or one with labels of pixels")
+    add("--data", required=True, metavar="NAME", help="cifar10, cifar100, pacs, folder, or one with segmentation masks")
     add("--root", default="data", metavar="FOLDER", help="folder of the data set (default: data)")
     add("--out", required=True, metavar="FOLDER", help="for model.safetensors, train.json and card.md")
     add("--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out; train takes several: A,B")
