@@ -26,7 +26,7 @@ from trust_tta.export.run import export_network
 from trust_tta.models import checkpoint as checkpoint_module
 from trust_tta.models import efficientvmamba
 from trust_tta.models.base import ScanNetwork
-from trust_tta.models.checkpoint import Checkpoint, describe
+from trust_tta.models.checkpoint import Checkpoint, describe, matching_variants
 from trust_tta.models.config import (
     EfficientVMambaConfig,
     MambaVisionConfig,
@@ -274,6 +274,19 @@ def test_trust_adapts_under_the_scan_orders_of_the_network(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY)
+def test_half_precision_follows_float32(name: str) -> None:
+    model, batch = tiny(name).float(), images(2).float()
+    with torch.no_grad():
+        wanted = model(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = model(batch, order=model.scan_orders[-1])
+        low = model.bfloat16()(batch.bfloat16())
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), wanted, rtol=0.05, atol=0.05)
+    assert cast.isfinite().all()
+
+
+@pytest.mark.parametrize("name", TINY)
 def test_stochastic_depth_is_random_in_training_alone(name: str) -> None:
     model, batch = tiny(name, drop_path=0.5), images(2)
     with torch.no_grad():
@@ -302,8 +315,8 @@ def mambavision() -> Any:
 
 @pytest.mark.parametrize(
     ("prefix", "file"),
-    [("model.", "model.safetensors"), ("", "tiny.pth.tar"), ("module.", "tiny.pth")],
-    ids=["hub", "authors", "data-parallel"],
+    [("model.", "model.safetensors"), ("", "tiny.pth.tar")],
+    ids=["hub", "authors"],
 )
 def test_a_file_is_recognized_by_its_parameters(tmp_path: Path, mambavision: Any, prefix: str, file: str) -> None:
     path = write_file(tmp_path, mambavision, prefix=prefix, file=file)
@@ -315,9 +328,29 @@ def test_a_file_is_recognized_by_its_parameters(tmp_path: Path, mambavision: Any
         assert torch.equal(found(given), mambavision(given))
 
 
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("mambavision_large2", "model."),
+        ("msvmamba_micro", ""),
+        ("msvmambav3_base", "module."),
+        ("efficientvmamba_small", "module.module."),
+        ("spatialmamba_small", ""),
+        ("vssd_tiny", ""),
+        ("vmamba_tiny_s1l8", "module."),
+        ("groupmamba_base", ""),
+    ],
+)
+def test_every_family_is_recognized_by_names_and_shapes(name: str, prefix: str) -> None:
+    with torch.device("meta"):
+        state = tt.create_model(name).state_dict()
+    found = matching_variants({f"{prefix}{key}": value for key, value in state.items()})
+    assert found[0] == name
+
+
 def test_a_file_of_another_variant_or_family_is_refused_with_the_right_name(tmp_path: Path, mambavision: Any) -> None:
     path = write_file(tmp_path, mambavision)
-    for name in ("mambavision_tiny2", "vim_small", "vmamba_tiny_s1l8"):
+    for name in ("mambavision_tiny2", "vmamba_tiny_s1l8"):
         with pytest.raises(CheckpointError, match="holds the weights of 'mambavision_tiny'") as caught:
             tt.create_model(name, checkpoint=path)
         assert "\n" not in str(caught.value)
@@ -387,3 +420,18 @@ def test_windows_pad_maps_of_any_size() -> None:
 def test_wrong_fields_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         tt.create_model("mambavision_tiny", **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("vssd_tiny", {"heads": (3, 4, 8, 16)}, "3 heads do not divide 128 channels"),
+        ("vssd_tiny", {"heads": (2, 4)}, "4 dims, 2 heads and 4 values of attention"),
+        ("spatialmamba_tiny", {"dims": (64, 100, 256, 512)}, "each stage doubles"),
+        ("efficientvmamba_tiny", {"dims": (4, 8, 16, 32)}, "at least 8"),
+        ("msvmambav3_tiny", {"mlp_ratio": 4.0}, "mlp_ratio"),
+    ],
+)
+def test_wrong_fields_of_other_families_are_refused(name: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        tt.create_model(name, **fields)

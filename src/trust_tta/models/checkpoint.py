@@ -340,11 +340,16 @@ def _recognize(state: Mapping[str, Tensor], file: Path | None, published: Pretra
 def matching_variants(state: Mapping[str, Tensor]) -> list[str]:
     """Our variants whose parameters, but for the classifier, have the names and shapes of `state`."""
     size, segments = sum(t.numel() for t in state.values()), any("decode_head." in name for name in state)
-    found: dict[NetworkConfig, list[str]] = {}
+    candidates: dict[NetworkConfig, list[str]] = {}
     for name, config in VARIANTS.items():
         if 0.8 < config.rough_size() / max(1, size) < 1.25 and isinstance(config, UPerNetConfig) == segments:
-            found.setdefault(config, []).append(name)
-    return [name for config, names in found.items() if _has_shapes_of(state, config, names[0]) for name in names]
+            candidates.setdefault(config, []).append(name)
+    found: list[str] = []
+    family: type[NetworkConfig] | None = None  # of the first match; parameters of two families are never alike
+    for config in sorted(candidates, key=lambda c: abs(c.rough_size() - size)):
+        if family in (None, type(config)) and _has_shapes_of(state, config, candidates[config][0]):
+            found, family = found + candidates[config], type(config)
+    return [name for name in VARIANTS if name in found]
 
 
 def _has_shapes_of(state: Mapping[str, Tensor], config: NetworkConfig, variant: str) -> bool:

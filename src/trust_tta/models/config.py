@@ -402,7 +402,8 @@ class VSSDConfig(SpatialMambaConfig):
         if not len(self.dims) == len(self.heads) == len(self.attention):
             counts = f"{len(self.dims)} dims, {len(self.heads)} heads and {len(self.attention)} values of attention"
             raise ValueError(f"{counts}; give one of each per stage")
-        if wrong := [(dim, heads) for dim, heads in zip(self.dims, self.heads, strict=True) if dim % heads]:
+        widths = [dim if attends else 2 * dim for dim, attends in zip(self.dims, self.attention, strict=True)]
+        if wrong := [(width, heads) for width, heads in zip(widths, self.heads, strict=True) if width % heads]:
             raise ValueError(f"{wrong[0][1]} heads do not divide {wrong[0][0]} channels; give heads that do")
 
     def mixer_size(self, stage: int) -> float:
