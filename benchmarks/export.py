@@ -32,7 +32,7 @@ import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.export import export_network
 from trust_tta.export.check import accuracy, open_onnx
-from trust_tta.export.network import Input, PixelInputNetwork
+from trust_tta.export.network import InputSpec, PixelInputNetwork
 from trust_tta.export.onnx import quantize
 from trust_tta.models.base import ScanNetwork
 from trust_tta.optional import require
@@ -85,7 +85,7 @@ def measure(name: str, *, rounds: int, seconds: float) -> dict[str, Any]:
             "agreement": exported.agreement.as_dict(),
             "int8_bytes": small.stat().st_size,
             "int8_error": error_between(files[FILE], files[SMALL], size),
-            "accuracy": {kind: accuracy(run, Input("float", 32)) for kind, run in files.items()}
+            "accuracy": {kind: accuracy(run, InputSpec("float", 32)) for kind, run in files.items()}
             if checkpoint
             else None,
             **times(works, rounds=rounds, seconds=seconds),

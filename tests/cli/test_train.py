@@ -249,9 +249,9 @@ def test_every_mistake_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--data", "imagenet-c"], "not one to train on"),
+        (["--data", "imagenet-c"], "cannot be trained on"),
         (["--data", "pacs", "--target", "clipart"], "pacs has no domain 'clipart'"),
-        (["--data", "pacs", "--share", "1.5"], "share held out is 1.5"),
+        (["--data", "pacs", "--share", "1.5"], "held-out fraction is 1.5"),
         (["--data", "pacs", "--size", "4"], "at least 8 pixels"),
         (["--data", "pacs", "--size", "0"], "--size 0: give at least 8 pixels"),
         (["--data", "pacs", "--set", "drop_path=0.3"], "use --drop-path"),

@@ -9,7 +9,7 @@ from scipy import ndimage
 
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.loops import chamfer_distance
-from trust_tta.data.corruptions.weather import ICES, equalize, find_edges, frost_picture, plasma
+from trust_tta.data.corruptions.weather import ICES, equalize, find_edges, frost_texture, plasma
 
 
 def grey(value: int, count: int = 4, side: int = 32) -> NDArray[np.uint8]:
@@ -51,14 +51,14 @@ def test_fog_on_black_and_on_white() -> None:
 
 @pytest.mark.parametrize("variant", range(len(ICES)))
 def test_frost_pictures_are_as_bright_as_photographs(variant: int) -> None:
-    picture = frost_picture(variant, shrinking=1, height=224, width=224).astype(np.float64)
+    picture = frost_texture(variant, shrinking=1, height=224, width=224).astype(np.float64)
     assert picture.mean(axis=(0, 1)) == pytest.approx(ICES[variant].color, abs=3)
     assert picture.std(axis=(0, 1)) == pytest.approx([ICES[variant].contrast] * 3, rel=0.1)
 
 
 @pytest.mark.parametrize(("shrinking", "height", "width"), [(1, 224, 224), (5, 32, 32), (5, 300, 40), (1, 20, 900)])
 def test_frost_pictures_cover_any_image(shrinking: int, height: int, width: int) -> None:
-    picture = frost_picture(0, shrinking=shrinking, height=height, width=width)
+    picture = frost_texture(0, shrinking=shrinking, height=height, width=width)
     assert picture.shape[0] > height
     assert picture.shape[1] > width
 

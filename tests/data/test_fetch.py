@@ -231,7 +231,7 @@ def test_a_small_archive_of_gigabytes_is_refused_before_it_is_unpacked(tmp_path:
 
 def test_a_folder_that_cannot_be_written(site: Site, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="the folder .*/file cannot be made"):
+    with pytest.raises(DataError, match="the folder .*/file cannot be created"):
         fetch_cifar10(tmp_path / "file", official=_official(site), pins=PINS)
 
 

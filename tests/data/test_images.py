@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.data.trees import thumbnails
-from trust_tta.data.images import MOST_PIXELS, SUFFIXES, check_image, read_image
+from trust_tta.data.images import MAX_PIXELS, SUFFIXES, check_image, read_image
 from trust_tta.errors import DataError
 from trust_tta.preprocessing import PRESETS
 
@@ -81,7 +81,7 @@ def test_the_number_of_pixels_is_bounded_before_decoding() -> None:
             read_image(_png_header(width, height), name="of the user")
         assert "\n" not in str(caught.value)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
-    assert MOST_PIXELS < 9_460**2
+    assert MAX_PIXELS < 9_460**2
 
 
 def test_a_strip_does_not_fill_the_memory_when_it_is_resized() -> None:

@@ -136,4 +136,4 @@ def test_check_compares_class_folders_with_a_network(tmp_path: Path, capsys: pyt
         Image.fromarray(thumbnails(2)[k]).save(tmp_path / "photos" / name / "a.png")
     arguments = ["data", "check", str(tmp_path / "photos"), "--checkpoint", "vmamba_nano_cifar10"]
     assert main(arguments) == 1
-    assert "the network has no ape, bee and the data has no airplane" in capsys.readouterr().out
+    assert "the network has no ape, bee" in capsys.readouterr().out

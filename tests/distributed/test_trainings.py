@@ -19,9 +19,9 @@ from trust_tta.distributed.sweeps import TaskResources
 from trust_tta.distributed.trainings import train_on_cluster
 from trust_tta.errors import TrustError
 from trust_tta.progress import Silent
-from trust_tta.training.parallel_runs import Training, train_side_by_side
+from trust_tta.training.parallel_runs import TrainingJob, train_in_parallel
 from trust_tta.training.recipe import TrainRecipe
-from trust_tta.training.runs import Written
+from trust_tta.training.runs import TrainedFiles
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 
@@ -34,7 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def training(root: Path, out: Path, target: str) -> Training:
+def training(root: Path, out: Path, target: str) -> TrainingJob:
     return Training(
         data="pacs",
         root=str(root),
@@ -49,8 +49,8 @@ def training(root: Path, out: Path, target: str) -> Training:
     )
 
 
-def weights(end: Written | TrustError) -> dict[str, Tensor]:
-    assert isinstance(end, Written), end
+def weights(end: TrainedFiles | TrustError) -> dict[str, Tensor]:
+    assert isinstance(end, TrainedFiles), end
     return load_file(end.weights)
 
 
@@ -83,7 +83,7 @@ def _workers() -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="workers are found by /proc")
 def test_cluster_trains_the_same_networks_when_workers_die(ray: ModuleType, root: Path, tmp_path: Path) -> None:
-    here = train_side_by_side([training(root, tmp_path / "here", t) for t in ("photo", "sketch")], processes=1)
+    here = train_in_parallel([training(root, tmp_path / "here", t) for t in ("photo", "sketch")], processes=1)
     killer = Killer(ray)
     trainings = [training(root, tmp_path / "there", t) for t in ("photo", "sketch")]
     there = train_on_cluster(trainings, ray=ray, resources=TaskResources(cpus=1), progress=killer)
@@ -98,4 +98,4 @@ def test_failed_training_leaves_the_others(ray: ModuleType, root: Path, tmp_path
     refused, done = train_on_cluster(trainings, ray=ray, resources=TaskResources(cpus=1))
     assert isinstance(refused, TrustError)
     assert "photos" in str(refused)
-    assert isinstance(done, Written)
+    assert isinstance(done, TrainedFiles)

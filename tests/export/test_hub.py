@@ -105,7 +105,7 @@ def test_the_card_says_what_it_was_adapted_to(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_or_loaded_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="say in adapted_to what the method was adapted to"):
+    with pytest.raises(ConfigError, match="adapted_to is missing"):
         save_pretrained(tt.create_method("tent", small()), tmp_path)
     with pytest.raises(ConfigError, match="adapted_to goes with a method"):
         save_pretrained(small(), tmp_path, adapted_to="fog")

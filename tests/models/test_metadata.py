@@ -20,7 +20,7 @@ from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.factory import create_model
 from trust_tta.models.pretrained import PRETRAINED, locate
 from trust_tta.preprocessing import PRESETS, Preprocessing, find_preset
-from trust_tta.training.artifacts import Origin
+from trust_tta.training.artifacts import TrainingProvenance
 from trust_tta.training.data import TrainingData
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.21, 0.22)
@@ -62,7 +62,7 @@ def test_metadata_without_crop_crops_if_it_resizes(tmp_path: Path) -> None:
 def test_the_preprocessing_of_training_is_that_of_bench(tmp_path: Path, name: str) -> None:
     images, labels = np.zeros((3, 8, 8, 3), np.uint8), np.arange(3)
     dataset = array_dataset(images, labels, ("a", "b", "c"), name="ours", domain="day")
-    origin = Origin(
+    origin = TrainingProvenance(
         variant="vmamba_nano",
         overrides={},
         data=TrainingData(find_spec("folder"), dataset, labels, labels, "validation"),

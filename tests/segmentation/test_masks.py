@@ -15,9 +15,9 @@ from tests.golden import load_golden, load_golden_json
 from trust_tta.data.masks import (
     ResizeProtocol,
     find_protocol,
-    keep_ratio,
     lookup_table,
     read_mask,
+    rescale_size,
     resize_image,
     resize_mask,
 )
@@ -76,7 +76,7 @@ def test_sizes_that_keep_the_ratio_are_the_original_ones() -> None:
     for row in rows:
         height, width = row["input_hw"]
         for scale in ((2048, 512), (520, 520), (512, 2048)):
-            size = keep_ratio(height, width, scale)
+            size = rescale_size(height, width, scale)
             assert list(size) == row[f"keep_ratio_{scale[0]}x{scale[1]}_hw"]
 
 
@@ -84,7 +84,7 @@ def test_sizes_that_keep_the_ratio_are_the_original_ones() -> None:
 def test_resized_pixels_and_labels_are_the_original_ones(name: str, scale: tuple[int, int] | None) -> None:
     golden = load_golden("segmentation/data_rules.npz")
     image, label = golden["resize/img_in"], golden["resize/label_in"]
-    size = (14, 14) if scale is None else keep_ratio(image.shape[0], image.shape[1], scale)
+    size = (14, 14) if scale is None else rescale_size(image.shape[0], image.shape[1], scale)
     np.testing.assert_array_equal(resize_mask(label, *size), golden[f"resize/{name}_label"])
     np.testing.assert_array_equal(resize_image(image, *size), golden[f"resize/{name}_img"])
 

@@ -1,4 +1,4 @@
-"""Training on labels of pixels: windows, weights, schedule, resuming, and `trust-tta train` from end to end."""
+"""Training for segmentation: crops, weights, schedule, resuming, and `trust-tta train` from end to end."""
 
 from __future__ import annotations
 
@@ -199,14 +199,14 @@ def test_pictures_of_several_sizes_want_a_size(tmp_path: Path) -> None:
     Image.new("L", (10, 20)).save(tmp_path / "masks/a0.png")
     (tmp_path / "classes.txt").write_text("".join(f"class {k}\n" for k in range(12)))
     fed = Preprocessing(size=20, resize=None, crop=False, keep_ratio=True)
-    with pytest.raises(ConfigError, match=r"the pictures of masks have sizes from .* give a size for all"):
+    with pytest.raises(ConfigError, match=r"the images of masks have sizes from .* give a size for all"):
         read_segmentation_arrays(open_segmentation("masks", tmp_path, protocol="native"), fed)
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--model", "vmamba_nano"], "has labels of pixels, and the network is a VMamba; give one whose name starts"),
+        (["--model", "vmamba_nano"], "has segmentation masks, but the network is a VMamba; give one whose name starts"),
         (["--model", "upernet_vmamba_nano", "--target", "test"], "--target test: camvid has no domains"),
         (["--model", "upernet_vmamba_nano", "--cutmix", "0.5"], "cutmix: there is no such option"),
         (["--model", "upernet_vmamba_nano", "--scales", "2,1"], "must be two numbers, the second at least the first"),

@@ -1,4 +1,4 @@
-"""Small data sets with labels of pixels, in the layouts of the known ones."""
+"""Small segmentation data sets in the layouts of the known ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 HEIGHT, WIDTH = 24, 32
-STORED = (0, 1, 7, 11, 255)  # one column of labels each, in every label file
+STORED = (0, 1, 7, 11, 255)  # one column of labels each, in every mask
 
 
 def stored_mask(height: int = HEIGHT, width: int = WIDTH) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

@@ -16,7 +16,7 @@ from trust_tta.models.pretrained import PRETRAINED
 from trust_tta.models.weights import read_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import parse
-from trust_tta.training.artifacts import Origin, export_model, model_card
+from trust_tta.training.artifacts import TrainingProvenance, export_model, model_card
 from trust_tta.training.data import TrainingData
 from trust_tta.training.recipe import TrainRecipe
 
@@ -65,7 +65,7 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
     path, recipe = tmp_path / "model.safetensors", TrainRecipe(epochs=7, mean=(0.1, 0.2, 0.3))
     images, labels = colored_images(9)
     dataset = array_dataset(images, labels, ("red", "green", "blue"), name="ours", domain="day")
-    origin = Origin(
+    origin = TrainingProvenance(
         variant="vmamba_nano",
         overrides={"depths": (1, 1)},
         data=TrainingData(find_spec("folder"), dataset, labels, labels, "validation"),

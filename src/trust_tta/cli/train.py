@@ -16,8 +16,8 @@ from trust_tta.errors import ConfigError, TrustError
 
 if TYPE_CHECKING:
     from trust_tta.training import SegmentationRecipe, TrainRecipe
-    from trust_tta.training.parallel_runs import Training
-    from trust_tta.training.runs import Written
+    from trust_tta.training.parallel_runs import TrainingJob
+    from trust_tta.training.runs import TrainedFiles
 
 EXAMPLES = """\
   trust-tta train --data cifar10 --root data --out runs/nano --device cuda --precision bf16
@@ -74,7 +74,7 @@ def run(arguments: Namespace) -> None:
     several = len(targets) > 1 or arguments.engine != "local"
     _check_targets(arguments, targets, recipe, several=several)
     trainings = [_training(arguments, target, recipe, several=several) for target in targets]
-    ended: list[Written | TrustError]
+    ended: list[TrainedFiles | TrustError]
     with ProgressDisplay() as progress:
         if arguments.engine != "local":
             from trust_tta.distributed.trainings import train_on_cluster
@@ -82,9 +82,9 @@ def run(arguments: Namespace) -> None:
             with open_cluster(arguments, device=arguments.device) as (ray, resources):
                 ended = train_on_cluster(trainings, ray=ray, resources=resources, progress=progress)
         elif several:
-            from trust_tta.training.parallel_runs import train_side_by_side
+            from trust_tta.training.parallel_runs import train_in_parallel
 
-            ended = train_side_by_side(trainings, processes=arguments.processes or 1, progress=progress)
+            ended = train_in_parallel(trainings, processes=arguments.processes or 1, progress=progress)
         else:
             ended = [trainings[0].run(progress)]
     for target, end in zip(targets, ended, strict=True):
@@ -117,16 +117,16 @@ def _check_targets(
 
 def _training(
     arguments: Namespace, target: str | None, recipe: TrainRecipe | SegmentationRecipe, *, several: bool
-) -> Training:
+) -> TrainingJob:
     out = arguments.out.replace("{domain}", target or "all")
     try_folder("--out", out)
     import torch
 
     from trust_tta.bench.environment import choose_device
-    from trust_tta.training.parallel_runs import Training
+    from trust_tta.training.parallel_runs import TrainingJob
 
     local = arguments.engine == "local"
-    return Training(
+    return TrainingJob(
         data=arguments.data,
         root=str(Path(arguments.root).resolve()) if several else arguments.root,
         target=target,
@@ -177,7 +177,7 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
     return recipe
 
 
-def conclude(trained: Written, arguments: Namespace) -> None:
+def conclude(trained: TrainedFiles, arguments: Namespace) -> None:
     """Print how good the network is, where it is, and a command that tries it."""
     from trust_tta.training.recipe import is_segmentation
 
@@ -191,7 +191,7 @@ def conclude(trained: Written, arguments: Namespace) -> None:
     say(f"the network is in {trained.weights}; next: {next_command(trained, arguments)}")
 
 
-def next_command(trained: Written, arguments: Namespace) -> str:
+def next_command(trained: TrainedFiles, arguments: Namespace) -> str:
     """A benchmark of the network on data that are available: the domain left out, or the data set itself."""
     dataset = arguments.data.lower()
     words = ["trust-tta", "bench", "--checkpoint", str(trained.weights)]

@@ -21,7 +21,7 @@ from trust_tta.data.registry import DatasetSpec
 from trust_tta.errors import DataError, reason_of
 
 LABELS = "labels.npy"
-RECORD_NAME = "corrupt.json"  # what `trust-tta corrupt` writes beside its arrays
+RECORD_NAME = "corrupt.json"  # written by `trust-tta corrupt` beside its arrays
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST_BATCH = "test_batch"
 CIFAR_ARRAYS = ("test_images.npy", "train_images.npy")
@@ -47,14 +47,14 @@ def open_array(path: Path) -> NDArray[Any]:
         if start.startswith(_ZIP):  # never unpacked: a small archive may hold more than the memory
             raise DataError(f"{path} is an archive of arrays; give a .npy file with one array")
         if start != _NPY:
-            raise DataError(f"{path} is not a whole .npy file: it does not begin like one; make or fetch it again")
+            raise DataError(f"{path} is not a whole .npy file: it does not begin like one; make or download it again")
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; put it there or fetch the data set again") from error
+        raise DataError(f"{path} is missing; put it there or download the data set again") from error
     except DataError:
         raise
-    except Exception as error:  # a broken header raises whatever its parser stumbles over
-        raise DataError(f"{path} is not a whole .npy file: {reason_of(error)}; make or fetch it again") from error
+    except Exception as error:  # a broken header raises many types
+        raise DataError(f"{path} is not a whole .npy file: {reason_of(error)}; make or download it again") from error
     return array
 
 
@@ -76,13 +76,13 @@ def open_labels(path: Path) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class SeverityBlocks:
-    """The blocks of an array: `size` images for each of `severities` in turn; none: one block of unknown severity."""
+    """`size` images for each of `severities` in turn; without severities, one block of unknown severity."""
 
     size: int
     severities: tuple[int, ...]
 
     def find(self, severity: int, *, path: Path) -> slice:
-        """Where the images of `severity` lie."""
+        """The slice of the images of `severity`."""
         if not self.severities:
             return slice(0, self.size)
         if severity not in self.severities:
@@ -93,10 +93,10 @@ class SeverityBlocks:
 
 
 def find_blocks(path: Path, images: int, labels: NDArray[np.int64], *, one: int = 0) -> SeverityBlocks:
-    """How the `images` of a corrupted array lie in blocks: by our own record, else five that repeat the labels.
+    """The severity blocks of a corrupted array: by `corrupt.json`, else five blocks with the same labels.
 
-    `one`: the number of images at one severity, 0 where nobody knows. Labels that repeat but for some are refused;
-    those that do not repeat at all belong to one block, of unknown severity.
+    `one`: the number of images at one severity, 0 if unknown. Labels that repeat with a few exceptions are refused;
+    those that do not repeat are one block of unknown severity.
     """
     recorded = recorded_severities(path.parent)
     severities = recorded or SEVERITIES
@@ -120,7 +120,7 @@ def _unequal(path: Path, blocks: NDArray[np.int64], place: int) -> str:
     block = int(np.flatnonzero(blocks[:, place] != blocks[0, place])[0])
     return (
         f"{path.parent / LABELS} is not {len(blocks)} equal blocks, one for each severity: label {place} is "
-        f"{blocks[0, place]} in the first and {blocks[block, place]} in block {block + 1}; fetch it again"
+        f"{blocks[0, place]} in the first and {blocks[block, place]} in block {block + 1}; download it again"
     )
 
 
@@ -136,7 +136,7 @@ def recorded_severities(folder: Path) -> tuple[int, ...]:
 def open_corrupted(spec: DatasetSpec, folder: Path, domain: str, *, severity: int, limit: int | None) -> Dataset:
     """One severity of `<domain>.npy`, with the labels of `labels.npy`; `limit` takes the first images.
 
-    An array of one block has no severity, whichever is asked for.
+    An array of one block is returned for any severity.
     """
     path = folder / f"{domain}.npy"
     images, labels = open_images(path), open_labels(folder / LABELS)
@@ -158,15 +158,15 @@ def open_cifar(spec: DatasetSpec, folder: Path, domain: str, *, limit: int | Non
         names = OFFICIAL_BATCHES[spec.name][domain]
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
-            raise DataError(f"{folder} lacks {arrays[0].name} and the official {', '.join(missing)}; fetch it again")
+            raise DataError(f"{folder} lacks {arrays[0].name} and the official {', '.join(missing)}; download it again")
         images, labels = join_labeled([_read_batch_file(folder / name) for name in names])
     if len(images) != len(labels):
-        raise DataError(f"{folder} has {len(images)} {domain} images but {len(labels)} labels; fetch it again")
+        raise DataError(f"{folder} has {len(images)} {domain} images but {len(labels)} labels; download it again")
     return array_dataset(images[:limit], labels[:limit], spec.class_names, name=spec.name, domain=domain)
 
 
 def join_labeled(batches: list[LabeledImages]) -> LabeledImages:
-    """Several sets of images, one after the other."""
+    """Concatenate several sets of images and labels."""
     return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
 
 
@@ -186,15 +186,15 @@ def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:
         labels = content[b"labels"] if b"labels" in content else content[b"fine_labels"]
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 100 for label in labels):
             raise pickle.UnpicklingError("its labels are not a list of integers from 0 to 99")
-    except Exception as error:  # a broken pickle raises whatever it stumbles over
-        raise DataError(f"{name} is not a CIFAR batch: {reason_of(error)}; fetch it again") from error
+    except Exception as error:  # a broken pickle raises many types
+        raise DataError(f"{name} is not a CIFAR batch: {reason_of(error)}; download it again") from error
     if len(labels) != len(pixels):
-        raise DataError(f"{name} holds {len(pixels)} images but {len(labels)} labels; fetch it again")
+        raise DataError(f"{name} holds {len(pixels)} images but {len(labels)} labels; download it again")
     return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """Reads plain containers and arrays of bytes; every numpy name is answered by a stand-in that checks its state."""
+    """Unpickles plain containers and byte arrays only; numpy names map to stand-ins that check their state."""
 
     def find_class(self, module: str, name: str) -> Any:
         found = _STAND_INS.get((module, name))

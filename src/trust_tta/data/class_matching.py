@@ -36,7 +36,7 @@ def numeric_class_names(labels: NDArray[np.int64], *, where: object) -> tuple[st
 
 
 def are_numeric(names: Sequence[str]) -> bool:
-    """Whether classes are called "0", "1", ... in order: bare labels, which say nothing about what they stand for."""
+    """Whether class names are "0", "1", ... in order: bare labels without names."""
     return all(name == str(label) for label, name in enumerate(names))
 
 

@@ -1,4 +1,4 @@
-"""The class names of known data sets, which networks trained on them share."""
+"""Class names of known data sets, and of networks trained on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trust_tta.config_io import read_asset
 
 
 def _rows(name: str) -> list[list[str]]:
-    """The rows of a table that ships with the package, without comments."""
+    """The rows of a packaged table, without comments."""
     return [line.split("\t") for line in read_asset(name).splitlines() if not line.startswith("#")]
 
 

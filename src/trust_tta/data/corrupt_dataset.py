@@ -1,4 +1,4 @@
-"""Corrupt whole data sets: an array to the layout of CIFAR-10-C, an image folder to that of ImageNet-C."""
+"""Write corrupted copies of data sets: arrays in the layout of CIFAR-10-C, image folders in that of ImageNet-C."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class CorruptionRecord:
 
 
 def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]) -> None:
-    """Write `record` to `folder`, or refuse if what is there was made with other options."""
+    """Write `record` to `folder`; refuse a folder that was made with other options."""
     path = folder / RECORD_NAME
     if path.exists():
         _refuse_mismatch(path, record)
@@ -184,7 +184,7 @@ def output_name(name: str) -> str:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """`root` and the folders below it, each once however many links lead to it; folders come before links to them."""
+    """`root` and the folders below it, each once even if several links lead to it; folders before links to them."""
     seen: set[Path] = set()
     waiting = deque([root])
     while waiting:
@@ -255,7 +255,7 @@ def _write_blocks(
 def _corrupt_file(
     root: Path, out: Path, record: CorruptionRecord, severities: tuple[int, ...], task: tuple[str, int, str]
 ) -> int:
-    """Write what is missing of one image, given by corruption, index and name; returns how many versions there are."""
+    """Write the missing severities of one image (corruption, index, name); returns the number of severities."""
     corruption, index, name = task
     targets = {severity: out / corruption / str(severity) / output_name(name) for severity in severities}
     missing = {severity: path for severity, path in targets.items() if not path.exists()}

@@ -1,4 +1,4 @@
-"""Writing and fingerprinting files: atomic writes, hashes of arrays and of file lists."""
+"""Atomic writes with one-line errors, and sha256 fingerprints of arrays and file lists."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trust_tta.errors import DataError
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and those above it, where they are missing."""
+    """Create `folder` and its parents."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"the folder {folder} cannot be made: {error}; choose one you may write to") from error
+        raise DataError(f"the folder {folder} cannot be created: {error}; choose one you may write to") from error
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that appears as `path`, whole, when the block ends well; what fails is said in one line."""
+    """Open a temporary file that replaces `path` when the block succeeds; OSErrors become one line."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
@@ -47,13 +47,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def hash_array(array: NDArray[Any]) -> str:
-    """The sha256 of the array's bytes in C order, little-endian: `array.tobytes()` without the copy."""
+    """The sha256 of the array's little-endian bytes in C order."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return hashlib.sha256(little.reshape(-1).view(np.uint8).data).hexdigest()
 
 
 def hash_file_sizes(files: Iterable[tuple[str, int]]) -> str:
-    """The sha256 over (name, size) pairs: cheap, and changes when a file comes, goes or changes its length."""
+    """The sha256 over the names and sizes of files."""
     digest = hashlib.sha256()
     for name, size in files:
         digest.update(f"{name}\0{size}\n".encode(errors="surrogateescape"))

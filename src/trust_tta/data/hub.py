@@ -30,7 +30,7 @@ class Columns:
 
 
 def dataset(name: str) -> Callable[..., Columns]:
-    """A factory of the data set `name`: what `save_to_disk` wrote there or below the root, or a name of the hub."""
+    """A factory of the data set `name`: a folder written by `save_to_disk`, or a name on the Hugging Face hub."""
 
     def make(
         root: Path,
@@ -64,7 +64,7 @@ def _load(name: str, root: Path, *, split: str, subset: str | None, revision: st
     try:
         path = next((str(folder) for folder in (Path(name), root / name) if folder.is_dir()), name)
         return library.load_dataset(path, subset, split=split, revision=revision)
-    except Exception as error:  # whatever the library raises, there are no images
+    except Exception as error:  # the library raises many types
         raise DataError(f"the data set 'hf:{name}' cannot be loaded: {reason_of(error)}") from error
 
 
@@ -77,7 +77,7 @@ def _split_of(found: Any, split: str, name: str) -> Any:
 
 
 def _labels(rows: Any, column: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels from 0 and the names of the classes: as the column states them, or what is there in order."""
+    """Labels from 0 and the names of the classes: as the column states them, or the sorted values."""
     values, stated = _column(rows, column)
     if stated is not None:
         labels = np.asarray(values)

@@ -1,4 +1,4 @@
-"""The one reader of image files: formats, sizes and modes are checked before a pixel is decoded."""
+"""Read image files; format, size and mode are checked before decoding."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from PIL import Image
 from trust_tta.errors import DataError, reason_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF")  # whatever the name says, nothing else is tried
-MOST_PIXELS = 89_478_485  # what Pillow takes without a warning; 256 MiB of RGB
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF")  # the only decoders that are tried
+MAX_PIXELS = 89_478_485  # as Pillow's limit without a warning; 256 MiB of RGB
 
 ImageFile: TypeAlias = Path | str | bytes
 """A path, or the bytes of a file."""
@@ -45,18 +45,18 @@ def read_image(file: ImageFile, *, name: str | None = None) -> NDArray[np.uint8]
 
 
 def check_image(file: ImageFile) -> tuple[int, int]:
-    """Refuse what `read_image` would refuse by its header, without decoding it; height and width."""
+    """Check the header of an image as `read_image` does; returns height and width."""
     with open_checked(file) as image:
         return image.height, image.width
 
 
 @contextmanager
 def open_checked(file: ImageFile, *, name: str | None = None) -> Iterator[Image.Image]:
-    """An image whose header is in order, not yet decoded; what goes wrong inside is one line about this file."""
+    """Open an image and check its header, without decoding; errors inside the block become one line."""
     try:
         with _open(file) as image:
             yield image
-    except Exception as error:  # decoders raise whatever they stumble over
+    except Exception as error:  # decoders raise many types
         shown = name or ("in memory" if isinstance(file, bytes) else os.fspath(file))
         raise DataError(
             f"the image {shown} cannot be read: {reason_of(error)}; replace it or run `trust-tta data check`"
@@ -65,8 +65,8 @@ def open_checked(file: ImageFile, *, name: str | None = None) -> Iterator[Image.
 
 def check_size(height: int, width: int) -> None:
     """Refuse a size that would not fit in memory, before anything is made that large."""
-    if height * width > MOST_PIXELS:
-        raise DataError(f"an image of {height}x{width} pixels is too large; at most {MOST_PIXELS} pixels are handled")
+    if height * width > MAX_PIXELS:
+        raise DataError(f"an image of {height}x{width} pixels is too large; at most {MAX_PIXELS} pixels are handled")
 
 
 def _open(file: ImageFile) -> Image.Image:

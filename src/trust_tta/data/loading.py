@@ -1,4 +1,4 @@
-"""Finding and opening a data set by name, however its folders are spelled and nested."""
+"""Find and open data sets by name; folder names may differ in spelling and nesting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trust_tta.errors import ConfigError, DataError
 from trust_tta.schema import did_you_mean
 
 ONLY_DOMAIN = "all"
-"""The domain of a folder or an object that has classes and no domains."""
+"""The name of the domain of a data set without domains."""
 
 _GROUPS = ("noise", "blur", "weather", "digital", "extra")  # the archives that ImageNet-C comes in
 
@@ -41,8 +41,8 @@ def open_dataset(
     """One domain of the data set `name`, found under `root` or in `root` itself.
 
     `domain` may be omitted where there is only one; `severity` counts for corrupted sets only; `limit` takes the
-    first images of an array, and images at even distances elsewhere; `options` go to a data set from outside, and
-    where pixels are labeled they are the `protocol` ("squash" or "native") and its `scale`.
+    first images of an array, and evenly spaced images elsewhere; `options` are the arguments of a plugin data set, or
+    for segmentation the `protocol` ("squash" or "native") and its `scale`.
     """
     spec = find_spec(name)
     _check_request(spec, severity, limit, options)
@@ -104,7 +104,7 @@ def available_domains(name: str, root: Path | str, *, options: Mapping[str, Any]
 def open_folder(
     spec: DatasetSpec, folder: Path, domain: str, *, severity: int | None = None, limit: int | None = None
 ) -> Dataset:
-    """One domain from its class folders; `limit` takes images at even distances, so that all classes stay in."""
+    """One domain from its class folders; `limit` takes evenly spaced images, so that all classes remain."""
     labels_of, class_names = class_map(spec, folder, siblings=_siblings(spec, folder, domain))
     names: list[str] = []
     labels: list[int] = []
@@ -161,7 +161,7 @@ def _all_classes(folder: Path, found: list[str], siblings: tuple[Path, ...]) -> 
 
 
 def _siblings(spec: DatasetSpec, folder: Path, domain: str) -> tuple[Path, ...]:
-    """The class folders' folders of the other domains, where these decide on the classes together."""
+    """The folders of the other domains, where the classes are the union over domains."""
     if spec.class_folders != "sorted" or domain == ONLY_DOMAIN:
         return ()
     if spec.layout == "domains":
@@ -172,7 +172,7 @@ def _siblings(spec: DatasetSpec, folder: Path, domain: str) -> tuple[Path, ...]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in `folder` by name, without hidden ones and those that archivers leave behind."""
+    """The folders in `folder` by name, without hidden ones and `__MACOSX`."""
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".") and e.name != "__MACOSX"]
@@ -225,7 +225,7 @@ def find_dataset(spec: DatasetSpec, root: Path) -> Path | None:
 
 
 def locate(spec: DatasetSpec, root: Path) -> Path:
-    """The folder that holds the data set, or an error that says what was looked for."""
+    """The folder that holds the data set; raises DataError if there is none."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give the folder that holds your data sets")
     found = find_dataset(spec, root)
@@ -316,7 +316,7 @@ def _has_classes(spec: DatasetSpec, folder: Path) -> bool:
     return any(class_label(spec, child.name) is not None for child in children)
 
 
-# data sets from outside the package
+# plugin data sets
 
 
 def _open_plugin(

@@ -1,7 +1,7 @@
-"""Pictures with a label for every pixel: reading label files, and bringing picture and labels to a size.
+"""Segmentation masks: reading, remapping and resizing them, and resizing images with them.
 
-Labels are uint8 (h, w): classes from 0 on, 255 for pixels that do not count. Sizes and pixels come out as they do in
-MMSegmentation (OpenCV's resizing, without antialiasing).
+Masks are uint8 (h, w): classes from 0 on, 255 for ignored pixels. Sizes and pixels equal those of MMSegmentation
+(OpenCV's resizing, without antialiasing).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COEFFICIENT_BITS = 11  # of OpenCV's fixed-point weights
 
 
 def read_mask(file: ImageFile) -> Mask:
-    """The labels (h, w) that a file holds: gray values, or the indices of a palette; never its colors."""
+    """Read a mask (h, w): gray values or palette indices, never colors."""
     with open_checked(file) as image:
         if image.mode in ("L", "P", "1"):
             return np.array(image, dtype=np.uint8)
@@ -37,10 +37,10 @@ def read_mask(file: ImageFile) -> Mask:
 
 
 def lookup_table(changes: Mapping[int, int] | None = None, *, reduce_zero: bool = False, only: bool = False) -> Mask:
-    """What each stored label 0..255 becomes, (256,).
+    """A lookup table (256,) from stored labels to class labels.
 
-    `reduce_zero`: 0 does not count, and every other class moves down by one. `changes` come after that, all at once;
-    with `only`, labels that they do not name do not count.
+    `reduce_zero`: 0 is ignored and every other label decreases by one. `changes` apply after that, all at once; with
+    `only`, all other labels are ignored.
     """
     table = np.arange(256, dtype=np.uint8)
     if reduce_zero:
@@ -51,10 +51,10 @@ def lookup_table(changes: Mapping[int, int] | None = None, *, reduce_zero: bool 
     return after[table]
 
 
-def keep_ratio(height: int, width: int, scale: tuple[int, int]) -> tuple[int, int]:
-    """The largest height and width of the same ratio that fit into `scale`, whichever way round it is given.
+def rescale_size(height: int, width: int, scale: tuple[int, int]) -> tuple[int, int]:
+    """The largest height and width of the same aspect ratio that fit into `scale`, in either orientation.
 
-    >>> keep_ratio(375, 500, (2048, 512))
+    >>> rescale_size(375, 500, (2048, 512))
     (512, 683)
     """
     factor = min(max(scale) / max(height, width), min(scale) / min(height, width))
@@ -62,7 +62,7 @@ def keep_ratio(height: int, width: int, scale: tuple[int, int]) -> tuple[int, in
 
 
 def resize_mask(mask: Mask, height: int, width: int) -> Mask:
-    """The nearest label at floor(i * old / new), (height, width)."""
+    """Resize a mask to (height, width) by the nearest label, at floor(i * old / new)."""
     rows, columns = (
         np.minimum((np.arange(new) * (old / new)).astype(np.int64), old - 1)
         for new, old in ((height, mask.shape[0]), (width, mask.shape[1]))
@@ -72,7 +72,7 @@ def resize_mask(mask: Mask, height: int, width: int) -> Mask:
 
 
 def resize_image(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """Bilinear, uint8 (h, w, 3) to (height, width, 3), without antialiasing, in OpenCV's fixed-point arithmetic."""
+    """Resize uint8 (h, w, 3) to (height, width, 3): bilinear, no antialiasing, OpenCV's fixed-point arithmetic."""
     if image.shape[:2] == (height, width):
         return image
     top, bottom, down = _taps(image.shape[0], height, across=False)
@@ -90,28 +90,28 @@ def _taps(
     """The two source pixels of each target pixel along one side, and their weights in 2048ths."""
     place = ((np.arange(new) + 0.5) * (old / new) - 0.5).astype(np.float32)
     first = np.floor(place).astype(np.int64)
-    share = (place - first).astype(np.float32)
+    fraction = (place - first).astype(np.float32)
     if across:  # rows keep both weights at the border, columns do not: it shows in the rounding
-        share[(first < 0) | (first >= old - 1)] = 0
-    whole = tuple(np.rint(w * (1 << _COEFFICIENT_BITS)).astype(np.int32) for w in (1 - share, share))
+        fraction[(first < 0) | (first >= old - 1)] = 0
+    whole = tuple(np.rint(w * (1 << _COEFFICIENT_BITS)).astype(np.int32) for w in (1 - fraction, fraction))
     return np.clip(first, 0, old - 1), np.clip(first + 1, 0, old - 1), whole
 
 
 @dataclass(frozen=True)
 class ResizeProtocol:
-    """How pictures and labels are sized, and at which size predictions are scored.
+    """The size of images and masks, and the size at which predictions are scored.
 
-    "squash": both to one size, whatever their ratio, and scored there (as MLMP does). "native": the picture is scaled
-    to fit into `scale`, and predictions are scored at the size of the label file (as MMSegmentation does).
+    "squash": image and mask are resized to `scale` without keeping the aspect ratio, and scored there (as MLMP does).
+    "native": the image is scaled to fit into `scale`, and scored at the size of its mask (as MMSegmentation does).
     """
 
     name: Literal["squash", "native"]
     scale: tuple[int, int]  # width and height
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """The height and width to which a picture of this size is brought."""
+        """The height and width to which an image of this size is resized."""
         if self.name == "native":
-            return keep_ratio(height, width, self.scale)
+            return rescale_size(height, width, self.scale)
         short, long = min(self.scale), max(self.scale)
         return (short, long) if width > height else (long, short)
 
@@ -126,7 +126,7 @@ PROTOCOLS = ("squash", "native")
 
 
 def find_protocol(name: str, *, native: tuple[int, int], squash: tuple[int, int] = (224, 224)) -> ResizeProtocol:
-    """The protocol called `name`, with the scales that a data set has for each."""
+    """The protocol called `name`, with the scale that a data set has for it."""
     if name not in PROTOCOLS:
         raise ConfigError(f"unknown protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")
     return ResizeProtocol("native", native) if name == "native" else ResizeProtocol("squash", squash)

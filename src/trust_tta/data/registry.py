@@ -1,4 +1,4 @@
-"""The known data sets, as data: classes, domains, layout on disk, counts, license and homepage."""
+"""The registry of data sets: classes, domains, layout on disk, number of images, license and homepage."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from trust_tta.schema import Schema, did_you_mean
 DiskLayout: TypeAlias = Literal["cifar", "array-c", "folder-c", "domains", "segmentation", "python"]
 """cifar: clean arrays or official batches; array-c: `<corruption>.npy` + `labels.npy`;
 folder-c: `<corruption>/<severity>/<class>/`; domains: `<domain>/<class>/`, or `<class>/` where there is one domain;
-segmentation: images and masks; python: whatever an object from outside the package
-reads."""
+segmentation: images and masks; python: a class or function of a plugin."""
 
 ClassFolders: TypeAlias = Literal["named", "wnid", "number-or-wnid", "sorted"]
-"""named: one of the spec's class names; wnid: WordNet ids in the 1000; sorted: whatever is there, in order."""
+"""named: one of the spec's class names; wnid: WordNet ids in the 1000; sorted: all folders, in order."""
 
 GROUP: plugins.Group = "trust_tta.datasets"
 
@@ -37,7 +36,7 @@ _WANTED: dict[DiskLayout, str] = {
     "folder-c": "<corruption>/<severity>/<class>/<image>",
     "domains": "<domain>/<class>/<image>",
     "segmentation": "images and masks",
-    "python": "whatever its class reads",
+    "python": "files that its class reads",
 }
 
 
@@ -51,7 +50,7 @@ class DomainSpec(Schema):
 
 
 class SegmentationSpec(Schema):
-    """Where the pictures and label files of a split lie, what stored labels become, and the scales.
+    """Paths of the images and masks of a split, the meaning of stored labels, and the scales.
 
     `palette`: a color for each class, as RRGGBB, empty where the classes are those on disk.
     """
@@ -59,9 +58,9 @@ class SegmentationSpec(Schema):
     images: str
     masks: str
     lists: str = ""  # the folder of lists that name the files, where there are any
-    reduce_zero: bool = False  # 0 does not count, and every other label moves down by one
-    scored: tuple[int, ...] = ()  # the only labels that count, by class; empty: all
-    ignored: tuple[int, ...] = ()  # labels that do not count
+    reduce_zero: bool = False  # 0 is ignored and every other label decreases by one
+    scored: tuple[int, ...] = ()  # the stored label of each class, all others ignored; empty: all labels are classes
+    ignored: tuple[int, ...] = ()  # stored labels that are ignored
     native: tuple[int, int]  # width and height, as of `squash`
     squash: tuple[int, int] = (224, 224)
     protocol: Literal["squash", "native"] = "squash"  # unless another is asked for
@@ -81,8 +80,8 @@ class DatasetSpec(Schema):
     folders: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()  # folders that some copies put between the data set and its content
     imagenet_r: bool = False  # has ImageNet-R's 200 classes only
-    files: str = ""  # in words, where the layout does not say it
-    segmentation: SegmentationSpec | None = None  # where there is a label for every pixel
+    files: str = ""  # description for messages, where the layout does not give it
+    segmentation: SegmentationSpec | None = None
 
     @property
     def classes(self) -> int:
@@ -96,7 +95,7 @@ class DatasetSpec(Schema):
 
     @property
     def wanted(self) -> str:
-        """The files it consists of, in words."""
+        """The files of the data set, for messages."""
         return self.files or _WANTED[self.layout]
 
     @property

@@ -24,7 +24,7 @@ def load_sample() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The first 200 test images of each class: uint8 (2000, 32, 32, 3) and labels (2000,), in the test set's order."""
     images, labels, _ = read_sheets(resources.files("trust_tta").joinpath(SAMPLE_FOLDER))
     if hash_array(images) != SAMPLE_SHA256:
-        raise DataError("the images that ship with trust-tta are not what they were; install the package again")
+        raise DataError("the images that ship with trust-tta have changed (sha256 differs); install the package again")
     return images, labels
 
 
@@ -38,7 +38,7 @@ def read_sheets(folder: Traversable) -> tuple[NDArray[np.uint8], NDArray[np.int6
         tiles = [_cut(sheet, height, width)[:count] for sheet, count in zip(sheets, counts, strict=True)]
         indices = np.concatenate([np.array(sheet["indices"], dtype=np.int64) for sheet in index["sheets"]])
         labels = np.repeat(np.array([sheet["label"] for sheet in index["sheets"]], dtype=np.int64), counts)
-    except Exception as error:  # decoders raise whatever they stumble over
+    except Exception as error:  # decoders raise many types
         raise DataError(f"the sheets in {folder} cannot be read: {error}; install the package again") from error
     images = np.concatenate(tiles)
     if len(images) != len(labels):
@@ -48,7 +48,7 @@ def read_sheets(folder: Traversable) -> tuple[NDArray[np.uint8], NDArray[np.int6
 
 
 def _cut(sheet: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """The images of a sheet row by row (n, h, w, 3), with what fills up its last row."""
+    """The tiles of a sheet row by row (n, h, w, 3), including the padding of its last row."""
     rows, columns = sheet.shape[0] // height, sheet.shape[1] // width
     grid = sheet.reshape(rows, height, columns, width, 3).swapaxes(1, 2)
     return grid.reshape(rows * columns, height, width, 3)

@@ -1,4 +1,4 @@
-"""Data sets with a label for every pixel: where pictures and label files are, and what the labels mean.
+"""Segmentation data sets: images, masks, class names and colors.
 
 Pascal VOC 2012, Pascal Context, ADE20K, Cityscapes, CamVid, and folders of the user's own.
 """
@@ -27,11 +27,11 @@ from trust_tta.schema import did_you_mean
 CLASSES_FILE = "classes.txt"
 OWN_MASKS = "masks"  # the data set that is a folder of the user's own
 ONLY_SPLIT = "all"
-MAX_CLASSES = 255  # the last label means that a pixel does not count
+MAX_CLASSES = 255  # the last label is for ignored pixels
 
 
-class Pair(NamedTuple):
-    """A picture and its label file, relative to the data set's folder."""
+class ImageMaskPair(NamedTuple):
+    """The paths of an image and its mask, relative to the data set's folder."""
 
     image: str
     mask: str
@@ -39,7 +39,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class FileMasks(FileImages):
-    """Label files below `folder`; `table` (256,) says what each stored label becomes."""
+    """Masks below `folder`; `table` (256,) maps stored labels to class labels."""
 
     table: Mask
 
@@ -53,9 +53,9 @@ class FileMasks(FileImages):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SegmentationDataset(Dataset):
-    """One split, sized by a protocol. `labels` has no meaning: `mask` gives those of a picture's pixels.
+    """One split of a segmentation data set, resized by a protocol; `labels` is all zeros, see `mask`.
 
-    `images` and `masks` are at the size of the files.
+    `images` and `masks` read the files at their own size.
     """
 
     masks: FileMasks
@@ -63,16 +63,16 @@ class SegmentationDataset(Dataset):
     palette: NDArray[np.uint8]  # (classes, 3)
 
     def image(self, index: int) -> NDArray[np.uint8]:
-        """Picture `index` as a network gets it, uint8 (h, w, 3)."""
+        """Image `index`, resized for the network, uint8 (h, w, 3)."""
         return self.protocol.resize_image(self.images.read(index))
 
     def mask(self, index: int) -> Mask:
-        """The labels of picture `index` at the size at which they are scored, uint8 (h, w)."""
+        """The mask of image `index` at the size at which it is scored, uint8 (h, w)."""
         mask = self.masks.read(index)
         highest = mask[mask != IGNORED].max(initial=0)
         if highest >= len(self.class_names):
             raise DataError(
-                f"the label file {self.masks.folder / self.masks.names[index]} has the label {highest}; "
+                f"the mask {self.masks.folder / self.masks.names[index]} has the label {highest}; "
                 f"{self.name} has the labels 0..{len(self.class_names) - 1} and {IGNORED}"
             )
         return self.protocol.resize_mask(mask)
@@ -86,7 +86,7 @@ class SegmentationDataset(Dataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A sha256 over names and sizes of the files, the rules for labels, and the protocol."""
+        """A sha256 over the names and sizes of the files, the label table and the protocol."""
         return hash_strings((self.images.digest(), self.masks.digest(), repr(self.protocol)))
 
 
@@ -103,7 +103,7 @@ def open_segmentation(
     domain = _split_of(spec, folder, split)
     pairs = list_pairs(spec, folder, domain)
     if not pairs:
-        raise DataError(f"{folder} has no pictures of {spec.name}/{domain.name}; it wants {spec.wanted}")
+        raise DataError(f"{folder} has no images of {spec.name}/{domain.name}; it wants {spec.wanted}")
     names, colors = class_names_and_colors(spec, folder)
     kept = [pairs[i] for i in spread(len(pairs), limit)]
     return SegmentationDataset(
@@ -148,7 +148,7 @@ def _colors(palette: tuple[str, ...]) -> NDArray[np.uint8]:
 
 
 def distinct_colors(count: int) -> tuple[str, ...]:
-    """Pascal VOC's rule, from the second color on: the bits of a number spread over red, green and blue."""
+    """Pascal VOC's color map from the second color on, as RRGGBB."""
     colors = []
     for number in range(1, count + 1):
         channels = [sum((number >> (3 * bit + k) & 1) << (7 - bit) for bit in range(3)) for k in range(3)]
@@ -160,7 +160,7 @@ def distinct_colors(count: int) -> tuple[str, ...]:
 
 
 def list_splits(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
-    """The splits of which `folder` has pictures."""
+    """The splits of which `folder` has images and masks."""
     known = spec.domains or tuple(DomainSpec(name=name, images=0) for name in _own_splits(folder))
     return tuple(split for split in known if list_pairs(spec, folder, split))
 
@@ -180,27 +180,29 @@ def _own_splits(folder: Path) -> list[str]:
     return [name for name in inner if (folder / "masks" / name).is_dir()] or [ONLY_SPLIT]
 
 
-def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[Pair]:
-    """The pictures of a split and their label files; none where the split, or all of its label files, are missing."""
+def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[ImageMaskPair]:
+    """The images and masks of a split; empty where the split or its masks are missing."""
     rules = segmentation_spec(spec)
     if spec.name == "cityscapes":
         return _list_cityscapes(folder, split)
     if rules.lists:  # as Pascal VOC names its files
         path = folder / rules.lists / f"{split.name}.txt"
         ids = read_text(path, error=DataError).split() if path.is_file() and (folder / rules.masks).is_dir() else []
-        return [Pair(f"{rules.images}/{name}.jpg", f"{rules.masks}/{name}.png") for name in ids]
+        return [ImageMaskPair(f"{rules.images}/{name}.jpg", f"{rules.masks}/{name}.png") for name in ids]
     for name in (split.name, *split.folders):
         part = "" if name == ONLY_SPLIT else name
         images, masks = (text.format(split=part).rstrip("/") for text in (rules.images, rules.masks))
         if (folder / images).is_dir() and (folder / masks).is_dir():
-            return [Pair(f"{images}/{f}", f"{masks}/{Path(f).stem}.png") for f in list_images(folder / images)]
+            return [ImageMaskPair(f"{images}/{f}", f"{masks}/{Path(f).stem}.png") for f in list_images(folder / images)]
     return []
 
 
-def _list_cityscapes(folder: Path, split: DomainSpec) -> list[Pair]:
+def _list_cityscapes(folder: Path, split: DomainSpec) -> list[ImageMaskPair]:
     found = sorted((folder / "leftImg8bit" / split.name).glob("*/*_leftImg8bit.png"))
     names = [f"{split.name}/{path.parent.name}/{path.name.removesuffix('_leftImg8bit.png')}" for path in found]
-    return [Pair(f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png") for name in names]
+    return [
+        ImageMaskPair(f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png") for name in names
+    ]
 
 
 def segmentation_spec(spec: DatasetSpec) -> SegmentationSpec:
@@ -208,7 +210,7 @@ def segmentation_spec(spec: DatasetSpec) -> SegmentationSpec:
 
 
 def label_table(rules: SegmentationSpec) -> Mask:
-    """What each stored label 0..255 becomes, (256,)."""
+    """The lookup table (256,) from stored labels to class labels."""
     if rules.scored:
         return lookup_table({old: new for new, old in enumerate(rules.scored)}, only=True)
     return lookup_table(dict.fromkeys(rules.ignored, IGNORED), reduce_zero=rules.reduce_zero)

@@ -1,8 +1,8 @@
-"""How predicted pixels overlap with labeled ones: counts over a whole data set, and what is derived from them.
+"""Segmentation metrics from pixel counts per class: IoU, Dice, recall, precision and pixel accuracy.
 
-As in MMSegmentation: pixels labeled 255 are ignored; counts are summed over all images before anything is divided; a
+As in MMSegmentation: pixels labeled 255 are ignored; counts are summed over all images before they are divided; a
 class that is neither labeled nor predicted is NaN and left out of means; one that is only predicted has an IoU of 0. A
-label outside the classes belongs to none, but what is predicted there still counts as predicted.
+label outside the classes counts for no class, the prediction there still does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from trust_tta.errors import ShapeError
 if TYPE_CHECKING:
     from torch import Tensor
 
-IGNORED = 255  # the label of pixels that do not count
+IGNORED = 255  # label of pixels that are not scored
 
 
 @dataclass(frozen=True, eq=False)
 class ConfusionCounts:
-    """Pixels of each class, int64 (classes,): predicted where labeled, predicted, labeled."""
+    """Pixel counts per class, int64 (classes,): correctly predicted, predicted, labeled."""
 
     right: Tensor
     predicted: Tensor
@@ -37,27 +37,27 @@ class ConfusionCounts:
 
     @property
     def dice(self) -> Tensor:
-        """Twice the intersection over the sum of both, float64 (classes,)."""
+        """Dice coefficient of each class, float64 (classes,)."""
         return 2 * self.right.double() / (self.predicted + self.labeled)
 
     @property
     def recall(self) -> Tensor:
-        """The share of a class's pixels that are found, float64 (classes,); "Acc" in MMSegmentation."""
+        """Recall of each class, float64 (classes,); "Acc" in MMSegmentation."""
         return self.right.double() / self.labeled
 
     @property
     def precision(self) -> Tensor:
-        """The share of a class's predictions that are right, float64 (classes,)."""
+        """Precision of each class, float64 (classes,)."""
         return self.right.double() / self.predicted
 
     @property
     def accuracy(self) -> float:
-        """The share of all labeled pixels that are found; NaN without any."""
+        """Pixel accuracy over all classes; NaN without labeled pixels."""
         return float(self.right.sum().double() / self.labeled.sum())
 
     @property
     def mean_iou(self) -> float:
-        """The mean over the classes that are labeled or predicted; NaN without any."""
+        """Mean IoU over the classes that are labeled or predicted; NaN without any."""
         return float(self.iou.nanmean())
 
     @property
@@ -66,7 +66,7 @@ class ConfusionCounts:
 
 
 def count_confusion(predictions: Tensor, labels: Tensor, *, classes: int) -> ConfusionCounts:
-    """The counts of predicted classes and labels of one shape, integers (...), on their device."""
+    """Count predicted classes against labels: integers of one shape (...); the counts stay on their device."""
     if predictions.shape != labels.shape or predictions.is_floating_point() or labels.is_floating_point():
         raise ShapeError(
             f"predictions are {predictions.dtype} {tuple(predictions.shape)} and labels {labels.dtype} "
@@ -80,7 +80,7 @@ def count_confusion(predictions: Tensor, labels: Tensor, *, classes: int) -> Con
 
 
 def sum_counts(overlaps: Iterable[ConfusionCounts], *, classes: int) -> ConfusionCounts:
-    """The counts of several images or batches together; zeros where there is none."""
+    """Sum the counts of several images or batches, on the CPU."""
     import torch
 
     zero = torch.zeros(classes, dtype=torch.int64)

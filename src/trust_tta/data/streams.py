@@ -1,4 +1,4 @@
-"""Streams: the domains of a data set in the order a network meets them, batch by batch, with the moments of reset."""
+"""Test streams: domains of a data set in order, batch by batch, with the points of reset."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Setting:
-    """When the network goes back to its source, and in which order images come."""
+    """When the method is reset, and the order of images."""
 
     reset: Reset
     mixed: bool = False
@@ -129,7 +129,7 @@ class StreamConfig:
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """One stretch of a stream: reset the network before it, or before each of its batches, where it says so."""
+    """One part of a stream, and whether the method is reset before it or before each of its batches."""
 
     name: str
     batches: Batches
@@ -189,8 +189,8 @@ def stream_order(
 ) -> NDArray[np.int64]:
     """The indices into the joined `datasets` in the order of the stream, int64 (n,); each at most once.
 
-    A domain is drawn by the seed and its name alone, so that it is the same whatever else runs; a `segment` of a
-    sequence by its own name, so that a domain that returns brings other images.
+    The order of a domain depends on the seed and its name alone, not on the other domains; that of a `segment` of a
+    sequence on the name of the segment, so that a domain that returns has other images.
     """
     chosen, offset = [], 0
     for dataset in datasets:
@@ -248,7 +248,7 @@ def _name(dataset: Dataset, previous: Dataset | None, setting: Setting, number: 
 class Batch:
     """`images`: float32 (n, 3, size, size), or uint8 (n, h, w, 3) where there is no preprocessing.
 
-    `labels` and `indices` into the data set: int64 (n,); labels of pixels: int64 (n, h, w).
+    `labels` and `indices` into the data set: int64 (n,); for segmentation, `labels` are masks, int64 (n, h, w).
     """
 
     images: torch.Tensor
@@ -297,7 +297,7 @@ class Batches:
         return Batch(tensor, torch.from_numpy(self.dataset.labels[indices]), torch.from_numpy(indices.copy()))
 
     def _load_segmentation(self, dataset: SegmentationDataset, indices: NDArray[np.int64]) -> Batch:
-        """Pictures sized by the protocol of their data set, normalized as the preprocessing says; labels (n, h, w)."""
+        """Images resized by the protocol of their data set and normalized by the preprocessing, and masks (n, h, w)."""
         import torch
 
         images = _stack(dataset, [dataset.image(int(i)) for i in indices])
@@ -333,7 +333,7 @@ def _stack(dataset: Dataset, images: NDArray[np.uint8] | list[NDArray[np.uint8]]
         if len(sizes) > 1:
             raise DataError(
                 f"{dataset.name}/{dataset.domain} has images of {len(sizes)} sizes, as {sizes[0]} and {sizes[-1]}; "
-                "give a preprocessing that brings them to one, or a batch size of 1"
+                "set a preprocessing that resizes them, or a batch size of 1"
             )
         images = np.stack(images)
     return torch.from_numpy(np.require(images, requirements=["C", "W"]))

@@ -12,11 +12,11 @@ from trust_tta.bench.sweep import POLL_SECONDS
 from trust_tta.distributed.sweeps import MAX_ATTEMPTS, QUEUE_SECONDS, MessageQueue, TaskResources, worker_error
 from trust_tta.errors import TrustError
 from trust_tta.progress import SILENT, Progress
-from trust_tta.training.parallel_runs import Lines, Training
-from trust_tta.training.runs import Written
+from trust_tta.training.parallel_runs import Lines, TrainingJob
+from trust_tta.training.runs import TrainedFiles
 
 
-def run_training(training: Training, queue: Any) -> Written | TrustError:
+def run_training(training: TrainingJob, queue: Any) -> TrainedFiles | TrustError:
     """Run a training as a task, on a device of its node."""
 
     def send(line: str) -> None:
@@ -29,16 +29,16 @@ def run_training(training: Training, queue: Any) -> Written | TrustError:
 
 
 def train_on_cluster(
-    trainings: Sequence[Training], *, ray: ModuleType, resources: TaskResources, progress: Progress = SILENT
-) -> list[Written | TrustError]:
+    trainings: Sequence[TrainingJob], *, ray: ModuleType, resources: TaskResources, progress: Progress = SILENT
+) -> list[TrainedFiles | TrustError]:
     """Run trainings on the cluster that `ray` is connected to; returns the files or the error of each."""
     queue = ray.remote(num_cpus=0, max_restarts=-1)(MessageQueue).remote()
     task = ray.remote(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)(run_training)
 
-    def start(training: Training) -> Any:
+    def start(training: TrainingJob) -> Any:
         return task.remote(replace(training, threads=resources.cpus), queue)
 
-    ended: dict[int, Written | TrustError] = {}
+    ended: dict[int, TrainedFiles | TrustError] = {}
     running = {start(training): (number, 1) for number, training in enumerate(trainings)}
     progress.start(len(trainings), "networks")
     try:
@@ -70,10 +70,10 @@ def _show_messages(ray: ModuleType, queue: Any, progress: Progress) -> None:
         pass
 
 
-def _result(ray: ModuleType, done: Any, *, last: bool) -> Written | TrustError | None:
+def _result(ray: ModuleType, done: Any, *, last: bool) -> TrainedFiles | TrustError | None:
     """The result of a task; None if it should be tried again."""
     try:
-        found: Written | TrustError = ray.get(done)
+        found: TrainedFiles | TrustError = ray.get(done)
         return found
     except ray.exceptions.RayTaskError as error:
         return worker_error(error)

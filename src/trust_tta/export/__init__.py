@@ -1,6 +1,6 @@
 """Networks, adapted or not, as files that run without this package: ONNX, PyTorch's export formats, safetensors.
 
-`source` finds the network and its metadata, `formats` and `onnx` write it, `check` compares what was written with
+`source` finds the network and its metadata, `formats` and `onnx` write it, `check` compares the file with
 PyTorch. `export_network` does all of it. `hub` saves networks and adapted states for the Hugging Face hub.
 """
 

@@ -15,15 +15,15 @@ from torch import Tensor
 from trust_tta.data.images import is_image, read_image
 from trust_tta.data.sample import load_sample
 from trust_tta.errors import DataError, TrustError
-from trust_tta.export.network import Input
+from trust_tta.export.network import InputSpec
 from trust_tta.optional import require
 from trust_tta.preprocessing import Preprocessing
 
 Run: TypeAlias = Callable[[Tensor], Tensor]
 
 TOLERANCE, INT8_TOLERANCE = 1e-3, 0.1  # relative to the largest logit
-ALIKE = 0.95  # share of the images, or of an image's pixels, that must have the same class
-ROUNDING = 1e-6  # an error that does not count, however small the logits are
+ALIKE = 0.95  # fraction of the images, or of an image's pixels, that must have the same class
+ROUNDING = 1e-6  # absolute tolerance
 POINT = 1.0  # percentage point of accuracy that int8 may cost
 SMALL, LARGE = 64, 16  # images to compare: of up to 64 pixels, and larger ones
 BATCHES = (1, 3, 16)  # batch sizes, repeated, to show that any number of images works
@@ -51,7 +51,7 @@ class Agreement:
             )
 
 
-def find_pictures(folder: Path | None, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+def comparison_images(folder: Path | None, preprocessing: Preprocessing) -> NDArray[np.uint8]:
     """Real images (n, size, size, 3): those of a folder, or of the sample that ships with the package."""
     count = SMALL if preprocessing.size <= 64 else LARGE
     if folder is None:
@@ -64,7 +64,7 @@ def find_pictures(folder: Path | None, preprocessing: Preprocessing) -> NDArray[
     return preprocessing.changed(keep_ratio=False).fit(read_image(file) for file in files)
 
 
-def batches(pictures: NDArray[np.uint8], given: Input) -> Iterator[Tensor]:
+def batches(pictures: NDArray[np.uint8], given: InputSpec) -> Iterator[Tensor]:
     """The pictures (n, size, size, 3) in batches of several sizes, and in three shapes if any are accepted."""
     size, first = pictures.shape[1], 0
     shapes = (
@@ -75,7 +75,7 @@ def batches(pictures: NDArray[np.uint8], given: Input) -> Iterator[Tensor]:
         if not len(batch):
             return
         first += len(batch)
-        yield given.from_pictures(np.concatenate([batch, batch], axis=2)[:, :height, :width])
+        yield given.from_images(np.concatenate([batch, batch], axis=2)[:, :height, :width])
 
 
 def compare(run: Run, network: torch.nn.Module, images: Iterable[Tensor]) -> Agreement:
@@ -84,7 +84,7 @@ def compare(run: Run, network: torch.nn.Module, images: Iterable[Tensor]) -> Agr
     with torch.inference_mode():
         for batch in images:
             ours, theirs = network(batch), run(batch)
-            equal = (ours.argmax(1) == theirs.argmax(1)).view(len(batch), -1).float().mean(1)  # of pixels, the share
+            equal = (ours.argmax(1) == theirs.argmax(1)).view(len(batch), -1).float().mean(1)  # the fraction of pixels
             error, largest = (float(t.abs().max()) for t in (ours - theirs, ours))
             found.append((len(batch), error, largest, int((equal >= ALIKE).sum())))
     counts, errors, logits, alike = zip(*found, strict=True)
@@ -96,11 +96,11 @@ def _largest(values: Iterable[float]) -> float:
     return float(np.max(list(values)))
 
 
-def accuracy(run: Run, given: Input) -> float:
+def accuracy(run: Run, given: InputSpec) -> float:
     """The percentage of the shipped CIFAR-10 images, of 32 pixels, that are classified correctly."""
     images, labels = load_sample()
     with torch.inference_mode():
-        predicted = torch.cat([run(batch).argmax(1) for batch in given.from_pictures(images).split(100)])
+        predicted = torch.cat([run(batch).argmax(1) for batch in given.from_images(images).split(100)])
     return 100 * (predicted == torch.from_numpy(labels)).double().mean().item()
 
 

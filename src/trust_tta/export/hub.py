@@ -49,7 +49,7 @@ def save_pretrained(
     method = thing if isinstance(thing, Method) else None
     if (method is None) != (adapted_to is None):
         raise ConfigError(
-            "say in adapted_to what the method was adapted to, for the card"
+            "adapted_to is missing: describe for the card what the method was adapted to"
             if method is not None
             else "adapted_to goes with a method; omit it for a network as it was trained"
         )
@@ -118,7 +118,7 @@ def push_to_hub(
             api = library.HfApi(token=token, library_name="trust-tta")
             api.create_repo(repo_id, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=said).commit_url)
-        except Exception as error:  # whatever the library raises, it is the hub that did not take it
+        except Exception as error:  # the library raises many types
             raise CheckpointError(f"'{repo_id}' cannot be written on the hub: {reason_of(error)}") from error
 
 
@@ -132,7 +132,7 @@ def _ours(network: nn.Module) -> ScanNetwork | UPerNet:
 
 
 def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor]) -> None:
-    """What a method needs besides the adapted network: its options and state, and the source of what was changed."""
+    """Write the options and state of a method, and the source values of the changed weights."""
     before = {**method.shared.network.state_dict(), **method.weights.source}
     source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
     options = {name: _plain(name, value) for name, value in _changed_options(method).items()}

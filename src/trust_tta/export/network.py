@@ -27,10 +27,10 @@ MOST_IMAGES = 1 << 16  # in a batch of an exported network
 
 
 @dataclass(frozen=True)
-class Input:
-    """What the exported network takes under the name `images`.
+class InputSpec:
+    """The input `images` of the exported network.
 
-    "float": float32 (n, 3, height, width) from 0 to 1. "uint8": bytes (n, height, width, 3) as pictures are decoded.
+    "float": float32 (n, 3, height, width) from 0 to 1. "uint8": (n, height, width, 3) as decoded.
     `size` None: any height and width.
     """
 
@@ -48,9 +48,9 @@ class Input:
             "range": values,
         }
 
-    def from_pictures(self, pictures: NDArray[np.uint8]) -> Tensor:
-        """Pictures (n, h, w, 3), already resized, as this input."""
-        images = torch.from_numpy(np.require(pictures, requirements=["C", "W"]))
+    def from_images(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """Convert resized images, uint8 (n, h, w, 3), to this input."""
+        images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
         return images if self.pixels == "uint8" else images.permute(0, 3, 1, 2).contiguous() / 255
 
 
@@ -101,10 +101,10 @@ def _shares(cells: int, length: int, like: Tensor) -> Tensor:
     return ((place >= first) & (place < end)).to(like.dtype) / (end - first)
 
 
-def trace(network: PixelInputNetwork, given: Input) -> torch.export.ExportedProgram:
+def trace(network: PixelInputNetwork, given: InputSpec) -> torch.export.ExportedProgram:
     """The network as PyTorch's graph, for any number of images."""
     sides = (given.size, given.size) if given.size else (96, 128)
-    images = given.from_pictures(np.zeros((2, *sides, 3), dtype=np.uint8))
+    images = given.from_images(np.zeros((2, *sides, 3), dtype=np.uint8))
     free: dict[int, Any] = {0: torch.export.Dim("n", min=1, max=MOST_IMAGES)}
     if given.size is None:
         free |= {axis + (given.pixels == "float"): torch.export.Dim.AUTO for axis in (1, 2)}

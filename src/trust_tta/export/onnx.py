@@ -1,4 +1,4 @@
-"""ONNX files: what PyTorch's exporter writes, with operators of our own for the scan and for softplus.
+"""ONNX export with PyTorch's exporter, and custom translations of the scan and of softplus.
 
 The recurrence is one `Scan` of two operators. Unrolled in chunks, it would have twice as many nodes and be slower.
 """

@@ -14,8 +14,8 @@ from trust_tta.atomic import replacing
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.export import check, formats, onnx
-from trust_tta.export.network import Input, PixelInputNetwork, Pixels, require_any_size, trace
-from trust_tta.export.source import Origin, Subject, find_subject
+from trust_tta.export.network import InputSpec, PixelInputNetwork, Pixels, require_any_size, trace
+from trust_tta.export.source import Origin, ExportSource, load_source
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.optional import require
 from trust_tta.preprocessing import Preprocessing
@@ -59,7 +59,7 @@ def export_network(
 ) -> Exported:
     """Write a network to a file that runs elsewhere; it gets its name only after a comparison with PyTorch.
 
-    `origin`, `checkpoint`, `variant`, `preprocessing`, `classes`: see `source.find_subject`.
+    `origin`, `checkpoint`, `variant`, `preprocessing`, `classes`: see `source.load_source`.
     `out`: the file; by default named after the network.
     `size`: of the images; by default that of training; "any", for ONNX, accepts any height and width.
     `pixels`: the input of the file, "float" (n, 3, h, w) from 0 to 1, or "uint8" (n, h, w, 3).
@@ -68,26 +68,26 @@ def export_network(
     `images`: a folder of real images for the comparison; by default some that ship with the package.
     """
     _check_options(to, size, pixels, int8)
-    subject = find_subject(origin, checkpoint=checkpoint, variant=variant, preprocessing=preprocessing, classes=classes)
-    path = Path(out).expanduser() if out is not None else Path(subject.name + FORMATS[to])
+    source = load_source(origin, checkpoint=checkpoint, variant=variant, preprocessing=preprocessing, classes=classes)
+    path = Path(out).expanduser() if out is not None else Path(source.name + FORMATS[to])
     if size == "any":
-        require_any_size(subject.network)
+        require_any_size(source.network)
     elif size is not None:
-        subject = subject.resized(size)
-    pictures = check.find_pictures(Path(images) if images is not None else None, subject.preprocessing)
-    given = Input(pixels, None if size == "any" else subject.preprocessing.size)
-    about = {**subject.about, "weights": "int8" if int8 else "float32"}
+        source = source.resized(size)
+    pictures = check.comparison_images(Path(images) if images is not None else None, source.preprocessing)
+    given = InputSpec(pixels, None if size == "any" else source.preprocessing.size)
+    about = {**source.about, "weights": "int8" if int8 else "float32"}
     if to != "safetensors":
         about |= {"input": json.dumps(given.as_dict()), "output": json.dumps({"name": "logits", "dtype": "float32"})}
     progress.start(3, f"export to {to}")
     with tempfile.TemporaryDirectory(prefix="trust-tta-") as folder:
         file = Path(folder, f"network{FORMATS[to]}")
-        run = _write(subject, to, file, given, about, int8=int8)
+        run = _write(source, to, file, given, about, int8=int8)
         progress.advance()
-        ours = PixelInputNetwork(subject.network, subject.preprocessing, pixels, backend="auto")
+        ours = PixelInputNetwork(source.network, source.preprocessing, pixels, backend="auto")
         agreement = check.compare(run, ours, check.batches(pictures, given))
         agreement.require(path, tolerance=check.INT8_TOLERANCE if int8 else check.TOLERANCE)
-        accuracy = _compare_accuracy(subject, ours, run, given) if int8 else None
+        accuracy = _compare_accuracy(source, ours, run, given) if int8 else None
         progress.advance()
         with replacing(path) as temporary:
             shutil.copyfile(file, temporary)
@@ -114,10 +114,10 @@ def _check_options(to: str, size: Size, pixels: Pixels, int8: bool) -> None:
 
 
 def _compare_accuracy(
-    subject: Subject, network: PixelInputNetwork, run: check.Run, given: Input
+    source: ExportSource, network: PixelInputNetwork, run: check.Run, given: InputSpec
 ) -> tuple[float, float] | None:
     """The accuracy of both on the shipped images, if the network was trained on these classes."""
-    if subject.classes != CIFAR10_CLASSES or given.size != 32:
+    if source.classes != CIFAR10_CLASSES or given.size != 32:
         return None
     ours, theirs = check.accuracy(network, given), check.accuracy(run, given)
     if theirs < ours - check.POINT:
@@ -128,13 +128,13 @@ def _compare_accuracy(
     return ours, theirs
 
 
-def _write(subject: Subject, to: str, file: Path, given: Input, about: dict[str, str], *, int8: bool) -> check.Run:
+def _write(source: ExportSource, to: str, file: Path, given: InputSpec, about: dict[str, str], *, int8: bool) -> check.Run:
     """Write the network, and open the written file."""
     if to == "safetensors":
-        formats.write_checkpoint(subject.network, file, about)
+        formats.write_checkpoint(source.network, file, about)
         written = Checkpoint.open(file)
         return PixelInputNetwork(written.load(), written.preprocessing, given.pixels, backend="auto")
-    program = trace(PixelInputNetwork(subject.network, subject.preprocessing, given.pixels, backend="portable"), given)
+    program = trace(PixelInputNetwork(source.network, source.preprocessing, given.pixels, backend="portable"), given)
     if to == "onnx":
         onnx.write_onnx(program, file, about)
         if int8:

@@ -27,7 +27,7 @@ Origin: TypeAlias = str | PathLike[str] | nn.Module
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class ExportSource:
     """A network in evaluation mode, its name, and its metadata as strings."""
 
     network: nn.Module
@@ -39,22 +39,22 @@ class Subject:
     def classes(self) -> tuple[str, ...] | None:
         return cast(ScanNetwork, self.network).classes
 
-    def resized(self, size: int) -> Subject:
-        """The same for images of another size; a crop keeps the same share of the image."""
+    def resized(self, size: int) -> ExportSource:
+        """The same for images of another size; a crop keeps the same fraction of the image."""
         old = self.preprocessing
         resize = old.resize and round(old.resize * size / old.size)
         new = parse(Preprocessing, {**dict(old), "size": size, "resize": resize}, where="preprocessing")
         return replace(self, preprocessing=new, about={**self.about, "preprocessing": new.to_json()})
 
 
-def find_subject(
+def load_source(
     origin: Origin | None,
     *,
     checkpoint: str | PathLike[str] | None = None,
     variant: str | None = None,
     preprocessing: Preprocessing | None = None,
     classes: tuple[str, ...] | None = None,
-) -> Subject:
+) -> ExportSource:
     """The network that `origin` is or names.
 
     `origin`: a network, a method with its adapted weights, a known checkpoint, a file of weights, or a saved state. A
@@ -76,7 +76,7 @@ def find_subject(
         return _of_checkpoint(Checkpoint.open(origin, **stated))
     if checkpoint is None:
         raise ConfigError(
-            f"'{origin}' holds what a method adapted and not the whole network; give the checkpoint it was adapted from"
+            f"'{origin}' holds an adapted state, not the whole network; give the checkpoint it was adapted from"
         )
     return _of_state(_of_checkpoint(Checkpoint.open(checkpoint, **stated)), *state)
 
@@ -91,21 +91,21 @@ def _source_of(method: Method) -> nn.Module:
     return network
 
 
-def _of_network(network: nn.Module) -> Subject:
+def _of_network(network: nn.Module) -> ExportSource:
     preprocessing = getattr(network, "preprocessing", None)
     if not isinstance(preprocessing, Preprocessing):
         raise ConfigError("the network does not say how its images are preprocessed; set model.preprocessing")
     name, stated = type(network).__name__, describe(network)
     about = {"trust_tta": __version__, **stated.to_metadata(), **({} if stated.variant else {"network": name})}
-    return Subject(network, name.lower(), preprocessing, about)
+    return ExportSource(network, name.lower(), preprocessing, about)
 
 
-def _of_checkpoint(checkpoint: Checkpoint) -> Subject:
+def _of_checkpoint(checkpoint: Checkpoint) -> ExportSource:
     name = checkpoint.file.stem if checkpoint.file else checkpoint.variant.replace(":", "_")
     about = {"trust_tta": __version__, **checkpoint.info.to_metadata(), "sha256": checkpoint.sha256}
     known = ("adapted_by", "adapted_from", "adapted_on")
     about |= {key: checkpoint.metadata[key] for key in known if key in checkpoint.metadata}
-    return Subject(checkpoint.load(), name, checkpoint.preprocessing, about)
+    return ExportSource(checkpoint.load(), name, checkpoint.preprocessing, about)
 
 
 def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
@@ -150,12 +150,12 @@ def _method_state(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 
 
 @torch.no_grad()
-def _of_state(subject: Subject, state: Mapping[str, Any], books: Mapping[str, Any]) -> Subject:
-    """The subject with the weights and statistics of a state, all of which must fit."""
-    parameters = dict(subject.network.named_parameters())
+def _of_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[str, Any]) -> ExportSource:
+    """The source with the weights and statistics of a state, all of which must fit."""
+    parameters = dict(source.network.named_parameters())
     moved = _load(parameters, state["adapted"], "weights")
     statistics = state["statistics"]
-    norms = {name: m for name, m in subject.network.named_modules() if isinstance(m, _BatchNorm)}
+    norms = {name: m for name, m in source.network.named_modules() if isinstance(m, _BatchNorm)}
     for ours, theirs in (("running_mean", "mean"), ("running_var", "variance")):
         if statistics.get(theirs):
             buffers = {name: getattr(norm, ours) for name, norm in norms.items()}
@@ -166,12 +166,12 @@ def _of_state(subject: Subject, state: Mapping[str, Any], books: Mapping[str, An
         )
     counted = {**state.get("counters", {}), **{key: books[key] for key in ("images", "batches") if key in books}}
     about = {
-        **{key: value for key, value in subject.about.items() if key != "sha256"},
+        **{key: value for key, value in source.about.items() if key != "sha256"},
         "adapted_by": str(state["method"]),
-        "adapted_from": subject.about.get("sha256", ""),
+        "adapted_from": source.about.get("sha256", ""),
         "adapted_on": json.dumps({key: counted[key] for key in ("images", "batches", "updates") if counted.get(key)}),
     }
-    return replace(subject, about=about)
+    return replace(source, about=about)
 
 
 def _load(targets: Mapping[str, Tensor | None], values: Mapping[str, Any], what: str) -> int:

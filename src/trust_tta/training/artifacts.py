@@ -1,4 +1,4 @@
-"""The files of a trained network: the weights, the record of how they came about, and a card made from it."""
+"""Files of a trained network: weights, training record and model card."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ The backbone is that of the checkpoint named below."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Origin:
-    """Where a network comes from: variant and changes to it, data and their hashes, preprocessing, recipe."""
+class TrainingProvenance:
+    """Variant and overrides, data and their hashes, preprocessing and recipe of a trained network."""
 
     variant: str
     overrides: Mapping[str, Any]
     data: TrainingData | SegmentationTrainingData
-    hashes: Mapping[str, str]  # sha256 by part; the first is what was learned from
+    hashes: Mapping[str, str]  # sha256 by part; the first is that of the training images
     preprocessing: Preprocessing
     recipe: Mapping[str, Any]
 
     def metadata(self, accuracy: float) -> dict[str, str]:
-        """The description inside the weights file, from which the network can be rebuilt and fed."""
+        """The metadata of the weights file, from which the network can be rebuilt with its preprocessing."""
         classes = self.data.dataset.class_names
         return {
             **ModelInfo(self.variant, self.overrides, len(classes), classes, self.preprocessing).to_metadata(),
@@ -57,7 +57,7 @@ class Origin:
 def write_network(
     folder: Path,
     model: nn.Module,
-    origin: Origin,
+    origin: TrainingProvenance,
     *,
     accuracy: Mapping[str, float],
     history: list[dict[str, Any]],
@@ -123,10 +123,10 @@ def model_card(
     metric: str = "top-1",
     how: str = TRAINED,
 ) -> str:
-    """Markdown that says what the network is, how it was made, how well it does and how to check it.
+    """The model card in Markdown: training, accuracy and hashes.
 
-    All numbers come from the `record` of a run; `measured_on` names the images of its accuracies, and `how` says in
-    words what was exported.
+    All numbers come from the `record` of a run; `measured_on` names the split of its accuracies, `how` describes the
+    exported weights.
     """
     settings = _rows({key: str(value) for key, value in record["recipe"].items()})
     scores = _rows({key: f"{100 * value:.2f} %" for key, value in record["accuracy"].items()})

@@ -1,4 +1,4 @@
-"""Data for training: what to learn from, what to hold out, and images as one array."""
+"""Training data: training and held-out images, and images as one array."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AHEAD = 256  # images decoded between two reports of progress
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """`chosen` and `held_out`: indices int64 (n,) into `dataset`; `measured_on` names what is held out."""
+    """`chosen` and `held_out`: indices int64 (n,) into `dataset`; `measured_on` names the held-out split."""
 
     spec: DatasetSpec
     dataset: Dataset
@@ -45,13 +45,13 @@ class TrainingData:
 def open_training_data(
     name: str, root: Path | str, *, target: str | None = None, share: float = 0.1, seed: int = 0
 ) -> TrainingData:
-    """CIFAR with its test set held out; otherwise every domain but `target`, with a share held out by the seed."""
+    """CIFAR with its test set held out; otherwise every domain but `target`, with a fraction `share` held out."""
     spec = find_spec(name)
     if spec.name not in TRAINABLE:
-        other = "; for labels of pixels use open_segmentation_data" if spec.layout == "segmentation" else ""
-        raise ConfigError(f"data set {name!r} is not one to train on; choose one of {', '.join(TRAINABLE)}{other}")
+        other = "; for segmentation use open_segmentation_data" if spec.layout == "segmentation" else ""
+        raise ConfigError(f"data set {name!r} cannot be trained on; choose one of {', '.join(TRAINABLE)}{other}")
     if not 0 < share < 1:
-        raise ConfigError(f"the share held out is {share}; it must lie between 0 and 1")
+        raise ConfigError(f"the held-out fraction is {share}; it must lie between 0 and 1")
     if spec.layout == "cifar":
         if target is not None:
             raise ConfigError(f"target is {target!r}, but {spec.name} has no domains to leave out; omit it")
@@ -63,7 +63,7 @@ def open_training_data(
 
 
 def hold_out(images: int, share: float, *, seed: int, root: Path | str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The indices of images to learn from, and of a share of them held out, drawn by the seed; both sorted."""
+    """Split indices at random into training and held-out ones; both sorted."""
     order = np.random.default_rng(seed).permutation(images)
     count = max(1, round(share * images))
     if images - count < 2:

@@ -1,4 +1,4 @@
-"""A new classifier on a frozen backbone, whose features are computed once."""
+"""Linear probing: train a new classifier on precomputed features of a frozen backbone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fit_head(
 ) -> HeadResult:
     """Train the classifier of `model` with AdamW and nothing else; the network is left in evaluation mode.
 
-    `images` is anything that slices into what `preprocess` turns into float32 (n, 3, h, w).
+    Slices of `images` go through `preprocess`, which returns float32 (n, 3, h, w).
     """
     check_labels(labels, len(images), classes=model.config.num_classes)
     features = extract_features(model, images, preprocess=preprocess, progress=progress)

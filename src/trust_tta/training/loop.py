@@ -64,7 +64,7 @@ class FitResult(Generic[Model]):
 
 @dataclass
 class _Run(Generic[Model]):
-    """What changes during training; `network` calls the model, compiled or recorded."""
+    """The mutable state of a training; `network` calls the model, compiled or as a CUDA graph."""
 
     model: Model
     average: Model
@@ -202,7 +202,7 @@ def _restore(run: _Run[Model], state: dict[str, Any]) -> None:
 
 @contextmanager
 def _own_randomness(device: torch.device) -> Iterator[None]:
-    """Leave the caller's random state as it was, and choose convolutions that repeat."""
+    """Restore the caller's random state afterwards, and use deterministic convolutions."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -214,7 +214,7 @@ def _own_randomness(device: torch.device) -> Iterator[None]:
 
 
 def _seed_epoch(seed: int, epoch: int, device: torch.device) -> torch.Generator:
-    """A generator that depends on seed and epoch alone, so that a resumed run draws what an undisturbed one does."""
+    """A generator that depends on seed and epoch alone, so that resuming repeats the same draws."""
     words = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint64) >> 1
     torch.manual_seed(int(words[0]))  # stochastic depth draws from the default generator
     return torch.Generator(device).manual_seed(int(words[1]))
@@ -280,7 +280,7 @@ def _line(record: EpochRecord, recipe: Recipe, name: str) -> str:
 
 
 def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: Recipe) -> dict[str, str]:
-    """What must be equal for a run to continue: the recipe field by field, the data, the network's shapes."""
+    """Values that must be equal to resume a run: the recipe's fields, the data, the network's shapes."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     return {
         **{name: json.dumps(value) for name, value in recipe.model_dump().items()},
@@ -298,7 +298,7 @@ def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]
 
 
 def load_state(path: Path, identity: Mapping[str, str], device: torch.device) -> dict[str, Any]:
-    """Read what `save_state` wrote; the state of another run is refused with what differs."""
+    """Read a state of `save_state`; that of another run is refused with the differences."""
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # the reader raises many types; each means the same to a user

@@ -1,4 +1,4 @@
-"""Trainings as values, and several of them at once, each in a process of its own: one per domain that is left out."""
+"""Run several trainings in parallel processes, such as one per held-out domain."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trust_tta.errors import TrustError
 from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.training.data import TrainingData, open_training_data
 from trust_tta.training.recipe import SegmentationRecipe, TrainRecipe, is_segmentation
-from trust_tta.training.runs import Written, train
+from trust_tta.training.runs import TrainedFiles, train
 from trust_tta.training.segmentation import SegmentationTrainingData, open_segmentation_data
 
-Message: TypeAlias = str | Written | TrustError
+Message: TypeAlias = str | TrainedFiles | TrustError
 
 
 @dataclass(frozen=True)
-class Training:
-    """One training, which can be sent to another process."""
+class TrainingJob:
+    """The arguments of one training, picklable for another process."""
 
     data: str
     root: str
@@ -39,8 +39,8 @@ class Training:
     device: str
     threads: int | None = 1  # None: as many as there are
 
-    def run(self, progress: Progress = SILENT) -> Written:
-        """Train, or continue what `out` holds."""
+    def run(self, progress: Progress = SILENT) -> TrainedFiles:
+        """Train, or continue an interrupted training in `out`."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         done = train(
@@ -53,7 +53,7 @@ class Training:
             device=self.device,
             progress=progress,
         )
-        return Written(folder=done.folder, record=done.record)
+        return TrainedFiles(folder=done.folder, record=done.record)
 
     def _open_data(self) -> TrainingData | SegmentationTrainingData:
         seed = self.recipe.seed
@@ -62,11 +62,11 @@ class Training:
         return open_training_data(self.data, self.root, target=self.target, share=self.share, seed=seed)
 
 
-def train_side_by_side(
-    trainings: Sequence[Training], *, processes: int, progress: Progress = SILENT
-) -> list[Written | TrustError]:
-    """Run trainings in at most `processes` at once; for each, what was written or why nothing was."""
-    ended: dict[int, Written | TrustError] = {}
+def train_in_parallel(
+    trainings: Sequence[TrainingJob], *, processes: int, progress: Progress = SILENT
+) -> list[TrainedFiles | TrustError]:
+    """Run the trainings, at most `processes` at once; returns the files or the error of each."""
+    ended: dict[int, TrainedFiles | TrustError] = {}
     waiting, running = deque(range(len(trainings))), dict[Connection, tuple[int, BaseProcess]]()
     progress.start(len(trainings), "networks")
     try:
@@ -78,7 +78,7 @@ def train_side_by_side(
             for ready in wait(list(running)):
                 connection = next(c for c in running if c is ready)
                 number, process = running[connection]
-                message = _hear(connection, process, trainings[number])
+                message = _receive_message(connection, process, trainings[number])
                 if isinstance(message, str):
                     progress.note(f"{trainings[number].target}: {message}")
                 else:
@@ -94,16 +94,16 @@ def train_side_by_side(
     return [ended[number] for number in range(len(trainings))]
 
 
-def _start(training: Training) -> tuple[Connection, BaseProcess]:
+def _start(training: TrainingJob) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(there, training), daemon=True)
+    process = context.Process(target=_run_worker, args=(there, training), daemon=True)
     process.start()
     there.close()
     return here, process
 
 
-def _hear(connection: Connection, process: BaseProcess, training: Training) -> Message:
+def _receive_message(connection: Connection, process: BaseProcess, training: TrainingJob) -> Message:
     try:
         message: Message = connection.recv()
     except (EOFError, OSError):
@@ -115,7 +115,7 @@ def _hear(connection: Connection, process: BaseProcess, training: Training) -> M
     return message
 
 
-def _work(connection: Connection, training: Training) -> None:
+def _run_worker(connection: Connection, training: TrainingJob) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
     try:
         connection.send(training.run(Lines(connection.send)))
@@ -124,10 +124,10 @@ def _work(connection: Connection, training: Training) -> None:
 
 
 class Lines(Silent):
-    """Progress that passes on only the notes."""
+    """Progress that forwards its notes and nothing else."""
 
-    def __init__(self, tell: Any) -> None:
-        self.tell = tell
+    def __init__(self, send: Any) -> None:
+        self.send = send
 
     def note(self, text: str) -> None:
-        self.tell(text)
+        self.send(text)

@@ -144,12 +144,12 @@ def recipe_for(
 
 
 def segmentation_recipe(given: Mapping[str, Any] | None = None, *, where: str = "") -> SegmentationRecipe:
-    """The recipe for labels of pixels; every mistake in `given` is reported at once."""
+    """The recipe for segmentation; every mistake in `given` is reported at once."""
     return parse(SegmentationRecipe, _short_warmup(given or {}), where=where)
 
 
 def _short_warmup(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, with a default warm-up that fits into few epochs."""
+    """`given`, with a shorter default warm-up for few epochs."""
     epochs = given.get("epochs")
     if isinstance(epochs, int) and 0 <= epochs < 4 * Recipe.defaults()["warmup_epochs"]:
         return {"warmup_epochs": epochs / 4, **given}
@@ -157,7 +157,7 @@ def _short_warmup(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_segmentation(dataset: str) -> bool:
-    """Whether a data set has a label for every pixel."""
+    """Whether a data set has segmentation masks."""
     return find_spec(dataset).layout == "segmentation"
 
 

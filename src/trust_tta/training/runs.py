@@ -1,4 +1,4 @@
-"""From a data set and a recipe to a described network: what `trust-tta train` and `trust-tta finetune` call."""
+"""`train` and `finetune`: from a data set and a recipe to the files of a network."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
-    """Where the files of a trained network are, and what they record."""
+class TrainedFiles:
+    """The folder and the training record of a trained network."""
 
     folder: Path
     record: Mapping[str, Any]  # of train.json
@@ -58,7 +58,7 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained(Written):
+class Trained(TrainedFiles):
     """The same with the network itself, on its device in evaluation mode."""
 
     model: ScanNetwork | UPerNet
@@ -77,7 +77,7 @@ def train(
 ) -> Trained:
     """Train the variant `model`, with `overrides` of its fields, from scratch on images of `size` pixels.
 
-    Pictures with labels of pixels keep the size they have where none is given.
+    For segmentation, images keep their size where none is given.
 
     Writes model.safetensors, train.json and card.md into the folder `out`; a run that was stopped is continued from
     the state kept there. Without a recipe, the default one for the data and the size is taken.
@@ -92,26 +92,35 @@ def train(
     torch.manual_seed(recipe.seed)
     made = create_model(model, num_classes=len(data.dataset.class_names), **dict(overrides or {}))
     network = _require_fit(made, data).to(device)
-    fed, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
-    network.preprocessing, network.classes = fed, data.dataset.class_names
+    preprocessing, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
+    network.preprocessing, network.classes = preprocessing, data.dataset.class_names
     batch_size = recipe.batch_size if dense else None
 
     def score(candidate: nn.Module) -> float:
-        return evaluate(candidate, *held_out, mean=fed.mean, std=fed.std, metric=task.metric, batch_size=batch_size)
+        return evaluate(
+            candidate,
+            *held_out,
+            mean=preprocessing.mean,
+            std=preprocessing.std,
+            metric=task.metric,
+            batch_size=batch_size,
+        )
 
     fitted = fit(
         network, *images, recipe, task=task, state_path=folder / artifacts.STATE, evaluate=score, progress=progress
     )
     average = fitted.average
     accuracy = {"averaged weights": score(average)}
-    recalibrate(average, images[0], mean=fed.mean, std=fed.std, forward=task.forward, batch_size=batch_size)
+    recalibrate(
+        average, images[0], mean=preprocessing.mean, std=preprocessing.std, forward=task.forward, batch_size=batch_size
+    )
     accuracy["averaged weights, new statistics"] = score(average)
-    origin = artifacts.Origin(
+    origin = artifacts.TrainingProvenance(
         variant=model,
         overrides=dict(overrides or {}),
         data=data,
         hashes={"train": hash_array(images[0]), data.measured_on: hash_array(held_out[0])},
-        preprocessing=fed,
+        preprocessing=preprocessing,
         recipe=recipe.model_dump(),
     )
     history, seconds = [asdict(epoch) for epoch in fitted.history], time.perf_counter() - begun
@@ -136,25 +145,25 @@ def finetune(
     folder, recipe = Path(out), recipe or FinetuneRecipe()
     if (folder / artifacts.WEIGHTS).exists():
         raise ConfigError(f"'{folder / artifacts.WEIGHTS}' exists and would be lost; give another folder, or delete it")
-    fed = checkpoint.preprocessing.for_layout(data.spec.layout)
+    preprocessing = checkpoint.preprocessing.for_layout(data.spec.layout)
     chosen, held_out = data.split()
     _announce(data, len(chosen), len(held_out), progress)
     torch.manual_seed(recipe.seed)
     loaded = checkpoint.load(device=device, num_classes=len(data.dataset.class_names), head=False)
     model = require_ours(loaded, by="fine-tuning")
-    model.preprocessing, model.classes = fed, data.dataset.class_names
-    result = fit_head(model, chosen, chosen.labels, recipe, preprocess=fed, progress=progress)
+    model.preprocessing, model.classes = preprocessing, data.dataset.class_names
+    result = fit_head(model, chosen, chosen.labels, recipe, preprocess=preprocessing, progress=progress)
     accuracy = {
         "classifier on its training images": result.accuracy,
-        "classifier": score_head(model, held_out, held_out.labels, preprocess=fed, progress=progress),
+        "classifier": score_head(model, held_out, held_out.labels, preprocess=preprocessing, progress=progress),
     }
     backbone = {"backbone": Path(checkpoint.file or checkpoint.variant).name, "backbone_sha256": checkpoint.sha256}
-    origin = artifacts.Origin(
+    origin = artifacts.TrainingProvenance(
         variant=checkpoint.variant,
         overrides=checkpoint.fields,
         data=data,
         hashes={f"{data.description} and what is held out": data.dataset.fingerprint},
-        preprocessing=fed,
+        preprocessing=preprocessing,
         recipe=recipe.model_dump() | backbone,
     )
     history, seconds = [{"epoch": i, "loss": x} for i, x in enumerate(result.losses)], time.perf_counter() - begun
@@ -166,11 +175,11 @@ def finetune(
 
 
 def _require_fit(network: nn.Module, data: TrainingData | SegmentationTrainingData) -> ScanNetwork | UPerNet:
-    """The network, refused if it predicts something else than the data label."""
+    """Check that the network fits the task of the data: segmentation or classification."""
     if isinstance(data, SegmentationTrainingData):
         if not isinstance(network, UPerNet):
             raise ConfigError(
-                f"{data.spec.name} has labels of pixels, and the network is a {type(network).__name__}; "
+                f"{data.spec.name} has segmentation masks, but the network is a {type(network).__name__}; "
                 "give one whose name starts with upernet_"
             )
         return network
@@ -188,23 +197,25 @@ def _prepare(
     classes = len(data.dataset.class_names)
     if isinstance(data, SegmentationTrainingData):
         if not isinstance(recipe, SegmentationRecipe):
-            raise ConfigError(f"{data.spec.name} has labels of pixels; give a SegmentationRecipe")
-        fed = segmentation_preprocessing(data, recipe, size)
+            raise ConfigError(f"{data.spec.name} has segmentation masks; give a SegmentationRecipe")
+        preprocessing = segmentation_preprocessing(data, recipe, size)
         _announce(data, len(data.dataset), len(data.held_out), progress)
         progress.start(len(data.dataset) + len(data.held_out), "reading images")
-        images, held_out = (read_segmentation_arrays(part, fed, progress) for part in (data.dataset, data.held_out))
+        images, held_out = (
+            read_segmentation_arrays(part, preprocessing, progress) for part in (data.dataset, data.held_out)
+        )
         progress.finish()
-        return fed, images, held_out, segmentation(classes, images[1], recipe)
+        return preprocessing, images, held_out, segmentation(classes, images[1], recipe)
     if not isinstance(recipe, TrainRecipe):
-        raise ConfigError(f"{data.spec.name} has labels of images; give a TrainRecipe")
+        raise ConfigError(f"{data.spec.name} has image labels; give a TrainRecipe")
     side = size or default_size(data.spec.name)
-    fed = Preprocessing(size=side, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
+    preprocessing = Preprocessing(size=side, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
     chosen, others = data.split()
     _announce(data, len(chosen), len(others), progress)
     progress.start(len(chosen) + len(others), "reading images")
-    arrays = [(read_arrays(part, fed, progress), part.labels) for part in (chosen, others)]
+    arrays = [(read_arrays(part, preprocessing, progress), part.labels) for part in (chosen, others)]
     progress.finish()
-    return fed, arrays[0], arrays[1], classification(classes)
+    return preprocessing, arrays[0], arrays[1], classification(classes)
 
 
 def _announce(data: TrainingData | SegmentationTrainingData, images: int, others: int, progress: Progress) -> None:

@@ -1,7 +1,7 @@
-"""Learning to label pixels: the data, random scales and crops of them, and the cross-entropy of both heads.
+"""Training for segmentation: data, random scales and crops, and the cross-entropy of both heads.
 
 As MMSegmentation has it: logits are resized to the labels, pixels labeled 255 add nothing, and the sum is divided by
-the number of all pixels, or of the labeled ones alone. Colors are not changed, so that corruptions stay unseen.
+the number of all pixels, or of the labeled ones alone. There is no color augmentation, so that corruptions stay unseen.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Labeled: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # images (n, h
 
 @dataclass(frozen=True, eq=False)
 class SegmentationTrainingData:
-    """Pictures to learn from, and those held out; `measured_on` names these."""
+    """Training and held-out images with masks; `measured_on` names the held-out split."""
 
     spec: DatasetSpec
     dataset: SegmentationDataset
@@ -61,9 +61,9 @@ class SegmentationTrainingData:
 def open_segmentation_data(
     name: str, root: Path | str, *, share: float = 0.1, seed: int = 0
 ) -> SegmentationTrainingData:
-    """The split "train" with the validation split held out; without these, a share of all by the seed."""
+    """The split "train" with the validation split held out; without these, a random fraction `share` of all."""
     if not 0 < share < 1:
-        raise ConfigError(f"the share held out is {share}; it must lie between 0 and 1")
+        raise ConfigError(f"the held-out fraction is {share}; it must lie between 0 and 1")
     spec = find_spec(name)
     splits = [split.name for split in list_splits(spec, locate(spec, Path(root)))]
     held_out = next((split for split in splits if split in _HELD_OUT), None)
@@ -71,7 +71,7 @@ def open_segmentation_data(
         parts = [_open(name, root, split) for split in ("train", held_out)]
         return SegmentationTrainingData(spec, parts[0], parts[1], "validation")
     if spec.domains and "train" not in splits:
-        raise DataError(f"{root} has no pictures of {spec.name}/train to learn from; it wants {spec.wanted}")
+        raise DataError(f"{root} has no training images of {spec.name}/train; it wants {spec.wanted}")
     dataset = _open(name, root, "train" if "train" in splits else splits[0])
     kept, others = (_choose(dataset, part) for part in hold_out(len(dataset), share, seed=seed, root=root))
     return SegmentationTrainingData(spec, kept, others, "validation")
@@ -80,13 +80,13 @@ def open_segmentation_data(
 def _open(name: str, root: Path | str, split: str) -> SegmentationDataset:
     dataset = open_dataset(name, root, domain=split, options={"protocol": "native"})
     if not isinstance(dataset, SegmentationDataset):
-        raise ConfigError(f"{name} has labels of images, and the network labels pixels")
+        raise ConfigError(f"{name} has image labels; segmentation needs masks")
     return dataset
 
 
 def _choose(dataset: SegmentationDataset, indices: NDArray[np.int64]) -> SegmentationDataset:
     if not isinstance(dataset.images, FileImages):
-        raise ConfigError(f"the pictures of {dataset.name} are no files")
+        raise ConfigError(f"the images of {dataset.name} are not files")
     images, masks = (tuple(part.names[i] for i in indices) for part in (dataset.images, dataset.masks))
     return replace(
         dataset,
@@ -99,7 +99,7 @@ def _choose(dataset: SegmentationDataset, indices: NDArray[np.int64]) -> Segment
 def segmentation_preprocessing(
     data: SegmentationTrainingData, recipe: SegmentationRecipe, size: int | None
 ) -> Preprocessing:
-    """All to `size` x `size`; without a size, as large as the first picture is, by its short side."""
+    """Resize to `size` x `size`; without a size, to the short side of the first image."""
     short = size or min(data.dataset.image(0).shape[:2])
     return Preprocessing(
         size=short,
@@ -112,11 +112,13 @@ def segmentation_preprocessing(
     )
 
 
-def read_segmentation_arrays(dataset: SegmentationDataset, fed: Preprocessing, progress: Progress = SILENT) -> Labeled:
-    """All pictures and labels at the size of the network's input."""
+def read_segmentation_arrays(
+    dataset: SegmentationDataset, preprocessing: Preprocessing, progress: Progress = SILENT
+) -> Labeled:
+    """All images and masks at the size of the network's input."""
 
     def read(index: int) -> Labeled:
-        image, mask = fed.fit_image(dataset.image(index)), dataset.mask(index)
+        image, mask = preprocessing.fit_image(dataset.image(index)), dataset.mask(index)
         progress.advance()
         return image, resize_mask(mask, *image.shape[:2])
 
@@ -125,7 +127,7 @@ def read_segmentation_arrays(dataset: SegmentationDataset, fed: Preprocessing, p
     sizes = {image.shape[:2] for image, _ in pairs}
     if len(sizes) > 1:
         (a, b), (c, d) = sorted(sizes)[0], sorted(sizes)[-1]
-        raise ConfigError(f"the pictures of {dataset.name} have sizes from {b}x{a} to {d}x{c}; give a size for all")
+        raise ConfigError(f"the images of {dataset.name} have sizes from {b}x{a} to {d}x{c}; give a size for all")
     return np.stack([image for image, _ in pairs]), np.stack([mask for _, mask in pairs])
 
 
@@ -133,7 +135,7 @@ def read_segmentation_arrays(dataset: SegmentationDataset, fed: Preprocessing, p
 
 
 def segmentation(classes: int, labels: NDArray[np.uint8], recipe: SegmentationRecipe) -> Task[SegmentationRecipe]:
-    """A label for every pixel; the classes are weighed by how often they are among `labels` (n, h, w)."""
+    """The segmentation task; `labels` (n, h, w) are the masks from which class weights are computed."""
     weights = class_weights(labels, classes, recipe.balance) if recipe.balance else None
 
     def check(images: NDArray[Any], masks: NDArray[Any], _: SegmentationRecipe) -> None:
@@ -157,16 +159,16 @@ def segmentation(classes: int, labels: NDArray[np.uint8], recipe: SegmentationRe
 def forward_heads(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """The coarse logits of both heads."""
     if not isinstance(model, UPerNet):
-        raise ConfigError(f"labels of pixels are learned by a UPerNet, and the network is a {type(model).__name__}")
+        raise ConfigError(f"segmentation needs a UPerNet, but the network is a {type(model).__name__}")
     return model.forward_training(inputs)
 
 
 def class_weights(labels: NDArray[np.uint8], classes: int, balance: float) -> Tensor:
     """Inverse frequencies to the power of `balance`, float32 (classes,), with a mean of 1 over the labeled pixels."""
-    shares = torch.from_numpy(np.bincount(labels.reshape(-1), minlength=256)[:classes]).double()
-    shares = shares / shares.sum().clamp_min(1)
-    weights = torch.where(shares > 0, shares.clamp_min(1e-9) ** -balance, 0.0)
-    return (weights / (weights * shares).sum().clamp_min(1e-9)).float()
+    frequencies = torch.from_numpy(np.bincount(labels.reshape(-1), minlength=256)[:classes]).double()
+    frequencies = frequencies / frequencies.sum().clamp_min(1)
+    weights = torch.where(frequencies > 0, frequencies.clamp_min(1e-9) ** -balance, 0.0)
+    return (weights / (weights * frequencies).sum().clamp_min(1e-9)).float()
 
 
 def scale_and_crop(
@@ -174,7 +176,7 @@ def scale_and_crop(
 ) -> tuple[Tensor, Tensor]:
     """Windows of the images at `chosen` (n,), each scaled, half of them mirrored: (n, 3, h, w) and labels (n, h, w).
 
-    What lies outside of an image has the mean color and does not count. `plain`: whole images at their own scale.
+    Pixels outside of an image have the mean color and are ignored. `plain`: whole images at their own scale.
     """
     images, labels = normalize(samples.images[chosen], samples.scale, samples.shift), samples.labels[chosen]
     n, height, width = labels.shape
@@ -217,7 +219,7 @@ def two_head_loss(
     labeled_only: bool = False,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """The loss of the decoding head, and a share of that of the auxiliary one."""
+    """The loss of the decoding head plus the weighted loss of the auxiliary head."""
     losses = (segmentation_loss(x, labels, labeled_only=labeled_only, weights=weights) for x in (main, auxiliary))
     return next(losses) + auxiliary_weight * next(losses)
 

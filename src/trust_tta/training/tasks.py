@@ -1,4 +1,4 @@
-"""What a network learns: the training loop takes its checks, augmentation, loss and metric from a `Task`."""
+"""Tasks of the training loop: checks, augmentation, loss and metric."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Task(Generic[R]):
     `check(images, labels, recipe)` refuses arrays that do not fit. `augment(samples, chosen, recipe, generator, plain)`
     draws inputs (n, 3, h, w) and targets for the images at `chosen` (n,); the last epochs are `plain`. `loss(outputs,
     targets, recipe)` is a scalar. `metric(predictions, labels)` scores class indices (n, ...) between 0 and 1.
-    `forward(model, inputs)` gives the outputs where they are not what the network predicts.
+    `forward(model, inputs)` returns the training outputs where they are not the predictions.
     """
 
     check: Callable[[NDArray[Any], NDArray[Any], R], None]
@@ -43,7 +43,7 @@ class Task(Generic[R]):
     loss: Callable[[Any, Tensor, R], Tensor]
     metric: Callable[[Tensor, Tensor], float]
     forward: Callable[[nn.Module, Tensor], Any] | None = None
-    score: str = "accuracy"  # what the metric is called
+    score: str = "accuracy"  # the name of the metric
 
 
 def classification(classes: int) -> Task[TrainRecipe]:
@@ -77,12 +77,12 @@ def classification(classes: int) -> Task[TrainRecipe]:
 
 
 def label_type(labels: NDArray[Any]) -> type[np.integer[Any]]:
-    """How labels are kept: those of pixels are many, and small."""
+    """The integer type of stored labels: uint8 for masks, int64 for image labels."""
     return np.uint8 if labels.ndim > 1 else np.int64
 
 
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
-    """The share of predictions that equal their label."""
+    """The fraction of correct predictions."""
     return float((predictions == labels).double().mean())
 
 

@@ -45,7 +45,7 @@ _IN_FLIGHT = 3  # tasks per worker that wait or run at a time, so that memory st
 
 @dataclass(frozen=True)
 class CorruptionTask:
-    """A few images and what is to be done to them: the unit of work that travels to a worker process."""
+    """A few images with their corruption: the unit of work of a process."""
 
     images: Pixels
     corruption: str
@@ -86,7 +86,7 @@ def corrupt(
 
 
 def check_images(images: Any) -> None:
-    """Refuse what is not a uint8 array of shape (n, h, w, 3)."""
+    """Refuse arrays that are not uint8 (n, h, w, 3)."""
     if not isinstance(images, np.ndarray):
         raise DataError(f"images are a {type(images).__name__}; give a uint8 numpy array of shape (n, h, w, 3)")
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape[1:3]:

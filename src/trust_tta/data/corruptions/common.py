@@ -1,4 +1,4 @@
-"""What every corruption shares: bytes to unit floats and back, and random numbers that belong to one image each."""
+"""Shared by the corruptions: conversion between bytes and floats in 0..1, and a random generator per image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Generators: TypeAlias = Sequence[np.random.Generator]
 
 
 def image_generator(*, seed: int, number: int, severity: int, index: int) -> np.random.Generator:
-    """The random numbers of image `index`, whatever batch or process it is in."""
+    """The random generator of image `index`, independent of batch and process."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, number, severity, index))))
 
 

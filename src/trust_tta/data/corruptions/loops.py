@@ -1,4 +1,4 @@
-"""Pixel loops in numba: what cannot be said as an array operation over a stack of images."""
+"""Pixel loops in numba, for operations that numpy cannot vectorize over images."""
 
 from __future__ import annotations
 

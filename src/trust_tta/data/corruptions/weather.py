@@ -66,16 +66,16 @@ def snow(images: Pixels, generators: Generators, level: Level) -> Pixels:
 
 
 def frost(images: Pixels, generators: Generators, level: Level) -> Pixels:
-    """Lay a random part of one of the ice pictures over the image."""
+    """Blend a random crop of one of the generated ice textures with the image."""
     image_weight, ice_weight, shrinking = level
     height, width = images.shape[1:3]
     out = np.empty_like(images)
     for image, generator, result in zip(images, generators, out, strict=True):
         variant = int(generator.integers(len(ICES)))
-        picture = frost_picture(variant, shrinking=int(shrinking), height=height, width=width)
-        top = generator.integers(picture.shape[0] - height)
-        left = generator.integers(picture.shape[1] - width)
-        ice = picture[top : top + height, left : left + width]
+        texture = frost_texture(variant, shrinking=int(shrinking), height=height, width=width)
+        top = generator.integers(texture.shape[0] - height)
+        left = generator.integers(texture.shape[1] - width)
+        ice = texture[top : top + height, left : left + width]
         result[...] = np.clip(image_weight * image + ice_weight * ice, 0, 255).astype(np.uint8)
     return out
 
@@ -197,20 +197,20 @@ def _is_ridge(dx: NDArray[np.int64], dy: NDArray[np.int64], size: NDArray[np.int
 
 
 @lru_cache(maxsize=16)
-def frost_picture(variant: int, *, shrinking: int, height: int, width: int) -> NDArray[np.uint8]:
-    """One of the pictures, every `shrinking`-th pixel of it, enlarged where it is not larger than height x width."""
-    picture = _draw_ice(variant)[shrinking // 2 :: shrinking, shrinking // 2 :: shrinking]
-    rows, columns = picture.shape[:2]
+def frost_texture(variant: int, *, shrinking: int, height: int, width: int) -> NDArray[np.uint8]:
+    """An ice texture, subsampled by `shrinking`, and enlarged where it is not larger than height x width."""
+    texture = _draw_ice(variant)[shrinking // 2 :: shrinking, shrinking // 2 :: shrinking]
+    rows, columns = texture.shape[:2]
     if rows > height and columns > width:
-        return picture
+        return texture
     scale = 1.1 * max(height / rows, width / columns)
     size = (math.ceil(columns * scale) + 1, math.ceil(rows * scale) + 1)
-    return np.asarray(Image.fromarray(np.ascontiguousarray(picture)).resize(size, Image.Resampling.BICUBIC))
+    return np.asarray(Image.fromarray(np.ascontiguousarray(texture)).resize(size, Image.Resampling.BICUBIC))
 
 
 @lru_cache(maxsize=len(ICES))
 def _draw_ice(variant: int) -> NDArray[np.uint8]:
-    """A whole picture (480, 720, 3), the same in every process."""
+    """An ice texture (480, 720, 3), the same in every process."""
     ice, generator = ICES[variant], np.random.Generator(np.random.PCG64(variant))
     layers = (
         0.6 * _ridges(generator),
