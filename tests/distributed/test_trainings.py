@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def training(root: Path, out: Path, target: str) -> TrainingJob:
-    return Training(
+    return TrainingJob(
         data="pacs",
         root=str(root),
         target=target,
