@@ -314,9 +314,10 @@ def _mean(values: Iterable[float]) -> float | None:
 
 HEAD = """# Which method for which stream
 
-{methods} methods in {streams} kinds of stream: the shipped `vmamba_nano` on CIFAR-10-C at severity 5 (where corruptions
-come and go, and in the row of 100 domains: 1 to 5), 1,000 images of each corruption, 100 to 256 of each short domain,
-256 to 1,600 in small batches; clean images; and PACS. Every method has one set of options for all streams, its
+{methods} methods in {streams} kinds of stream: the shipped `vmamba_nano` on CIFAR-10-C as `trust-tta corrupt` makes it
+([not the published images](README.md#corrupted-images)) at severity 5 (where corruptions come and go, and in the row of
+100 domains: 1 to 5), 1,000 images of each corruption, 100 to 256 of each short domain, 256 to 1,600 in small batches;
+clean images; and PACS. Every method has one set of options for all streams, its
 defaults. Written by `python -m benchmarks.choose_page` from the stores of `trust-tta bench` on `streams.toml`,
 `rates.toml` and `fair.toml` in `configs/results`; nothing here is typed."""
 

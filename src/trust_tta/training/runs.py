@@ -95,25 +95,17 @@ def train(
     preprocessing, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
     network.preprocessing, network.classes = preprocessing, data.dataset.class_names
     batch_size = recipe.batch_size if dense else None
+    mean, std = preprocessing.mean, preprocessing.std
 
     def score(candidate: nn.Module) -> float:
-        return evaluate(
-            candidate,
-            *held_out,
-            mean=preprocessing.mean,
-            std=preprocessing.std,
-            metric=task.metric,
-            batch_size=batch_size,
-        )
+        return evaluate(candidate, *held_out, mean=mean, std=std, metric=task.metric, batch_size=batch_size)
 
     fitted = fit(
         network, *images, recipe, task=task, state_path=folder / artifacts.STATE, evaluate=score, progress=progress
     )
     average = fitted.average
     accuracy = {"averaged weights": score(average)}
-    recalibrate(
-        average, images[0], mean=preprocessing.mean, std=preprocessing.std, forward=task.forward, batch_size=batch_size
-    )
+    recalibrate(average, images[0], mean=mean, std=std, forward=task.forward, batch_size=batch_size)
     accuracy["averaged weights, new statistics"] = score(average)
     origin = artifacts.TrainingProvenance(
         variant=model,
