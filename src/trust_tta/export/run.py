@@ -15,7 +15,7 @@ from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.export import check, formats, onnx
 from trust_tta.export.network import InputSpec, PixelInputNetwork, Pixels, require_any_size, trace
-from trust_tta.export.source import Origin, ExportSource, load_source
+from trust_tta.export.source import ExportSource, Origin, load_source
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.optional import require
 from trust_tta.preprocessing import Preprocessing
@@ -128,7 +128,9 @@ def _compare_accuracy(
     return ours, theirs
 
 
-def _write(source: ExportSource, to: str, file: Path, given: InputSpec, about: dict[str, str], *, int8: bool) -> check.Run:
+def _write(
+    source: ExportSource, to: str, file: Path, given: InputSpec, about: dict[str, str], *, int8: bool
+) -> check.Run:
     """Write the network, and open the written file."""
     if to == "safetensors":
         formats.write_checkpoint(source.network, file, about)
