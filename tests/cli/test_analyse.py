@@ -99,4 +99,4 @@ def test_the_report_draws_what_was_made(config: Path, tmp_path: Path) -> None:
     assert main(["report", store, "--analyses", str(out), "--out", str(page), "--quiet"]) == 0
     text = page.read_text(encoding="utf-8")
     assert "sample, fog: loss on the plane" in text
-    assert "sample, fog, SS2D weights: norms" in text
+    assert "sample, fog, SS2D weights: L2 norm of each adapted tensor" in text
