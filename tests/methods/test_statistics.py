@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.methods.networks import batches, convnet, make, run, same, vmamba
-from trust_tta.errors import TrustWarning
+from trust_tta.errors import ConfigError, TrustWarning
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import list_methods
 from trust_tta.methods.statistics import Statistics, StreamNorm
@@ -327,3 +327,29 @@ def test_norms_of_several_dtypes_follow_the_stream() -> None:
         vectors.now.zero_()
     statistics.load(state)
     assert all(torch.equal(norm.variance, torch.ones_like(norm.variance)) for norm in statistics.norms.values())
+
+
+FOLLOWING = ("tide", "rotta", "bn_ema", "bn_alpha")
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_hooks_on_batch_norms_still_run(name: str) -> None:
+    model, seen = convnet(), list[str]()
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    norm.register_forward_pre_hook(lambda *_: seen.append("before"))
+    norm.register_forward_hook(lambda *_: seen.append("after"))
+    make(name, model)(batches(1)[0])
+    assert {"before", "after"} <= set(seen)
+
+
+class CustomNorm(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_batch_norms_with_a_forward_of_their_own_are_refused(name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), CustomNorm(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    with pytest.raises(ConfigError, match="the layer '1' is a CustomNorm with a forward of its own"):
+        make(name, model)
+    assert make("tent", model)(batches(1)[0]).shape == (len(batches(1)[0]), 5)

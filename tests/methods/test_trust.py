@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tests.export.networks import small
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba, weights
-from trust_tta.errors import ConfigError, ShapeError, TrustError
+from trust_tta.errors import ConfigError, ShapeError, TrustError, TrustWarning
 from trust_tta.methods.base import Method
 from trust_tta.methods.parallel import equal_parts
 from trust_tta.methods.ranking import rank_orders
@@ -460,3 +461,12 @@ def test_rank_orders_against_a_slow_loop() -> None:
 def test_rank_orders_without_images_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one batch"):
         rank_orders(vmamba(), [])
+
+
+def test_labels_loss_warns_on_networks_without_batch_norm() -> None:
+    with pytest.warns(TrustWarning, match="pseudo-labels collapse .* loss='confusion' works there"):
+        make("trust", vmamba("layer"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrustWarning)
+        make("trust", vmamba("layer"), loss="confusion")
+        make("trust", vmamba("batch"))

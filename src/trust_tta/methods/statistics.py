@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trust_tta.errors import ConfigError
 from trust_tta.methods.state import Array, Spec, clone
 from trust_tta.methods.tide.constants import TIDE
 from trust_tta.methods.tide.domain_clusters import DomainClusters
@@ -138,6 +139,7 @@ class Statistics:
             else:
                 self.norms[name] = StreamNorm(module, like=like, observing_without_grad=observing_without_grad)
             self.norms[name].restore_source()
+            _share_hooks(name, module, self.norms[name])
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, self.norms[name])
         self.following = [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
@@ -584,6 +586,22 @@ def _pool(
 
 def _spec(name: str, value: Tensor) -> Array:
     return Array.like(value) if name in ("mean", "group_mean") else Array.like(value, least=0)
+
+
+def _share_hooks(name: str, norm: _BatchNorm, own: OwnNorm) -> None:
+    """Let the hooks of a BatchNorm run on the norm in its place; refuse a forward that would not run."""
+    defined_in = next(cls for cls in type(norm).__mro__ if "forward" in vars(cls)).__module__.split(".")[0]
+    known = defined_in in ("torch", "trust_tta") or own.after is not None  # `after` applies what timm's hold
+    if not known or "forward" in vars(norm):
+        raise ConfigError(
+            f"the layer '{name}' is a {type(norm).__name__} with a forward of its own, which statistics that follow "
+            "the images would skip; use a plain BatchNorm, or a method with statistics='batch' or 'source'"
+        )
+    for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"):
+        setattr(own, f"_{kind}", getattr(norm, f"_{kind}"))
+    for flag in ("forward_hooks_with_kwargs", "forward_hooks_always_called", "forward_pre_hooks_with_kwargs"):
+        setattr(own, f"_{flag}", getattr(norm, f"_{flag}"))
+    own._is_full_backward_hook = norm._is_full_backward_hook
 
 
 def has_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:

@@ -7,16 +7,19 @@ the mean are in `parallel.py`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from trust_tta.errors import TrustWarning, users_level
 from trust_tta.methods import merging, parallel
 from trust_tta.methods.base import Learner
 from trust_tta.methods.ensembling import log_mean_probability, mirrored
 from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, most_likely, pseudo_label_loss
 from trust_tta.methods.parallel import OrderStep
+from trust_tta.methods.statistics import has_statistics
 from trust_tta.methods.trust_options import NaiveOptions, TrustOptions, require_orders, scan_orders_of
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, ScanOrder, find_order
@@ -106,6 +109,12 @@ class Trust(WeightAveraging):
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         parallel.check_options(self.options, model)
+        if self.options.loss == "labels" and not any(map(has_statistics, model.modules())):
+            message = (
+                "without BatchNorm, TRUST's pseudo-labels collapse in long streams under strong corruptions "
+                "(docs/reference/trust.md); loss='confusion' works there"
+            )
+            warnings.warn(message, TrustWarning, stacklevel=users_level())
         return super().adapted_names(model)
 
     def reset_state(self) -> None:

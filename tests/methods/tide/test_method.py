@@ -276,3 +276,19 @@ def test_a_transformer_adapts_its_layer_norms(images: int) -> None:
     assert all(logits.isfinite().all() for logits in outputs)
     method.reset()
     assert all(torch.equal(a, b) for a, b in zip(run(method, stream), outputs, strict=True))
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_odd_streams_neither_crash_nor_wear_the_network_out(norm: str) -> None:
+    """Gray images, another size, blank images, one image again and again; afterwards, weights are near the source."""
+    method: Tide = make("tide", vmamba(norm), lr=5e-4)
+    usual = batches(2)
+    source = method.weights.snapshot()
+    gray = [x.mean(1, keepdim=True).expand_as(x) for x in usual]
+    larger = [torch.nn.functional.interpolate(x, scale_factor=2) for x in usual]
+    blank = [torch.full_like(x, value) for x in usual for value in (0.0, 2.0)]
+    same_image = [x[:1].expand_as(x) for x in usual]
+    for images in (*gray, *larger, *blank, *same_image):
+        assert method(images).isfinite().all()
+    assert float((method.weights.snapshot() - source).abs().max()) < 0.02
+    assert method(usual[0]).isfinite().all()
