@@ -251,8 +251,8 @@ minutes | one H200 |
 weights | two cores of a server CPU, busy |
 | `ruinous_streams.json` | the same on few batches, at the learning rate that [the guard's page](../guides/guard.md) \
 names | two cores of a server CPU, busy |
-| `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 300 --kills 100 --requests 100000 \
---streams 1000 --malformed 5000` | the same |
+| `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 30 --kills 100 --full-disk-kills 100 \
+--requests 10000 --streams 200 --malformed 2000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
 two cores of a server CPU (the record has the load) |
 | `fleet.json` | `python -m benchmarks.fleet --device cuda --count 1024 --seeds 3`; what was not begun after 260 s is \

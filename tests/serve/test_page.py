@@ -44,8 +44,12 @@ def send(client: httpx.Client, stream: str, *, count: int = 4) -> list[dict[str,
 
 def test_page_shows_predictions(tab: Tab, served: tuple[httpx.Client, Service]) -> None:
     client, _ = served
+    page = client.get("/").text
+    assert 'id="loading" role="status">loading' in page  # until the first message arrives
+    assert 'id="empty" hidden' in page
     tab.open(str(client.base_url))
     tab.wait_for("document.getElementById('connection').textContent === 'live'")
+    tab.wait_for("document.getElementById('loading').hidden")
     assert f"curl -F image=@photo.jpg {str(client.base_url).rstrip('/')}/predict" in tab.evaluate(
         "document.getElementById('empty').innerText"
     )
