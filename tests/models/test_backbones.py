@@ -374,7 +374,7 @@ def test_a_noncommercial_license_is_reported_once_and_written_into_files(tmp_pat
         tt.create_model(checkpoint=path)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if i else n for i, n in enumerate(TINY)])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if i else n for i, n in enumerate(ORDERED)])
 def test_onnx_of_any_size_agrees_and_has_no_custom_operators(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")

@@ -19,6 +19,7 @@ from trust_tta.errors import ConfigError
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.localvmamba import LocalVMamba
 from trust_tta.models.vim import Vim
+from trust_tta.models.vssd import VSSD
 from trust_tta.preprocessing import Preprocessing
 
 Pixels: TypeAlias = Literal["float", "uint8"]
@@ -114,7 +115,7 @@ def trace(network: PixelInputNetwork, given: InputSpec) -> torch.export.Exported
 
 def require_any_size(network: nn.Module) -> None:
     """Refuse networks that have parameters for each position of a map of fixed size."""
-    if isinstance(network, Vim | LocalVMamba):
+    if isinstance(network, Vim | LocalVMamba | VSSD):
         raise ConfigError(
             f"a {type(network).__name__} is exported for images of one size alone; omit size, or give one"
         )
