@@ -249,8 +249,8 @@ the plan is in the record, of which the end was cut | one H200 |
 minutes | one H200 |
 | `benign_streams.json`, `ruinous_streams_cpu.json` | the same on corrupted images, and with methods that learn no \
 weights | two cores of a server CPU, busy |
-| `ruinous_streams.json` | the same on few batches, at the learning rate that [the guard's page](../guides/guard.md) \
-names | two cores of a server CPU, busy |
+| `ruinous_streams.json` | the same on few batches, at the learning rate that \
+[the guard's page](../guides/production.md#what-it-was-tested-on) names | two cores of a server CPU, busy |
 | `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 30 --kills 100 --full-disk-kills 100 \
 --requests 10000 --streams 200 --malformed 2000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
