@@ -2,7 +2,7 @@
 
     python -m benchmarks.serve_load OUT.json --load 300 --kills 100 --full-disk-kills 100
         --requests 100000 --streams 1000 --malformed 5000
-    python -m benchmarks.serve_load OUT.json --page docs/guides/production.md    the table of a record, between its marks
+    python -m benchmarks.serve_load OUT.json --page docs/guides/production.md  the table of a record, between its marks
 
 Parts that are not named are not run, and stay in OUT.json as they were. `--load` serves the network that ships with the
 package, its throughput beside that of the bare network; the others a tiny one, since the network is not what they try.
