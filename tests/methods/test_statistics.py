@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.methods.networks import batches, convnet, make, run, same, vmamba
@@ -353,3 +354,22 @@ def test_batch_norms_with_a_forward_of_their_own_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="the layer '1' is a CustomNorm with a forward of its own"):
         make(name, model)
     assert make("tent", model)(batches(1)[0]).shape == (len(batches(1)[0]), 5)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+@pytest.mark.parametrize("computed", ["parametrized", "pruned"])
+def test_batch_norms_with_computed_weights_are_refused(name: str, computed: str) -> None:
+    norm = nn.BatchNorm2d(4)
+    if computed == "parametrized":
+        parametrize.register_parametrization(norm, "weight", Doubled())
+    else:
+        prune.l1_unstructured(norm, "weight", amount=0.5)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    with pytest.raises(ConfigError, match="the layer '1' is computed from other parameters"):
+        make(name, model.eval())
+    assert make("bn", model)(batches(1)[0]).shape == (len(batches(1)[0]), 5)

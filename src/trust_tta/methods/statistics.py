@@ -134,6 +134,7 @@ class Statistics:
             use_batch_statistics(model)
         like = next(model.parameters(), torch.empty(0))
         for name, module in found.items() if self.memory else ():
+            _refuse_computed_weights(name, module)
             if make is not None:
                 self.norms[name] = make(module, like)
             else:
@@ -577,7 +578,7 @@ def _pool(
 ) -> None:  # fmt: skip
     """Write mean and variance of a memory with a batch, which counts for the first of `share`, s; the other, s (1 - s).
 
-    Two means are a variance, too.
+    Adds the variance between the two means.
     """
     apart = share[1] * (batch[0] - memory[0]).square()
     torch.lerp(memory[0], batch[0], share[0], out=into[0])
@@ -586,6 +587,16 @@ def _pool(
 
 def _spec(name: str, value: Tensor) -> Array:
     return Array.like(value) if name in ("mean", "group_mean") else Array.like(value, least=0)
+
+
+def _refuse_computed_weights(name: str, norm: _BatchNorm) -> None:
+    """Refuse a BatchNorm whose weight or bias is computed in every forward: parametrized, pruned or weight-normed."""
+    if norm.affine and not {"weight", "bias"} <= norm._parameters.keys():
+        raise ConfigError(
+            f"weight or bias of the layer '{name}' is computed from other parameters (parametrized or pruned), which "
+            "statistics that follow the images cannot do; make it permanent (torch.nn.utils.parametrize."
+            "remove_parametrizations, torch.nn.utils.prune.remove), or use a method with statistics='batch' or 'source'"
+        )
 
 
 def _share_hooks(name: str, norm: _BatchNorm, own: OwnNorm) -> None:
