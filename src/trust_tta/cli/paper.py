@@ -167,18 +167,16 @@ def markdown(items: Sequence[PaperExperiment]) -> str:
     """The table of docs/results/paper.md."""
     rows = []
     for item in items:
-        command = f"trust-tta bench {FOLDER}/{item.path.name}"
-        rows.append((item.place, item.about, f"{command} --small", command, item.needs))
+        needs = item.needs.removeprefix("Needs ").partition("; docs/results/paper.md")[0]
+        rows.append((item.place, item.about, f"trust-tta bench {FOLDER}/{item.path.name}", needs))
         for analysis in item.analyses:
-            command = f"trust-tta analyse {analysis.kind} {FOLDER}/{item.path.name}"
-            out = f"--out runs/{item.name}-analyses"
             part = f" --dataset {analysis.dataset}" if analysis.dataset else ""
-            small, full = f"{command} --small {out}", f"{command}{part} {out}"
-            rows.append((analysis.place, analysis.about, small, full, f"As {item.name}"))
+            out = f" --out runs/{item.name}-analyses"
+            command = f"trust-tta analyse {analysis.kind} {FOLDER}/{item.path.name}{part}{out}"
+            rows.append((analysis.place, analysis.about, command, f"as {item.name}"))
     rows.sort(key=lambda row: _rank(row[0]))
-    lines = ["| place | what | at small scale | at full scale | full scale needs |", "| --- | --- | --- | --- | --- |"]
-    for place, about, small, full, needs in rows:
-        lines.append(f"| {place} | {about} | `{small}` | `{full}` | {needs.removeprefix('Needs ')} |")
+    lines = ["| place | what | command | data and networks |", "| --- | --- | --- | --- |"]
+    lines += [f"| {place} | {about} | `{command}` | {needs} |" for place, about, command, needs in rows]
     return "\n".join(lines) + "\n"
 
 
