@@ -15,19 +15,24 @@ from pathlib import Path
 from trust_tta.cli.main import build_parser
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
+SHARED = {"rank": "bench", "analyse": "bench", "finetune": "train"}  # command: the one that explains the shared flags
 _TABLE = re.compile(r"(<!-- flags: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(page: str) -> str:
     """The page with its tables as the commands are now."""
     parsers = subparsers(build_parser())
-    return _TABLE.sub(lambda match: f"{match[1]}{table(parsers[match[2]])}{match[3]}", page)
+    return _TABLE.sub(lambda match: f"{match[1]}{table(parsers, match[2])}{match[3]}", page)
 
 
-def table(parser: argparse.ArgumentParser) -> str:
-    """A Markdown table of the flags of a command and, where it has any, of its actions."""
-    rows = "".join(f"| `{usage}` | {text} |\n" for usage, text in flags(parser))
-    return f"\n| flag | what it does |\n| --- | --- |\n{rows}\n"
+def table(parsers: dict[str, argparse.ArgumentParser], command: str) -> str:
+    """A Markdown table of the flags of a command and of its actions, after a list of those it shares with another."""
+    base = SHARED.get(command)
+    known = set(flags(parsers[base])) if base else set()
+    shared = ", ".join(f"`{usage}`" for usage, text in flags(parsers[command]) if (usage, text) in known)
+    rows = "".join(f"| `{usage}` | {text} |\n" for usage, text in flags(parsers[command]) if (usage, text) not in known)
+    listed = f"\nAs [{base}](#{base}): {shared}.\n" if base else ""
+    return f"{listed}\n| flag | what it does |\n| --- | --- |\n{rows}\n"
 
 
 def flags(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, str]]:
