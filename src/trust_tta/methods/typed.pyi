@@ -1,4 +1,4 @@
-"""`create_method` with the options of every method. TrainedFiles by `make typed`: do not edit."""
+"""`create_method` with the options of every method. Written by `make typed`: do not edit."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload

@@ -93,7 +93,7 @@ def create_model(
         raise ConfigError("create_model needs a name, a checkpoint or both; list_models() has the names")
     if checkpoint is not None:
         return Checkpoint.open(checkpoint, variant=name, preprocessing=wanted, fields=given).load()
-    network = build_network(str(name), given)
+    network = build_network(cast(str, name), given)
     if wanted is not None:
         cast(VMamba, network).preprocessing = wanted
     return network
