@@ -74,6 +74,16 @@ def test_mixed_corruptions_are_separated(size: int) -> None:
     assert table.argmax(1)[table.sum(1) > 0].unique().numel() == len(KINDS)
 
 
+def test_fewer_images_than_clusters_get_a_cluster_each() -> None:
+    images, _ = mixed_images()
+    few = describe(images)[:3]
+    clusters = DomainClusters(images.new_zeros(()))
+    found = observe(clusters, few, MUCH)
+    assert found is not None
+    assert found.unique().numel() == 3
+    torch.testing.assert_close(clusters.centers[found], few)
+
+
 def test_centers_are_the_means_of_their_images() -> None:
     images, _ = mixed_images()
     found = describe(images)[:128]

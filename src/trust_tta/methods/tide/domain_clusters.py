@@ -15,7 +15,6 @@ from trust_tta.methods.tide.constants import TIDE
 from trust_tta.methods.tide.shift_detector import FEATURES
 
 _QUEUE = int(TIDE.unit)  # descriptions that k-means starts from
-_NEXT_CENTER = 0.7  # quantile of the distances to the centers so far; the farthest would be an outlier
 
 
 class DomainClusters(StateModule):
@@ -72,12 +71,12 @@ class DomainClusters(StateModule):
         return (descriptions[:, None] - self.centers).square().sum(2).argmin(1)
 
     def _start(self, descriptions: Tensor) -> None:
-        """k-means on descriptions (n, features), from centers that are far apart."""
-        chosen = [(descriptions - descriptions.mean(0)).square().sum(1).argmin()]
-        for _ in range(TIDE.clusters - 1):
-            away = torch.stack([(descriptions - descriptions[center]).square().sum(1) for center in chosen]).amin(0)
-            chosen.append(away.argsort()[int(_NEXT_CENTER * (len(descriptions) - 1))])
-        self.centers.copy_(descriptions[torch.stack(chosen)])
+        """k-means on descriptions (n, features), from the middles of 8 equal parts along the principal component."""
+        centered = descriptions - descriptions.mean(0)
+        component = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -1]
+        order = (centered @ component).argsort()
+        middles = (2 * torch.arange(TIDE.clusters, device=order.device) + 1) * len(order) // (2 * TIDE.clusters)
+        self.centers.copy_(descriptions[order[middles]])
         for _ in range(10):
             self.weight.zero_()
             self._step(descriptions)
