@@ -343,7 +343,7 @@ def test_one_class_is_predicted_with_the_statistics_of_training_until_others_com
     assert not any(result.adapted for result in after)  # on images like the reference there is nothing to gain
 
 
-@pytest.mark.parametrize("kind", ["noise", "one class", "mixed"])
+@pytest.mark.parametrize("kind", ["noise", pytest.param("one class", marks=pytest.mark.slow), "mixed"])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_ruinous_images_after_a_long_clean_stream_are_undone(name: str, kind: str) -> None:
     stream = Stream(make(name, lr=LEARNERS[name] / 5), reference=reference(name))

@@ -244,7 +244,13 @@ def test_every_parameter_has_a_role_and_a_gradient(name: str) -> None:
     assert all(roles[key].last for key in model.classifier_names())
 
 
-@pytest.mark.parametrize("method", ["source", "bn", "tent", "trust", "tide", "eta", "sar", "shot", "lame", "rotta"])
+SLOWER = ("bn", "eta", "sar", "lame", "rotta")
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["source", "tent", "trust", "tide", "shot", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOWER)],
+)
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.filterwarnings("ignore:.*poor for a batch")
 def test_methods_adapt_and_reset(name: str, method: str) -> None:
@@ -290,9 +296,11 @@ def test_half_precision_follows_float32(name: str) -> None:
 def test_stochastic_depth_is_random_in_training_alone(name: str) -> None:
     model, batch = tiny(name, drop_path=0.5), images(2)
     with torch.no_grad():
-        assert torch.equal(model(batch), model(batch))
+        expected = model(batch)
+        assert torch.equal(model(batch), expected)
         model.set_stochastic_depth(True)
-        assert not torch.equal(model(batch), model(batch))
+        torch.manual_seed(0)
+        assert any(not torch.equal(model(batch), expected) for _ in range(8))  # a draw may drop nothing
 
 
 # Files.
@@ -374,7 +382,7 @@ def test_a_noncommercial_license_is_reported_once_and_written_into_files(tmp_pat
         tt.create_model(checkpoint=path)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if i else n for i, n in enumerate(ORDERED)])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in ORDERED])
 def test_onnx_of_any_size_agrees_and_has_no_custom_operators(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")

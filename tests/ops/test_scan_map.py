@@ -99,7 +99,7 @@ def test_tiles_of_channels_and_groups_of_images(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("slots", ["permuted", "per-image"])
 @pytest.mark.usefixtures("nan_empty")
 def test_half_precision_is_near_plain_float32(slots: str, dtype: torch.dtype, backend: str) -> None:
@@ -121,7 +121,11 @@ def test_parameters_of_half_precision_get_such_gradients(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("learned", [(), (1, 2), (3, 4, 5), (4,)], ids=["none", "products", "scan", "A-alone"])
+@pytest.mark.parametrize(
+    "learned",
+    [pytest.param((), marks=pytest.mark.slow), (1, 2), (3, 4, 5), pytest.param((4,), marks=pytest.mark.slow)],
+    ids=["none", "products", "scan", "A-alone"],
+)
 def test_frozen_parameters_change_nothing_else(learned: tuple[int, ...], backend: str) -> None:
     case = make_case((2, 5, 3, 5))
     x, *parameters = (t.clone().requires_grad_(i in (0, *learned)) for i, t in enumerate((case[0], *case[2:])))

@@ -315,7 +315,10 @@ def test_token_that_no_header_can_carry_is_refused(token: str, capsys: pytest.Ca
 # Single images
 
 
-@pytest.mark.parametrize("method", ["tent", "bn", "trust", "shot", "sar", "roid"])
+OTHERS = ("bn", "trust", "shot", "sar", "roid")
+
+
+@pytest.mark.parametrize("method", ["tent", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_methods_with_batch_statistics_serve_single_images(method: str) -> None:
     """With statistics of a batch of one, every image would be predicted as the same class."""
     from trust_tta.data.sample import load_sample
