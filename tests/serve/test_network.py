@@ -13,8 +13,9 @@ from torch import nn
 from tests.serve.services import CLASSES, SIZE, pixels, running, write_checkpoint
 from trust_tta.cli.main import build_parser
 from trust_tta.cli.serve import _network_source
+from trust_tta.config_io import read_class_names
 from trust_tta.errors import ConfigError
-from trust_tta.serve.network import NetworkSource, open_network, read_classes
+from trust_tta.serve.network import NetworkSource, open_network
 from trust_tta.serve.service import Service
 
 
@@ -73,7 +74,7 @@ def test_class_names_come_from_the_folders_of_the_reference_if_their_number_is_r
         (tmp_path / "clean" / name).mkdir(parents=True)
         Image.fromarray(pixels(size=SIZE)[0]).save(tmp_path / "clean" / name / "1.png")
     flags = ("--model", OWN, "--preprocessing", "cifar32", "--reference", str(tmp_path / "clean"))
-    assert read_classes(tmp_path / "clean") == CLASSES
+    assert read_class_names(tmp_path / "clean") == CLASSES
     assert source_of(*flags).classes == CLASSES
     (tmp_path / "clean" / "eel").mkdir()
     assert source_of(*flags).classes is None

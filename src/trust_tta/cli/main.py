@@ -70,7 +70,7 @@ class Parser(ArgumentParser):
         super().exit(status, message)
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As in argparse; an unknown flag gets the nearest known one."""
+        """Report an unknown flag together with the nearest known one."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             from trust_tta.schema import did_you_mean

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli.arguments import use_passive_threads
+from trust_tta.cli.arguments import add_network_arguments, use_passive_threads
 from trust_tta.cli.engines import add_cluster_arguments, check_cluster
 from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError
@@ -37,25 +37,8 @@ TOKEN_VARIABLE = "TRUST_TTA_TOKEN"
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--model",
-        metavar="NAME",
-        help="a variant, for a checkpoint that does not state it, or package.module:Name, a network of your own; "
-        "without --checkpoint it loads its weights itself",
-    )
-    add(
-        "--checkpoint",
-        metavar="FILE",
-        help="a .safetensors or .pth file, or a known name (default, without --model: vmamba_nano_cifar10, which ships "
-        "with the package)",
-    )
+    add_network_arguments(parser)
     add("--variant", dest="model", metavar="NAME", help=SUPPRESS)
-    add("--preprocessing", metavar="NAME", help="imagenet, cifar32, ...; default: what the network states")
-    add(
-        "--classes",
-        metavar="FILE",
-        help="class names, one per line (default: what the network states, or the folders of --reference)",
-    )
     add("--method", default="tide", metavar="NAME", help="how streams adapt (default tide)")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)")
     add(
@@ -185,19 +168,26 @@ def _read_token(arguments: Namespace) -> str | None:
 
 
 def _network_source(arguments: Namespace) -> NetworkSource:
-    from trust_tta.serve.network import NetworkSource, read_classes
+    from trust_tta.config_io import read_class_names
+    from trust_tta.serve.network import NetworkSource
 
     checkpoint = arguments.checkpoint
     if checkpoint is None and arguments.model is None:
         checkpoint = DEFAULT_CHECKPOINT
     elif checkpoint is not None and Path(checkpoint).exists():
         checkpoint = str(Path(checkpoint).resolve())
-    classes = read_classes(arguments.classes) if arguments.classes else None
+    classes = read_class_names(arguments.classes) if arguments.classes else None
     source = NetworkSource(checkpoint, arguments.model, arguments.preprocessing, classes)
-    if classes is None and arguments.reference and Path(arguments.reference).is_dir():
-        opened, folders = source.open(), read_classes(arguments.reference)
-        if opened.classes is None and opened.num_classes == len(folders):
-            return replace(source, classes=folders)
+    folder = Path(arguments.reference or "")
+    if (
+        classes is None
+        and arguments.reference
+        and folder.is_dir()
+        and any(entry.is_dir() for entry in folder.iterdir())
+    ):
+        opened, names = source.open(), read_class_names(folder)
+        if opened.classes is None and opened.num_classes == len(names):
+            return replace(source, classes=names)
     return source
 
 

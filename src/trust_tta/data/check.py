@@ -282,7 +282,7 @@ def _check_segmentation(spec: DatasetSpec, folder: Path, *, thorough: bool, prog
 
 
 def _mask_problem(dataset: SegmentationDataset, index: int, *, thorough: bool) -> tuple[Path, str] | None:
-    """What is wrong with an image or its mask."""
+    """The problem of an image or its mask, in a few words; None if there is none."""
     image = dataset.masks.folder / cast(FileImages, dataset.images).names[index]
     mask = dataset.masks.folder / dataset.masks.names[index]
     for path in (image, mask):

@@ -80,7 +80,7 @@ class PythonImages:
         return image
 
     def digest(self) -> str:
-        """Of the indices and some evenly spaced images: reading all of them might take hours."""
+        """Hash of the indices and some evenly spaced images; reading all of them might take hours."""
         some = range(0, len(self), -(-len(self) // _PROBES))
         return hash_strings((hash_array(self.indices), *(hash_array(self.read(index)) for index in some)))
 

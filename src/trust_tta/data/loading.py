@@ -236,7 +236,7 @@ def locate(spec: DatasetSpec, root: Path) -> Path:
 
 
 def domain_folder(spec: DatasetSpec, folder: Path, domain: DomainSpec) -> Path | None:
-    """Where in the data set's folder the domain's class folders (or severities) lie."""
+    """Folder that holds the domain's class folders or severities."""
     names = _names(domain)
     children = subfolders(folder)
     if spec.layout == "folder-c":

@@ -24,7 +24,7 @@ ANSWER_SECONDS = 10.0  # after the patience of a round, before a replica continu
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """How to build every replica; the checkpoint must be available under this path or name on every node."""
+    """Recipe for building every replica; the checkpoint must be available under this path or name on every node."""
 
     checkpoint: str
     method: str = "tide"

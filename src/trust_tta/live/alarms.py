@@ -49,7 +49,7 @@ class Reference:
     depths: NormReference | None = None
 
     def state(self) -> dict[str, Any]:
-        """As tensors and plain values."""
+        """State as tensors and plain values."""
         limits = self.limits.model_dump()
         state = {"inputs": self.inputs, "classes": self.classes, "canary": self.canary, "limits": limits}
         return state if self.depths is None else {**state, "depths": vars(self.depths)}

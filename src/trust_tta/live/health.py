@@ -195,7 +195,7 @@ class HealthMonitor:
         self._pending, self._distance = [], None
 
     def state(self) -> dict[str, Any]:
-        """As tensors and plain values; images that wait for a probe are not part of it, and are dropped here too."""
+        """State as tensors and plain values; drops images that wait for a probe, which are not part of it."""
         self._pending = []
         return {
             "monitors": self.monitors.state(),

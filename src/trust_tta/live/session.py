@@ -190,7 +190,7 @@ class Session:
         return self._as_output(self.method.evaluate(images))
 
     def predict(self, images: Tensor) -> Tensor:
-        """As `evaluate`; while images are of few classes, by the source with the statistics of its training."""
+        """Logits of the method; while images are of few classes, of the source with its training statistics."""
         few = self._alarms.get("few_classes") == "source"
         trained = self.monitor.source.trained if self.monitor and few else None
         if trained is None or self.method.options.statistics != "batch":  # those of a stream are the source's by then

@@ -43,7 +43,7 @@ class Snapshot:
 
 
 class Snapshots(Protocol):
-    """Where snapshots are kept."""
+    """Storage of snapshots."""
 
     def write(self, snapshot: Snapshot) -> None: ...
 
@@ -198,7 +198,7 @@ def encode(tree: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `encode` was given."""
+    """Inverse of `encode`."""
     if not isinstance(tree, dict):
         return tree
     ((kind, value),) = tree.items()

@@ -146,7 +146,7 @@ class Stream:
 
     @property
     def reading(self) -> Reading | None:
-        """What the monitors saw last."""
+        """Last reading of the monitors."""
         return self._session.reading
 
     def calibrate(self, batches: Iterable[Tensor], *, expected_batches_between_false_alarms: float = 1000) -> Reference:

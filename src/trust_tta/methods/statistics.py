@@ -104,7 +104,7 @@ class OwnNorm(nn.Module):
 
 
 class Statistics:
-    """What the norms of one network do, and what they remember.
+    """Statistics of all BatchNorms of one network: policy and state.
 
     `observing_without_grad`: also passes without gradients adapt, for methods that adapt no weights. `make`: norms in
     the place of those that `kind` asks for, from a BatchNorm and a tensor of the network's device and dtype.
@@ -312,7 +312,7 @@ class Statistics:
 
 
 class Vectors:
-    """What norms of one device and dtype remember, as vectors that their tensors are views of.
+    """State of the norms of one device and dtype, as flat vectors that their tensors are views of.
 
     To copy or change them all takes one kernel in place of one for each norm. `now`: what `names` name, as the last
     pass left it; `before`: the same before the present batch, with `remembered` (norms,), the images that it stands
@@ -361,7 +361,7 @@ class Vectors:
 
 
 class Copies(Mapping[str, Tensor]):
-    """What norms remember under one name, by path: views of copied vectors, made when they are read.
+    """State of the norms under one name, by path: views of copied vectors, made on access.
 
     Nearly all copies are made for the case of an error, and never read.
     """
@@ -545,7 +545,7 @@ class StreamNorm(OwnNorm):
         return mean, variance
 
     def used(self) -> tuple[Tensor, Tensor]:
-        """Those of the stream, mixed with the source's where there is a share."""
+        """Statistics of the stream, mixed with the source's where a share is learned."""
         mean, variance = self.source
         if not self.share or mean is None or variance is None:
             return self.mean, self.variance
@@ -568,7 +568,7 @@ class StreamNorm(OwnNorm):
 
 
 def _share(remembered: Tensor, new: Tensor) -> Tensor:
-    """Of new images beside those that are remembered, which fade."""
+    """Weight of the new batch in the exponentially decayed average."""
     return torch.maximum(new / (remembered + new).clamp_min(1e-6), 1 - torch.exp2(-new / TIDE.stream_memory))
 
 

@@ -53,7 +53,7 @@ _ADE = "4xb4-160k_ade20k-512x512"
 
 
 def _segmenter(variant: str, release: str, file: str, mean_iou: float) -> Pretrained:
-    """Of ADE20K at 512 x 512 pixels."""
+    """Entry for ADE20K at 512 x 512 pixels."""
     return Pretrained(
         f"upernet_{variant}_ade20k",
         f"upernet_{variant}",
@@ -207,7 +207,7 @@ def find_published(source: str | os.PathLike[str] | None, file: Path | None) -> 
 
 
 def cache_folder() -> Path:
-    """Where downloaded checkpoints lie: $TRUST_TTA_CACHE, or the user's cache folder."""
+    """Folder of downloaded checkpoints: $TRUST_TTA_CACHE, or the user's cache folder."""
     root = os.environ.get("TRUST_TTA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "trust-tta")
     return Path(root).expanduser()
 

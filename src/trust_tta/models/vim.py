@@ -151,7 +151,7 @@ class Vim(ScanNetwork):
 
     @property
     def middle(self) -> int:
-        """Where the class token stands."""
+        """Position of the class token."""
         return math.prod(self.config.grid) // 2
 
     def encode(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:

@@ -203,7 +203,7 @@ class _PatchMatmul(torch.autograd.Function):
 
 
 class _Frozen(torch.autograd.Function):
-    """Of x and a frozen weight, both channel-last in memory; x is not kept. `narrow`: by a kernel of our own."""
+    """Convolution of x with a frozen weight, both channel-last, without saving x; `narrow`: by our own kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int, narrow: bool) -> Tensor:

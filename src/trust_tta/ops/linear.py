@@ -31,7 +31,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
-    """As `linear`, by kernels."""
+    """`linear` by Triton kernels."""
     given = _cast(_rows(x), weight, bias, None if residual is None else _rows(residual))
     y: Tensor = _Linear.apply(*given)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], -1)

@@ -205,7 +205,7 @@ def run_merge_norm(
 
 
 def run_merge_norm_alone(*arguments: Any) -> tuple[Tensor, ...]:
-    """As `run_merge_norm`, with nothing kept for a backward."""
+    """`run_merge_norm` without tensors saved for a backward."""
     from trust_tta.ops.triton import merge_norm as triton_merge_norm
 
     return triton_merge_norm(*arguments, keep=False)

@@ -53,7 +53,7 @@ def _(decay: Tensor, x: Tensor) -> Tensor:
 
 
 def scan_linear(decay: Tensor, x: Tensor) -> Tensor:
-    """As `scan_in_chunks`; one operator where a network is exported, for exporters to translate or to take apart."""
+    """`scan_in_chunks` as one operator, which exporters translate or decompose."""
     return scan_operator(decay, x) if torch.compiler.is_exporting() else scan_in_chunks(decay, x)
 
 
@@ -67,7 +67,7 @@ def scan_grouped(
     delta_bias: Tensor | None,
     delta_softplus: bool,
 ) -> Tensor:
-    """As `reference.scan_grouped`."""
+    """Portable version of `reference.scan_grouped`."""
     dtype = torch.promote_types(u.dtype, torch.float32)
     x, A, *sequences = (t if t.dtype == dtype else t.to(dtype) for t in (u.mT, A, delta.mT, B.mT, C.mT))
     if delta.shape[2] == 2:
@@ -102,7 +102,7 @@ def _turn(x: Tensor) -> Tensor:
 
 
 def scan_map(x: Tensor, slots: Tensor, parameters: Parameters) -> Tensor:
-    """As `reference.scan_map`."""
+    """Portable version of `reference.scan_map`."""
     x_proj, dt_proj, A, D, bias = reference.gather(parameters, slots, x.dtype)
     n, rank = A.shape[-1], dt_proj.shape[-1]
     rows = F.silu(x).permute(0, 2, 3, 1)
@@ -115,7 +115,7 @@ def scan_map(x: Tensor, slots: Tensor, parameters: Parameters) -> Tensor:
 
 
 def merge_norm(y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """As `reference.merge_norm`."""
+    """Portable version of `reference.merge_norm`."""
     rows, columns = y.mT.unbind(1)
     x = rows.unflatten(1, (height, width)) + columns.unflatten(1, (width, height)).transpose(1, 2)
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2)

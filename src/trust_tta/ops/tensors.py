@@ -65,7 +65,7 @@ class Gathered(NamedTuple):
         return (4, self.x_proj.shape[-2] // 2, c), (4, c, rank), (4, c), (4 * c, n), (4 * c,)
 
     def low_rank(self, projected: Tensor) -> Tensor:
-        """Of projected (b, 2, 2, r+2n, l): the step sizes (b, 2, 2, r, l) that dt_proj expands to all channels."""
+        """Low-rank step sizes (b, 2, 2, r, l) out of projected (b, 2, 2, r+2n, l), before dt_proj expands them."""
         return projected[:, :, :, : self.rank]
 
     def scan_inputs(self, u: Tensor, delta: Tensor, projected: Tensor) -> ScanInputs:

@@ -120,7 +120,7 @@ def _domains_lost(group: Group, best: Sequence[Variant]) -> list[str]:
 
 
 def _trust(group: Group, best: Sequence[Variant]) -> list[str]:
-    """How far TRUST is behind if it is not among the best, and its gain over trust_naive."""
+    """Sentences on TRUST: its distance from the best method, and its gain over trust_naive."""
     reached, naive = group.means(), group.variant("trust_naive")
     trusts = [variant for variant in ranking(group) if variant.method == "trust"]
     if not trusts:
@@ -178,7 +178,7 @@ def at_equal_cost(group: Group) -> list[str]:
 
 
 def missing_comparison(group: Group) -> list[str]:
-    """What to run if no other method makes as many updates as TRUST."""
+    """Suggested run if no other method makes as many updates as TRUST."""
     most = max((c.updates for c in group.costs if c.variant.method == "trust"), default=0.0)
     if equal_updates(group) or most == 0 or all(c.variant.method == "trust" for c in group.costs):
         return []

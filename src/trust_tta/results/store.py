@@ -50,7 +50,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many cells a store holds in each state."""
+    """Number of cells of a store in each state."""
 
     pending: int = 0
     running: int = 0
@@ -269,7 +269,7 @@ class ResultStore:
         }
 
     def counts(self) -> Counts:
-        """How many cells are in each state."""
+        """Number of cells in each state."""
         with self._decoding():
             return Counts(**dict(self._rows("SELECT status, count(*) FROM cells GROUP BY status")))
 

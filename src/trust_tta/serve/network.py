@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from trust_tta.config_io import read_text
 from trust_tta.errors import ConfigError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
@@ -64,7 +63,7 @@ class ServedNetwork(NetworkInfo):
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """Where a network comes from, as the command line gives it.
+    """Origin of a network, as given on the command line.
 
     `checkpoint`: a file or a known name; None: the weights that `model`, "package.module:Name", loads itself.
     """
@@ -94,13 +93,6 @@ class NetworkSource:
         if self.checkpoint is None:
             return str(self.model).replace(":", ".").rpartition(".")[2].lower()
         return Path(self.checkpoint).stem if Path(self.checkpoint).exists() else self.checkpoint
-
-
-def read_classes(path: str | Path) -> tuple[str, ...]:
-    """Class names from a text file with one per line, or from the subfolders of a folder, in sorted order."""
-    if Path(path).is_dir():
-        return tuple(sorted(entry.name for entry in Path(path).iterdir() if entry.is_dir()))
-    return tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
 
 
 def open_network(

@@ -66,7 +66,7 @@ class Recipe(Schema):
 
 
 class TrainRecipe(Recipe):
-    """How a classifier is trained from scratch; the defaults fit CIFAR at 32 pixels."""
+    """Recipe for a classifier trained from scratch; the defaults fit CIFAR at 32 pixels."""
 
     label_smoothing: BelowOne = Field(default=0.1, description="share of the target spread over all classes")
     crop_padding: Natural = Field(default=4, description="pixels reflected at each border before a random crop")
@@ -84,7 +84,7 @@ class TrainRecipe(Recipe):
 
 
 class SegmentationRecipe(Recipe):
-    """How a network that labels pixels is trained from scratch; the defaults fit CamVid at 240 x 180 pixels."""
+    """Recipe for a segmentation network trained from scratch; the defaults fit CamVid at 240 x 180 pixels."""
 
     batch_size: Annotated[int, Field(ge=2)] = 16
     lr: Positive = 1e-3
@@ -115,7 +115,7 @@ class SegmentationRecipe(Recipe):
 
 
 class FinetuneRecipe(Schema):
-    """How a classifier is trained on a frozen backbone; the defaults are the paper's."""
+    """Recipe for a classifier on a frozen backbone; the defaults are the paper's."""
 
     epochs: Count = Field(default=300, description="passes over the features")
     lr: Positive = Field(default=5e-4, description="learning rate of AdamW")

@@ -53,7 +53,7 @@ class TrainedFiles:
 
     @property
     def accuracy(self) -> float:
-        """Of the weights that were written, on the images held out."""
+        """Score of the written weights on the held-out images."""
         return float(list(self.record["accuracy"].values())[-1])
 
 

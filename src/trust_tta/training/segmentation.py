@@ -194,7 +194,7 @@ def scale_and_crop(
 
 
 def _places(draw: Tensor, scale: Tensor, size: int, crop: int) -> Tensor:
-    """Where the middle of each target pixel lies along one side of the image, (n, crop), in its pixels."""
+    """Centers of the target pixels along one side of the image, (n, crop), in source pixels."""
     start = draw * (scale * size - crop)
     return (start + torch.arange(crop, device=draw.device) + 0.5) / scale
 

@@ -88,7 +88,7 @@ def motion_blur(images: Pixels, generators: Generators, level: Level) -> Pixels:
 
 
 def zoom_places(side: int, factor: float) -> Floats:
-    """Where a centered zoom of `side` pixels by `factor` reads its source, (side,)."""
+    """Source coordinates (side,) of a centered zoom of `side` pixels by `factor`."""
     crop = math.ceil(side / factor)
     zoomed = round(crop * factor)
     step = (crop - 1) / (zoomed - 1) if zoomed > 1 else 1.0

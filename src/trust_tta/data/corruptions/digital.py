@@ -76,7 +76,7 @@ def elastic_transform(images: Pixels, generators: Generators, level: Level) -> P
 
 
 def affine_places(moves: Floats, *, height: int, width: int) -> tuple[Floats, Floats]:
-    """Where each pixel (n, h, w) of the warped images is read, as rows and columns of the source.
+    """Source rows and columns (n, h, w) of each pixel of the warped images.
 
     moves: (n, 3, 2), how far (x, y) the corners bottom right, top right and top left of the middle square go.
     """

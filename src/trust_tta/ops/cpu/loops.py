@@ -1,4 +1,4 @@
-"""What compiled loops share: how numba compiles them, and functions that leave them in vector registers."""
+"""Compiler options of the numba loops, and elementary functions that vectorize."""
 
 # mypy: ignore-errors
 from __future__ import annotations

@@ -25,7 +25,7 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
-    """As `linear_ops.linear`."""
+    """`linear_ops.linear` by oneDNN."""
     y: Tensor = _Linear.apply(x, weight, bias, residual)  # type: ignore[no-untyped-call]
     return y
 
@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
 def mlp(
     x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None = None
 ) -> Tensor:
-    """As `linear_ops.fused_mlp`; the derivative of GELU is kept instead of the hidden map."""
+    """`linear_ops.fused_mlp` by oneDNN; keeps the derivative of GELU instead of the hidden map."""
     y: Tensor = _Mlp.apply(x, weight1, bias1, weight2, bias2, residual)  # type: ignore[no-untyped-call]
     return y
 

@@ -96,7 +96,7 @@ def scan_map_backward(
 
 
 class _Cut(NamedTuple):
-    """How the work is cut into tasks: the same for every number of threads, so that sums are."""
+    """Partition of the work into tasks; independent of the number of threads, so that sums are bit-identical."""
 
     groups: int
     blocks: int

@@ -21,7 +21,7 @@ ELEMENTS = 2048  # of a program's block
 
 
 class Stream(NamedTuple):
-    """What a norm remembers of a stream, means and variances (c,) in float32 and numbers ().
+    """Stream statistics of one norm: means and variances (c,) in float32, and scalars.
 
     `memory_*`: before the batch, whose images count for `count`; then where it is written to; `source_*`: of training.
     """

@@ -67,7 +67,7 @@ def convolve_narrow(x: Tensor, weight: Tensor, stride: int, padding: int) -> Ten
 
 
 def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """As `convolution.extract_patches`."""
+    """`convolution.extract_patches` by one kernel."""
     x = x.contiguous(memory_format=torch.channels_last)
     b, c, h, w = x.shape
     height, width = ((n + 2 * padding - size) // stride + 1 for n in (h, w))

@@ -63,7 +63,7 @@ def with_column(b_block, o_columns, i_column, b_column):
 
 @triton.jit
 def no_carry(BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STATE: tl.constexpr):
-    """What a scan carries from chunk to chunk, at its start: the states (channels, states).
+    """Initial carry of a scan: states (channels, states).
 
     Of a single state every lane has a copy (channels, lanes), which saves summing it up from one of them.
     """
@@ -82,7 +82,7 @@ def carried(b_carry, o_n, n, STATE: tl.constexpr):
 
 @triton.jit
 def carry_on(b_carry, b_end, o_n, n, STATE: tl.constexpr):
-    """What is carried with state n at the end of a chunk, (channels, lanes)."""
+    """Carry of state n at the end of a chunk, (channels, lanes)."""
     b_next = b_end
     if STATE > 1:
         b_next = with_column(b_carry, o_n, n, column(b_end, tl.arange(0, b_end.shape[1]), 0))
@@ -100,7 +100,7 @@ def quarters(b_x):
 
 @triton.jit
 def join_quarters(b_0, b_1, b_2, b_3):
-    """What `quarters` took apart."""
+    """Inverse of `quarters`."""
     b_x = tl.join(tl.join(b_0, b_2), tl.join(b_1, b_3))
     return tl.reshape(b_x, (b_0.shape[0], b_0.shape[1] * 4))
 

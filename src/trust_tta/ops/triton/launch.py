@@ -31,7 +31,7 @@ def is_rough(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program works on at a time: channels x positions, and its warps and registers per thread.
+    """Tile of one program: channels x positions, with its warps and registers per thread.
 
     A warp holds 128 positions of a channel; more positions than that in a tile of several warps make the scans slow.
     With several `stages` the next chunks, or tiles, are read while one is worked on. `together`: both directions of a
@@ -128,7 +128,7 @@ def pointers(inputs: ScanInputs) -> list[Tensor]:
 
 
 def constants(inputs: ScanInputs, tile: Tile, spacing: int) -> dict[str, int | bool | None]:
-    """What the kernels are compiled for. Lengths and strides too: loads are wide only where alignment is known."""
+    """Compile-time constants of the kernels; lengths and strides too, because wide loads need a known alignment."""
     (_, _, directions, channels, length), state = inputs.delta.shape, inputs.A.shape[-1]
     stride_b, stride_g, stride_m, stride_n, _ = inputs.B.stride()
     return {

@@ -117,7 +117,7 @@ def merge_norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, w
 def _layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `merge_norm`, of a map (b, h, w, c) that is merged."""
+    """`merge_norm` of an already merged map (b, h, w, c)."""
     norm = torch.empty_like(x) if keep else x
     mean, scale = (x.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
     rows, count = x.numel() // x.shape[-1], x.shape[-1]
@@ -256,7 +256,7 @@ def _silu_pair(b_pair, ROUGH: tl.constexpr):
 
 @triton.jit
 def _store_pair(p_u, o_u, b_one, b_other, mask, LENGTH: tl.constexpr):
-    """Of two neighbors with two channels each: the neighbors of the first channel, then those of the second."""
+    """Transposes two pixels with two channels each: both pixels of the first channel, then of the second."""
     tl.store(p_u + o_u, (b_one & 65535) | (b_other << 16), mask=mask)
     tl.store(p_u + o_u + LENGTH // 2, ((b_one >> 16) & 65535) | (b_other & -65536), mask=mask)
 
@@ -267,7 +267,7 @@ def cross_scan_pairs_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
     SILU: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
-    """As `cross_scan_kernel` for bfloat16: cells of 2 x 2 pixels and pairs of channels, moved as 32 bits."""
+    """`cross_scan_kernel` for bfloat16: cells of 2 x 2 pixels and pairs of channels, moved as 32-bit words."""
     LENGTH: tl.constexpr = HEIGHT * WIDTH
     tiles = tl.cdiv(WIDTH // 2, BLOCK_S)
     i_tile = tl.program_id(0)

@@ -311,7 +311,7 @@ def follow(
     COLUMNS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr,
     SPLIT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """What follows a product on a tile of y."""
+    """Epilogue of a product on a tile of y."""
     if BIAS:
         b_y += tl.load(p_bias + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
     if GELU:

@@ -141,7 +141,7 @@ def _interpreted(x: Tensor) -> bool:
 
 @triton.jit
 def top(b_x):
-    """What a tensor core reads of float32 numbers: the first 10 bits after the point."""
+    """Float32 values rounded to TF32: the 10 mantissa bits that a tensor core reads."""
     return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 

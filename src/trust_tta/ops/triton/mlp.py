@@ -101,7 +101,7 @@ def _load_normal(
     p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, i_c, rows,
     NORM: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """As `_load`, normalized with NORM."""
+    """`_load`, normalized with NORM."""
     b_x = _load(p_x, o_m, i_c, rows, CHANNELS, BLOCK_C)
     if NORM:
         o_c = i_c + tl.arange(0, BLOCK_C)

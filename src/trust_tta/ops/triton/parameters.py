@@ -18,7 +18,7 @@ PARTS = 32  # over so many images at a time
 
 
 def gather(parameters: Parameters, slots: Tensor, dtype: torch.dtype) -> Gathered:
-    """As `reference.gather`."""
+    """`reference.gather` by one kernel."""
     parameters = Parameters(*(t.contiguous() for t in parameters))
     x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds = parameters
     (_, rows, c), rank, n = x_proj_weight.shape, dt_projs_weight.shape[2], A_logs.shape[1]
