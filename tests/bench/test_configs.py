@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.worlds import WORLDS as BENCHMARK_WORLDS
-from benchmarks.worlds import config_text, page_text
 
 from trust_tta.bench.config import ARRAY, SAMPLE, RunConfig
 from trust_tta.bench.data import ExperimentData
@@ -20,41 +18,19 @@ from trust_tta.schema import outline
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = sorted(FOLDER.rglob("*.toml"))
-WORLDS = FOLDER / "results" / "worlds.toml"
 PAPER = [path for path in CONFIGS if path.parent.name == "paper"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_full_scale_is_read(path: Path) -> None:
     parts = read_parts(path)
-    assert path == WORLDS or {part.experiment for part in parts} == {path.stem}
+    assert {part.experiment for part in parts} == {path.stem}
     for part in parts:
         assert part.data.dataset in (SAMPLE, ARRAY) or find_spec(part.data.dataset).domains
         for method in part.methods:
             options = method.all_options()
             if "orders" in options:
                 assert OrderOptions(orders=options["orders"], k=1).chosen()
-
-
-def test_the_worlds_configuration_is_what_its_module_writes() -> None:
-    assert WORLDS.read_text(encoding="utf-8") == config_text(list(BENCHMARK_WORLDS))
-
-
-def test_every_world_runs_source_bn_and_tide_with_two_seeds() -> None:
-    seeds: dict[tuple[str, str], set[int]] = {}
-    for part in read_parts(WORLDS):
-        for method in part.methods:
-            seeds.setdefault((part.experiment, method.name), set()).update(part.stream.seeds)
-    places = {experiment for experiment, _ in seeds}
-    assert {place.split(" / ")[0] for place in places} == set(BENCHMARK_WORLDS)
-    assert all(seeds[place, name] == {0, 1} for place in places for name in ("source", "bn", "tide"))
-
-
-def test_gains_on_the_worlds_page_are_differences_of_accuracies() -> None:
-    found = {("resnet56", "online"): {"source": 0.5, "bn": 0.75, "tide": 0.7}}
-    page = page_text(found)
-    assert "| resnet56, online | +20.0 | -5.0 (bn) |" in page
-    assert "| `bn` | **75.0** |" in page
 
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
