@@ -1,17 +1,15 @@
-"""The engine: batches of different streams in parallel, batches of one stream in order."""
+"""The engine: order and size of batches, bounds of the queues, tasks between batches, and the end."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,13 +21,12 @@ from tests.serve.services import make_network, pixels
 from trust_tta.errors import StateError
 from trust_tta.live.guard import Guard
 from trust_tta.live.snapshots import Folder
-from trust_tta.live.stream import Stream
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.tent import Tent
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.serve.engine import BatchResult, Engine, Prediction
-from trust_tta.serve.service import MAX_WORKERS, Service
+from trust_tta.serve.engine import BatchResult, Engine, RequestPrediction
+from trust_tta.serve.service import Service
 from trust_tta.serve.settings import RequestError, Settings
 from trust_tta.serve.stream_cache import StreamCache
 
@@ -48,25 +45,6 @@ class Adapting(Tent):
         return super().adapt(images)
 
 
-class Counted(StreamCache):
-    """Knows how many threads have used a stream at the same time, at most, and all streams together."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.users, self.most, self.in_all = Counter[str](), 0, 0
-        self.counting = threading.Lock()
-
-    @contextmanager
-    def using(self, name: str) -> Iterator[Stream]:
-        with super().using(name) as stream:
-            with self.counting:
-                self.users[name] += 1
-                self.most, self.in_all = max(self.most, self.users[name]), max(self.in_all, self.users.total())
-            yield stream
-            with self.counting:
-                self.users[name] -= 1
-
-
 @contextmanager
 def engine(
     folder: Path,
@@ -74,13 +52,13 @@ def engine(
     *,
     on_batch: Callable[[BatchResult], None] = lambda batch: None,
     max_loaded: int = 16,
-    workers: int = 2,
+    **settings: float,
 ) -> Iterator[Engine]:
     class Watched(Adapting):
         name = Adapting.name
 
     Watched.inside = staticmethod(inside)  # forks have it, too
-    streams = Counted(
+    streams = StreamCache(
         create_method(Watched, toy(), lr=1e-3, statistics="stream"),
         folder,
         guard=Guard(),
@@ -88,7 +66,8 @@ def engine(
         max_streams=100,
         on_event=lambda stream, event: None,
     )
-    made = Engine(streams, PREPROCESSING, Settings(batch_size=SIZE, max_wait=0.0), on_batch, workers=workers)
+    limits = Settings(**{"batch_size": SIZE, "max_wait": 0.0, **settings})  # type: ignore[arg-type]
+    made = Engine(streams, PREPROCESSING, limits, on_batch)
     made.start()
     try:
         yield made
@@ -98,104 +77,42 @@ def engine(
 
 @dataclass
 class Inside:
-    """Lets nobody pass until it is told to; `most`: how many were inside at the same time."""
+    """Blocks a batch until `open` is set."""
 
-    now: int = 0
-    most: int = 0
     entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     open: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, images: Tensor) -> None:
-        with self.lock:
-            self.now += 1
-            self.most = max(self.most, self.now)
         self.entered.release()
         assert self.open.wait(30)
-        with self.lock:
-            self.now -= 1
 
 
-def logits(future: Future[Prediction]) -> Tensor:
+def logits(future: Future[RequestPrediction]) -> Tensor:
     return future.result(60).logits
 
 
-def test_batches_of_two_streams_run_in_parallel(tmp_path: Path) -> None:
-    both = threading.Barrier(2)
-    with engine(tmp_path, lambda images: both.wait(30)) as run:
-        for images in clean(3, size=SIZE):
-            answers = [run.submit(name, images, adapt=True) for name in ("a", "b")]
-            first, second = map(logits, answers)
-            assert torch.equal(first, second)
-
-
 def test_batches_of_one_stream_run_in_order(tmp_path: Path, threads: SetThreads) -> None:
-    """However many streams and workers, each answers bit for bit as if it had been alone."""
+    """Each stream answers bit for bit as if it had been alone."""
     threads(1)  # sums depend on their number
-    names, rounds, pause = ("a", "b", "c"), 8, threading.Event()
+    names, rounds = ("a", "b", "c"), 8
     sent = {name: clean(rounds, size=SIZE, seed=i) for i, name in enumerate(names)}
-    # The pause gives another worker the time to come in, if it could.
-    with engine(tmp_path, lambda images: pause.wait(0.002), workers=3) as run:
-        answers = {name: list[Future[Prediction]]() for name in names}
+    with engine(tmp_path, lambda images: None) as run:
+        answers = {name: list[Future[RequestPrediction]]() for name in names}
         for step in range(rounds):
             for name in names:
                 answers[name].append(run.submit(name, sent[name][step], adapt=True))
         found = {name: [logits(answer) for answer in answers[name]] for name in names}
-        assert isinstance(run.streams, Counted)
-        assert run.streams.most == 1
-        assert run.streams.in_all > 1
     for name in names:
         alone = make("tent", lr=1e-3, statistics="stream")
         assert states_equal(found[name], [alone(images) for images in sent[name]])
 
 
-def test_blocked_batches_start_together_once_unblocked(tmp_path: Path) -> None:
-    both, images = threading.Barrier(2), clean(1, size=SIZE)[0]
-    with engine(tmp_path, lambda images: both.wait(30)) as run:
-        for _ in range(5):
-            held, let_go = threading.Event(), threading.Event()
-            run.submit_task(lambda h=held, g=let_go: h.set() or g.wait(30), "a", "b")  # type: ignore[misc]
-            assert held.wait(30)
-            answers = [run.submit(name, images, adapt=True) for name in "ab"]
-            run.submit_task(lambda: None).result(30)  # the other worker has looked at them, and sleeps again
-            let_go.set()
-            assert all(answer.result(60).adapted for answer in answers)
-
-
-def test_task_waits_for_the_running_batch_and_blocks_the_next(tmp_path: Path) -> None:
-    watch, begun, let_go = Inside(), threading.Event(), threading.Event()
-    seen = list[int]()
-
-    def task() -> str:
-        begun.set()
-        seen.append(watch.now)
-        assert let_go.wait(30)
-        seen.append(watch.now)
-        return "done"
-
-    with engine(tmp_path, watch, workers=3) as run:
-        first = run.submit("a", clean(1, size=SIZE)[0], adapt=True)
-        assert watch.entered.acquire(timeout=30)
-        asked, later = run.submit_task(task, "a"), run.submit("a", clean(1, size=SIZE)[0], adapt=True)
-        assert run.submit_task(lambda: "another stream", "b").result(30) == "another stream"
-        assert not begun.is_set()
-        watch.open.set()
-        first.result(30)
-        assert begun.wait(30)
-        assert run.submit_task(lambda: "another stream", "b").result(30) == "another stream"
-        assert not later.running()
-        let_go.set()
-        assert asked.result(30) == "done"
-        later.result(30)
-    assert seen == [0, 0]
-
-
-def test_streams_in_use_are_not_evicted(tmp_path: Path, threads: SetThreads) -> None:
+def test_streams_moved_to_disk_continue_where_they_were(tmp_path: Path, threads: SetThreads) -> None:
     """Six streams with two places in memory: each answers bit for bit as if it had stayed there."""
     threads(1)
     names, chance, sent = [f"s{i}" for i in range(6)], random.Random(0), dict[str, list[Tensor]]()
     with engine(tmp_path, lambda images: None, max_loaded=2) as run:
-        answers = {name: list[Future[Prediction]]() for name in names}
+        answers = {name: list[Future[RequestPrediction]]() for name in names}
         for step in range(36):
             name = chance.choice(names)
             images = draw(SIZE, seed=step)[0]
@@ -212,9 +129,8 @@ def test_drain_answers_everything_and_closes_streams(tmp_path: Path) -> None:
     watch = Inside()
     with engine(tmp_path, watch) as run:
         answers = [run.submit(name, images, adapt=True) for name in "abc" for images in clean(3, size=SIZE)]
-        tasks = [run.submit_task(lambda name=name: name, name) for name in "abc"]  # type: ignore[misc]
-        for _ in range(2):
-            assert watch.entered.acquire(timeout=30)
+        assert watch.entered.acquire(timeout=30)
+        tasks = [run.submit_task(lambda name=name: name) for name in "abc"]  # type: ignore[misc]
         with ThreadPoolExecutor(1) as other:
             draining = other.submit(run.drain)
             while run.alive:
@@ -222,14 +138,13 @@ def test_drain_answers_everything_and_closes_streams(tmp_path: Path) -> None:
             with pytest.raises(RequestError, match="stopping"):
                 run.submit("a", clean(1)[0], adapt=True)
             with pytest.raises(RequestError, match="stopping"):
-                run.submit_task(lambda: None, "a")
+                run.submit_task(lambda: None)
             assert not draining.done()
             watch.open.set()
             draining.result(60)
         assert all(answer.done() and answer.result().adapted for answer in answers)
         assert [task.result(0) for task in tasks] == ["a", "b", "c"]
         assert (run.queued, run.streams.loaded) == (0, [])
-    assert watch.most == 2
     for name in "abc":
         with closing(Folder(tmp_path / name)) as folder:  # nobody holds it any more
             newest, problems = folder.newest()
@@ -238,18 +153,15 @@ def test_drain_answers_everything_and_closes_streams(tmp_path: Path) -> None:
 
 
 def test_error_fails_only_the_request_at_fault(tmp_path: Path) -> None:
-    """Both are inside when it is raised; of the requests that shared its batch, only the one at fault fails."""
-    both = threading.Barrier(2, timeout=30)
+    """Of the requests that share a batch, only the one at fault fails."""
 
     def inside(images: Tensor) -> None:
-        if len(images) == SIZE:
-            both.wait()
         if (images[:, 0, 0, 0] == 7).any():
             raise StateError("seven")
 
     with engine(tmp_path, inside) as run:
         held, let_go = threading.Event(), threading.Event()
-        run.submit_task(lambda: held.set() or let_go.wait(30), "a", "b")  # type: ignore[func-returns-value]
+        run.submit_task(lambda: held.set() or let_go.wait(30))  # type: ignore[func-returns-value]
         assert held.wait(30)
         images, bad = draw(SIZE, seed=0)[0], draw(1, seed=1)[0]
         bad[0, 0, 0, 0] = 7
@@ -259,8 +171,7 @@ def test_error_fails_only_the_request_at_fault(tmp_path: Path) -> None:
         assert good.result(30).adapted
         assert [answer.exception(30) is None for answer in shared] == [True, False, True]
         assert "seven" in str(shared[1].exception())
-        with run.streams.using("b") as stream:
-            assert stream.method.counters.batches == 2
+        assert run.submit_task(lambda: run.streams.open("b").method.counters.batches).result(30) == 2
         assert run.alive
 
 
@@ -269,7 +180,7 @@ def test_pixels_and_network_input_share_a_batch(tmp_path: Path) -> None:
     streams = StreamCache(
         network.method, tmp_path / "streams", guard=Guard(), max_loaded=2, max_streams=2, on_event=lambda *_: None
     )
-    run = Engine(streams, network.preprocessing, Settings(batch_size=10, max_wait=0.0), batches.append, workers=1)
+    run = Engine(streams, network.preprocessing, Settings(batch_size=10, max_wait=0.0), batches.append)
     raw = torch.from_numpy(pixels(10))
     parts = [network.preprocessing.normalize(raw[:3]), raw[3:4], raw[4:8], network.preprocessing.normalize(raw[8:])]
     answers = [run.submit("a", part, adapt=True) for part in parts]
@@ -282,44 +193,14 @@ def test_pixels_and_network_input_share_a_batch(tmp_path: Path) -> None:
     run.drain()
 
 
-def test_threads_are_divided_among_running_batches_and_restored(tmp_path: Path, threads: SetThreads) -> None:
-    threads(4)
-    used, held, let_go = list[int](), threading.Event(), threading.Event()
-    images = clean(1, size=SIZE)[0]
-    with engine(tmp_path, lambda images: used.append(torch.get_num_threads())) as run:
-        for _ in range(2):
-            run.submit("a", images, adapt=True).result(30)
-        assert used == [4, 4]
-        run.submit_task(lambda: held.set() or let_go.wait(30), "a", "b")  # type: ignore[func-returns-value]
-        assert held.wait(30)
-        answers = [run.submit(name, images, adapt=True) for name in "ab"]
-        let_go.set()
-        for answer in answers:
-            answer.result(30)
-        assert used[2] == 2  # the other one was due
-        assert torch.get_num_threads() == 4
-    with ThreadPoolExecutor(1) as new:
-        assert new.submit(torch.get_num_threads).result(30) == 4
-
-
-def test_worker_count_follows_cores_up_to_a_maximum(tmp_path: Path, threads: SetThreads) -> None:
-    network = make_network(tmp_path, "source")
-    for cores, max_loaded, workers in ((1, 16, 1), (2, 16, 2), (64, 16, MAX_WORKERS), (8, 1, 1)):
-        threads(cores)
-        service = Service(network, tmp_path / f"{cores}-{max_loaded}", settings=Settings(max_loaded=max_loaded))
-        assert len(service.engine._workers) == workers
-        service.start()
-        service.stop()
-
-
-def test_parallel_batches_are_all_logged_and_counted(tmp_path: Path, threads: SetThreads) -> None:
+def test_requests_of_many_clients_are_all_logged_and_counted(tmp_path: Path, threads: SetThreads) -> None:
     threads(2)
     network = make_network(tmp_path, "source")
     service = Service(network, tmp_path / "state", settings=Settings(batch_size=2, max_wait=0.0))
     service.start()
     names, count = ("a", "b", "c"), 60
 
-    def send(number: int) -> Prediction:
+    def send(number: int) -> RequestPrediction:
         images = network.preprocessing(pixels(1, seed=number))
         return service.predict(images, stream=names[number % 3], adapt=True).result(60)
 
@@ -332,6 +213,58 @@ def test_parallel_batches_are_all_logged_and_counted(tmp_path: Path, threads: Se
     assert {name: summaries[name]["labels"] for name in names} == dict.fromkeys(names, count // 3)
     service.stop()
     for name in names:
-        with service.streams.using(name) as stream:
-            assert stream.images == count // 3
+        assert service.streams.open(name).images == count // 3
     service.streams.close()
+
+
+def test_batch_takes_whole_requests_in_order_and_only_of_one_key(tmp_path: Path) -> None:
+    """The queue that has waited longest comes first; a task comes before any batch."""
+    found, order = list[tuple[str, list[int]]](), list[str]()
+
+    def note(batch: BatchResult) -> None:
+        found.append((batch.name, [len(p.output) for p in batch.predictions]))
+        order.append("batch")
+
+    held, let_go = threading.Event(), threading.Event()
+    with engine(tmp_path, lambda images: None, on_batch=note) as run:
+        run.submit_task(lambda: held.set() or let_go.wait(30))  # type: ignore[func-returns-value]
+        assert held.wait(30)
+        answers = [run.submit("b", draw(n, seed=n)[0], adapt=True) for n in (1, 2)]
+        answers += [run.submit("a", draw(1, seed=3)[0], adapt=adapt) for adapt in (True, False)]
+        answers += [run.submit("b", draw(n, seed=n)[0], adapt=True) for n in (2, 9, 1)]
+        run.submit_task(lambda: order.append("task"))
+        let_go.set()
+        assert [len(answer.result(30).output) for answer in answers] == [1, 2, 1, 1, 2, 9, 1]
+        assert run.queued == 0
+    assert found == [("b", [1, 2]), ("a", [1]), ("a", [1]), ("b", [2]), ("b", [9]), ("b", [1])]
+    assert order[0] == "task"
+
+
+def test_partial_batch_waits_until_full_or_drained(tmp_path: Path) -> None:
+    sizes = list[int]()
+    with engine(tmp_path, lambda i: None, on_batch=lambda b: sizes.append(len(b.images)), max_wait=1000.0) as run:
+        first = [run.submit("a", draw(n, seed=n)[0], adapt=True) for n in (1, 1, 2)]
+        for answer in first:
+            answer.result(30)
+        assert sizes == [SIZE]
+        last = run.submit("a", draw(1, seed=5)[0], adapt=True)
+        run.submit_task(lambda: None).result(30)
+        assert not last.done()
+    assert last.result(0).adapted
+    assert sizes == [SIZE, 1]
+
+
+def test_queues_are_bounded_per_stream_and_in_total(tmp_path: Path) -> None:
+    with engine(
+        tmp_path, lambda images: None, batch_size=100, max_wait=1000.0, max_queued=6, max_queued_total=9
+    ) as run:
+        run.submit("a", draw(4, seed=0)[0], adapt=True)
+        run.submit("a", draw(2, seed=1)[0], adapt=False)
+        with pytest.raises(RequestError, match="6 images of the stream 'a' are queued") as refused:
+            run.submit("a", draw(1, seed=2)[0], adapt=True)
+        assert (refused.value.status, refused.value.retry_after) == (429, 1)
+        run.submit("b", draw(3, seed=3)[0], adapt=True)
+        with pytest.raises(RequestError, match="9 images are queued") as refused:
+            run.submit("c", draw(1, seed=4)[0], adapt=True)
+        assert (refused.value.status, refused.value.retry_after) == (503, 1)
+        assert run.queued == 9

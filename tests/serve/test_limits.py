@@ -241,7 +241,7 @@ def test_full_queues_are_refused_with_retry_after(tmp_path: Path) -> None:
     with serving(tmp_path, max_queued=6, max_queued_total=8, batch_size=4, max_wait=0.01) as (client, service):
         client.post("/predict", content=picture())
         held, let_go = threading.Event(), threading.Event()
-        service.engine.submit_task(lambda: held.set() or let_go.wait(30), "default", "b")  # type: ignore[func-returns-value]
+        service.engine.submit_task(lambda: held.set() or let_go.wait(30))  # type: ignore[func-returns-value]
         held.wait(30)
         try:
             raw = pixels(4)

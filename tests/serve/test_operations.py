@@ -54,8 +54,7 @@ def test_sigterm_answers_accepted_requests_and_exits_with_0(tmp_path: Path) -> N
     images = answers.count(200) + 1
     again = Service(make_network(tmp_path), tmp_path / "state")
     assert isinstance(again.streams, StreamCache)
-    with again.streams.using("default") as stream:
-        assert stream.images >= images
+    assert again.streams.open("default").images >= images
     again.streams.close()
     again.start()
     again.stop()

@@ -79,8 +79,7 @@ def test_buttons_ask_for_the_token_and_change_the_stream(tab: Tab, served: tuple
     tab.wait_for(CARD)
 
     def paused() -> bool:
-        with service.streams.using("left") as stream:
-            return stream.paused
+        return service.streams.open("left").paused
 
     def press(action: str, token: str | None) -> None:
         tab.evaluate(f"{CARD}.querySelector('[data-action={action}]').click()")

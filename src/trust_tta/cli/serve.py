@@ -194,8 +194,7 @@ def _network_source(arguments: Namespace) -> NetworkSource:
 def _make_service(arguments: Namespace, source: NetworkSource, folder: Path) -> Service:
     from trust_tta.bench.environment import choose_device
     from trust_tta.serve.demo import GUARD, OPTIONS
-    from trust_tta.serve.images import read_folder
-    from trust_tta.serve.network import open_network
+    from trust_tta.serve.network import open_network, read_folder
     from trust_tta.serve.service import Service
     from trust_tta.serve.settings import Settings
 

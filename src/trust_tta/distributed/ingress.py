@@ -31,7 +31,7 @@ from trust_tta.errors import StateError, one_line
 from trust_tta.live.stream import REFERENCE_FILE
 from trust_tta.serve.app import Api, make_app, respond
 from trust_tta.serve.dashboard import MAX_EVENTS, TICK, Dashboard
-from trust_tta.serve.engine import Prediction
+from trust_tta.serve.engine import RequestPrediction
 from trust_tta.serve.event_log import Feedback
 from trust_tta.serve.metrics import Metrics, as_text, gauge, sum_metrics
 from trust_tta.serve.network import NetworkInfo, ServedNetwork
@@ -196,7 +196,7 @@ class ReplicatedService:
 
     # The interface that `serve.app` uses
 
-    def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[Prediction]:
+    def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[RequestPrediction]:
         return self._ask_for(stream, "predict", stream, images, adapt)
 
     def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Feedback | None]:

@@ -22,7 +22,7 @@ import torch
 
 from trust_tta.bench.environment import choose_device
 from trust_tta.errors import TrustError
-from trust_tta.serve.engine import Prediction
+from trust_tta.serve.engine import RequestPrediction
 from trust_tta.serve.network import NetworkSource, ServedNetwork, open_network
 from trust_tta.serve.service import Service
 from trust_tta.serve.settings import MAX_REQUESTS, RequestError, Settings
@@ -98,7 +98,7 @@ class ServiceReplica:
             log.error("failed", extra={"reason": str(error)})
             return "refused", (503, str(error), 2)
 
-    def predict(self, stream: str, images: torch.Tensor, adapt: bool) -> Future[Prediction]:
+    def predict(self, stream: str, images: torch.Tensor, adapt: bool) -> Future[RequestPrediction]:
         return self.service.predict(images, stream=stream, adapt=adapt)
 
     def poll(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import math
 import threading
@@ -13,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import torch
+from PIL import Image
 from torch import Tensor
 
 from trust_tta.live.alarms import Limits
@@ -20,11 +24,11 @@ from trust_tta.live.guard import Event
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.engine import BatchResult
 from trust_tta.serve.event_log import RECENT_LABELS, Feedback, LabelCounts
-from trust_tta.serve.images import thumbnail
 
 MAX_POINTS = 480  # per curve
 TICK = 0.5  # seconds
 MAX_THUMBNAILS = 10  # per stream
+THUMBNAIL_SIDE = 64  # pixels
 IMAGES_PER_BATCH = 3  # of which thumbnails are kept
 MAX_STREAMS = 64  # with curves
 MAX_EVENTS = 60
@@ -286,3 +290,14 @@ def _shown(evidence: Mapping[str, Any]) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
+def thumbnail(image: Tensor, preprocessing: Preprocessing) -> str:
+    """A small PNG of network input (3, h, w), as a data URL."""
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
+    pixels = ((image * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
+    picture = Image.fromarray(pixels.numpy())
+    picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

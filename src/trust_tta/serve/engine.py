@@ -1,15 +1,16 @@
-"""Worker threads that run the network, each one batch at a time, in the scheduler's order."""
+"""The engine: one thread that runs queued requests in batches. Queues are bounded, and tasks run before batches."""
 
 from __future__ import annotations
 
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from torch import Tensor
 from trust_tta.live.session import Result
 from trust_tta.live.stream import Stream
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.serve.scheduler import PredictRequest, QueueKey, Scheduler, Task, Work
 from trust_tta.serve.settings import RequestError, Settings
 from trust_tta.serve.stream_cache import StreamCache
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class RequestPrediction:
     """The prediction for one request; image i has the id `<id>-<i>`.
 
     `output` (n, classes, ...), on the CPU: logits, or probabilities where the method returns these.
@@ -55,16 +55,31 @@ class BatchResult(NamedTuple):
     stream: Stream
     name: str
     images: Tensor
-    predictions: list[Prediction]
+    predictions: list[RequestPrediction]
     result: Result
     seconds: float
 
 
-class Engine:
-    """Runs the due batch that has waited longest; tasks of `submit_task` come first.
+class QueueKey(NamedTuple):
+    """Requests with the same key may share a batch."""
 
-    Several `workers` are for a CPU, whose cores they share: a batch that runs alone gets all of them. Batches of one
-    stream run one after the other. `on_batch` is called with every batch before its requests are answered.
+    stream: str
+    adapt: bool
+
+
+@dataclass(eq=False)
+class PredictRequest:
+    """Images (n, ...) and the future of their prediction."""
+
+    images: Tensor
+    future: Future[RequestPrediction] = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
+
+
+class Engine:
+    """Runs the due batch that has waited longest: one that is full, or has waited for `max_wait` seconds.
+
+    `on_batch` is called with every batch before its requests are answered.
     """
 
     def __init__(
@@ -73,125 +88,138 @@ class Engine:
         preprocessing: Preprocessing,
         settings: Settings,
         on_batch: Callable[[BatchResult], None],
-        *,
-        workers: int = 1,
     ) -> None:
-        self.streams, self.preprocessing, self._on_batch = streams, preprocessing, on_batch
-        self._scheduler = Scheduler(settings)
-        self._changed = threading.Condition()  # guards the scheduler and the fields below
-        self._seconds_per_image = 0.01  # with all cores
+        self.streams, self.preprocessing, self.settings = streams, preprocessing, settings
+        self._on_batch = on_batch
+        self.queued = 0  # images
+        self._queues: dict[QueueKey, deque[PredictRequest]] = {}
+        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._changed = threading.Condition()  # guards the fields above
+        self._seconds_per_image = 0.01
         self._draining = False
-        self._cores = torch.get_num_threads()
-        self._workers = [
-            threading.Thread(target=self._run, name=f"engine-{number}", daemon=True) for number in range(workers)
-        ]
+        self._worker = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        for worker in self._workers:
-            worker.start()
-
-    @property
-    def queued(self) -> int:
-        """The number of queued images."""
-        return self._scheduler.images
+        self._worker.start()
 
     @property
     def alive(self) -> bool:
-        return all(worker.is_alive() for worker in self._workers) and not self._draining
+        return self._worker.is_alive() and not self._draining
 
-    def submit(self, stream: str, images: Tensor, *, adapt: bool) -> Future[Prediction]:
+    def submit(self, stream: str, images: Tensor, *, adapt: bool) -> Future[RequestPrediction]:
         """Queue images for a stream: pixels (n, size, size, 3) or network input (n, 3, size, size)."""
         request = PredictRequest(images)
         with self._changed:
             self._check_open()
-            if self._scheduler.add(QueueKey(stream, adapt), request, seconds_per_image=self._seconds_per_image):
+            self._check_room(stream, len(images))
+            queue = self._queues.setdefault(QueueKey(stream, adapt), deque())
+            queue.append(request)
+            self.queued += len(images)
+            if len(queue) == 1 or _images(queue) >= self.settings.batch_size:
                 self._changed.notify()
         return request.future
 
-    def submit_task(self, function: Callable[[], T], *streams: str) -> Future[T]:
-        """Call a function before the next batch of the streams, while nothing else uses them."""
-        task = Task(function, frozenset(streams))
+    def submit_task(self, function: Callable[[], T]) -> Future[T]:
+        """Call a function before the next batch."""
+        future: Future[T] = Future()
         with self._changed:
             self._check_open()
-            self._scheduler.add_task(task)
+            self._tasks.append((function, future))
             self._changed.notify()
-        return task.future
+        return future
+
+    def drain(self) -> None:
+        """Run everything that is queued, accept no more, and close the streams."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify()
+        if self._worker.is_alive():
+            self._worker.join()
+        self.streams.close()
 
     def _check_open(self) -> None:
         if self._draining:
             raise RequestError(503, "the service is stopping", retry_after=5)
 
-    def drain(self) -> None:
-        """Run everything that is queued, accept no more, and close the streams."""
-        with self._changed:
-            self._draining = self._scheduler.flush = True
-            self._changed.notify_all()
-        for worker in self._workers:
-            if worker.is_alive():
-                worker.join()
-        self.streams.close()
+    def _check_room(self, stream: str, count: int) -> None:
+        """Refuse images where a queue is full; the client is told when to try again."""
+        retry_after = 1 + int(self.queued * self._seconds_per_image)
+        if self.queued + count > self.settings.max_queued_total:
+            reason = f"{self.queued} images are queued, and no more are accepted for now"
+            raise RequestError(503, reason, retry_after=retry_after)
+        own = sum(_images(queue) for key, queue in self._queues.items() if key.stream == stream)
+        if own + count > self.settings.max_queued:
+            reason = f"{own} images of the stream '{stream}' are queued, and no more are accepted for now"
+            raise RequestError(429, reason, retry_after=retry_after)
 
     def _run(self) -> None:
-        while (chosen := self._next()) is not None:
-            work, threads = chosen
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)  # of this thread
-            try:
-                if isinstance(work, Task):
-                    _run_task(work)
-                else:
-                    requests = [r for r in work.requests if r.future.set_running_or_notify_cancel()]
-                    self._run_batch(work.key, requests, threads)
-            finally:
-                with self._changed:
-                    self._scheduler.end(work)
-        torch.set_num_threads(self._cores)  # threads that start later inherit what was set last
+        while (work := self._next()) is not None:
+            if isinstance(work[0], QueueKey):
+                self._run_batch(*work)
+            else:
+                _run_task(*work)
 
-    def _next(self) -> tuple[Work, int] | None:
-        """The next work and its number of threads; None once everything is drained."""
-        scheduler, workers = self._scheduler, len(self._workers)
+    def _next(self) -> Any:
+        """Wait for a task (function, future) or a batch (key, requests); None once everything is drained."""
+        settings = self.settings
         with self._changed:
-            while (work := scheduler.begin()) is None:
-                if self._draining and not scheduler.waiting:
-                    self._changed.notify_all()  # the other workers are to end, too
+            while not self._tasks:
+                now = time.monotonic()
+                due = [
+                    (queue[0].since, key)
+                    for key, queue in self._queues.items()
+                    if self._draining
+                    or queue[0].since + settings.max_wait <= now
+                    or _images(queue) >= settings.batch_size
+                ]
+                if due:
+                    key = min(due)[1]
+                    return key, self._take(key)
+                if self._draining:
                     return None
-                self._changed.wait(scheduler.until_due())
-            if scheduler.waiting:
-                self._changed.notify()  # another worker waits for the next batch to be due
-            active = min(workers, scheduler.running + scheduler.due()) if workers > 1 else 1
-            return work, max(1, self._cores // active)
+                oldest = min((queue[0].since for queue in self._queues.values()), default=None)
+                self._changed.wait(None if oldest is None else max(0.0, oldest + settings.max_wait - now))
+            return self._tasks.popleft()
 
-    def _run_batch(self, key: QueueKey, requests: list[PredictRequest], threads: int) -> None:
+    def _take(self, key: QueueKey) -> list[PredictRequest]:
+        """Remove whole requests of one batch from a queue, in order; at least one."""
+        queue, chosen, images = self._queues[key], list[PredictRequest](), 0
+        while queue and (not chosen or images + len(queue[0].images) <= self.settings.batch_size):
+            images += len(queue[0].images)
+            chosen.append(queue.popleft())
+        if not queue:
+            del self._queues[key]
+        self.queued -= images
+        return [request for request in chosen if request.future.set_running_or_notify_cancel()]
+
+    def _run_batch(self, key: QueueKey, requests: list[PredictRequest]) -> None:
         if not requests:
             return
         try:
-            batch = self._predict(key, requests, threads)
+            predictions = self._predict(key, requests)
         except Exception as error:
             if len(requests) == 1:
                 requests[0].future.set_exception(error)
             else:  # one by one, so that only the request whose images are at fault fails
                 for request in requests:
-                    self._run_batch(key, [request], threads)
+                    self._run_batch(key, [request])
             return
-        for request, prediction in zip(requests, batch.predictions, strict=True):
+        for request, prediction in zip(requests, predictions, strict=True):
             request.future.set_result(prediction)
 
-    def _predict(self, key: QueueKey, requests: list[PredictRequest], threads: int) -> BatchResult:
+    def _predict(self, key: QueueKey, requests: list[PredictRequest]) -> list[RequestPrediction]:
         start = time.perf_counter()
-        with self.streams.using(key.stream) as stream:
-            images = self.join([request.images for request in requests])
-            result = stream(images, adapt=key.adapt)
-            parts = result.logits.detach().float().cpu().split([len(request.images) for request in requests])
-            predictions = [
-                Prediction(secrets.token_hex(8), part, result.adapted, stream.method.probabilities) for part in parts
-            ]
-            seconds = time.perf_counter() - start
-            batch = BatchResult(stream, key.stream, images, predictions, result, seconds)
-            self._on_batch(batch)
-        with self._changed:
-            per_image = seconds / len(images) * threads / self._cores
-            self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * per_image
-        return batch
+        stream = self.streams.open(key.stream)
+        images = self.join([request.images for request in requests])
+        result = stream(images, adapt=key.adapt)
+        parts = result.logits.detach().float().cpu().split([len(request.images) for request in requests])
+        predictions = [
+            RequestPrediction(secrets.token_hex(8), part, result.adapted, stream.method.probabilities) for part in parts
+        ]
+        seconds = time.perf_counter() - start
+        self._on_batch(BatchResult(stream, key.stream, images, predictions, result, seconds))
+        self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * seconds / len(images)
+        return predictions
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """The network input (n, 3, size, size) of several requests; pixels alone are normalized as one batch."""
@@ -200,9 +228,13 @@ class Engine:
         return torch.cat([part if part.is_floating_point() else self.preprocessing.normalize(part) for part in parts])
 
 
-def _run_task(task: Task) -> None:
-    if task.future.set_running_or_notify_cancel():
+def _images(queue: deque[PredictRequest]) -> int:
+    return sum(len(request.images) for request in queue)
+
+
+def _run_task(function: Callable[[], Any], future: Future[Any]) -> None:
+    if future.set_running_or_notify_cancel():
         try:
-            task.future.set_result(task.function())
+            future.set_result(function())
         except Exception as error:
-            task.future.set_exception(error)
+            future.set_exception(error)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from trust_tta.errors import ConfigError
+from trust_tta.data.images import is_image, read_image
+from trust_tta.errors import ConfigError, DataError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.checkpoint import Checkpoint
@@ -129,3 +132,15 @@ def open_network(
         checkpoint=opened.release(),
         notes=tuple(notes),
     )
+
+
+def read_folder(folder: Path, preprocessing: Preprocessing, *, batch: int) -> Iterator[Tensor]:
+    """Batches (n, 3, size, size) of all images below a folder, in an order that mixes its subfolders."""
+    if not folder.is_dir():
+        raise DataError(f"'{folder}' is not a folder; give one with clean images")
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and is_image(file.name))
+    if not files:
+        raise DataError(f"'{folder}' holds no images; give a folder with clean ones")
+    order = np.random.default_rng(0).permutation(len(files)).tolist()
+    for start in range(0, len(files), batch):
+        yield preprocessing([read_image(files[i]) for i in order[start : start + batch]])

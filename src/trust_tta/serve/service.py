@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from trust_tta.atomic import write_whole
@@ -30,7 +29,7 @@ from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import CHECKED_BATCHES
 from trust_tta.models.weights import encode_weights
 from trust_tta.serve.dashboard import Dashboard
-from trust_tta.serve.engine import BatchResult, Engine, Prediction
+from trust_tta.serve.engine import BatchResult, Engine, RequestPrediction
 from trust_tta.serve.event_log import EventLog, Feedback, LabelCounts
 from trust_tta.serve.metrics import Metrics
 from trust_tta.serve.network import ServedNetwork
@@ -40,7 +39,6 @@ from trust_tta.serve.stream_cache import DISK_RETRY_SECONDS, StreamCache
 T = TypeVar("T")
 
 ACTIONS = ("pause", "resume", "rollback", "reset")
-MAX_WORKERS = 4  # threads that run batches; each holds the interpreter's lock for a part of its batch
 EVENT_LOG_FILE = "journal.sqlite"
 
 log = logging.getLogger("trust_tta.serve")
@@ -78,9 +76,7 @@ class Service:
             max_streams=self.settings.max_streams,
             on_event=self._on_event,
         )
-        self.engine = Engine(
-            self.streams, network.preprocessing, self.settings, self._on_batch, workers=self._count_workers()
-        )
+        self.engine = Engine(self.streams, network.preprocessing, self.settings, self._on_batch)
         self._unrecorded: set[str] = set()  # streams with an event that could not be written
         checks_itself = isinstance(network.method.model, ScanNetwork)
         self._unchecked_batches = 0 if checks_itself else CHECKED_BATCHES
@@ -90,11 +86,6 @@ class Service:
             streams=lambda: (len(self.streams.loaded), len(self.streams.names)),
             readings=self._readings,
         )
-
-    def _count_workers(self) -> int:
-        """One on a GPU, which runs one batch at a time; on a CPU, one per core up to a few."""
-        on_cpu = next(self.network.method.model.parameters()).device.type == "cpu"
-        return min(torch.get_num_threads(), MAX_WORKERS, self.settings.max_loaded) if on_cpu else 1
 
     @property
     def calibrated(self) -> bool:
@@ -121,7 +112,7 @@ class Service:
 
     # Requests of clients
 
-    def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[Prediction]:
+    def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[RequestPrediction]:
         """Queue pixels (n, size, size, 3) or network input (n, 3, size, size)."""
         self.streams.check_room(stream)
         if self._unchecked_batches and images.is_floating_point():
@@ -149,15 +140,14 @@ class Service:
                 self.dashboard.add_feedback(feedback)
         return found
 
-    # Changes to streams, made by the engine between two of their batches
+    # Changes to streams, made by the engine between two batches
 
     def act(self, name: str, action: str) -> Future[dict[str, Any]]:
         """Pause, resume, roll back or reset a stream."""
 
         def act() -> dict[str, Any]:
-            with self.streams.using(name) as stream:
-                event = self._change(name, stream, getattr(stream, action))
-                return {"stream": name, "action": event.action}
+            stream = self.streams.open(name)
+            return {"stream": name, "action": self._change(name, stream, getattr(stream, action)).action}
 
         return self._submit(name, act)
 
@@ -179,10 +169,10 @@ class Service:
 
         def fork() -> dict[str, Any]:
             self.streams.fork(name, new)
-            with self.streams.using(new) as stream:
-                return {"stream": new, "batches": stream.batches, "images": stream.images}
+            stream = self.streams.open(new)
+            return {"stream": new, "batches": stream.batches, "images": stream.images}
 
-        return self._submit(name, fork, new)
+        return self._submit(name, fork)
 
     def remove(self, name: str) -> Future[None]:
         """Remove a stream with its snapshots, predictions and labels."""
@@ -207,14 +197,13 @@ class Service:
             self.streams.store(name)
             self.dashboard.remove(name)
 
-        return self.engine.submit_task(release, name)
+        return self.engine.submit_task(release)
 
     def read_state(self, name: str) -> Future[bytes]:
         """The stream as a snapshot: a safetensors file."""
 
         def read() -> bytes:
-            with self.streams.using(name):
-                pass
+            self.streams.open(name)
             self.streams.store(name)  # writes a snapshot
             folder = Folder(self.streams.folder / name)
             try:
@@ -234,9 +223,9 @@ class Service:
                     file.write(content)
                     file.flush()
                     read_state(Path(file.name))  # before a stream is made for it
-                    with self.streams.using(name) as stream:
-                        event = self._change(name, stream, lambda: stream.load(file.name))
-                        return {"stream": name, "action": event.action, "batches": stream.batches}
+                    stream = self.streams.open(name)
+                    event = self._change(name, stream, lambda: stream.load(file.name))
+                    return {"stream": name, "action": event.action, "batches": stream.batches}
                 except StateError as error:
                     refused: RequestError = BadRequestError(str(error).replace(file.name, "that was sent"))
                 except OSError as error:
@@ -246,22 +235,18 @@ class Service:
                 raise refused
 
         self.streams.check_room(name)
-        return self.engine.submit_task(write, name)
+        return self.engine.submit_task(write)
 
     def read_checkpoint(self, name: str) -> Future[bytes]:
         """The whole adapted network: a safetensors file that `create_model` takes."""
 
-        def read() -> bytes:
-            with self.streams.using(name) as stream:
-                return adapted_checkpoint(self.network, stream.method)
+        return self._submit(name, lambda: adapted_checkpoint(self.network, self.streams.open(name).method))
 
-        return self._submit(name, read)
-
-    def _submit(self, name: str, function: Callable[[], T], *others: str) -> Future[T]:
-        """Call a function on a stream that exists, and others that may not, while no batch of theirs runs."""
+    def _submit(self, name: str, function: Callable[[], T]) -> Future[T]:
+        """Call a function on a stream that exists, between two batches."""
         if name not in self.streams:
             raise RequestError(404, f"there is no stream '{name}'; GET /streams lists them")
-        return self.engine.submit_task(function, name, *others)
+        return self.engine.submit_task(function)
 
     def list_streams(self) -> list[dict[str, Any]]:
         """The summaries of all streams."""

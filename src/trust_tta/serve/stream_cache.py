@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trust_tta.errors import StateError
@@ -23,10 +22,7 @@ DISK_RETRY_SECONDS = 30
 
 
 class StreamCache:
-    """Opens, closes, forks and removes streams, from any thread. A stream in use stays in memory.
-
-    A thread may use one stream at a time, and at most `max_loaded` threads may use streams at the same time.
-    """
+    """Opens, closes, forks and removes streams. Only the engine's thread does this; `names` may be read by any."""
 
     def __init__(
         self,
@@ -41,10 +37,7 @@ class StreamCache:
         self.method, self.guard, self.folder = method, guard, folder
         self.max_loaded, self.max_streams = max_loaded, max_streams
         self._on_event = on_event
-        self._loaded: OrderedDict[str, Stream] = OrderedDict()
-        self._users: Counter[str] = Counter()
-        self._lock = threading.Lock()  # guards these two; held briefly
-        self._disk_lock = threading.RLock()  # held while streams are read or written
+        self._loaded: OrderedDict[str, Stream] = OrderedDict()  # the most recently used comes last
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -54,130 +47,76 @@ class StreamCache:
 
     @property
     def loaded(self) -> list[str]:
-        with self._lock:
-            return list(self._loaded)
+        return list(self._loaded)
 
     def __contains__(self, name: str) -> bool:
-        with self._lock:
-            if name in self._loaded:
-                return True
-        return (self.folder / name).is_dir()
+        return name in self._loaded or (self.folder / name).is_dir()
 
     def check_room(self, name: str) -> None:
         """Refuse a new stream where there are too many."""
         if name not in self and (count := len(self.names)) >= self.max_streams:
             raise RequestError(429, f"there are {count} streams, and no more are accepted; use one of them")
 
-    @contextmanager
-    def using(self, name: str) -> Iterator[Stream]:
-        """The stream, created or read from its folder where needed; another one may be moved to disk for it."""
-        stream = self._acquire(name) or self._load(name)
-        try:
-            yield stream
-        finally:
-            with self._lock:
-                self._users[name] -= 1
-
-    def _acquire(self, name: str) -> Stream | None:
-        with self._lock:
-            if name not in self._loaded:
-                return None
-            self._users[name] += 1
+    def open(self, name: str) -> Stream:
+        """The stream, created or read from its folder where needed; the least recently used one is moved to disk."""
+        if name in self._loaded:
             self._loaded.move_to_end(name)
             return self._loaded[name]
-
-    def _load(self, name: str) -> Stream:
-        with self._disk_lock:
-            if (stream := self._acquire(name)) is not None:  # another thread was faster
-                return stream
-            self.check_room(name)
-            self._evict()
-            stream = self._open(name)
-            with self._lock:
-                self._loaded[name], self._users[name] = stream, 1
-            return stream
-
-    def _evict(self) -> None:
-        """Move the least recently used streams that are not in use to disk until there is room for one."""
-        while True:
-            with self._lock:
-                if len(self._loaded) < self.max_loaded:
-                    return
-                name = next(name for name in self._loaded if not self._users[name])
-                del self._users[name]
-                stream = self._loaded.pop(name)  # first: a thread that asks for it now waits for the disk
-            self._write(name, stream)
-
-    def fork(self, name: str, new: str) -> None:
-        """Create a new stream that continues from this one."""
-        with self._disk_lock:
-            if new in self:
-                raise RequestError(409, f"a stream '{new}' already exists; choose another name, or remove it first")
-            self.check_room(new)
-            with self.using(name) as stream:
-                try:
-                    # Closed, to be opened again with its own name in its events.
-                    written = stream.fork(snapshots=self.folder / new).close()
-                except (StateError, OSError):
-                    written = False
-            if not written:
-                shutil.rmtree(self.folder / new, ignore_errors=True)
-                reason = f"the stream '{new}' cannot be written; free or repair the disk"
-                raise RequestError(503, reason, retry_after=DISK_RETRY_SECONDS)
-
-    def remove(self, name: str) -> None:
-        """Remove a stream and all its snapshots."""
-        with self._disk_lock:
-            self._drop(name)
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-            if (self.folder / name).exists():
-                reason = f"the folder of the stream '{name}' cannot be removed"
-                raise RequestError(503, reason, retry_after=DISK_RETRY_SECONDS)
-
-    def close(self) -> None:
-        """Write a last snapshot of each stream in memory, and close it."""
-        with self._disk_lock:
-            for name in self.loaded:
-                self._drop(name)
-
-    def _open(self, name: str) -> Stream:
+        self.check_room(name)
+        while len(self._loaded) >= self.max_loaded:
+            self.store(next(iter(self._loaded)))
         folder, method = self.folder / name, self.method.fork()
         method.reset()
         try:
             if not folder.exists():
                 folder.mkdir(parents=True)
                 _link(self.folder.parent / REFERENCE_FILE, folder / REFERENCE_FILE)
-            return Stream(method, guard=self.guard, snapshots=folder, on_event=lambda e: self._on_event(name, e))
+            stream = Stream(method, guard=self.guard, snapshots=folder, on_event=lambda e: self._on_event(name, e))
         except OSError as error:
             reason = f"the stream '{name}' cannot be kept on disk ({error.strerror}); free or repair it"
             raise RequestError(503, reason, retry_after=DISK_RETRY_SECONDS) from error
+        self._loaded[name] = stream
+        return stream
 
     def store(self, name: str) -> None:
         """Write a snapshot of a stream and drop it from memory; it stays there if the snapshot cannot be written."""
-        with self._disk_lock:
-            stream = self._pop(name)
-            if stream is not None:
-                self._write(name, stream)
-
-    def _write(self, name: str, stream: Stream) -> None:
+        if name not in self._loaded:
+            return
         with suppress(OSError):
             (self.folder / name).mkdir(parents=True, exist_ok=True)  # someone may have removed it
-        if not stream.close(even_unsaved=False):
-            with self._lock:
-                self._loaded[name] = stream
-                self._loaded.move_to_end(name, last=False)
+        if not self._loaded[name].close(even_unsaved=False):
             reason = f"the stream '{name}' cannot be written, so it stays in memory and no other can be loaded"
             raise RequestError(503, f"{reason}; free or repair the disk", retry_after=DISK_RETRY_SECONDS)
+        del self._loaded[name]
 
-    def _drop(self, name: str) -> None:
-        stream = self._pop(name)
-        if stream is not None:
-            stream.close()
+    def fork(self, name: str, new: str) -> None:
+        """Create a new stream that continues from this one."""
+        if new in self:
+            raise RequestError(409, f"a stream '{new}' already exists; choose another name, or remove it first")
+        self.check_room(new)
+        try:
+            # Closed, to be opened again with its own name in its events.
+            written = self.open(name).fork(snapshots=self.folder / new).close()
+        except (StateError, OSError):
+            written = False
+        if not written:
+            shutil.rmtree(self.folder / new, ignore_errors=True)
+            reason = f"the stream '{new}' cannot be written; free or repair the disk"
+            raise RequestError(503, reason, retry_after=DISK_RETRY_SECONDS)
 
-    def _pop(self, name: str) -> Stream | None:
-        with self._lock:
-            del self._users[name]
-            return self._loaded.pop(name, None)
+    def remove(self, name: str) -> None:
+        """Remove a stream and all its snapshots."""
+        if name in self._loaded:
+            self._loaded.pop(name).close()
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        if (self.folder / name).exists():
+            reason = f"the folder of the stream '{name}' cannot be removed"
+            raise RequestError(503, reason, retry_after=DISK_RETRY_SECONDS)
+
+    def close(self) -> None:
+        """Write a last snapshot of each stream in memory, and close it."""
+        for name in self.loaded:
+            self._loaded.pop(name).close()
 
 
 def stream_names(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.serve.services import pixels
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.serve.images import thumbnail
+from trust_tta.serve.dashboard import thumbnail
 
 
 def test_thumbnail_shows_the_pixels_before_normalization() -> None:
