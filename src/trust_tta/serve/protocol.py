@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,16 +44,6 @@ class InferRequest:
     outputs: tuple[Output, ...]
     stream: str | None
     adapt: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the images."""
-        outputs = [asdict(output) for output in self.outputs]
-        return {"id": self.id, "outputs": outputs, "stream": self.stream, "adapt": self.adapt}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any], images: NDArray[Any]) -> Self:
-        outputs = tuple(Output(**output) for output in content["outputs"])
-        return cls(content["id"], images, outputs, content["stream"], content["adapt"])
 
 
 def model_metadata(name: str, *, size: int, output: tuple[int, ...]) -> dict[str, Any]:
