@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from torch import Tensor
 
@@ -29,7 +29,7 @@ from trust_tta.distributed.serving import (
 )
 from trust_tta.errors import StateError, one_line
 from trust_tta.live.stream import REFERENCE_FILE
-from trust_tta.serve.app import Api, make_app, respond
+from trust_tta.serve.app import Api, make_app
 from trust_tta.serve.dashboard import MAX_EVENTS, TICK, Dashboard
 from trust_tta.serve.engine import RequestPrediction
 from trust_tta.serve.event_log import Feedback
@@ -337,7 +337,7 @@ class ReplicatedApi(Api):
         return [*replicas, *super().routes()]
 
     async def replicas(self, request: Request) -> Response:
-        return respond({"replicas": await asyncio.to_thread(self._replicated.replicas)})
+        return JSONResponse({"replicas": await asyncio.to_thread(self._replicated.replicas)})
 
     async def grow(self, request: Request) -> Response:
         """Start more replicas; the streams that belong there move with their next request."""
@@ -354,7 +354,7 @@ class ReplicatedApi(Api):
         await asyncio.to_thread(start_replicas, self._replicated.config, numbers, wait=False)
         for number in numbers:
             self._replicated.follow(number)
-        return respond({"replicas": count})
+        return JSONResponse({"replicas": count})
 
     @property
     def _replicated(self) -> ReplicatedService:

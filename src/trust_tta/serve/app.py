@@ -9,7 +9,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import cache
@@ -38,7 +38,6 @@ from trust_tta.serve.service import ACTIONS, Service
 from trust_tta.serve.settings import (
     ANSWER_SECONDS,
     DEFAULT_STREAM,
-    MAX_REQUESTS,
     BadRequestError,
     RequestError,
     check_stream_name,
@@ -48,6 +47,7 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 MAX_LABELS = 1000  # per request
+MAX_PAGES = 256  # that are open
 MAX_JSON_BYTES = 1 << 18  # of a body that is parsed in the event loop: labels, the name of a fork
 MAX_BYTES_TOTAL = 256 << 20  # of all requests in progress
 MAX_DISCARDED = 4  # times the largest body: how much of a refused one is still read
@@ -66,14 +66,18 @@ class Api:
         self.service, self.settings, self._token, self._note = service, service.settings, token, note
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in allowed_hosts)}
         self.decoder = Decoder(service.network.preprocessing, service.settings)
-        self._requests = self._bytes = 0  # in progress
+        self._bytes = 0  # of requests in progress
 
     def routes(self) -> list[Route]:
-        model = "/v2/models/{model}"
-        routes = [self._route(path, self.v2_infer, "POST") for path in _versions(f"{model}/infer")]
-        routes += [self._route(path, self.v2_model) for path in _versions(model)]
-        routes += [self._route(path, self.v2_model_ready) for path in _versions(f"{model}/ready")]
-        routes += [
+        routes = []
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            routes += [
+                self._route(f"{model}/infer", self.v2_infer, "POST"),
+                self._route(model, self.v2_model),
+                self._route(f"{model}/ready", self.v2_model_ready),
+            ]
+        return [
+            *routes,
             self._route("/v2", self.v2_server),
             self._route("/v2/health/live", self.v2_live),
             self._route("/v2/health/ready", self.v2_ready),
@@ -93,28 +97,27 @@ class Api:
             self._route("/page.js", self.asset),
             self._route("/live", self.live),
         ]
-        return routes
 
     # The Open Inference Protocol
 
     async def v2_server(self, request: Request) -> Response:
-        return respond({"name": "trust-tta", "version": __version__, "extensions": list(protocol.EXTENSIONS)})
+        return JSONResponse({"name": "trust-tta", "version": __version__, "extensions": list(protocol.EXTENSIONS)})
 
     async def v2_live(self, request: Request) -> Response:
-        return respond({"live": True})
+        return JSONResponse({"live": True})
 
     async def v2_ready(self, request: Request) -> Response:
         ready = self.service.ready
-        return respond({"ready": ready}, status=200 if ready else 503)
+        return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
 
     async def v2_model(self, request: Request) -> Response:
         network = self._model(request)
         size = network.preprocessing.size
-        return respond(protocol.model_metadata(network.name, size=size, output=network.outputs))
+        return JSONResponse(protocol.model_metadata(network.name, size=size, output=network.outputs))
 
     async def v2_model_ready(self, request: Request) -> Response:
         ready = self.service.ready
-        return respond({"name": self._model(request).name, "ready": ready}, status=200 if ready else 503)
+        return JSONResponse({"name": self._model(request).name, "ready": ready}, status_code=200 if ready else 503)
 
     async def v2_infer(self, request: Request) -> Response:
         network = self._model(request)
@@ -162,7 +165,7 @@ class Api:
         pixels = torch.from_numpy(await self.decoder.decode_image(body))
         prediction = await self._wait(self.service.predict(pixels, stream=stream, adapt=adapt))
         confidence, best = prediction.probabilities[0].max(0)
-        return respond(
+        return JSONResponse(
             {
                 "class": int(best),
                 "label": self.service.dashboard.label_of(int(best)),
@@ -178,57 +181,57 @@ class Api:
         entries = content if isinstance(content, list) else [content]
         if not 1 <= len(entries) <= MAX_LABELS:
             raise BadRequestError(f"{len(entries)} labels were given; give 1 to {MAX_LABELS}")
-        labels = [self._read_entry(entry) for entry in entries]
+        labels = []
+        for entry in entries:
+            name = entry.get("id") if isinstance(entry, dict) else None
+            if not (isinstance(name, str) and name.isascii() and "label" in entry):
+                raise BadRequestError(
+                    'feedback is {"id": the id of a prediction, "label": its class}, or a list of these'
+                )
+            labels.append((name, self.service.network.read_label(entry["label"])))
         found = await asyncio.to_thread(self.service.give_feedback, labels)
         stored = [feedback for feedback in found if feedback is not None]
         unknown = [name for (name, _), feedback in zip(labels, found, strict=True) if feedback is None]
         if not stored:
             raise RequestError(404, f"there is no prediction {unknown[0][:80]!r}; only the most recent ones are kept")
-        return respond(
-            {"stored": len(stored), "right": sum(feedback.correct for feedback in stored), "unknown": unknown}
-        )
-
-    def _read_entry(self, entry: Any) -> tuple[str, int]:
-        name = entry.get("id") if isinstance(entry, dict) else None
-        if not (isinstance(name, str) and name.isascii() and "label" in entry):
-            raise BadRequestError('feedback is {"id": the id of a prediction, "label": its class}, or a list of these')
-        return name, self.service.network.read_label(entry["label"])
+        right = sum(feedback.correct for feedback in stored)
+        return JSONResponse({"stored": len(stored), "right": right, "unknown": unknown})
 
     # Streams
 
     async def streams(self, request: Request) -> Response:
-        return respond({"streams": await asyncio.to_thread(self.service.list_streams)})
+        return JSONResponse({"streams": await asyncio.to_thread(self.service.list_streams)})
 
     async def events(self, request: Request) -> Response:
         limit, stream = request.query_params.get("most", "100"), request.query_params.get("stream")
         if not re.fullmatch("[1-9][0-9]{0,3}|10000", limit):
             raise BadRequestError(f"most is {limit[:40]!r}; give an integer from 1 to 10000")
-        return respond({"events": await asyncio.to_thread(self.service.events, stream, int(limit))})
+        return JSONResponse({"events": await asyncio.to_thread(self.service.events, stream, int(limit))})
 
     async def act(self, request: Request) -> Response:
         action = request.path_params["action"]
         if action not in ACTIONS:
             raise RequestError(404, f"a stream cannot {action[:40]!r}; it can {', '.join(ACTIONS)} and fork")
-        return respond(await self._wait(self.service.act(_named(request), action)))
+        return JSONResponse(await self._wait(self.service.act(_named(request), action)))
 
     async def fork(self, request: Request) -> Response:
         content = await self._json_body(request)
         new = content.get("to") if isinstance(content, dict) else None
         if not isinstance(new, str):
             raise BadRequestError('give the name of the new stream as {"to": "name"}')
-        return respond(await self._wait(self.service.fork(_named(request), check_stream_name(new))))
+        return JSONResponse(await self._wait(self.service.fork(_named(request), check_stream_name(new))))
 
     async def remove(self, request: Request) -> Response:
         name = _named(request)
         await self._wait(self.service.remove(name))
-        return respond({"stream": name, "action": "remove"})
+        return JSONResponse({"stream": name, "action": "remove"})
 
     async def state(self, request: Request) -> Response:
         return _file(await self._wait(self.service.read_state(_named(request))), f"{_named(request)}.safetensors")
 
     async def put_state(self, request: Request) -> Response:
         content = await self._body(request)
-        return respond(await self._wait(self.service.write_state(_named(request), content)))
+        return JSONResponse(await self._wait(self.service.write_state(_named(request), content)))
 
     async def checkpoint(self, request: Request) -> Response:
         name = f"{self.service.network.name}-{_named(request)}.safetensors"
@@ -259,7 +262,7 @@ class Api:
     async def live(self, request: Request) -> Response:
         """Server-sent events: everything first, then updates."""
         dashboard = self.service.dashboard
-        if dashboard.listeners >= MAX_REQUESTS // 2:
+        if dashboard.listeners >= MAX_PAGES:
             raise RequestError(503, "too many pages are open", retry_after=10)
 
         async def messages() -> AsyncIterator[str]:
@@ -299,22 +302,12 @@ class Api:
     async def _answer(self, request: Request, handler: Handler, *, private: bool) -> Response:
         request.state.bytes = 0
         try:
-            if self._requests >= MAX_REQUESTS:
-                raise RequestError(503, f"{self._requests} requests are being answered; try again", retry_after=1)
-            self._requests += 1
-            try:
-                self._check_host(request)
-                _check_origin(request)
-                if private:
-                    self._check_token(request)
-                return await handler(request)
-            finally:
-                self._requests -= 1
-                self._bytes -= request.state.bytes
+            self._check_access(request, private=private)
+            return await handler(request)
         except RequestError as refused:
             return refusal(refused)
         except ClientDisconnect:
-            return respond({"error": "the client disconnected"}, status=400)
+            return refusal(BadRequestError("the client disconnected"))
         except (DataError, ShapeError) as error:
             return refusal(BadRequestError(str(error)))
         except TrustError as error:
@@ -323,6 +316,30 @@ class Api:
         except Exception as error:
             log.error("an error in trust-tta itself", exc_info=error)
             return refusal(RequestError(500, "an internal error; see the log of the service"))
+        finally:
+            self._bytes -= request.state.bytes
+
+    def _check_access(self, request: Request, *, private: bool) -> None:
+        """Refuse foreign hosts and origins, and changes to streams without the token.
+
+        A foreign page may rebind its own name to this address, so only known names and IP addresses, which no other
+        page can have as its origin, are accepted as the host.
+        """
+        given = request.headers.get("host", "")
+        host = _host_of(f"//{given}")
+        if host not in self._hosts and not _is_address(host):
+            raise RequestError(
+                403, f"the host {host[:80]!r} is not allowed; start the service with --allowed-host NAME"
+            )
+        origin = request.headers.get("origin")
+        if request.method not in ("GET", "HEAD") and origin is not None and origin.partition("://")[2] != given:
+            raise RequestError(403, "this request comes from a page of another site")
+        if private:
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer":
+                raise RequestError(401, "this needs the token; send it as 'Authorization: Bearer TOKEN'")
+            if not secrets.compare_digest(token.strip().encode(), self._token.encode()):
+                raise RequestError(403, "this is not the token")
 
     async def _body(self, request: Request, limit: int | None = None) -> bytes:
         """The whole body, within the limits on size and time."""
@@ -365,27 +382,6 @@ class Api:
         except TimeoutError:
             raise RequestError(503, "the answer took too long; try again", retry_after=5) from None
 
-    def _check_host(self, request: Request) -> None:
-        """Refuse names that are not this service's: a foreign page may rebind its own name to this address.
-
-        An IP address is allowed, since no other page can have it as its origin.
-        """
-        try:
-            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        except ValueError:
-            host = ""
-        if host not in self._hosts and not _is_address(host):
-            raise RequestError(
-                403, f"the host {host[:80]!r} is not allowed; start the service with --allowed-host NAME"
-            )
-
-    def _check_token(self, request: Request) -> None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            raise RequestError(401, "this needs the token; send it as 'Authorization: Bearer TOKEN'")
-        if not secrets.compare_digest(given.strip().encode(), self._token.encode()):
-            raise RequestError(403, "this is not the token")
-
 
 def make_app(api: Api) -> Starlette:
     """The application; the engine starts and stops with it."""
@@ -409,7 +405,9 @@ def make_app(api: Api) -> Starlette:
         headers = getattr(error, "headers", None)
         service.metrics.requests.labels("other", str(status)).inc()
         reasons = {404: f"there is no {request.url.path[:80]!r}", 405: f"{request.method[:20]!r} is not allowed here"}
-        return respond({"error": reasons.get(status, "this cannot be served")}, status=status, headers=headers)
+        return JSONResponse(
+            {"error": reasons.get(status, "this cannot be served")}, status_code=status, headers=headers
+        )
 
     app = Starlette(routes=api.routes(), lifespan=lifespan, exception_handlers={HTTPException: unknown})
     app.router.redirect_slashes = False  # a redirect would repeat the host that the client gave
@@ -421,21 +419,12 @@ def refusal(refused: RequestError) -> Response:
     headers = {"retry-after": str(refused.retry_after)} if refused.retry_after is not None else {}
     headers |= {"www-authenticate": "Bearer"} if refused.status == 401 else {}
     headers |= {"connection": "close"} if refused.status in (408, 413) else {}  # the rest of the body is not read
-    return respond({"error": " ".join(str(refused).split())}, status=refused.status, headers=headers)
-
-
-def respond(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse(content, status_code=status, headers=headers)
+    return JSONResponse({"error": " ".join(str(refused).split())}, status_code=refused.status, headers=headers)
 
 
 def _file(content: bytes, name: str) -> Response:
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return Response(content, media_type="application/octet-stream", headers=headers)
-
-
-def _versions(path: str) -> tuple[str, str]:
-    """The path of a model, without and with its version."""
-    return path, path.replace("{model}", "{model}/versions/{version}")
 
 
 def _named(request: Request) -> str:
@@ -453,24 +442,19 @@ def _flag(text: str | None, name: str) -> bool:
     return text != "false"
 
 
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
         return False
     return True
-
-
-def _check_origin(request: Request) -> None:
-    """Refuse requests that a page of another site makes a browser send."""
-    origin = request.headers.get("origin")
-    if request.method not in ("GET", "HEAD") and origin is not None:
-        try:
-            host = urlsplit(origin).netloc
-        except ValueError:
-            host = ""
-        if host != request.headers.get("host"):
-            raise RequestError(403, "this request comes from a page of another site")
 
 
 class _Form(MultiPartParser):

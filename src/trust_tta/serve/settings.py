@@ -12,7 +12,7 @@ from trust_tta.schema import Count, Positive, Rate, Schema
 DEFAULT_STREAM = "default"
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # also the name of its folder
 ANSWER_SECONDS = 60.0  # within which a prediction must be ready
-MAX_REQUESTS = 512  # answered at the same time
+MAX_REQUESTS = 512  # that Ray Serve forwards to a replica at the same time
 
 
 class Settings(Schema):
