@@ -46,7 +46,7 @@ def test_default_is_the_shipped_network_unless_a_model_is_given(tmp_path: Path) 
     assert source_of() == NetworkSource("vmamba_nano_cifar10")
     assert source_of("--model", OWN) == NetworkSource(None, OWN)
     file = write_checkpoint(tmp_path)
-    assert source_of("--checkpoint", str(file), "--variant", "vmamba_nano").checkpoint == str(file.resolve())
+    assert source_of("--checkpoint", str(file), "--model", "vmamba_nano").checkpoint == str(file.resolve())
     with pytest.raises(ConfigError, match="give --checkpoint FILE, --model NAME, or both"):
         NetworkSource(None).open()
 

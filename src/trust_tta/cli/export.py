@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
 from trust_tta.cli.arguments import add_network_arguments, use_passive_threads
@@ -32,7 +32,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add("--out", metavar="FILE", help="the file to write (default: here, named after the network)")
     add_network_arguments(parser)
-    add("--variant", dest="model", metavar="NAME", help=SUPPRESS)
     add(
         "--size",
         type=_size,

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import tempfile
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -38,7 +38,6 @@ TOKEN_VARIABLE = "TRUST_TTA_TOKEN"
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_network_arguments(parser)
-    add("--variant", dest="model", metavar="NAME", help=SUPPRESS)
     add("--method", default="tide", metavar="NAME", help="how streams adapt (default tide)")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)")
     add(

@@ -325,7 +325,7 @@ def _recognize(state: Mapping[str, Tensor], file: Path | None, published: Pretra
     if not found:
         raise ConfigError(
             f"'{file}' does not say which network it is of, and no variant of this package has its parameters; "
-            "give the name of its variant, and the fields in which it differs"
+            "name its variant and the fields in which it differs, or your own network as package.module:Class"
         )
     if len(found) > 1:
         warnings.warn(
@@ -490,7 +490,7 @@ def _choose(
     if given is None and stated is None and not is_ours(variant):
         warnings.warn(
             f"the network '{variant}' does not say how its images are preprocessed, and ImageNet's way is assumed; "
-            "give a preprocessing, or let the network carry one as .preprocessing",
+            "set --preprocessing, or the attribute .preprocessing of the network",
             TrustWarning,
             stacklevel=users_level(),
         )
