@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trust_tta.cli.arguments import (
     add_option_argument,
@@ -16,6 +18,9 @@ from trust_tta.cli.engines import add_engine_arguments, check_engine
 from trust_tta.cli.output import try_file
 from trust_tta.errors import ConfigError, TrustError
 
+if TYPE_CHECKING:
+    from trust_tta.bench.config import RunConfig
+
 EXAMPLES = """\
   trust-tta bench configs/cifar10c_online.toml --root ~/data
   trust-tta bench configs/cifar10c_online.toml --methods source,tent,trust --seeds 0,1,2 --option trust.k=4
@@ -25,7 +30,8 @@ EXAMPLES = """\
   trust-tta bench configs/cifar10c_online.toml --device cuda --processes 8   a small network does not fill a GPU
   trust-tta bench configs/cifar10c_online.toml --engine ray --address 10.0.0.1:6379    on a Ray cluster
   trust-tta bench configs/demo.toml --list              what would be run, and what is done already
-  trust-tta bench configs/demo.toml --export demo.csv   run what is missing, then write one row per cell"""
+  trust-tta bench configs/demo.toml --export demo.csv   run what is missing, then write one row per cell
+  trust-tta bench configs/demo.toml --log tensorboard   send finished cells to a tracker, too"""
 KEPT = "finished cells are kept"
 
 
@@ -39,6 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--retry-failed", action="store_true", help="run failed cells again")
     add("--list", action="store_true", help="show the cells and their state; run nothing")
     add("--export", metavar="FILE", help="write the cells to a .csv or .parquet file at the end")
+    add("--log", choices=("mlflow", "tensorboard", "wandb"), help="send finished cells to this tracker, too")
 
 
 def run(arguments: Namespace) -> None:
@@ -50,23 +57,34 @@ def run(arguments: Namespace) -> None:
         try_file("--export", arguments.export)
     changed = {"methods": arguments.methods} if arguments.methods is not None else {}
     parts = read_experiments(arguments, method_options=arguments.option, **changed)
-    from trust_tta.cli.cells import export, list_cells, run_parts, stored_cells
-    from trust_tta.cli.engines import make_engine
-
     if arguments.list:
+        from trust_tta.cli.cells import list_cells
+
         for config in parts:
             list_cells(config)
         return
     for config in parts:
         try_file("--store", config.store)
+    from trust_tta.bench.trackers import log_cells
+
+    with log_cells(arguments.log, parts) as on_note:
+        problems = _run(arguments, parts, on_note)
+    if problems:
+        raise TrustError("; ".join(problems))
+
+
+def _run(arguments: Namespace, parts: Sequence[RunConfig], on_note: Callable[[], None] | None) -> list[str]:
+    """Run and export; returns a line for each problem. An interruption exports what has finished."""
+    from trust_tta.cli.cells import export, run_parts, stored_cells
+    from trust_tta.cli.engines import make_engine
+
     try:
         with make_engine(arguments, device=parts[0].device) as engine:
-            cells, problems = run_parts(parts, retry=arguments.retry_failed, engine=engine)
+            cells, problems = run_parts(parts, retry=arguments.retry_failed, engine=engine, on_note=on_note)
     except KeyboardInterrupt:
         if arguments.export:
             export(stored_cells(parts), Path(arguments.export))
         raise
     if arguments.export:
         export(cells, Path(arguments.export))
-    if problems:
-        raise TrustError("; ".join(problems))
+    return problems

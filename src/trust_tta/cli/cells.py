@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from trust_tta.bench.config import RunConfig
@@ -17,16 +17,23 @@ from trust_tta.results import Cell, ResultStore, write_csv, write_parquet
 
 
 def run_parts(
-    parts: Sequence[RunConfig], *, retry: bool = False, engine: SweepEngine | None = None
+    parts: Sequence[RunConfig],
+    *,
+    retry: bool = False,
+    engine: SweepEngine | None = None,
+    on_note: Callable[[], None] | None = None,
 ) -> tuple[list[Cell], list[str]]:
     """Run experiments and print their tables; returns all finished cells, and a line for each problem.
 
     `engine` runs them; None is this process. An experiment without its data or network does not stop the others.
+    `on_note` is called after each line, as of a finished cell.
     """
     cells: list[Cell] = []
     refusals: Counter[str] = Counter()
     problems: list[str] = []
-    for config, ended in _run_parallel(parts, retry, engine) if engine else _run_in_turn(parts, retry):
+    for config, ended in (
+        _run_parallel(parts, retry, engine, on_note) if engine else _run_in_turn(parts, retry, on_note)
+    ):
         if isinstance(ended, TrustError):
             if len(parts) == 1:
                 raise ended
@@ -40,14 +47,16 @@ def run_parts(
     return cells, [f"{text} ({n} parts)" if n > 1 else text for text, n in refusals.items()] + problems
 
 
-def _run_in_turn(parts: Sequence[RunConfig], retry: bool) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
+def _run_in_turn(
+    parts: Sequence[RunConfig], retry: bool, on_note: Callable[[], None] | None
+) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
     for number, config in enumerate(parts, start=1):
         if len(parts) > 1:
             network = config.model.name or config.model.checkpoint
             say(f"part {number} of {len(parts)}: {network} on {config.data.dataset}, {config.stream.setting}")
         ended: Outcome | TrustError
         try:
-            with ResultStore(config.store) as store, ProgressDisplay() as progress:
+            with ResultStore(config.store) as store, ProgressDisplay(on_note=on_note) as progress:
                 ended = sweep(config, store, progress=progress, retry=retry)
         except REFUSALS as error:
             ended = error
@@ -55,9 +64,9 @@ def _run_in_turn(parts: Sequence[RunConfig], retry: bool) -> Iterator[tuple[RunC
 
 
 def _run_parallel(
-    parts: Sequence[RunConfig], retry: bool, engine: SweepEngine
+    parts: Sequence[RunConfig], retry: bool, engine: SweepEngine, on_note: Callable[[], None] | None
 ) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
-    with ProgressDisplay() as progress:
+    with ProgressDisplay(on_note=on_note) as progress:
         ended = sweep_parallel(parts, engine, retry=retry, progress=progress)
     yield from zip(parts, ended, strict=True)
 

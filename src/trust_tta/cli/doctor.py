@@ -31,6 +31,9 @@ EXTRAS = (
     ("export", "onnx", "export to ONNX"),
     ("timm", "timm", "networks of timm"),
     ("hub", "huggingface_hub", "the Hugging Face hub"),
+    ("mlflow", "mlflow", "results to MLflow"),
+    ("tensorboard", "tensorboard", "results to TensorBoard"),
+    ("wandb", "wandb", "results to Weights & Biases"),
     ("ray", "ray", "clusters"),
 )
 _IMPORTED_FIRST = {"timm": ("torchvision",)}  # dependencies whose failure is otherwise taken for the package's

@@ -61,9 +61,16 @@ def _try(what: str, folder: Path) -> None:
 
 
 class ProgressDisplay:
-    """Shows progress on stderr and notes on stdout. Use it as a context manager."""
+    """Shows progress on stderr and notes on stdout, and calls `on_note` after each. Use it as a context manager."""
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        on_note: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_note = on_note
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._bars: Bars | None = None
@@ -104,6 +111,8 @@ class ProgressDisplay:
 
     def note(self, text: str) -> None:
         say(text)
+        if self._on_note is not None:
+            self._on_note()
 
     def finish(self) -> None:
         if self._bars is not None:
