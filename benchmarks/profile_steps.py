@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trust_tta.bench.environment import collect_provenance
-from trust_tta.bench.speed import take_orders
 from trust_tta.bench.timing import TimingLimits, Work, device_clock, float32_only, repeat, wall_clock, warm_up
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
@@ -70,7 +69,7 @@ def works(model: Any, images: Tensor) -> dict[str, Callable[[], Work]]:
         "forward": forward,
         "source": method("source"),
         "tent": method("tent"),
-        "trust K=6": method("trust", orders=take_orders(6)),
+        "trust K=6": method("trust"),
         "tide": method("tide"),
     }
 

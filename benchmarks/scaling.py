@@ -16,10 +16,11 @@ import math
 import multiprocessing
 import os
 import resource
+import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ import torch
 
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
-from trust_tta.bench.speed import take_orders
-from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, exponent, measure
+from trust_tta.bench.order_analysis import take_orders
+from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, measure
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 
@@ -122,7 +123,8 @@ def read_known(path: Path, plan: Plan) -> list[Timing]:
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if record and record["plan"] != json.loads(json.dumps(asdict(plan))):
         raise SystemExit(f"{path} has another plan; name another file for --out")
-    return [Timing(**row) for row in record.get("rows", ())]
+    known = [f.name for f in fields(Timing)]  # earlier records have a ratio to a floor, too
+    return [Timing(**{name: row[name] for name in known}) for row in record.get("rows", ())]
 
 
 def compile_size(plan: Plan, size: int, device: str) -> None:
@@ -158,6 +160,14 @@ def conclude(rows: Sequence[Timing]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def exponent(points: Sequence[tuple[float, float]]) -> float | None:
+    """b of the least-squares fit y = a x^b, None for fewer than three points."""
+    if len(points) < 3:
+        return None
+    logs = [(math.log(x), math.log(y)) for x, y in points]
+    return statistics.linear_regression(*zip(*logs, strict=True)).slope
 
 
 def place(row: Timing) -> float:

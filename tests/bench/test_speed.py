@@ -1,4 +1,4 @@
-"""Measuring: repeats, spread, fits, floors, and rows that survive their failures. Nothing here depends on speed."""
+"""Measuring: repeats, spread, and rows that survive their failures. Nothing here depends on speed."""
 
 from __future__ import annotations
 
@@ -11,26 +11,20 @@ import pytest
 import torch
 
 from tests.conftest import SetThreads
+from trust_tta.bench.order_analysis import take_orders
 from trust_tta.bench.speed import (
     Shape,
     SpeedSettings,
-    TimingSetup,
-    count,
-    floor_bytes,
-    memory_over_one,
-    network_cases,
+    make_cases,
     over_reference,
     scan_cases,
-    scan_inputs,
     stage_shapes,
-    take_orders,
 )
 from trust_tta.bench.startup import startup_timings
-from trust_tta.bench.timing import Case, Prepare, Timing, TimingLimits, Work, exponent, measure, refuse, repeat
+from trust_tta.bench.timing import Case, Prepare, Timing, TimingLimits, Work, measure, refuse, repeat
 from trust_tta.errors import ConfigError
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
-from trust_tta.ops.functional import grouped_scan
 from trust_tta.orders import PAPER_ORDERS
 
 CPU = torch.device("cpu")
@@ -81,10 +75,9 @@ def test_median_and_spread_of_the_repeats(monkeypatch: pytest.MonkeyPatch) -> No
         timing=TIMING,
         prepare=prepared(lambda: None),
         limits=TimingLimits(seconds=0, min_repeats=5, max_warmups=0),
-        floor=1.5,
     )
     row = measure(case, CPU)
-    assert (row.median_ms, row.repeats, row.floor_ratio) == (3000, 5, 2.0)
+    assert (row.median_ms, row.repeats) == (3000, 5)
     assert row.p20_ms == pytest.approx(1800)
     assert row.p80_ms == pytest.approx(4200)
     assert row.peak_bytes is None
@@ -116,62 +109,43 @@ def test_a_refused_row_is_not_run() -> None:
     assert refuse(case, "wrong").failed == "refused: wrong"
 
 
-def test_exponents_of_exact_powers() -> None:
-    assert exponent([(x, 3 * x**1.5) for x in (1.0, 2.0, 5.0)]) == pytest.approx(1.5)
-    assert exponent([(1.0, 2.0), (2.0, 4.0)]) is None
-
-
 def test_ratios_compare_like_with_like() -> None:
     fast, slow = replace(TIMING, median_ms=2.0), replace(TIMING, backend="reference", median_ms=7.0)
     other = replace(TIMING, batch=9, median_ms=2.0)
     failed = replace(TIMING, work="Tent", failed="out of memory")
     half = replace(TIMING, dtype="bf16", median_ms=1.0)
     assert over_reference([fast, slow, other, failed, half]) == {"network: forward, batch 2, size 16": 3.5}
-    peaks = [replace(TIMING, part="orders", k=k, peak_bytes=b) for k, b in ((1, 100), (2, 110), (6, 150))]
-    assert memory_over_one(peaks) == {1: 1.0, 2: 1.1, 6: 1.5}
-    assert memory_over_one(peaks[1:]) == {}
 
 
-def test_floor_is_the_size_of_the_tensors() -> None:
-    """Each input read once and y written once; backward reads dy too and writes the gradients of u, delta, B, C."""
-    shape = Shape(batch=3, channels=5, length=7, state=2)
-    u, delta, A, B, C, D, bias = scan_inputs(shape, torch.float32, CPU)
-    y = grouped_scan(u, delta, A, B, C, D, bias)
-    read = u.nbytes + delta.nbytes + B.nbytes + C.nbytes
-    assert floor_bytes(shape, "float32") == (read + y.nbytes, read + y.nbytes + read)
-    assert floor_bytes(shape, "bf16")[0] * 2 == floor_bytes(shape, "float32")[0]
+def settings(**changes: object) -> SpeedSettings:
+    given = {"model": None, "batches": (7,), "size": 16, "dtypes": ("float32",), "limits": ONCE}
+    return SpeedSettings(**{**given, **changes})  # type: ignore[arg-type]
 
 
-def test_shapes_and_counts_of_a_network(model: VMamba) -> None:
+def test_shapes_of_the_scans_of_a_network(model: VMamba) -> None:
     assert stage_shapes(model, batch=4, size=20) == [Shape(4, 8, 100, 1), Shape(4, 16, 25, 1)]
-    counts = count(model, size=20)
-    assert counts.parameters == sum(p.numel() for p in model.parameters())
-    assert counts.flops_scan == 10 * 4 * (8 * 100 + 16 * 25)
-    assert 0 < counts.adapted_by_tent < counts.adapted_by_trust < counts.parameters
-    # every matrix of the first stage is used at each of its 100 places at least once
-    weights = [p.numel() for name, p in model.named_parameters() if name.startswith("layers.0.blocks") and p.dim() > 1]
-    assert counts.flops_products > 2 * 100 * sum(weights)
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_every_row_leaves_the_network_as_it_was(model: VMamba) -> None:
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    cases = network_cases(model, TimingSetup("reference", "float32", batch=7, size=16, limits=ONCE))
-    rows = [measure(case, CPU) for case in cases]
-    assert [row.failed for row in rows] == [""] * 11
-    last = ["TRUST K=6 parallel split", "averaging the weights of 6 orders", "offline ranking of all orders"]
-    assert [row.work for row in rows][-3:] == last
-    assert rows[-1].k == 24
+    rows = [measure(case, CPU) for case in make_cases(settings(), model, device=CPU)]
+    assert [row.failed for row in rows] == [""] * len(rows)
+    steps = [row for row in rows if row.part == "network"]
+    assert [row.work for row in steps if row.backend == "reference"] == [
+        "forward", "forward and backward", "TRUST K=6 sequential",
+    ]  # fmt: skip
+    assert len([row for row in steps if row.backend == "cpu"]) == 9
+    assert {row.backend for row in rows if row.part == "scan"} == {"cpu", "reference"}
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_batch_of_one_runs_in_every_mode_but_split(model: VMamba) -> None:
-    rows = [
-        measure(case, CPU) for case in network_cases(model, TimingSetup("cpu", "bf16", batch=1, size=16, limits=ONCE))
-    ]
-    assert [row.failed for row in rows] == [""] * 10
+    cases = make_cases(settings(batches=(1,), dtypes=("bf16",)), model, device=CPU)
+    rows = [measure(case, CPU) for case in cases]
+    assert [row.failed for row in rows] == [""] * len(rows)
     assert not [row for row in rows if "split" in row.work]
 
 
@@ -179,11 +153,10 @@ def test_a_batch_of_one_runs_in_every_mode_but_split(model: VMamba) -> None:
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_scan_rows(backend: str, dtype: str) -> None:
     shape = Shape(batch=2, channels=3, length=11, state=1)
-    cases = scan_cases(grouped_scan, shape, backend=backend, dtype=dtype, device=CPU, bandwidth=1e9, limits=ONCE)
-    for case, work, bytes_ in zip(cases, ("forward", "backward"), floor_bytes(shape, dtype), strict=True):
+    cases = scan_cases(shape, backend=backend, dtype=dtype, device=CPU, limits=ONCE)
+    for case, work in zip(cases, ("forward", "backward"), strict=True):
         row = measure(case, CPU)
         assert (row.failed, row.work, row.size, row.channels) == ("", work, 11, 3)
-        assert row.floor_ratio == pytest.approx((row.median_ms or 0) / 1e3 / (bytes_ / 1e9))
 
 
 def test_orders_are_the_papers_first() -> None:
@@ -192,8 +165,8 @@ def test_orders_are_the_papers_first() -> None:
 
 
 def test_every_mistake_in_the_settings_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"--batch.*--size.*--dtype.*--orders.*--repeats"):
-        SpeedSettings(model="m", batches=(), size=3, dtypes=("f8",), orders=(25,), limits=TimingLimits(min_repeats=0))
+    with pytest.raises(ConfigError, match=r"--batch.*--size.*--dtype.*--repeats"):
+        SpeedSettings(model="m", batches=(), size=3, dtypes=("f8",), limits=TimingLimits(min_repeats=0))
 
 
 class Tiny(torch.nn.Module):
@@ -211,15 +184,9 @@ class Tiny(torch.nn.Module):
 
 def test_any_network_has_rows() -> None:
     model = create_model(f"{__name__}:Tiny").eval()
-    rows = [
-        measure(case, CPU)
-        for case in network_cases(model, TimingSetup("cpu", "float32", batch=8, size=16, limits=ONCE))
-    ]
+    rows = [measure(case, CPU) for case in make_cases(settings(batches=(8,)), model, device=CPU)]
     assert [row.failed for row in rows] == [""] * len(rows)
     assert [row.work for row in rows][-2:] == ["Tent", "tide"]
-    counts = count(model, size=16)
-    assert counts.adapted_by_tent == 8
-    assert counts.flops_products == 2 * (27 * 4 * 14 * 14 + 4 * 5)
 
 
 def test_startup_rows_are_timed_in_new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +211,3 @@ def prepared(work: Work) -> Prepare:
         yield work
 
     return contextmanager(prepare)
-
-
-@pytest.mark.gpu
-def test_counts_do_not_depend_on_the_device() -> None:
-    network = create_model("vmamba_tiny_s1l8_bn")
-    assert count(network, size=64) == count(network.cuda(), size=64)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.experiment import Experiment
-from trust_tta.bench.speed import take_orders
 from trust_tta.data.streams import Domain
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.methods import merging
@@ -24,7 +23,7 @@ from trust_tta.methods.trust import Trust
 from trust_tta.methods.trust_options import TrustOptions
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.networks import require_ours
-from trust_tta.orders import VMAMBA_SCAN_ORDERS, ScanOrder
+from trust_tta.orders import PAPER_ORDERS, VMAMBA_SCAN_ORDERS, ScanOrder, find_order
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, SurfacePoint, WeightNorms
 
@@ -85,6 +84,13 @@ def trust_options(config: RunConfig) -> dict[str, Any]:
 def trust_orders(config: RunConfig, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list[ScanOrder | str]:
     """The orders that the experiment's first TRUST uses on a network with these scan orders."""
     return TrustOptions(**trust_options(config)).chosen(scan_orders)
+
+
+def take_orders(k: int, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list[ScanOrder | str]:
+    """The first `k` orders of a network: the paper's six, if it has them, then the others."""
+    orders = [find_order(name, scan_orders) for name in scan_orders]
+    papers = [order for order in PAPER_ORDERS if order in orders]
+    return [*papers, *(order for order in orders if order not in papers)][:k]
 
 
 def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progress: Progress = SILENT) -> LossSurface:

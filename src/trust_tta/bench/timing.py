@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import statistics
 import time
 import warnings
@@ -40,8 +39,7 @@ class TimingLimits:
 class Timing:
     """One measured piece of work. `size`: pixels of a side, or positions of a scan; `k`: the number of orders.
 
-    `first_ms` is the first call, which compiles; it is not among the repeats. `floor_ratio` is the time over that of
-    copying the bytes which must move. `failed` says why there are no numbers.
+    `first_ms` is the first call, which compiles; it is not among the repeats. `failed` says why there are no numbers.
     """
 
     part: str
@@ -57,20 +55,17 @@ class Timing:
     p80_ms: float | None = None
     repeats: int = 0
     peak_bytes: int | None = None
-    floor_ratio: float | None = None
     first_ms: float | None = None
     failed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A timing to take: `prepare` gives the work and cleans up after it; `floor` in seconds."""
+    """A timing to take: `prepare` gives the work and cleans up after it."""
 
     timing: Timing
     prepare: Prepare
     limits: TimingLimits
-    on_device: bool = False  # use the device's own clock, and flush its cache before each repeat
-    floor: float | None = None
 
 
 def measure(case: Case, device: torch.device) -> Timing:
@@ -78,7 +73,7 @@ def measure(case: Case, device: torch.device) -> Timing:
     try:
         with warnings.catch_warnings(), autocast(device, case.timing.dtype), case.prepare() as work:
             warnings.simplefilter("ignore", TrustWarning)  # about poor predictions, which do not matter here
-            first, times, peak = _times(work, device, case)
+            first, times, peak = _times(work, device, case.limits)
         median, (low, high) = statistics.median(times), _spread(times)
         return replace(
             case.timing,
@@ -87,7 +82,6 @@ def measure(case: Case, device: torch.device) -> Timing:
             p80_ms=1e3 * high,
             repeats=len(times),
             peak_bytes=peak,
-            floor_ratio=median / case.floor if case.floor else None,
             first_ms=1e3 * first,
         )
     except Exception as error:  # too little memory, or a kernel that this device cannot run, is a result
@@ -152,24 +146,6 @@ def device_clock(device: torch.device) -> Clock:
     return clock
 
 
-def copy_bandwidth(device: torch.device, *, limits: TimingLimits) -> float:
-    """Bytes per second that a copy from the device to itself reads and writes."""
-    source = torch.ones(1 << (27 if device.type == "cuda" else 25), device=device)
-    target = torch.empty_like(source)
-    clock = device_clock(device) if device.type == "cuda" else wall_clock(device)
-    warm_up(lambda: target.copy_(source), clock, limits)
-    seconds = statistics.median(repeat(lambda: target.copy_(source), clock, limits))
-    return 2 * source.nbytes / seconds
-
-
-def exponent(points: Sequence[tuple[float, float]]) -> float | None:
-    """b of the least-squares fit y = a x^b, None for fewer than three points."""
-    if len(points) < 3:
-        return None
-    logs = [(math.log(x), math.log(y)) for x, y in points]
-    return statistics.linear_regression(*zip(*logs, strict=True)).slope
-
-
 @contextmanager
 def float32_only(device: torch.device) -> Iterator[None]:
     """Keep float32 products in float32 on a CUDA device, where convolutions round to TF32 by default."""
@@ -185,16 +161,15 @@ def float32_only(device: torch.device) -> Iterator[None]:
         cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
-def _times(work: Work, device: torch.device, case: Case) -> tuple[float, list[float], int | None]:
+def _times(work: Work, device: torch.device, limits: TimingLimits) -> tuple[float, list[float], int | None]:
     """Seconds of the first call, seconds of the repeats, and peak bytes of a GPU."""
+    clock = wall_clock(device)
     if device.type != "cuda":
-        return warm_up(work, wall_clock(device), case.limits), repeat(work, wall_clock(device), case.limits), None
+        return warm_up(work, clock, limits), repeat(work, clock, limits), None
     torch.cuda.reset_peak_memory_stats(device)
-    first = warm_up(work, wall_clock(device), case.limits)
+    first = warm_up(work, clock, limits)
     peak = torch.cuda.max_memory_allocated(device)  # the warm-up captures graphs, whose replays allocate nothing
-    if case.on_device:
-        return first, repeat(work, device_clock(device), case.limits), None  # a captured graph has its own memory
-    return first, repeat(work, wall_clock(device), case.limits), peak
+    return first, repeat(work, clock, limits), peak
 
 
 def _spread(times: Sequence[float]) -> tuple[float, float]:

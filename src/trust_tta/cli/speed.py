@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trust_tta.cli.arguments import add_network_arguments, integers, names_list, use_passive_threads
@@ -21,7 +21,6 @@ EXAMPLES = """\
   trust-tta speed                                  the shipped network on a CPU, VMamba-T at 224 pixels on a GPU
   trust-tta speed --out speed.json                 the same, with its record there
   trust-tta speed --batch 64,1 --dtype bf16        other batch sizes and number formats
-  trust-tta speed --memory --orders 1,2,4,6,8      memory of TRUST side by side, by the number of orders
   trust-tta speed --quick                          every part once, in seconds, to see that it runs"""
 
 Record: TypeAlias = Mapping[str, Any]
@@ -39,8 +38,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="float32, bf16 or both (default: float32 on a CPU, both on a GPU)",
     )
     add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
-    add("--orders", type=integers, metavar="K[,K]", help="numbers of orders for --memory")
-    add("--memory", action=BooleanOptionalAction, help="measure memory by the number of orders (default: on a GPU)")
     add("--startup", action=BooleanOptionalAction, help="time imports and first batches, too (default: yes)")
     add("--repeats", type=int, metavar="N", help="fewest repeats of each row (default 3)")
     add("--seconds", type=float, metavar="S", help="how long each row is repeated at least (default 1)")
@@ -64,7 +61,7 @@ def run(arguments: Namespace) -> None:
             keep=lambda record: write_whole(out, json.dumps(record, indent=1) + "\n"),
             progress=progress,
         )
-    show(record, gpu=device.type == "cuda")
+    show(record)
     say(f"the record is in {out}")
     if failed := failed_backends(record):
         raise BackendError(
@@ -84,7 +81,7 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
     settings = default_settings(device)
     if arguments.quick:
         settings = quick(settings)
-    lists = {"batch": "batches", "dtype": "dtypes", "orders": "orders"}
+    lists = {"batch": "batches", "dtype": "dtypes"}
     changes: dict[str, Any] = {
         field: tuple(getattr(arguments, flag)) for flag, field in lists.items() if getattr(arguments, flag) is not None
     }
@@ -94,48 +91,38 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
         changes["size"] = find_preset(arguments.preprocessing).size
     if arguments.classes:
         changes["classes"] = len(read_class_names(arguments.classes))
-    plain = {name: getattr(arguments, name) for name in ("model", "checkpoint", "size", "memory", "startup")}
+    plain = {name: getattr(arguments, name) for name in ("model", "checkpoint", "size", "startup")}
     changes |= {name: value for name, value in plain.items() if value is not None}
     limits = {"min_repeats": arguments.repeats, "seconds": arguments.seconds}
     changes["limits"] = replace(settings.limits, **{name: n for name, n in limits.items() if n is not None})
     return replace(settings, **changes)
 
 
-def show(record: dict[str, Any], *, gpu: bool) -> None:
+def show(record: dict[str, Any]) -> None:
     """The record as tables and a few lines."""
     rows, facts = record["rows"], record["facts"]
     say(f"{facts['device']}, PyTorch {facts['torch']}, {facts['threads']} threads; median of the repeats, in ms\n")
-    for title, part in (("network", "network"), ("orders side by side", "orders")):
-        chosen = [row for row in rows if row["part"] == part]
-        if chosen:
-            say(f"{title}\n{network_table(chosen, record['network'])}")
+    say(f"network\n{network_table([row for row in rows if row['part'] == 'network'])}")
     if scans := [row for row in rows if row["part"] == "scan"]:
-        say(f"scan alone\n{scan_table(scans)}")
+        say(f"scan alone\n{_draw(scans, ('batch', 'channels', 'size'), (), lambda row: ())}")
     if started := [row for row in rows if row["part"] == "start"]:
         say(f"first calls, each in a new process\n{startup_table(started)}")
-    for line in summary_lines(record, gpu=gpu):
-        say(line)
+    network = record["network"]
+    say(f"{network['name']}: {network['parameters']:,} parameters")
+    for place, ratio in record["over_reference"].items():
+        if place.startswith("network"):
+            say(f"{ratio:.1f} x as fast as with the reference scan: {place.removeprefix('network: ')}")
+    say(f"{len(rows)} rows in {record['seconds']:.0f} s")
 
 
-def network_table(rows: Sequence[Record], network: Record) -> str:
-    """Times, images per second, memory; for the forward pass also the arithmetic it reaches."""
-    flops = network["flops_products"] + network["flops_scan"]
+def network_table(rows: Sequence[Record]) -> str:
+    """Times, images per second and memory."""
 
     def numbers(row: Record) -> tuple[str, ...]:
-        rate = 1e3 * row["batch"] / row["median_ms"]
         memory = f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else ""
-        return f"{rate:.1f}", memory, f"{rate * flops / 1e9:.1f}" if row["work"] == "forward" else ""
+        return f"{1e3 * row['batch'] / row['median_ms']:.1f}", memory
 
-    return _draw(rows, ("batch",), ("images/s", "GiB", "GFLOP/s"), numbers)
-
-
-def scan_table(rows: Sequence[Record]) -> str:
-    """Times, and their ratio to the bytes that must move at the speed of a copy."""
-
-    def numbers(row: Record) -> tuple[str, ...]:
-        return (f"{row['floor_ratio']:.2f}",)
-
-    return _draw(rows, ("batch", "channels", "size"), ("x floor",), numbers)
+    return _draw(rows, ("batch",), ("images/s", "GiB"), numbers)
 
 
 def startup_table(rows: Sequence[Record]) -> str:
@@ -144,27 +131,6 @@ def startup_table(rows: Sequence[Record]) -> str:
 
     lines = [(row["work"], row["failed"] or f"{row['median_ms'] / 1e3:.2f}") for row in rows]
     return to_text(plain_table(("", "seconds"), lines))
-
-
-def summary_lines(record: Record, *, gpu: bool) -> Iterator[str]:
-    """A summary of the rows."""
-    network = record["network"]
-    yield (
-        f"{network['name']}: {network['parameters']:,} parameters, of which Tent adapts "
-        f"{network['adapted_by_tent']:,} and TRUST {network['adapted_by_trust']:,}"
-    )
-    yield (
-        f"an image's forward pass: {network['flops_products'] / 1e9:.3f} GFLOP in products and convolutions, "
-        f"{network['flops_scan'] / 1e9:.3f} in scans"
-    )
-    yield f"copying within the {'GPU' if gpu else 'memory'}: {record['copy_bytes_per_second'] / 1e9:.1f} GB/s"
-    for place, ratio in record["over_reference"].items():
-        if place.startswith("network"):
-            yield f"{ratio:.1f} x as fast as with the reference scan: {place.removeprefix('network: ')}"
-    if record["memory_over_one_order"]:
-        ratios = ", ".join(f"K={k} {ratio:.2f}" for k, ratio in record["memory_over_one_order"].items())
-        yield f"memory of K orders side by side over one order: {ratios}"
-    yield f"{len(record['rows'])} rows in {record['seconds']:.0f} s"
 
 
 def _times(row: Record) -> tuple[str, ...]:
