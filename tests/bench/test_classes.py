@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from tests.bench.tiny import Recorder, run
 from trust_tta.bench.config import MethodConfig, RunConfig
+from trust_tta.bench.experiment import make_plan
 from trust_tta.bench.parsing import parse_config
-from trust_tta.bench.plan import make_plan
 from trust_tta.cli.main import main
 from trust_tta.data import load_sample
 from trust_tta.data.class_names import CIFAR10_CLASSES

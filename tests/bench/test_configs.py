@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.tiny import read_config
 from trust_tta.bench.config import ARRAY, SAMPLE, RunConfig
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.parsing import read_config, read_parts
-from trust_tta.bench.plan import make_plan
+from trust_tta.bench.experiment import make_plan
+from trust_tta.bench.parsing import read_parts
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
 from trust_tta.data.registry import find_spec
 from trust_tta.methods.trust_options import OrderOptions

@@ -11,8 +11,7 @@ from tests.bench.tiny import OVERRIDES, write_checkpoint
 from trust_tta.bench.config import DataConfig, ModelConfig
 from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.environment import choose_device
-from trust_tta.bench.experiment import load_network
-from trust_tta.bench.plan import find_checkpoint
+from trust_tta.bench.experiment import find_checkpoint, load_network
 from trust_tta.errors import CheckpointError, ConfigError
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.bench.tiny import Recorder, tiny_config
+from tests.bench.tiny import Recorder, read_config, tiny_config
 from trust_tta.bench.experiment import Experiment
 from trust_tta.bench.order_analysis import (
     adapt_under_orders,
@@ -21,7 +21,6 @@ from trust_tta.bench.order_analysis import (
     trust_orders,
     weight_norms,
 )
-from trust_tta.bench.parsing import read_config
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.models.networks import require_vmamba
 from trust_tta.orders import ScanOrder

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.bench.tiny import content, tiny_config
+from tests.bench.tiny import content, read_config, tiny_config
 from trust_tta.bench.config import RunConfig, demo_configs
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.parsing import parse_config, read_config, translate
+from trust_tta.bench.parsing import parse_config, translate
 from trust_tta.data.corruptions.table import CORRUPTIONS
 from trust_tta.errors import ConfigError
 from trust_tta.preprocessing import find_preset

@@ -10,7 +10,7 @@ import pytest
 
 from tests.bench.tiny import tiny_config
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.plan import ExperimentPlan, make_plan
+from trust_tta.bench.experiment import ExperimentPlan, make_plan
 
 
 def sha256(path: Path) -> str:

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench.tiny import Recorder, content, numbers, run
-from trust_tta.bench.parsing import read_config
-from trust_tta.bench.plan import make_plan
+from tests.bench.tiny import Recorder, content, numbers, read_config, run
+from trust_tta.bench.experiment import make_plan
 from trust_tta.bench.processes import _PipeProgress
 from trust_tta.bench.sweep import sweep
 from trust_tta.report.formats import to_text

@@ -16,7 +16,7 @@ from tests.bench.tiny import Recorder, numbers, run, tiny_config
 from tests.results.test_store import execute
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.data import ExperimentData, prepare
-from trust_tta.bench.plan import estimate_costs, make_plan
+from trust_tta.bench.experiment import estimate_costs, make_plan
 from trust_tta.bench.sweep import sweep
 from trust_tta.data.corrupt_dataset import corrupt_array
 from trust_tta.data.sample import load_sample

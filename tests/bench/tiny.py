@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.parsing import merge, parse_config
+from trust_tta.bench.parsing import merge, parse_config, read_parts
 from trust_tta.bench.sweep import sweep
 from trust_tta.models.factory import create_model
 from trust_tta.progress import Silent
@@ -97,3 +98,9 @@ def numbers(cells: list[Cell]) -> list[tuple[object, ...]]:
         )
         for cell in cells
     ]
+
+
+def read_config(path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False) -> RunConfig:
+    """The only experiment of a configuration."""
+    (config,) = read_parts(path, changes, small=small)
+    return config

@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from tests.conftest import SetThreads
 from tests.data.trees import PACS_ROOT, class_tree, thumbnails
 from trust_tta.bench.config import ModelConfig
-from trust_tta.bench.experiment import load_network
-from trust_tta.bench.plan import find_checkpoint
+from trust_tta.bench.experiment import find_checkpoint, load_network
 from trust_tta.cli.main import main
 from trust_tta.cli.output import ProgressDisplay
 from trust_tta.data.class_names import PACS_CLASSES

@@ -108,7 +108,7 @@ def test_interrupted_driver_leaves_a_resumable_store(ray: ModuleType, tmp_path: 
 
 def test_cells_claimed_elsewhere_are_waited_for(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["bn"])
-    from trust_tta.bench.plan import make_plan
+    from trust_tta.bench.experiment import make_plan
 
     other = ResultStore(config.store)
     assert other.claim(make_plan(config).keys[0])

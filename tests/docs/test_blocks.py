@@ -140,12 +140,12 @@ def test_toml_parses(block: Block) -> None:
 
 
 def test_the_configurations_of_the_protocol_are_some(tmp_path: Path) -> None:
-    from trust_tta.bench.parsing import read_config, read_parts
+    from trust_tta.bench.parsing import read_parts
 
     whole, parted, _ = blocks(DOCS / "reference" / "protocol.md", "toml")  # the last is of things from outside
     path = tmp_path / "mine.toml"
     path.write_text(whole.code, encoding="utf-8")
-    assert read_config(path, {}).experiment == "mine"
+    assert read_parts(path, {})[0].experiment == "mine"
     path.write_text(parted.code, encoding="utf-8")
     parts = read_parts(path, {}, small=False)
     assert [(part.data.dataset, part.store) for part in parts] == [

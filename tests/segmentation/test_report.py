@@ -76,7 +76,7 @@ def test_kept_masks_have_the_class_colors(report: Report) -> None:
 
 
 def test_large_masks_are_scaled_down_by_nearest_neighbor() -> None:
-    mask = np.repeat(np.arange(4, dtype=np.uint8), 100)[None].repeat(50, 0)
+    mask = torch.arange(4).repeat_interleave(100).expand(50, -1)
     small = Image.open(io.BytesIO(mask_picture(mask, np.eye(4, 3, dtype=np.uint8))))
     assert small.size == (160, 20)
     assert {*np.unique(np.array(small))} == {0, 1, 2, 3}

@@ -1,21 +1,243 @@
-"""A running experiment: its data, streams and networks, each opened when it is needed."""
+"""An experiment: its cells with their keys and fingerprints, and its data and networks, opened when needed."""
 
 from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from trust_tta.bench.config import ARRAY, RunConfig
-from trust_tta.bench.data import ExperimentData, prepare
+from trust_tta.bench.config import ARRAY, CLEAN_DATA_OPTIONS, MethodConfig, ModelConfig, RunConfig
+from trust_tta.bench.data import ExperimentData, align, prepare
 from trust_tta.bench.environment import autocast, choose_device
-from trust_tta.bench.plan import CellSequence, ExperimentPlan, make_plan
+from trust_tta.config_io import read_class_names
 from trust_tta.data.dataset import Dataset
+from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.streams import Domain
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.preprocessing import Preprocessing
+from trust_tta.results.display import BASELINES
+from trust_tta.results.record import CellKey
+from trust_tta.results.store import ResultStore
 
 WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch size
 _BARE_LABELS = (ARRAY, "array-c")  # numbers without names, not all of which need to occur
+MEASURES = ("clean_after", "keep_samples", "confusion")  # optional, and not part of a cell's key
+SHORT_STREAM = 4  # batches in which no method learns much
+CLEAN_IMAGES = 256  # from which methods compute statistics of clean data
+
+# Time of a batch over that of one forward pass, for methods whose passes do not tell it: measured on an H200
+# (docs/results/method_costs_h200.json).
+MEASURED_COSTS = {
+    "sar": 7, "shot": 6, "deyo": 9, "roid": 17, "cmf": 16, "rotta": 48, "cotta": 594, "lame": 4, "neo": 3, "tide": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class CellSequence:
+    """Cells that a method runs in sequence without a reset; a single cell where every domain resets."""
+
+    method: MethodConfig
+    batch_size: int
+    seed: int
+    positions: tuple[int, ...]  # positions of the domains in the stream
+    keys: tuple[CellKey, ...]
+    batches: tuple[int, ...]  # of each cell
+    measures: dict[str, int]  # requested amount of each of MEASURES
+    cost: int  # of a batch, in forward passes
+
+    @property
+    def total_cost(self) -> int:
+        return self.cost * sum(self.batches)
+
+
+@dataclass(frozen=True, eq=False)
+class ExperimentPlan:
+    """All sequences of an experiment, in the order they run, and the networks of its domains."""
+
+    sequences: tuple[CellSequence, ...]
+    checkpoints: dict[str, Checkpoint]  # by domain
+    preprocessing: dict[str, Preprocessing]  # by domain
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[CellKey, ...]:
+        return tuple(key for sequence in self.sequences for key in sequence.keys)
+
+    @property
+    def labels(self) -> dict[CellKey, str]:
+        """The label of each cell's method."""
+        return {key: sequence.method.display_name for sequence in self.sequences for key in sequence.keys}
+
+    @cached_property
+    def baselines(self) -> dict[CellKey, CellKey]:
+        """For each cell, the cell of the first baseline among the methods, to which its gain refers."""
+        present = {sequence.method.name for sequence in self.sequences}
+        name = next((name for name in BASELINES if name in present), None)
+        found = {(c.batch_size, c.seed, c.positions): c.keys for c in self.sequences if c.method.name == name}
+        return {
+            key: base
+            for sequence in self.sequences
+            if name is not None and sequence.method.name != name
+            for key, base in zip(
+                sequence.keys, found[sequence.batch_size, sequence.seed, sequence.positions], strict=True
+            )
+        }
+
+
+def make_plan(config: RunConfig, data: ExperimentData | None = None) -> ExperimentPlan:
+    """All cells: for each batch size, seed and sequence of domains between two resets, every method."""
+    data = data or ExperimentData(config.data)
+    sequences: list[CellSequence] = []
+    checkpoints: dict[str, Checkpoint] = {}
+    preprocessing: dict[str, Preprocessing] = {}
+    warnings: dict[str, None] = {}
+    for batch_size in config.stream.batch_size:
+        for seed in config.stream.seeds:
+            domains = data.stream(config.stream, batch_size=batch_size, seed=seed, workers=0)
+            for domain in domains:
+                base = domain.dataset.domain
+                if base not in checkpoints:
+                    shared = None if config.model.per_domain else next(iter(checkpoints.values()), None)
+                    checkpoints[base] = shared or find_checkpoint(config.model, domain=base)
+                    preprocessing[base] = checkpoints[base].preprocessing.for_layout(data.layout)
+                    warnings |= {align(domain.dataset, checkpoints[base])[1]: None}
+            domains = [prepare(d, preprocessing[d.dataset.domain], checkpoints[d.dataset.domain]) for d in domains]
+            for positions in between_resets(domains):
+                cells = [domains[position] for position in positions]
+                prints = list(fingerprints(config, cells, preprocessing))
+                sequences += [
+                    _sequence(config, method, cells, prints, positions, seed=seed, checkpoints=checkpoints)
+                    for method in config.methods
+                ]
+    shown = [text for text in warnings if text and data.names_classes]
+    longest = max(sum(s.batches) for s in sequences)
+    if longest <= SHORT_STREAM and any("lr" in method.all_options() for method in config.methods):
+        shown.append(
+            f"{longest} batches between two resets are too few to learn from: methods will hardly differ from bn; use "
+            "smaller batches, more images or the setting continual"
+        )
+    return ExperimentPlan(tuple(sequences), checkpoints, preprocessing, tuple(shown))
+
+
+def estimate_costs(plan: ExperimentPlan, store: ResultStore) -> ExperimentPlan:
+    """The plan with the measured costs of methods of which the store has finished cells; others are scaled to them."""
+    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    wanted = {(sequence.keys[0].method, sequence.keys[0].options) for sequence in plan.sequences}
+    for cell in store.results(lambda key: (key.method, key.options) in wanted, history=False):
+        seconds[cell.key.method, cell.key.options].append(cell.result.seconds_total / max(1, cell.batches))
+    known = {kind: statistics.median(found) for kind, found in seconds.items()}
+    estimated = {(sequence.keys[0].method, sequence.keys[0].options): sequence.cost for sequence in plan.sequences}
+    rates = [taken / estimated[kind] for kind, taken in known.items() if taken > 0]
+    if not rates:
+        return plan
+    usual, unit = statistics.median(rates), min(rates)  # seconds of one forward pass
+
+    def cost(sequence: CellSequence) -> int:
+        taken = known.get((sequence.keys[0].method, sequence.keys[0].options), sequence.cost * usual)
+        return max(1, round(taken / unit))
+
+    return replace(plan, sequences=tuple(replace(sequence, cost=cost(sequence)) for sequence in plan.sequences))
+
+
+def estimate_cost(method: MethodConfig) -> int:
+    """Expected time of a batch in forward passes."""
+    options = method.all_options()
+    if method.name in MEASURED_COSTS:
+        return MEASURED_COSTS[method.name] * int(options.get("steps") or 1)
+    if "lr" not in options:
+        return max(1, int(options.get("population") or 1))
+    orders = options.get("orders")
+    updates = len(orders) if isinstance(orders, list) and orders else int(options.get("k") or 1)
+    return 1 + 3 * updates * int(options.get("steps") or 1)  # a backward pass costs two forward passes
+
+
+def between_resets(domains: list[Domain]) -> Iterator[tuple[int, ...]]:
+    """The positions of the domains between one reset and the next."""
+    starts = [i for i, domain in enumerate(domains) if domain.reset_before or domain.reset_each_batch]
+    for start, end in zip(starts, [*starts[1:], len(domains)], strict=True):
+        yield tuple(range(start, end))
+
+
+def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
+    """The checkpoint for `domain`, as the experiment describes it."""
+    found = Checkpoint.open(
+        None if model.checkpoint is None else model.checkpoint.replace("{domain}", domain),
+        variant=model.name,
+        num_classes=model.num_classes,
+        preprocessing=model.preprocessing,
+        classes=None if model.classes is None else read_class_names(model.classes),
+        fields=model.overrides,
+    )
+    return found.release() if model.per_domain else found  # so that not all networks are in memory at once
+
+
+def fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str, Preprocessing]) -> Iterator[str]:
+    """A fingerprint for each cell of all input up to its end: pixels, order, preprocessing."""
+    before = ""
+    for domain in cells:
+        dataset, batches = domain.dataset, domain.batches
+        mask = dataset.class_mask if config.data.class_mask else None
+        before = hash_strings(
+            (
+                before,
+                dataset.fingerprint,
+                hash_array(batches.order[: batches.images]),
+                repr(preprocessing[dataset.domain]),
+                "" if mask is None else hash_array(mask),
+                config.dtype,
+            )
+        )
+        yield before
+
+
+def _sequence(
+    config: RunConfig,
+    method: MethodConfig,
+    cells: list[Domain],
+    fingerprints: list[str],
+    positions: tuple[int, ...],
+    *,
+    seed: int,
+    checkpoints: dict[str, Checkpoint],
+) -> CellSequence:
+    batch_size = cells[0].batches.batch_size
+    options = method.all_options()
+    origin = f" of {config.data.clean}" if config.data.clean else ""  # of statistics that the runner computes
+    options |= {name: f"{CLEAN_IMAGES} clean images{origin}" for name in CLEAN_DATA_OPTIONS & options.keys()}
+    keys = tuple(
+        CellKey(
+            experiment=config.experiment,
+            dataset=domain.dataset.name,
+            domain=domain.name,
+            severity=domain.dataset.severity,
+            method=method.name,
+            options=json.dumps(options),
+            setting=config.stream.setting,
+            batch_size=batch_size,
+            seed=seed,
+            checkpoint=checkpoints[domain.dataset.domain].sha256,
+            fingerprint=fingerprint,
+            limit=config.data.limit,
+        )
+        for domain, fingerprint in zip(cells, fingerprints, strict=True)
+    )
+    return CellSequence(
+        method=method,
+        batch_size=batch_size,
+        seed=seed,
+        positions=positions,
+        keys=keys,
+        batches=tuple(len(domain.batches) for domain in cells),
+        measures={name: int(getattr(config, name)) for name in MEASURES},
+        cost=estimate_cost(method),
+    )
 
 
 class Experiment:

@@ -98,6 +98,15 @@ class Meter(ABC, Generic[Sums]):
         """The record of the stream, with the costs that only the runner knows; means are NaN without samples."""
         seconds = [batch.seconds for batch in self.batches]
         bins = Reliability.total(batch.bins for batch in self.batches)
+        before = [self.score([batch], before=True) for batch in self.batches]
+        known = tuple(value for value in before if value is not None)
+        history = History(
+            samples=tuple(batch.images for batch in self.batches),
+            accuracy=tuple(cast(float, self.score([batch])) for batch in self.batches),
+            accuracy_before=known if known and len(known) == len(before) else None,
+            entropy=tuple(_mean("entropy", [batch]) for batch in self.batches),
+            seconds=tuple(seconds),
+        )
         return CellResult(
             samples=sum(batch.images for batch in self.batches),
             accuracy=self.accuracy,
@@ -116,20 +125,9 @@ class Meter(ABC, Generic[Sums]):
             seconds_total=math.fsum(seconds),
             peak_memory=peak_memory,
             clean_accuracy=clean_accuracy,
-            history=self._history(),
+            history=history,
             reliability=bins,
             **self.details(),
-        )
-
-    def _history(self) -> History:
-        before = [self.score([batch], before=True) for batch in self.batches]
-        known = tuple(value for value in before if value is not None)
-        return History(
-            samples=tuple(batch.images for batch in self.batches),
-            accuracy=tuple(cast(float, self.score([batch])) for batch in self.batches),
-            accuracy_before=known if known and len(known) == len(before) else None,
-            entropy=tuple(_mean("entropy", [batch]) for batch in self.batches),
-            seconds=tuple(batch.seconds for batch in self.batches),
         )
 
 
@@ -179,16 +177,33 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
         columns = _columns(self.classes, outputs.shape[1])
         truth = _truth(labels, columns, outputs.shape[1])
         if self.probabilities:
-            _check_probabilities(outputs)
-        p, nll = (_from_probabilities if self.probabilities else _from_logits)(outputs[:, columns], truth)
+            if (outputs < 0).any() or ((outputs.sum(1) - 1).abs() > _SUM_TOLERANCE).any():
+                raise DataError("outputs announced as probabilities are negative or do not sum to 1; give logits")
+            p = outputs[:, columns] / outputs[:, columns].sum(1, keepdim=True)
+            log_p = p.clamp(min=_SMALLEST).log()
+        else:
+            log_p = outputs[:, columns].log_softmax(1)
+            p = log_p.exp()
         broken = p.isnan().any(1)
         predicted = columns[outputs[:, columns].argmax(1)].where(~broken, torch.tensor(-1))
         earlier = None if before is None else _predict(before.detach().cpu(), columns)
         if self.confusion:
-            self._count(labels, predicted, outputs.shape[1])
-        if indices is not None:
-            sure = None if before is None else before.detach().double().cpu()[:, columns].softmax(1).amax(1)
-            self._keep(indices.tolist(), labels, (earlier, sure), (predicted, p.amax(1)))
+            c = outputs.shape[1]
+            counts = torch.bincount((labels * c + predicted)[predicted >= 0], minlength=c * c).reshape(c, c)
+            self.counts = counts if self.counts is None else self.counts + counts
+        for i, index in enumerate([] if indices is None else indices.tolist()):
+            if index in self.keep:
+                sure = None if before is None else before[i].detach().double().cpu()[columns].softmax(0).amax()
+                self.kept.append(
+                    SamplePrediction(
+                        index=index,
+                        label=int(labels[i]),
+                        before=None if earlier is None else int(earlier[i]),
+                        after=int(predicted[i]),
+                        confidence=float(p[i].amax()),
+                        confidence_before=None if sure is None else float(sure),
+                    )
+                )
         return ClassifiedBatch(
             images=len(labels),
             scored=len(labels),
@@ -196,7 +211,7 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
             right_before=None if earlier is None else int((earlier == labels).sum()),
             right_of_all=int((_predict(outputs, torch.arange(outputs.shape[1])) == labels).sum()),
             entropy=torch.special.entr(p).sum().item(),
-            nll=nll.sum().item(),
+            nll=-log_p.gather(1, truth[:, None]).sum().item(),
             brier=(p - torch.nn.functional.one_hot(truth, p.shape[1])).square().sum().item(),
             broken=int(broken.sum()),
             bins=reliability(p.amax(1), predicted == labels),
@@ -212,34 +227,6 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
             if self.classes is None or not len(right)
             else sum(batch.right_of_all for batch in self.batches) / len(right),
         }
-
-    def _count(self, labels: Tensor, predicted: Tensor, c: int) -> None:
-        pairs = (labels * c + predicted)[predicted >= 0]
-        counts = torch.bincount(pairs, minlength=c * c).reshape(c, c)
-        self.counts = counts if self.counts is None else self.counts + counts
-
-    def _keep(
-        self,
-        indices: list[int],
-        labels: Tensor,
-        before: tuple[Tensor | None, Tensor | None],
-        after: tuple[Tensor, Tensor],
-    ) -> None:
-        """Keep the wanted predictions; `before` and `after` are classes (n,) and confidence in them (n,)."""
-        wanted = frozenset(self.keep)
-        (earlier, sure), (predicted, confidence) = before, after
-        self.kept += [
-            SamplePrediction(
-                index=index,
-                label=int(labels[i]),
-                before=None if earlier is None else int(earlier[i]),
-                after=int(predicted[i]),
-                confidence=float(confidence[i]),
-                confidence_before=None if sure is None else float(sure[i]),
-            )
-            for i, index in enumerate(indices)
-            if index in wanted
-        ]
 
 
 def _check_shapes(outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None) -> None:
@@ -274,26 +261,6 @@ def _truth(labels: Tensor, columns: Tensor, c: int) -> Tensor:
         wrong = int(labels[truth < 0][0])
         raise DataError(f"label {wrong} is not among the {len(columns)} classes being scored; check labels and mask")
     return truth
-
-
-def _from_logits(logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (n, c) and negative log-likelihood (n,)."""
-    log_p = logits.log_softmax(1)
-    return log_p.exp(), -log_p.gather(1, truth[:, None])[:, 0]
-
-
-def _from_probabilities(outputs: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (n, c), normalized, and negative log-likelihood (n,)."""
-    p = outputs / outputs.sum(1, keepdim=True)
-    return p, -p.gather(1, truth[:, None])[:, 0].clamp(min=_SMALLEST).log()
-
-
-def _check_probabilities(outputs: Tensor) -> None:
-    sums = outputs.sum(1)
-    if (outputs < 0).any() or ((sums - 1).abs() > _SUM_TOLERANCE).any():
-        raise DataError(
-            "outputs announced as probabilities are negative or do not sum to 1; give logits without the flag"
-        )
 
 
 def _predict(outputs: Tensor, columns: Tensor) -> Tensor:
@@ -354,7 +321,9 @@ class PixelMeter(Meter[PixelBatch]):
         for i, index in enumerate([] if indices is None else indices.tolist()):
             if index in self.keep:
                 after = _classes_at(outputs[i : i + 1].detach(), labels[i : i + 1])[0]
-                self.masks.append(self._kept(index, labels[i], None if earlier is None else earlier[i], after))
+                truth, last = (mask_picture(mask, self.palette) for mask in (labels[i], after))
+                first = None if earlier is None else mask_picture(earlier[i], self.palette)
+                self.masks.append(MaskSample(index=index, truth=truth, before=first, after=last))
         size = (labels.shape[1], labels.shape[2])
         found = [self._measure_band(band, labels[:, rows]) for rows, band in resized_chunks(outputs.detach(), size)]
         return PixelBatch(
@@ -367,14 +336,6 @@ class PixelMeter(Meter[PixelBatch]):
             brier=math.fsum(one.brier for one in found),
             broken=sum(one.broken for one in found),
             bins=Reliability.total(one.bins for one in found),
-        )
-
-    def _kept(self, index: int, labels: Tensor, before: Tensor | None, after: Tensor) -> MaskSample:
-        """Labels and predicted classes (h', w')."""
-        truth, *predicted = (x for x in (labels, before, after) if x is not None)
-        pictures = [mask_picture(mask.to(torch.uint8).cpu().numpy(), self.palette) for mask in (truth, *predicted)]
-        return MaskSample(
-            index=index, truth=pictures[0], before=pictures[1] if before is not None else None, after=pictures[-1]
         )
 
     def _measure_band(self, band: Tensor, labels: Tensor) -> PixelBatch:
@@ -406,10 +367,10 @@ class PixelMeter(Meter[PixelBatch]):
         }
 
 
-def mask_picture(mask: NDArray[np.uint8], palette: NDArray[np.uint8] | None) -> bytes:
+def mask_picture(mask: Tensor, palette: NDArray[np.uint8] | None) -> bytes:
     """Labels (h, w) as a PNG of palette indices, scaled down until the longer side has at most 160 pixels."""
     scale = min(1.0, PICTURE_SIDE / max(mask.shape))
-    small = resize_mask(mask, *(max(1, round(side * scale)) for side in mask.shape))
+    small = resize_mask(mask.to(torch.uint8).cpu().numpy(), *(max(1, round(side * scale)) for side in mask.shape))
     colors = np.zeros((256, 3), dtype=np.uint8)
     if palette is not None:
         colors[: len(palette)] = palette

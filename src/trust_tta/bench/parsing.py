@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +35,6 @@ ALIASES = {
 _FREE_TABLES = ("methods", "model.overrides", "model.preprocessing", "data.options", "options")
 
 
-@dataclass(frozen=True)
-class ConfigSection:
-    """Keys and values of one experiment; `where` is the prefix of its mistakes."""
-
-    where: str
-    values: dict[str, Any]
-
-
-def read_config(path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False) -> RunConfig:
-    """The only experiment of a TOML file (None: of `changes` alone), with the `changes` of the command line."""
-    experiments = read_parts(path, changes, small=small)
-    if len(experiments) > 1:
-        names = ", ".join(config.data.dataset for config in experiments)
-        raise ConfigError(f"{path} has {len(experiments)} parts ({names}); choose one with --dataset")
-    return experiments[0]
-
-
 def read_parts(
     path: Path | None, changes: Mapping[str, Any] | None = None, *, small: bool = False
 ) -> tuple[RunConfig, ...]:
@@ -64,19 +46,30 @@ def read_parts(
     content, changes = {} if path is None else read_toml(path), changes or {}
     mistakes: list[str] = []
     name, origin = ("experiment", "the command line") if path is None else (path.stem, str(path))
-    reduced = _small_section(content, name, mistakes)
-    chosen = _full_sections(content, mistakes)
+    base = translate({key: value for key, value in content.items() if key not in (PARTS, SMALL)})
+    parts, reduced = content.get(PARTS), content.get(SMALL)
+    chosen = [("", base)]  # the prefix of its mistakes, and the values of each experiment
+    if isinstance(parts, list) and parts and all(isinstance(part, Mapping) for part in parts):
+        chosen = [(f"{PARTS}[{i}]: ", {**base, **translate(part)}) for i, part in enumerate(parts, start=1)]
+    elif parts is not None:
+        mistakes.append(f"{PARTS}: {show(parts)} is not a list of tables; write [[{PARTS}]] before each")
+    if reduced is not None and not isinstance(reduced, Mapping):
+        mistakes.append(f"{SMALL}: {show(reduced)} is not a table; write [{SMALL}.data] and the like")
+    elif reduced is not None:  # under its own name and store
+        shared = {key: value for key, value in base.items() if key != "store"}
+        shared["experiment"] = f"{base.get('experiment', name)}-{SMALL}"
+        reduced = {**shared, **translate(reduced)}
     if small:
         if reduced is None and not mistakes:
             raise ConfigError(f"{origin} has no section [{SMALL}]; omit --small, or write one")
-        chosen = [reduced] if reduced is not None else []
-    elif PARTS in content and "dataset" in changes.get("data", {}):
+        chosen = [(f"{SMALL}: ", dict(reduced))] if isinstance(reduced, Mapping) else []
+    elif parts is not None and "dataset" in changes.get("data", {}):
         chosen = _select_dataset(chosen, changes["data"]["dataset"])
     keys = [key for key, _, _ in outline(RunConfig)] if path is None else [key for key, _ in _flatten(changes)]
     flags = {key: flag_of(key) for key in keys if path is None or key != "methods"}  # a file lists methods, too
-    configs = [_check(s.where, apply_changes(s.values, changes), name, mistakes, flags) for s in chosen]
-    if reduced is not None and not small:
-        _check(reduced.where, reduced.values, name, mistakes)
+    configs = [_check(where, apply_changes(values, changes), name, mistakes, flags) for where, values in chosen]
+    if isinstance(reduced, Mapping) and not small:
+        _check(f"{SMALL}: ", reduced, name, mistakes)
     if mistakes:
         raise _as_error(mistakes, origin)
     return tuple(config for config in configs if config is not None)
@@ -193,36 +186,11 @@ def _distribute_options(values: dict[str, Any]) -> list[str]:
     return [f"options.{o}: no listed method has it; {did_you_mean(o, sorted(every))}" for o in shared if o not in every]
 
 
-def _full_sections(content: Mapping[str, Any], mistakes: list[str]) -> list[ConfigSection]:
-    """One section per [[parts]], or the file itself; tables of a part replace those of the file."""
-    base = translate({name: value for name, value in content.items() if name not in (PARTS, SMALL)})
-    parts = content.get(PARTS)
-    if parts is None:
-        return [ConfigSection("", base)]
-    if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
-        mistakes.append(f"{PARTS}: {show(parts)} is not a list of tables; write [[{PARTS}]] before each")
-        return [ConfigSection("", base)]
-    return [ConfigSection(f"{PARTS}[{i}]: ", {**base, **translate(part)}) for i, part in enumerate(parts, start=1)]
-
-
-def _small_section(content: Mapping[str, Any], name: str, mistakes: list[str]) -> ConfigSection | None:
-    """The file with the tables of [small] in place of its own, under its own name and store."""
-    section = content.get(SMALL)
-    if section is None:
-        return None
-    if not isinstance(section, Mapping):
-        mistakes.append(f"{SMALL}: {show(section)} is not a table; write [{SMALL}.data] and the like")
-        return None
-    base = translate({key: value for key, value in content.items() if key not in (PARTS, SMALL, "store")})
-    base["experiment"] = f"{base.get('experiment', name)}-{SMALL}"
-    return ConfigSection(f"{SMALL}: ", {**base, **translate(section)})
-
-
-def _select_dataset(sections: Sequence[ConfigSection], dataset: str) -> list[ConfigSection]:
+def _select_dataset(sections: Sequence[tuple[str, Any]], dataset: str) -> list[tuple[str, Any]]:
     """The sections that use a data set."""
     from trust_tta.data.class_matching import fold_name
 
-    data = [section.values.get("data") for section in sections]
+    data = [values.get("data") for _, values in sections]
     present = [str(table.get("dataset")) if isinstance(table, Mapping) else "none" for table in data]
     selected = [s for s, name in zip(sections, present, strict=True) if fold_name(name) == fold_name(dataset)]
     if not selected:

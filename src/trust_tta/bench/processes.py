@@ -18,8 +18,7 @@ import torch
 
 from trust_tta.bench.config import DataConfig, RunConfig
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.experiment import Experiment
-from trust_tta.bench.plan import CellSequence, ExperimentPlan, estimate_costs, make_plan
+from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, estimate_costs, make_plan
 from trust_tta.bench.sweep import CellRunner, Outcome, outcome_of, retry_failed, unfinished_sequences
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.progress import SILENT, Progress, Silent
@@ -59,7 +58,10 @@ def sweep_parallel(
     experiments, refused = _make_plans(configs, retry=retry)
     for text in dict.fromkeys(text for each in experiments.values() for text in each.plan.warnings):
         progress.note(f"warning: {text}")
-    left = [sequence for each in experiments.values() for sequence in _left(each)]
+    left: list[CellSequence] = []
+    for each in experiments.values():
+        with ResultStore(each.config.store, create=False) as store:
+            left += unfinished_sequences(each.plan.sequences, store)
     if left:
         progress.start(sum(sequence.total_cost for sequence in left), "")
         refused |= engine(experiments, sequences=len(left), progress=progress)
@@ -95,11 +97,6 @@ def _make_plans(
     return experiments, refused
 
 
-def _left(planned: PlannedExperiment) -> list[CellSequence]:
-    with ResultStore(planned.config.store, create=False) as store:
-        return unfinished_sequences(planned.plan.sequences, store)
-
-
 def run_in_processes(
     experiments: Mapping[int, PlannedExperiment], *, processes: int, sequences: int, progress: Progress = SILENT
 ) -> dict[int, TrustError]:
@@ -115,7 +112,11 @@ def run_in_processes(
                 try:
                     message: Message = connection.recv()
                 except (EOFError, OSError):
-                    _report_exit(workers.pop(connection), progress)
+                    process = workers.pop(connection)
+                    process.join()
+                    if process.exitcode:
+                        ended = f"worker {process.pid} died with code {process.exitcode}"
+                        progress.note(f"{ended}; the others take over its cells")
                     continue
                 if isinstance(message, int):
                     progress.advance(message)
@@ -126,12 +127,6 @@ def run_in_processes(
     return refused
 
 
-def _report_exit(process: BaseProcess, progress: Progress) -> None:
-    process.join()
-    if process.exitcode:
-        progress.note(f"worker {process.pid} died with code {process.exitcode}; the others take over its cells")
-
-
 @contextmanager
 def _workers(experiments: Mapping[int, PlannedExperiment], processes: int) -> Iterator[dict[Connection, BaseProcess]]:
     """Started workers by their connection; all have ended when the context ends."""
@@ -139,41 +134,30 @@ def _workers(experiments: Mapping[int, PlannedExperiment], processes: int) -> It
     workers: dict[Connection, BaseProcess] = {}
     started: list[BaseProcess] = []
     try:
-        with _without_interrupts():  # inherited by the workers, which end when this process says so
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers, which this process ends
+        try:
             for _ in range(processes):
                 here, there = context.Pipe()
-                process = context.Process(target=work, args=(there, processes), daemon=True)
-                process.start()
+                worker = context.Process(target=work, args=(there, processes), daemon=True)
+                worker.start()
                 there.close()
-                started.append(process)
-                workers[here] = process
+                started.append(worker)
+                workers[here] = worker
+        finally:
+            signal.signal(signal.SIGINT, before)
         for connection in workers:  # once all have started: a worker reads this only after its imports
             with suppress(OSError):  # a worker that has died is noticed when its messages are read
                 connection.send(dict(experiments))
         yield workers
     finally:
-        _end(started)
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _end(processes: Sequence[BaseProcess]) -> None:
-    """Terminate the processes, and kill those that do not end in time."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+        for process in started:
+            process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for process in started:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
 
 
 def work(connection: Connection, processes: int) -> None:
@@ -185,21 +169,16 @@ def work(connection: Connection, processes: int) -> None:
     for wait_for_others in (False, True):
         for number, planned in list(experiments.items()):
             try:
-                _run_experiment(planned, progress, wait=wait_for_others)
+                with ResultStore(planned.config.store) as store:
+                    left = unfinished_sequences(planned.plan.sequences, store)
+                    if left:
+                        experiment = Experiment(planned.config, plan=planned.plan)
+                        runner = CellRunner(experiment, store, progress, prefix=planned.prefix)
+                        runner.sequence_runner.check(left[0])
+                        runner.run_all(left, wait=wait_for_others, announce=False)
             except REFUSALS as error:
                 del experiments[number]
                 progress.send((number, error))
-
-
-def _run_experiment(planned: PlannedExperiment, progress: _PipeProgress, *, wait: bool) -> None:
-    with ResultStore(planned.config.store, create=False) as reader:
-        left = unfinished_sequences(planned.plan.sequences, reader)
-    if left:
-        with ResultStore(planned.config.store) as store:
-            experiment = Experiment(planned.config, plan=planned.plan)
-            runner = CellRunner(experiment, store, progress, prefix=planned.prefix)
-            runner.sequence_runner.check(left[0])
-            runner.run_all(left, wait=wait, announce=False)
 
 
 class _PipeProgress(Silent):

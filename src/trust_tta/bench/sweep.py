@@ -11,11 +11,9 @@ import torch
 
 from trust_tta.bench.config import CLEAN_DATA_OPTIONS, RunConfig
 from trust_tta.bench.environment import collect_provenance, now
-from trust_tta.bench.experiment import Experiment
-from trust_tta.bench.plan import CLEAN_IMAGES, CellSequence, ExperimentPlan, estimate_costs
+from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan, estimate_costs
 from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_stream
 from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
-from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method, method_options
 from trust_tta.methods.source_data import gather_from_clean
 from trust_tta.progress import SILENT, Progress, Silent
@@ -68,7 +66,12 @@ def unfinished_sequences(sequences: Sequence[CellSequence], store: ResultStore) 
     """The sequences that are neither finished nor ended by a failure."""
     _check_measures(sequences, store)
     done, failed = _ended(store)
-    return [sequence for sequence in sequences if not _is_finished(sequence, done, failed)]
+    left = []
+    for sequence in sequences:
+        digests = {key.digest for key in sequence.keys}
+        if not digests <= done and digests.isdisjoint(failed):
+            left.append(sequence)
+    return left
 
 
 def outcome_of(plan: ExperimentPlan, store: ResultStore) -> Outcome:
@@ -119,7 +122,14 @@ class SequenceRunner:
         """The cells of the sequence in turn; a step of progress is a batch."""
         experiment, config = self.experiment, self.experiment.config
         domains = experiment.domains_of(sequence)
-        method = self._create(sequence)
+        model = experiment.network(domains[0])
+        options = dict(sequence.method.options)
+        defaults = method_options(sequence.method.name)
+        for name in CLEAN_DATA_OPTIONS & defaults.keys():
+            clean = experiment.clean(sequence, limit=CLEAN_IMAGES)
+            batches = (batch.images.to(experiment.device) for batch in clean.batches)
+            options[name] = gather_from_clean(name, model, batches, {**defaults, **options})
+        method = create_method(sequence.method.name, model, **options)
         conditions = EvaluationOptions(
             device=experiment.device,
             dtype=config.dtype,
@@ -142,17 +152,6 @@ class SequenceRunner:
             )
             started = finished
 
-    def _create(self, sequence: CellSequence) -> Method:
-        experiment = self.experiment
-        model = experiment.network(experiment.domains_of(sequence)[0])
-        options = dict(sequence.method.options)
-        defaults = method_options(sequence.method.name)
-        for name in CLEAN_DATA_OPTIONS & defaults.keys():
-            clean = experiment.clean(sequence, limit=CLEAN_IMAGES)
-            batches = (batch.images.to(experiment.device) for batch in clean.batches)
-            options[name] = gather_from_clean(name, model, batches, {**defaults, **options})
-        return create_method(sequence.method.name, model, **options)
-
 
 class CellWriter:
     """Writes cells to a store and reports each in a line that begins with `prefix`."""
@@ -170,10 +169,18 @@ class CellWriter:
         self.width = max(len(method.display_name) for method in config.methods)
 
     def finish(self, sequence: CellSequence, found: FinishedCell) -> None:
+        """Store a cell; report its accuracy, its gain over the baseline if that is finished, and its seconds."""
         if found.pictures or found.result.pixels:
             self.store.keep_pictures(found.key, found.pictures, class_names=found.class_names)
-        self.store.finish(found.key, found.result, found.provenance, label=sequence.method.display_name)
-        self.progress.note(f"{self._name(sequence, found.key)}  {self._numbers(found)}")
+        result = found.result
+        self.store.finish(found.key, result, found.provenance, label=sequence.method.display_name)
+        baseline = self.plan.baselines.get(found.key)
+        base = self.store.find(baseline) if baseline else None
+        gain = "" if base is None else format_gain(result.accuracy - base.accuracy)
+        overall = result.accuracy_all_outputs
+        note = "" if overall is None else f"  ({format_percent(overall)} % among all outputs)"
+        numbers = f"{format_percent(result.accuracy):>5} %  {gain:>6}  {result.seconds_total:7.1f} s{note}"
+        self.progress.note(f"{self._name(sequence, found.key)}  {numbers}")
 
     def fail(self, sequence: CellSequence, keys: Iterable[CellKey], message: str) -> None:
         for key in keys:
@@ -185,15 +192,6 @@ class CellWriter:
         batch = f"  batch {key.batch_size}" if len(self.config.stream.batch_size) > 1 else ""
         label = f"{self.prefix}{sequence.method.display_name:<{self.width}}"
         return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
-
-    def _numbers(self, found: FinishedCell) -> str:
-        """Accuracy, gain over the baseline if that is finished, and seconds."""
-        baseline = self.plan.baselines.get(found.key)
-        base = self.store.find(baseline) if baseline else None
-        gain = "" if base is None else format_gain(found.result.accuracy - base.accuracy)
-        overall = found.result.accuracy_all_outputs
-        note = "" if overall is None else f"  ({format_percent(overall)} % among all outputs)"
-        return f"{format_percent(found.result.accuracy):>5} %  {gain:>6}  {found.result.seconds_total:7.1f} s{note}"
 
 
 class CellRunner:
@@ -302,11 +300,6 @@ def _check_measures(sequences: Sequence[CellSequence], store: ResultStore) -> No
 def _ended(store: ResultStore) -> tuple[set[str], set[str]]:
     """The digests of the finished and of the failed cells."""
     return {key.digest for key in store.keys("done")}, {key.digest for key in store.keys("failed")}
-
-
-def _is_finished(sequence: CellSequence, done: set[str], failed: set[str]) -> bool:
-    digests = [key.digest for key in sequence.keys]
-    return all(digest in done for digest in digests) or any(digest in failed for digest in digests)
 
 
 def failure_text(error: Exception) -> str:

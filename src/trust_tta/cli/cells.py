@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.plan import make_plan
+from trust_tta.bench.experiment import make_plan
 from trust_tta.bench.processes import REFUSALS, SweepEngine, sweep_parallel
 from trust_tta.bench.sweep import Outcome, sweep
 from trust_tta.cli.output import ProgressDisplay, say

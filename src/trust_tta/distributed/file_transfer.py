@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trust_tta.atomic import write_whole
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.plan import ExperimentPlan
+from trust_tta.bench.experiment import ExperimentPlan
 
 MAX_BYTES = 64 << 20  # bytes of an experiment's files that are sent; larger data must be on every node
 

@@ -19,8 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.experiment import Experiment
-from trust_tta.bench.plan import CellSequence, fingerprints
+from trust_tta.bench.experiment import CellSequence, Experiment, fingerprints
 from trust_tta.bench.processes import REFUSALS, PlannedExperiment
 from trust_tta.bench.sweep import (
     POLL_SECONDS,
