@@ -292,7 +292,8 @@ def best_rates(rates: Streams, streams: Streams) -> list[str]:
     lines.append(["passes per batch", *(f"{cost:.3g}" for cost in costs_at_best_rates(rates, streams).values())])
     said = (
         "The tables above have every method with its defaults, at the rate of the TRUST paper. Here are the rates "
-        "that are best for each baseline in the first stream, chosen on [corruptions that are not reported](fair.md); "
+        "that are best for each baseline in the first stream, chosen on "
+        "[corruptions that are not reported](tables/fair.md); "
         "one seed; `bn` and `tide` with their defaults on the same images. Accuracy in percent."
     )
     table = to_markdown(plain_table(["", *labels_of(rates), *DEFAULTS], lines))
@@ -331,10 +332,11 @@ in any stream, in points. Worst domain: of all streams. Passes per batch: in the
 per batch of 128 on VMamba-T at 224 pixels in bf16, alone on an H200."""
 
 FOOT = """## More
-[Every domain of every stream](streams.md), [all 10,000 images](targets.md), [`tide` part by part](tide_parts.md),
-[what six orders buy](orders.md), [labeled pixels](camvid_c_online.md),
-[another network](cifar10c_groupmamba_online.md)"""
-COSTS_LINK = ", [what a batch costs](method_costs.md)"
+[Every domain of every stream](tables/streams.md), [all 10,000 images](tables/targets.md),
+[`tide` part by part](tables/tide_parts.md),
+[what six orders buy](tables/orders.md), [labeled pixels](tables/camvid_c_online.md),
+[another network](tables/cifar10c_groupmamba_online.md)"""
+COSTS_LINK = ", [what a batch costs](tables/method_costs.md)"
 
 
 if __name__ == "__main__":

@@ -143,7 +143,8 @@ def all_images() -> list[str]:
     )
     return [
         f"With all 10,000 images of each corruption `tide` has {online['tide']:.1f} in the first stream and",
-        f"{in_a_row['tide']:.1f} in the second, `bn` {online['bn']:.1f} in both ([in full](docs/results/targets.md)).",
+        f"{in_a_row['tide']:.1f} in the second, `bn` {online['bn']:.1f} in both",
+        "([in full](docs/results/tables/targets.md)).",
     ]
 
 
@@ -163,7 +164,7 @@ def cotta() -> list[str]:
     return [
         f"With its authors' rate and 32 augmented views, CoTTA reaches {accuracy[0]:.1f} % on {domains}, where tide",
         f"reaches {accuracy[1]:.1f} %: at {passes[0]:.0f} passes per batch, backward ones twice, not {passes[1]:.0f}",
-        "([each baseline in its own setting](docs/results/fair.md)).",
+        "([each baseline in its own setting](docs/results/tables/fair.md)).",
     ]
 
 
@@ -195,7 +196,7 @@ def six_orders() -> list[str]:
         "TRUST less six updates in the default order, as many as its own: "
         f"{math.fsum(leads) / len(leads):+.2f} points on {images} images of each corruption; it",
         f"is ahead in {sum(lead > 0 for lead in leads)} of {len(leads)} pairs of network, corruption and seed "
-        f"([in full](docs/results/{name}.md)).",
+        f"([in full](docs/results/tables/{name}.md)).",
     ]
 
 
@@ -205,23 +206,27 @@ def mean(rows: list[dict[str, str]], column: str) -> float:
 
 HEAD = """# Results
 
-Records as the tools wrote them; each was made by the command next to it. The tables are written by
+- [Which method for which stream](choose.md): thirteen methods in thirteen kinds of stream, and what each costs.
+- Worlds: every method on other networks, other images and more classes; `python -m benchmarks.worlds run`, then `page`.
+- [The paper](paper.md): the experiments of the TRUST paper, and how to run them.
+
+Below are the tables and records behind these pages, each with the command that wrote it. The pages are written by
 `python -m benchmarks.results_page`, `python -m benchmarks.choose_page`, `python benchmarks/results_tables.py` and
 `python benchmarks/performance_page.py`, except for [the history of optimizations](../develop/speed_history.md).
 
 | file | command | machine |
 | --- | --- | --- |
-| **[which method for which stream](choose.md)** | `python -m benchmarks.choose_page` | from the stores below |
-| tide in [every kind of stream](targets.md) | `trust-tta bench configs/results/targets.toml` | one H200 |
-| [thirteen methods](streams.md) in every kind of stream | the same, `streams.toml` | one H200 |
-| tide [part by part](tide_parts.md) | the same, `tide_parts.toml` | the same |
-| what [six orders](orders.md) buy | the same, `orders.toml` | the same |
-| baselines in [settings of their own](fair.md) | the same, `fair.toml` | the same |
-| baselines at [their best rates](rates.md) in every kind of stream | the same, `rates.toml` | the same |
-| `method_costs_h200.json`, [what a batch costs](method_costs.md) | `python benchmarks/method_costs.py RECORD` \
+| tide in [every kind of stream](tables/targets.md) | `trust-tta bench configs/results/targets.toml` | one H200 |
+| [thirteen methods](tables/streams.md) in every kind of stream | the same, `streams.toml` | one H200 |
+| tide [part by part](tables/tide_parts.md) | the same, `tide_parts.toml` | the same |
+| what [six orders](tables/orders.md) buy | the same, `orders.toml` | the same |
+| baselines in [settings of their own](tables/fair.md) | the same, `fair.toml` | the same |
+| baselines at [their best rates](tables/rates.md) in every kind of stream | the same, `rates.toml` | the same |
+| `method_costs_h200.json`, [what a batch costs](tables/method_costs.md) | `python benchmarks/method_costs.py RECORD` \
 | the same |
-| CamVid-C, [labeled pixels](camvid_c_online.md) | `trust-tta bench configs/camvid_c.toml` | the same |
-| CIFAR-10-C on [GroupMamba](cifar10c_groupmamba_online.md) | the same, `configs/cifar10c_groupmamba.toml` | the same |
+| CamVid-C, [labeled pixels](tables/camvid_c_online.md) | `trust-tta bench configs/camvid_c.toml` | the same |
+| CIFAR-10-C on [GroupMamba](tables/cifar10c_groupmamba_online.md) | the same, `configs/cifar10c_groupmamba.toml` \
+| the same |
 | `*.csv` | the cells of these tables | the same |
 | `six_corruptions.json` | `python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD` | H200, CPU |
 | `six_corruptions_kernels.json` | `python benchmarks/six_corruptions.py --kernels FOLDER RECORD DTYPE BACKEND \
@@ -255,9 +260,10 @@ weights | two cores of a server CPU, busy |
 --requests 10000 --streams 200 --malformed 2000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
 two cores of a server CPU (the record has the load) |
-| `fleet.json` | `python -m benchmarks.fleet --device cuda --count 1024 --seeds 3`; what was not begun after 260 s is \
-missing | one H200 |
-| `fleet_kills.json`, `fleet_speed.json` | `python -m benchmarks.fleet_kills`, `python -m benchmarks.fleet_speed` \
+| `replicas.json` | `python -m benchmarks.replicas --device cuda --count 1024 --seeds 3`; what was not begun \
+after 260 s is missing | one H200 |
+| `cluster_kills.json`, `cluster_speed.json` | `python -m benchmarks.cluster_kills`, \
+`python -m benchmarks.cluster_speed` \
 | two cores of a server CPU |
 | `authors_h200.json`, `authors_six_corruptions.json` | the authors' code, measured elsewhere | one H200 |
 

@@ -1,7 +1,7 @@
 """Write the pages and the CSV of a results configuration from its store.
 
 python benchmarks/results_tables.py configs/camvid_c.toml runs/camvid_c.sqlite
-writes docs/results/camvid_c.csv and a page for each setting, as camvid_c_online.md.
+writes docs/results/camvid_c.csv and a page for each setting, as tables/camvid_c_online.md.
 With --together there is one page of all settings, which begins with an overview; with --fair, one that chooses the best
 setting of each method on the corruptions that are not reported, from labels "METHOD: SETTING".
 """
@@ -71,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--fair", action="store_true", help="one page of each method's settings, CONFIG's name.md")
     arguments = parser.parse_args(argv)
     report, stem = read_report(arguments.store), arguments.config.stem
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "tables").mkdir(parents=True, exist_ok=True)
     whole = fair if arguments.fair else combined_page if arguments.together else None
     if whole is not None:
-        with replacing(arguments.out / f"{stem}.md") as temporary:
+        with replacing(arguments.out / "tables" / f"{stem}.md") as temporary:
             temporary.write_text(whole(report, arguments.config), encoding="utf-8")
     for group in () if whole is not None else report.groups:
-        with replacing(arguments.out / f"{stem}_{group.setting}.md") as temporary:
+        with replacing(arguments.out / "tables" / f"{stem}_{group.setting}.md") as temporary:
             temporary.write_text(page(group, arguments.config), encoding="utf-8")
     write_cells(report, arguments.out / f"{stem}.csv")
 

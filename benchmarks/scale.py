@@ -1,4 +1,4 @@
-"""What a fleet would take, from measured costs: fills the tables of docs/develop/scale.md.
+"""Number of GPUs for a given request rate, from measured costs: fills the tables of docs/develop/scale.md.
 
     PYTHONPATH=src python -m benchmarks.scale
 
@@ -132,7 +132,7 @@ def tables() -> dict[str, str]:
     return {
         "gpu": _gpu_table(predict, tide),
         "streams": _streams_table(tide),
-        "fleet": _fleet_table(tide),
+        "service": _service_table(tide),
         "limits": _limits_table(tide),
     }
 
@@ -176,7 +176,7 @@ def _streams_table(tide: Costs) -> str:
     return "\n".join(lines)
 
 
-def _fleet_table(tide: Costs) -> str:
+def _service_table(tide: Costs) -> str:
     sizes, per_gpu = stream_bytes(), sustained(tide, 16)[0]
     names = ["images per day, 16 streams per GPU", "streams", "memory of streams per GPU", "snapshots kept"]
     names += ["snapshots written per second, every 1,024 images", "the same, once in 10 minutes per stream"]
@@ -235,7 +235,12 @@ def _limits_table(tide: Costs) -> str:
             "a tree of mergers, or an all-reduce per domain",
         ),
         ("one writer of results", "one machine's SQLite", "a transaction per cell", "a server behind the same claims"),
-        ("one journal per replica", "one machine's SQLite", "a transaction per batch", "a log, partitioned by stream"),
+        (
+            "one event log per replica",
+            "one machine's SQLite",
+            "a transaction per batch",
+            "a log, partitioned by stream",
+        ),
         (
             "10^9 images a day",
             f"{math.ceil(1e9 / DAY / per_gpu)} GPUs",

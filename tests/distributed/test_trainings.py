@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from benchmarks.fleet_kills import is_below
+from benchmarks.cluster_kills import is_below
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -61,7 +61,7 @@ def pages(folder: Path, cells: list[Cell], *flags: str, absent: int = 0) -> dict
         for cell in cells[: len(cells) - absent]:
             store.finish(cell.key, cell.result, cell.provenance)
     main([str(CONFIG), str(folder / "store.sqlite"), "--out", str(folder / "out"), *flags])
-    return {path.name: path.read_text(encoding="utf-8") for path in (folder / "out").iterdir()}
+    return {path.name: path.read_text(encoding="utf-8") for path in (folder / "out").rglob("*.*")}
 
 
 def trust_wins_but_on_snow(label: str, domain: str, seed: int) -> float:

@@ -20,13 +20,15 @@ from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.functional import grouped_scan
-from trust_tta.ops.selfcheck import check_backend
+from trust_tta.ops.selfcheck import BackendCheck, check_backend
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
 
 SCHEMA_VERSION = 1
 NATIVE = {"cpu": "cpu", "cuda": "triton"}  # the backend that "auto" takes on a device
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+STARTUP_METHODS = ("model", "tent", "trust", "tide")  # on a CPU, TRUST and Tent compile nothing of their own
 
 Maker: TypeAlias = Callable[[nn.Module, Tensor], Iterator[Work]]
 
@@ -92,18 +94,7 @@ def measure_speed(
         preprocessing = getattr(model, "preprocessing", None)
         settings = replace(settings, size=preprocessing.size if preprocessing else 224)
     checks = {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
-    config = canonical_json(asdict(settings))
-    provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)
-    record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "facts": {**asdict(provenance), "started": now()},
-        "settings": asdict(settings),
-        "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
-        "network": {
-            "name": settings.model or settings.checkpoint,
-            "parameters": sum(p.numel() for p in model.parameters()),
-        },
-    }
+    record = _describe(settings, model, device, checks)
     rows: list[Timing] = []
 
     def add(row: Timing) -> None:
@@ -119,16 +110,11 @@ def measure_speed(
         progress.start(len(cases), "measuring")
         for case in cases:
             check = checks[case.timing.backend]
-            passed = check.passed
-            add(
-                measure(case, device)
-                if passed
-                else refuse(case, f"the backend's error is {check.error:.1e} ({check.where})")
-            )
+            reason = f"the backend's error is {check.error:.1e} ({check.where})"
+            add(measure(case, device) if check.passed else refuse(case, reason))
         progress.finish()
     if settings.startup:
-        # Of TRUST and Tent on a GPU only, where their kernels are compiled.
-        methods = ("model", "tide") if device.type == "cpu" else ("model", "tent", "trust", "tide")
+        methods = ("model", "tide") if device.type == "cpu" else STARTUP_METHODS
         progress.start(2 + 2 * len(methods), "starting processes")
         for row in startup_timings(
             settings.model or "",
@@ -144,6 +130,24 @@ def measure_speed(
     record["facts"]["finished"] = now()
     keep(record)
     return record
+
+
+def _describe(
+    settings: SpeedSettings, model: nn.Module, device: torch.device, checks: dict[str, BackendCheck]
+) -> dict[str, Any]:
+    """The record before its rows: environment, settings, checks of the backends."""
+    config = canonical_json(asdict(settings))
+    provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "facts": {**asdict(provenance), "started": now()},
+        "settings": asdict(settings),
+        "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
+        "network": {
+            "name": settings.model or settings.checkpoint,
+            "parameters": sum(p.numel() for p in model.parameters()),
+        },
+    }
 
 
 def failed_backends(record: dict[str, Any]) -> list[str]:

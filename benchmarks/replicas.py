@@ -1,7 +1,7 @@
 """Eight replicas that each see an eighth of a stream, with and without averaging, against one that sees everything.
 
-    PYTHONPATH=src python -m benchmarks.fleet --data data/CIFAR-10-C --device cuda --processes 6 --out FILE
-    PYTHONPATH=src python -m benchmarks.fleet --render --out docs/results/fleet.json  # into docs/guides/distributed.md
+    PYTHONPATH=src python -m benchmarks.replicas --data data/CIFAR-10-C --device cuda --processes 6 --out FILE
+    PYTHONPATH=src python -m benchmarks.replicas --render --out docs/results/replicas.json  # guides/distributed.md
 
 The replicas are those of `trust_tta.distributed`, in lockstep in one process: no cluster is needed. Without --data, the
 shipped images are corrupted. Runs that FILE holds are not repeated; none is begun after --seconds.
@@ -49,7 +49,7 @@ TRUSTING = {"domain": 1e9, "outlier": 1e9, "trim": 0.0}  # merges whatever comes
 
 @dataclass(frozen=True)
 class Condition:
-    """How one fleet is run. `changes`: of the policy; `poison`: what the last replica does; `guarded`: the others."""
+    """How the replicas run. `changes`: of the policy; `poison`: what the last replica does; `guarded`: the others."""
 
     name: str
     replicas: int = REPLICAS
@@ -275,23 +275,23 @@ def join(files: Sequence[str], out: Path) -> None:
 
 
 def render(arguments: argparse.Namespace) -> None:
-    """Fill the tables of docs/guides/distributed.md and draw docs/assets/fleet.svg."""
+    """Fill the tables of docs/guides/distributed.md and draw docs/assets/replicas.svg."""
     record = json.loads(Path(arguments.out).read_text(encoding="utf-8"))
-    page, kills = DOCS / "guides" / "distributed.md", DOCS / "results" / "fleet_kills.json"
+    page, kills = DOCS / "guides" / "distributed.md", DOCS / "results" / "cluster_kills.json"
     tables = {"averaging": averaging_table(record["runs"]), "poisoned": poisoned_table(record["runs"])}
-    tables["chart"] = "![Accuracy against images seen, by how often a fleet averages](../assets/fleet.svg)"
-    workers = DOCS / "results" / "fleet_speed.json"
+    tables["chart"] = "![Accuracy against images seen, by how often the replicas average](../assets/replicas.svg)"
+    workers = DOCS / "results" / "cluster_speed.json"
     tables["workers"] = workers_table(json.loads(workers.read_text(encoding="utf-8"))) if workers.exists() else ""
     tables["kills"] = kills_table(json.loads(kills.read_text(encoding="utf-8"))) if kills.exists() else ""
     pattern = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
     text = pattern.sub(lambda m: f"{m[1]}\n{tables[m[2]]}\n\n{m[3]}", page.read_text(encoding="utf-8"))
     with replacing(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    draw(record["runs"], DOCS / "assets" / "fleet.svg")
+    draw(record["runs"], DOCS / "assets" / "replicas.svg")
 
 
 def workers_table(record: dict[str, Any]) -> str:
-    """Of what `benchmarks.fleet_speed` found."""
+    """Of what `benchmarks.cluster_speed` found."""
     found = record["found"]
     first = found[0]
     rows = [
@@ -303,7 +303,7 @@ def workers_table(record: dict[str, Any]) -> str:
 
 
 def kills_table(record: dict[str, Any]) -> str:
-    """Of what `benchmarks.fleet_kills` found."""
+    """Of what `benchmarks.cluster_kills` found."""
     words = {"cells": "cells", "done": "done at the end", "failed": "failed", "left": "left"}
     rows = [[f"kills of a {kind}", str(count)] for kind, count in record["killed"].items()]
     rows += [[text, str(record[name])] for name, text in words.items()]
@@ -321,7 +321,14 @@ def paired(runs: Sequence[dict[str, Any]], method: str, conditions: Sequence[str
 
 def averaging_table(runs: Sequence[dict[str, Any]]) -> str:
     names = [c.name for c in CONDITIONS if c.poison is None]
-    head = ["method", "fleet", "accuracy in %", "against one that sees all", "time spent on merging", "MB per replica"]
+    head = [
+        "method",
+        "replicas",
+        "accuracy in %",
+        "against one that sees all",
+        "time spent on merging",
+        "MB per replica",
+    ]
     rows = []
     for method in dict.fromkeys(run["method"] for run in runs):
         chosen = paired(runs, method, names)
@@ -337,7 +344,7 @@ def averaging_table(runs: Sequence[dict[str, Any]]) -> str:
 
 def poisoned_table(runs: Sequence[dict[str, Any]]) -> str:
     names = ["every 256", *(c.name for c in CONDITIONS if c.poison is not None)]
-    head = ["method", "fleet", "accuracy of the seven in %", "against nobody poisoned"]
+    head = ["method", "replicas", "accuracy of the seven in %", "against nobody poisoned"]
     head += ["merges taken", "returned", "updates left out"]
     rows = []
     for method in dict.fromkeys(run["method"] for run in runs):
@@ -362,7 +369,7 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy over all images so far: how often a fleet averages, and what one poisoned replica does to the seven."""
+    """Accuracy over all images so far, by how often the replicas average, and with one poisoned replica."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -384,7 +391,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
                     "markersize": 4,
                 }
                 axes.plot(images[1:], curve[1:], label=name, **style)
-            axes.set_xlabel("images seen by the fleet")
+            axes.set_xlabel("images seen by all replicas")
             axes.legend()
         left.set_ylabel("accuracy so far in %")
         right.set_title("one of eight is fed noise: the other seven", fontsize=9)

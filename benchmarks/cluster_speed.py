@@ -1,6 +1,6 @@
 """How much faster a sweep is on more workers: a cluster of this machine with one CPU after the other, and processes.
 
-    PYTHONPATH=src python -m benchmarks.fleet_speed --out docs/results/fleet_speed.json [--workers 1,2]
+    PYTHONPATH=src python -m benchmarks.cluster_speed --out docs/results/cluster_speed.json [--workers 1,2]
 
 Each way runs the same cells into a store of its own, from the start of the command to its end, on a cluster that is up.
 """
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet_kills import cluster_environment, make_config, to_toml
+from benchmarks.cluster_kills import cluster_environment, make_config, to_toml
 
 from trust_tta.atomic import replacing
 

@@ -1,6 +1,6 @@
 """A sweep on a cluster of this machine whose workers, nodes and driver are killed, again and again.
 
-    PYTHONPATH=src python -m benchmarks.fleet_kills --out docs/results/fleet_kills.json
+    PYTHONPATH=src python -m benchmarks.cluster_kills --out docs/results/cluster_kills.json
 
 The head and two nodes are processes of this machine. At the end the store must hold what an undisturbed sweep without a
 cluster gives: the same cells, each once, with the same numbers.
