@@ -27,13 +27,12 @@ from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.timing import TimingLimits, Work, device_clock, float32_only, repeat, wall_clock, warm_up
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model
-from trust_tta.ops import functional
 
 KINDS = (  # the first pattern found in a kernel's name says what it does
     ("scan", r"scan_(forward|backward)_kernel"),
     (
         "around the scan",
-        r"^(cross|merge|map_gradient|matmul|weight_gradient|fused_gradients|sum_rows|gather|scatter_add)_?\w*_?kernel",
+        r"^(cross|merge|matmul|weight_gradient|fused_gradients|sum_rows|gather|scatter_add)_?\w*_?kernel",
     ),
     ("around the scan", r"^norm_backward_kernel|layer_?norm"),
     (
@@ -163,12 +162,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--dtype", nargs="+", default=["bf16", "float32"], choices=("bf16", "float32"))
     parser.add_argument("--work", nargs="+", help="some of the works; all by default")
-    parser.add_argument("--without", nargs="+", default=[], help="kernels that a plainer way replaces")
     parser.add_argument("--top", type=int, default=25, help="kernels listed for each work")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each work is timed")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    functional.USED -= frozenset(arguments.without)
     torch.manual_seed(0)
     model = create_model(arguments.model).to(device).eval()
     images = torch.randn(arguments.batch, 3, arguments.size, arguments.size, device=device)

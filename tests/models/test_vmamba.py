@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.models.networks import TINY, TINY_CONFIGS, tiny_images, tiny_network
 from trust_tta.errors import ShapeError
@@ -39,15 +38,14 @@ def test_an_image_alone_equals_the_image_in_a_batch(config: str) -> None:
 
 @pytest.mark.parametrize("config", ["layer", "batch"])
 def test_a_pass_goes_on_from_the_first_convolution(config: str) -> None:
-    """What `forward_stem` does where it is a pass of its own: the convolution without its bias."""
     model, images = tiny_network(TINY_CONFIGS[config]), tiny_images()
-    first: Any = model.patch_embed[0]
-    stem = F.conv2d(images, first.weight, None, first.stride, first.padding)
+    assert model.forward_stem(images) is None  # the convolution is trained
+    stem = model.requires_grad_(False).forward_stem(images)
+    assert stem is not None
     for order in ("abcd", "badc"):
         directions = model.scan_directions(order, len(images))
-        logits = model.forward_after_stem((stem, None), directions)
+        logits = model.forward_after_stem(stem, directions)
         torch.testing.assert_close(logits, model(images, order=order), rtol=1e-9, atol=1e-9)
-    assert model.forward_stem(images) is None  # on a CPU it is not
 
 
 def test_memory_layout_of_the_images_does_not_matter() -> None:

@@ -35,13 +35,12 @@ def differ(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> bool:
 @DTYPES
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 @pytest.mark.parametrize("programs", [1, 1056])
-@pytest.mark.parametrize("way", ["several-kernels", "one-kernel", "gelu"])
+@pytest.mark.parametrize("way", ["several-kernels", "one-kernel"])
 @pytest.mark.usefixtures("nan_empty")
 def test_by_the_statistics_of_the_batch(
     shape: tuple[int, ...], programs: int, dtype: torch.dtype, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The values, both gradients of the map at once, and those of the weights; over several blocks and over one."""
-    gelu = way == "gelu"
     monkeypatch.setattr(batch_norm_ops, "can_use_one_kernel", lambda x: way == "one-kernel")
     monkeypatch.setattr(triton_norm, "PROGRAMS", programs)
     monkeypatch.setattr(triton_norm, "ELEMENTS", 512)
@@ -49,9 +48,8 @@ def test_by_the_statistics_of_the_batch(
     dx, dy = (maps(*shape, seed=seed, dtype=dtype) - 5 for seed in (3, 4))
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
     exact = [t.detach().double().requires_grad_() for t in leaves]
-    same, y = batch_norm(x, weight, bias, 1e-5, gelu=gelu)
+    same, y = batch_norm(x, weight, bias, 1e-5)
     wanted = F.batch_norm(exact[0], None, None, exact[1], exact[2], training=True)
-    wanted = F.gelu(wanted) if gelu else wanted
     assert torch.equal(same, x)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert not differ(y, wanted, dtype)
@@ -73,17 +71,6 @@ def test_one_of_the_two_outputs_is_enough(dtype: torch.dtype) -> None:
         F.batch_norm(exact, None, None, weight.double(), bias.double(), training=True), exact, dy.double()
     )
     assert not differ(torch.autograd.grad(batch_norm(x, weight, bias, 1e-5)[1], x, dy)[0], wanted[0], dtype)
-
-
-@DTYPES
-@pytest.mark.usefixtures("nan_empty")
-def test_gelu_after_the_norm(dtype: torch.dtype) -> None:
-    rows = (2 * normal(70, 48, seed=0)).to(dtype)
-    mean, weight, bias = (normal(48, seed=seed) for seed in (1, 2, 3))
-    variance = normal(48, seed=4) ** 2 + 0.1
-    found = triton_norm.normalize(rows, mean, variance, weight, bias, 1e-5, gelu=True)
-    factor = (variance.double() + 1e-5).rsqrt() * weight.double()
-    assert not differ(found, F.gelu((rows.double() - mean.double()) * factor + bias.double()), dtype)
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 6, 6), (1, 16, 1, 1)], ids=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trust_tta.ops import functional, operators, reference
+from trust_tta.ops import operators, reference
 from trust_tta.ops import triton as backend
 from trust_tta.ops.triton import layout, merge_norm_backward
 
@@ -99,8 +99,8 @@ def test_two_numbers_at_a_time_or_one(shape: tuple[int, ...], device: str, monke
     x = 3 * make_map(shape, torch.bfloat16).to(device)
     x[0, 0, 0, 0], x[0, 1, 0, 1] = float("nan"), float("inf")
     found = []
-    for used in ({"pairs"}, set[str]()):
-        monkeypatch.setattr(functional, "USED", frozenset(used))
+    for takes_pairs in (True, False):
+        monkeypatch.setattr(layout, "_takes_pairs", lambda x, taken=takes_pairs: taken)
         found.append([backend.cross_scan(x, silu=silu) for silu in (False, True)])
     for pairs, plain in zip(*found, strict=True):
         assert torch.equal(pairs.view(torch.int16), plain.view(torch.int16))
@@ -108,14 +108,10 @@ def test_two_numbers_at_a_time_or_one(shape: tuple[int, ...], device: str, monke
     assert torch.equal(backend.cross_scan(x, silu=False), reference.cross_scan(x))
 
 
-@pytest.mark.parametrize("few", [0, 1 << 30], ids=["one-kernel", "two-kernels"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("shape", "device"), [((2, 6, 10, 14), "cpu"), ((1, 96, 20, 10), "cpu"), *STAGES], ids=str)
 @pytest.mark.usefixtures("nan_empty")
-def test_the_gradient_of_the_norm(
-    shape: tuple[int, ...], device: str, dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layout, "FEW", few)
+def test_the_gradient_of_the_norm(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> None:
     b, c, h, w = shape
     draw = torch.Generator().manual_seed(6)
     x, dnorm = (torch.randn(b, h, w, c, generator=draw).to(device, dtype) for _ in range(2))

@@ -13,9 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from trust_tta.models.layers import Linear2d, Mlp  # noqa: E402
-from trust_tta.ops import functional  # noqa: E402
 from trust_tta.ops import linear as linear_ops  # noqa: E402
-from trust_tta.ops.batch_norm import moments  # noqa: E402
 from trust_tta.ops.triton import linear as triton_linear  # noqa: E402
 from trust_tta.ops.triton import mlp as triton_mlp  # noqa: E402
 
@@ -63,7 +61,7 @@ def test_two_layers_with_gelu_between_them(
     rows: int, channels: int, hidden: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hidden map is made again for the backward."""
-    monkeypatch.setattr(functional, "USED", frozenset())
+    monkeypatch.setattr(triton_mlp, "takes", lambda channels, hidden: False)
     x, residual = (normal(rows, 1, 1, channels, seed=seed, dtype=dtype) for seed in (0, 1))
     weight1, bias1 = normal(hidden, channels, seed=2, dtype=dtype) / channels**0.5, normal(hidden, seed=3, dtype=dtype)
     weight2, bias2 = normal(channels, hidden, seed=4, dtype=dtype) / hidden**0.5, normal(channels, seed=5, dtype=dtype)
@@ -77,9 +75,8 @@ def test_two_layers_with_gelu_between_them(
 @pytest.mark.parametrize("rows", [1, 130])
 @pytest.mark.parametrize("channels", [32, 48, 96, 192])
 @pytest.mark.usefixtures("nan_empty")
-def test_narrow_layers_in_one_kernel(channels: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_layers_in_one_kernel(channels: int, rows: int) -> None:
     """Value and the gradients of the map; where weights are trained, the hidden map is written out."""
-    monkeypatch.setattr(functional, "USED", frozenset({"mlp"}))
     hidden, dtype = 2 * channels if channels > 100 else 4 * channels, torch.bfloat16
     x, residual = (normal(rows, 1, 1, channels, seed=seed, dtype=dtype) for seed in (0, 1))
     weight1, bias1 = normal(hidden, channels, seed=2, dtype=dtype) / channels**0.5, normal(hidden, seed=3, dtype=dtype)
@@ -93,37 +90,6 @@ def test_narrow_layers_in_one_kernel(channels: int, rows: int, monkeypatch: pyte
 
     check(lambda x, residual: linear_ops.fused_mlp(x, *weights, residual), plain, [x, residual])
     check(lambda x: linear_ops.fused_mlp(x, *weights), lambda x: plain(x, torch.zeros_like(x)), [x.detach()])
-
-
-@pytest.mark.parametrize("batch", [True, False], ids=["statistics-of-the-batch", "fixed"])
-@pytest.mark.parametrize(("channels", "rows"), [(96, 70), (192, 130)])
-@pytest.mark.usefixtures("nan_empty")
-def test_the_norm_before_narrow_layers(channels: int, rows: int, batch: bool) -> None:
-    """Value, and where the statistics are those of the batch the gradients of the map and of the norm's weights."""
-    hidden, dtype = 128, torch.bfloat16
-    x = (2 * normal(1, rows, 1, channels, seed=0) + 1).to(dtype)
-    affine = [normal(channels, seed=seed) for seed in (1, 2)]
-    weight1, bias1 = normal(hidden, channels, seed=3, dtype=dtype) / channels**0.5, normal(hidden, seed=4, dtype=dtype)
-    weight2, bias2 = normal(channels, hidden, seed=5, dtype=dtype) / hidden**0.5, normal(channels, seed=6, dtype=dtype)
-    layers = weight1, bias1, weight2, bias2
-    exact = [t.detach().double().requires_grad_() for t in (x, *affine)]
-    fixed = normal(channels, seed=7), normal(channels, seed=8) ** 2 + 0.5
-    mean, variance = (None, None) if batch else (t.double() for t in fixed)
-    normalized = F.batch_norm(exact[0].permute(0, 3, 1, 2), mean, variance, exact[1], exact[2], training=batch)
-    normalized = normalized.permute(0, 2, 3, 1)
-    inner = F.gelu(F.linear(normalized, *(t.double() for t in layers[:2])))
-    wanted = exact[0] + F.linear(inner, *(t.double() for t in layers[2:]))
-    leaves = [t.requires_grad_() for t in (x, *affine)]
-    statistics = moments(x.permute(0, 3, 1, 2)) if batch else fixed
-    with torch.set_grad_enabled(batch):
-        found = linear_ops.fused_norm_mlp(x, statistics, (affine[0], affine[1]), 1e-5, layers)
-    assert found.dtype == dtype
-    assert (found.double() - wanted).norm() <= 1e-2 * wanted.norm()
-    if batch:
-        dy = normal(*wanted.shape, seed=9, dtype=dtype)
-        mine, theirs = torch.autograd.grad(found, leaves, dy), torch.autograd.grad(wanted, exact, dy.double())
-        for one, other in zip(mine, theirs, strict=True):
-            assert (one.double() - other).norm() <= 1.5e-2 * other.norm()
 
 
 @pytest.mark.parametrize(("channels", "hidden"), [(36, 144), (384, 1536), (16, 64), (96, 100), (160 + 8, 64)])

@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 
 from trust_tta.ops.tensors import ScanInputs  # noqa: E402
 from trust_tta.ops.triton import (  # noqa: E402
-    launch,  # noqa: E402
     scan_backward,
     scan_forward,
     states_shape,
@@ -142,47 +141,6 @@ def test_output_and_every_gradient(
 def test_any_chunks_give_the_same(directions: int, forward: int, backward: int) -> None:
     tiling = make_tiling(3, 63, forward=Tile(2, forward, 1), backward=Tile(2, backward, 1))
     check(draw(1, 1, directions, 3, 63, 2), tiling=tiling)
-
-
-@pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize(
-    ("state", "forward", "backward"), [(1, 16, 16), pytest.param(2, 32, 16, marks=pytest.mark.slow), (2, 16, 32)]
-)
-def test_both_directions_of_a_chunk_together(state: int, forward: int, backward: int) -> None:
-    tiles = (Tile(2, positions, 1, together=True) for positions in (forward, backward))
-    tiling = make_tiling(3, 63, **dict(zip(("forward", "backward"), tiles, strict=True)))
-    check(draw(2, 1, 2, 3, 63, state), tiling=tiling)
-
-
-@pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("state", [1, 2])
-@pytest.mark.parametrize(("directions", "channels"), [(2, 8), (2, 7), (1, 8)])
-def test_tiles_in_turn(monkeypatch: pytest.MonkeyPatch, state: int, directions: int, channels: int) -> None:
-    monkeypatch.setattr(launch, "PROGRAMS", 1)
-    tile = Tile(2, 32, 1, stages=2, tiles=4)
-    tiling = make_tiling(channels, 20, forward=Tile(2, 32, 1), backward=tile)
-    check(draw(2, 1, directions, channels, 20, state), tiling=tiling)
-
-
-@pytest.mark.parametrize("length", [300, 3136])
-def test_small_batches_have_narrow_tiles_and_the_same_states(length: int) -> None:
-    few, many = (launch.choose_tiling((batch, 2, 2, 96, length), torch.float32) for batch in (1, 128))
-    assert few.forward.channels < many.forward.channels
-    assert (few.forward.together, many.forward.together) == (False, True)
-    assert few.spacing == many.spacing
-
-
-def test_tiles_in_turn_leave_enough_programs() -> None:
-    tile = Tile(4, 64, 1, tiles=32)
-    assert [launch.count_tiles(tile, launch.PROGRAMS * n) for n in (0, 1, 3, 4, 31, 32, 100)] == [
-        1,
-        1,
-        2,
-        4,
-        16,
-        32,
-        32,
-    ]
 
 
 @pytest.mark.parametrize(("has_D", "has_bias"), [(False, True), (True, False), (False, False)])

@@ -23,7 +23,7 @@ from trust_tta.methods.state import Spec, clone
 from trust_tta.methods.trust import WeightAveraging
 from trust_tta.methods.trust_options import OrderNames, OrderOptions, require_orders, scan_orders_of
 from trust_tta.ops.segmentation_logits import Logits
-from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
+from trust_tta.orders import DEFAULT_ORDER, find_order
 from trust_tta.schema import Count, Natural, Rate
 
 ANGLE = math.radians(15)
@@ -126,10 +126,10 @@ class Augmentation(WeightAveraging):
         given, scan_orders = self.options.orders, scan_orders_of(self.model)
         self.orders = [find_order(order, scan_orders) for order in given or [DEFAULT_ORDER] * self.options.k]
 
-    def adapting_logits(self, images: Tensor, order: OrderLike | None = None) -> Logits:
+    def augment(self, images: Tensor) -> Tensor:
         drawn = self.counters.forwards if self.options.per == "view" else self.counters.batches
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + drawn)
-        return super().adapting_logits(KINDS[self.options.kind](images, generator, self.options.strength), order)
+        return KINDS[self.options.kind](images, generator, self.options.strength)
 
     def predicts_while_adapting(self) -> bool:
         return False  # the adapting passes are of other images

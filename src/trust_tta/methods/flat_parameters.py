@@ -36,6 +36,7 @@ class FlatParameters:
 
     The parameters become views of the vector. Those that cannot (another dtype or layout), and those that the user has
     reallocated since, are copied into and out of the vector around each operation. `source`: the initial values.
+    `optimizer_state`: the optimizer's own tensors by name; all zero before the first step.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
@@ -60,16 +61,12 @@ class FlatParameters:
                 tensor.data = from_dlpack(view.view(-1)).view(view.shape)
         self._built_at = [t.data_ptr() for t in self.tensors]
         self.optimizer = _make_optimizer(self.vector, self.config) if self.tensors else None
+        self.optimizer_state: dict[str, Tensor] = {} if self.optimizer is None else self.optimizer.state[self.vector]
 
     @property
     def source_vector(self) -> Tensor:
         """The initial parameters (n,)."""
         return self.flatten(self.source.values())
-
-    @property
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's own tensors by name; all zero before the first step."""
-        return {} if self.optimizer is None else dict(self.optimizer.state[self.vector])
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         _copy((tensor, state[name]) for name, tensor in self.optimizer_state.items())

@@ -22,7 +22,7 @@ from trust_tta.methods.parameters import parameter_roles
 from trust_tta.methods.state import clone
 
 if TYPE_CHECKING:
-    from trust_tta.methods.trust import Trust
+    from trust_tta.methods.trust import WeightAveraging
     from trust_tta.methods.trust_options import TrustOptions
 
 
@@ -37,35 +37,35 @@ class OrderStep(NamedTuple):
     entropy: Tensor | None = None
 
 
-def merge(method: Trust, steps: Sequence[OrderStep]) -> Tensor:
+def merge(method: WeightAveraging, steps: Sequence[OrderStep]) -> Tensor:
     """The weights (n,) of the steps that were made, averaged with weights 1 / entropy as the option `merge` says."""
     steps = [step for step in steps if bool(step.made)] or steps[:1]
     vectors = [step.weights for step in steps]
     if len(vectors) == 1:
         return vectors[0]
     weights = merging.inverse_entropy_weights(torch.stack([step.entropy for step in steps if step.entropy is not None]))
-    if method.options.merge == "entropy":
+    if method.merge_by == "entropy":
         return merging.weighted(vectors, weights)
     networks = [list(method.weights.unflatten(vector).values()) for vector in vectors]
-    if method.options.merge == "slerp_released":
+    if method.merge_by == "slerp_released":
         return method.weights.flatten(merging.slerp_released(networks, weights))
     return method.weights.flatten(merging.slerp(layer, weights) for layer in zip(*networks, strict=True))
 
 
-def adapt(method: Trust, images: Tensor) -> list[OrderStep]:
+def adapt(method: WeightAveraging, images: Tensor) -> list[OrderStep]:
     """Adapt under each order from the same weights: one joint forward, or one order after the other."""
-    joint = method.options.mode == "split" and method.options.split_statistics == "batch"
+    joint = method.mode == "split" and getattr(method.options, "split_statistics", "part") == "batch"
     if joint and (method.statistics.of_batches or method.statistics.norms):  # else images do not affect one another
         return adapt_jointly(method, images)
     return adapt_separately(method, images)
 
 
-def adapt_separately(method: Trust, images: Tensor) -> list[OrderStep]:
+def adapt_separately(method: WeightAveraging, images: Tensor) -> list[OrderStep]:
     """Each order on the whole batch, or on its part of it.
 
     One after the other, the K adaptations take as long on one device as at once, and the memory of one.
     """
-    weights, orders, split = method.weights, method.orders, method.options.mode == "split"
+    weights, orders, split = method.weights, method.orders, method.mode == "split"
     parts = equal_parts(images, len(orders)) if split else images.expand(len(orders), *images.shape)
     before, start, state = replace(method.counters), weights.snapshot(), clone(weights.optimizer_state)
     steps: list[OrderStep] = []
@@ -88,7 +88,7 @@ def adapt_separately(method: Trust, images: Tensor) -> list[OrderStep]:
     return steps
 
 
-def adapt_jointly(method: Trust, images: Tensor) -> list[OrderStep]:
+def adapt_jointly(method: WeightAveraging, images: Tensor) -> list[OrderStep]:
     """The paper's parallel network: one forward, in which each part of the batch has SS2D weights of its own.
 
     Everything else is shared, the batch statistics too.
@@ -118,7 +118,7 @@ def adapt_jointly(method: Trust, images: Tensor) -> list[OrderStep]:
 
 
 def joint_gradients(
-    method: Trust, images: Tensor, vectors: Sequence[Tensor]
+    method: WeightAveraging, images: Tensor, vectors: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Gradients (n,) of each copy, the mean entropy of its part's predictions, and whether all gradients are finite.
 
@@ -145,7 +145,7 @@ def joint_gradients(
 
 
 @contextmanager
-def scan_weights_by_part(method: Trust, copies: Sequence[Mapping[str, Tensor]]) -> Iterator[None]:
+def scan_weights_by_part(method: WeightAveraging, copies: Sequence[Mapping[str, Tensor]]) -> Iterator[None]:
     """Run each scanning module once for each part of the batch, with the part's weights and order."""
     model: Any = method.model
     modules: dict[str, Any] = scanning_modules(model)

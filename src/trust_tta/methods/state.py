@@ -179,7 +179,18 @@ def check(state: Any, spec: Spec, *, where: str = "") -> None:
 def clone(tree: Any) -> Any:
     """A copy of nested dicts and lists that shares no tensor with the original."""
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-    twin = _with_empty_tensors(tree, groups)
+
+    def with_empty_tensors(tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            copies, originals = groups.setdefault((tree.device, tree.dtype), ([], []))
+            copies.append(torch.empty_like(tree, requires_grad=False))
+            originals.append(tree.detach())
+            return copies[-1]
+        if isinstance(tree, Mapping):
+            return {key: with_empty_tensors(value) for key, value in tree.items()}
+        return [with_empty_tensors(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
+
+    twin = with_empty_tensors(tree)
     for copies, originals in groups.values():  # one kernel for all of a kind, where the device has one
         torch._foreach_copy_(copies, originals)
     return twin
@@ -231,21 +242,6 @@ def _check_tensor(value: Any, spec: Array, where: str) -> None:
     if low < spec.least or high > spec.most or (spec.whole and bool((value.detach() % 1).any())):
         wanted = f"{'whole ' if spec.whole else ''}values from {spec.least:g} to {spec.most:g}"
         raise _misfit(where, f"holds values from {low:g} to {high:g}; {wanted} are wanted")
-
-
-def _with_empty_tensors(
-    tree: Any, groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]
-) -> Any:
-    if isinstance(tree, Tensor):
-        copies, originals = groups.setdefault((tree.device, tree.dtype), ([], []))
-        copies.append(torch.empty_like(tree, requires_grad=False))
-        originals.append(tree.detach())
-        return copies[-1]
-    if isinstance(tree, Mapping):
-        return {key: _with_empty_tensors(value, groups) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [_with_empty_tensors(value, groups) for value in tree]
-    return tree
 
 
 class StateModule(nn.Module):

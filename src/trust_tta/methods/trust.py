@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +29,17 @@ TEMPERATURE = 2.5  # of loss="confusion"
 
 
 class WeightAveraging(Learner):
-    """Algorithms 1 and 2: one step on hard pseudo-labels under each of `orders`, then the mean of the weights."""
+    """Algorithms 1 and 2: one step on hard pseudo-labels under each of `orders`, then the mean of the weights.
+
+    `mode`, `merge_by` and `mirror` are the options `mode`, `merge` and `views` of TRUST.
+    """
 
     chunked_loss = True
     orders: list[ScanOrder | str]
     evaluate_order: ScanOrder | str = DEFAULT_ORDER
-    needs_entropies = False  # whether the merge weights the steps by their entropies
+    mode = "sequential"
+    merge_by = "mean"
+    mirror = False
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         require_orders(model)
@@ -41,16 +47,19 @@ class WeightAveraging(Learner):
 
     def adapt(self, images: Tensor) -> Logits:
         """Algorithm 1 for one batch; of several `steps` per order, the last ones are averaged."""
-        if self.options.predict == "before" and not self.predicts_while_adapting():
+        before = self.options.predict == "before"
+        if before and not self.predicts_while_adapting():
             self.keep_prediction(self.final_prediction(images))
         steps = self.adapt_under_orders(images)
         if steps:
             self.weights.load(self.merge(steps))
         del steps  # frees the snapshots before the prediction
-        return self.kept_prediction if self.options.predict == "before" else self.final_prediction(images)
+        return self.kept_prediction if before else self.final_prediction(images)
 
     def adapt_under_orders(self, images: Tensor) -> list[OrderStep]:
         """Algorithm 2: each order continues from the weights that the one before it left."""
+        if self.mode != "sequential":
+            return parallel.adapt(self, images)
         for _ in range(self.options.steps):
             steps = [self.adapt_under(order, images, first=i == 0) for i, order in enumerate(self.orders)]
         return steps
@@ -60,17 +69,17 @@ class WeightAveraging(Learner):
 
         `first`: the weights are still those before the update, so that the logits may be the prediction with them.
         """
-        logits = self.adapting_logits(images, order)
+        logits = self.logits(self.augment(images), order=order, stochastic_depth=self.options.stochastic_depth)
         undisturbed = self.predict(images, order=order) if self.options.stochastic_depth else logits.detach()
         if first and order == self.evaluate_order and self.predicts_while_adapting():
             self.keep_prediction(undisturbed)
         made = self.step(self.loss(logits, most_likely(undisturbed)))
-        return OrderStep(
-            self.weights.snapshot(), made, entropy(logits.detach()).mean() if self.needs_entropies else None
-        )
+        mean_entropy = entropy(logits.detach()).mean() if self.merge_by != "mean" else None
+        return OrderStep(self.weights.snapshot(), made, mean_entropy)
 
-    def adapting_logits(self, images: Tensor, order: OrderLike | None = None) -> Logits:
-        return self.logits(images, order=order, stochastic_depth=self.options.stochastic_depth)
+    def augment(self, images: Tensor) -> Tensor:
+        """The images (n, c, h, w) to adapt on."""
+        return images
 
     def loss(self, logits: Logits, labels: Tensor | None = None) -> Tensor:
         """Cross-entropy to the pseudo-labels or, with loss="confusion", minimum class confusion."""
@@ -80,17 +89,27 @@ class WeightAveraging(Learner):
 
     def merge(self, steps: Sequence[OrderStep]) -> Tensor:
         """The mean of the weights (n,) after the steps that were made; the present ones if none was."""
+        if self.merge_by != "mean":
+            return parallel.merge(self, steps)
         return merging.mean([step.weights for step in steps], torch.stack([step.made for step in steps]))
 
     def predicts_while_adapting(self) -> bool:
         """Whether an adapting forward is also the prediction with the weights before the update."""
-        return self.orders[0] == self.evaluate_order
+        if self.mode == "split" or self.mirror:
+            return False
+        return self.evaluate_order in (self.orders if self.mode == "replicate" else self.orders[:1])
 
+    @torch.no_grad()
     def final_prediction(self, images: Tensor) -> Logits:
-        return self.predict(images, order=self.evaluate_order)
+        predict = partial(self.logits, order=self.evaluate_order)
+        if not self.mirror:
+            return predict(images)
+        self.counters.forwards += 1  # counted in forwards over the batch
+        return log_mean_probability(mirrored(predict, images))
 
     def infer(self, images: Tensor) -> Logits:
-        return self.frozen_logits(images, order=self.evaluate_order)
+        predict = partial(self.frozen_logits, order=self.evaluate_order)
+        return log_mean_probability(mirrored(predict, images)) if self.mirror else predict(images)
 
 
 class TrustNaive(WeightAveraging):
@@ -120,30 +139,7 @@ class Trust(WeightAveraging):
     def reset_state(self) -> None:
         self.orders = self.options.chosen(scan_orders_of(self.model))
         self.evaluate_order = find_order(self.options.evaluate_order, scan_orders_of(self.model))
-        self.needs_entropies = self.options.merge != "mean"
-        if self.options.mode != "sequential":  # sums must not depend on how the orders were listed
+        self.mode, self.merge_by = self.options.mode, self.options.merge
+        self.mirror = self.options.views == "mirror"
+        if self.mode != "sequential":  # sums must not depend on how the orders were listed
             self.orders.sort(key=str)
-
-    def adapt_under_orders(self, images: Tensor) -> list[OrderStep]:
-        return super().adapt_under_orders(images) if self.options.mode == "sequential" else parallel.adapt(self, images)
-
-    def merge(self, steps: Sequence[OrderStep]) -> Tensor:
-        return parallel.merge(self, steps) if self.needs_entropies else super().merge(steps)
-
-    def predicts_while_adapting(self) -> bool:
-        if self.options.mode == "split" or self.options.views == "mirror":
-            return False
-        return super().predicts_while_adapting() or (
-            self.options.mode == "replicate" and self.evaluate_order in self.orders
-        )
-
-    def final_prediction(self, images: Tensor) -> Logits:
-        if self.options.views == "none":
-            return super().final_prediction(images)
-        self.counters.forwards += 1  # counted in forwards over the batch
-        return log_mean_probability(mirrored(super().final_prediction, images))
-
-    def infer(self, images: Tensor) -> Logits:
-        if self.options.views == "none":
-            return super().infer(images)
-        return log_mean_probability(mirrored(super().infer, images))

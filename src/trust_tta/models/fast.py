@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
 from trust_tta.models.base import Orders
-from trust_tta.ops import functional
 from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.preprocessing import network_input
 
@@ -111,7 +110,7 @@ def _settings() -> list[Any]:
         rounding = [matmul.fp32_precision, cudnn.conv.fp32_precision]
     else:
         rounding = [matmul.allow_tf32, cudnn.allow_tf32]
-    return [*rounding, cudnn.enabled, torch.are_deterministic_algorithms_enabled(), functional.USED]
+    return [*rounding, cudnn.enabled, torch.are_deterministic_algorithms_enabled()]
 
 
 def may_replay(images: Any) -> bool:
@@ -121,7 +120,7 @@ def may_replay(images: Any) -> bool:
     """
     if type(images) is not Tensor or not images.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    if "replay" not in functional.USED or images.dim() != 4 or images[:, 0].numel() > MAX_PIXELS:
+    if images.dim() != 4 or images[:, 0].numel() > MAX_PIXELS:
         return False
     watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     return not watched and torch._C._functorch.peek_interpreter_stack() is None and not torch.jit._trace.is_tracing()

@@ -6,19 +6,16 @@ Maps are channel-last in memory: a linear layer or a LayerNorm over the channels
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeGuard
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.ops import linear as linear_ops
-from trust_tta.ops.batch_norm import BatchNorm2d, fork_norm, moments
-from trust_tta.ops.convolution import FirstConv2d, StridedConv2d, bias_can_wait
+from trust_tta.ops.batch_norm import BatchNorm2d
+from trust_tta.ops.convolution import FirstConv2d, StridedConv2d
 from trust_tta.ops.cpu import onednn
-from trust_tta.ops.cuda_graphs import StemOutput
 from trust_tta.ops.linear import FUSED_BACKENDS
 
 SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
@@ -99,23 +96,6 @@ class Mlp(nn.Module):
         call = onednn.mlp if by_onednn else linear_ops.fused_mlp
         return call(x.permute(0, 2, 3, 1), *weights, given).permute(0, 3, 1, 2)
 
-    def add_to(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """x plus the layers of norm(x)."""
-        weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
-        if not self.takes_norm(norm, x, weights):
-            x, normal = fork_norm(norm, x)
-            y: Tensor = self(normal, x)
-            return y
-        rows, affine = x.permute(0, 2, 3, 1), (norm.weight, norm.bias)
-        return linear_ops.fused_norm_mlp(rows, norm.statistics(x), affine, norm.eps, weights).permute(0, 3, 1, 2)
-
-    def takes_norm(self, norm: nn.Module, x: Tensor, weights: Sequence[Tensor]) -> TypeGuard[BatchNorm2d]:
-        """Whether one kernel computes the norm and the MLP."""
-        watched = self._forward_hooks or self._forward_pre_hooks or norm._forward_hooks or norm._forward_pre_hooks
-        if not isinstance(norm, BatchNorm2d) or watched or not norm.uses_kernels(x):
-            return False
-        return self.uses_kernels(x, x) and linear_ops.takes_norm(x, weights)
-
     def _is_plain(self) -> bool:
         """Whether both layers may be computed at once."""
         watched = any(type(layer) is not Linear2d or layer._forward_hooks for layer in (self.fc1, self.fc2))
@@ -143,67 +123,12 @@ class PatchMerging(nn.Module):
         return y
 
 
-class Convolutions(nn.Sequential):
-    """Sequential layers; a norm adds the bias of the convolution before it where that saves a pass over the map."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            plain: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-            return plain
-        return self._apply_in_turn(self._layers(), x, None)
-
-    def forward_stem(self, images: Tensor) -> StemOutput:
-        """First convolution of images without its bias, and its moments if the next norm needs them."""
-        first, norm, *_ = self._layers()
-        x: Tensor = first.before_bias(images)
-        return x, moments(x) if _takes_bias(norm, x) and norm.running_mean is None else None
-
-    def finish(self, x: Tensor, known: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The layers after the first, from the output of `forward_stem`."""
-        layers = self._layers()
-        return self._apply_in_turn(layers, x, layers.popleft().bias, known)
-
-    def _layers(self) -> deque[Any]:
-        return deque(layer for layer in self if type(layer) is not nn.Identity or layer._forward_hooks)
-
-    def _apply_in_turn(
-        self, layers: deque[Any], x: Tensor, bias: Tensor | None, known: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:
-        """Apply the layers in turn; `bias` is the one that the last convolution has not added to x yet.
-
-        `known` are the moments of x, for a norm that comes first.
-        """
-        while layers:
-            layer = layers.popleft()
-            if isinstance(layer, (FirstConv2d, StridedConv2d)) and bias_can_wait(layer, x):
-                x, bias = layer.before_bias(x), layer.bias
-            elif bias is not None and _takes_bias(layer, x):
-                gelu = bool(layers) and type(layers[0]) is nn.GELU and not layers[0]._forward_hooks
-                x, bias, known = layer.after_bias(x, bias, known, gelu=gelu), None, None
-                if gelu:
-                    layers.popleft()
-            elif bias is not None:
-                x, bias = layer(_add_bias(x, bias)), None
-            else:
-                x = layer(x)
-        return x if bias is None else _add_bias(x, bias)
-
-
-def _takes_bias(layer: nn.Module, x: Tensor) -> TypeGuard[BatchNorm2d]:
-    watched = layer._forward_hooks or layer._forward_pre_hooks
-    return isinstance(layer, BatchNorm2d) and not watched and layer.uses_kernels(x)
-
-
-def _add_bias(x: Tensor, bias: Tensor) -> Tensor:
-    return x + bias.to(x.dtype).view(-1, 1, 1)
-
-
 def make_stem(channels: int, dim: int, patch: int, *, overlapping: bool, norm: str) -> nn.Sequential:
     """From images to the first map; the indices in the sequence are upstream's."""
     if not overlapping:
         return nn.Sequential(nn.Conv2d(channels, dim, patch, stride=patch), nn.Identity(), make_norm(norm, dim))
     stride = patch // 2
-    return Convolutions(
+    return nn.Sequential(
         FirstConv2d(channels, dim // 2, stride + 1, stride=stride, padding=1),
         nn.Identity(),
         make_norm(norm, dim // 2),
@@ -220,7 +145,7 @@ def make_downsample(dim: int, out_dim: int, *, merging: bool, norm: str) -> nn.M
     if merging:
         return PatchMerging(dim, out_dim, norm)
     conv = StridedConv2d(dim, out_dim, 3, stride=2, padding=1)
-    return Convolutions(nn.Identity(), conv, nn.Identity(), make_norm(norm, out_dim))
+    return nn.Sequential(nn.Identity(), conv, nn.Identity(), make_norm(norm, out_dim))
 
 
 @torch.no_grad()

@@ -110,7 +110,8 @@ class WindowBlock(nn.Module):
     def forward(self, x: Tensor, routes: tuple[Route, Route] | None) -> Tensor:
         x = add_branch(x, self.mixer(self.norm1(x), routes), self.drop_path, self.gamma_1)
         if self.gamma_2 is None and not self.drop_path.drops:
-            return self.mlp.add_to(x, self.norm2)
+            added: Tensor = self.mlp(self.norm2(x), x)
+            return added
         return add_branch(x, self.mlp(self.norm2(x)), self.drop_path, self.gamma_2)
 
 

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from trust_tta.models.base import Orders
 from trust_tta.models.config import VMambaConfig
-from trust_tta.models.layers import (
-    Convolutions,
-    Mlp,
-    StochasticDepth,
-    initialize_linear,
-    make_downsample,
-    make_norm,
-    make_stem,
-)
+from trust_tta.models.layers import Mlp, StochasticDepth, initialize_linear, make_downsample, make_norm, make_stem
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.staged import Stage, StagedNetwork, drop_path_rates
 from trust_tta.ops.batch_norm import fork_norm
-from trust_tta.ops.convolution import FirstConv2d, bias_can_wait
-from trust_tta.ops.cuda_graphs import StemOutput
 from trust_tta.orders import ScanOrder
 
 
@@ -44,7 +34,8 @@ class Block(nn.Module):
         drops = self.drop_path.drops
         x = x + self.drop_path(self.op(normal, directions)) if drops else self.op(normal, directions, x)
         if self.mlp is not None and self.norm2 is not None:
-            x = x + self.drop_path(self.mlp(self.norm2(x))) if drops else self.mlp.add_to(x, self.norm2)
+            x, normal = fork_norm(self.norm2, x)
+            x = x + self.drop_path(self.mlp(normal)) if drops else self.mlp(normal, x)
         return x
 
 
@@ -119,29 +110,17 @@ class VMamba(StagedNetwork):
         del block
         return SS2D(dim, **ss2d_arguments(self.config, dim))
 
-    def embed(self, images: Tensor) -> Tensor:
-        """The first map (n, dims[0], h', w')."""
-        images = self.check_images(images)
-        if not isinstance(self.patch_embed[0], FirstConv2d):  # which takes them as they lie
-            images = images.contiguous(memory_format=torch.channels_last)
-        x: Tensor = self.patch_embed(images)
-        return x
-
-    def forward_stem(self, images: Tensor) -> StemOutput | None:
-        """First convolution of the images, which no scan order and few methods change, for `forward_after_stem`.
-
-        None where it is fused with later layers or adapted.
-        """
-        stem, first = self.patch_embed, self.patch_embed[0]
-        if not isinstance(stem, Convolutions) or stem._forward_hooks or stem._forward_pre_hooks:
+    def forward_stem(self, images: Tensor) -> Tensor | None:
+        """First convolution of the images, which no scan order changes; None where it is adapted or observed."""
+        observed = self.patch_embed._forward_hooks or self.patch_embed._forward_pre_hooks
+        if observed or any(parameter.requires_grad for parameter in self.patch_embed[0].parameters()):
             return None
-        if not isinstance(first, FirstConv2d) or first.weight.requires_grad or not bias_can_wait(first, images):
-            return None
-        return stem.forward_stem(images)
+        first: Tensor = self.patch_embed[0](images.contiguous(memory_format=torch.channels_last))
+        return first
 
-    def forward_after_stem(self, stem: StemOutput, directions: Tensor) -> Tensor:
+    def forward_after_stem(self, x: Tensor, directions: Tensor) -> Tensor:
         """Logits (n, classes) from the output of `forward_stem`."""
-        x = cast(Convolutions, self.patch_embed).finish(*stem)
+        x = self.patch_embed[1:](x)
         return self.forward_head(self.pool(self.forward_maps(x, directions=directions)[-1]))
 
     def forward_maps(self, x: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> list[Tensor]:

@@ -32,26 +32,6 @@ class BatchNorm2d(nn.BatchNorm2d):
             return batch_norm(x, self.weight, self.bias, self.eps)
         return x, fixed_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
-    def after_bias(
-        self, x: Tensor, bias: Tensor, known: tuple[Tensor, Tensor] | None = None, *, gelu: bool = False
-    ) -> Tensor:
-        """The normalized x + bias (c,): the statistics of a batch take the bias away with the mean. Then GELU.
-
-        `known` are the moments of x, which serve where it is normalized by them.
-        """
-        known = known if self.running_mean is None else None
-        if torch.is_grad_enabled() or not can_use_kernels(x):
-            return batch_norm(x, self.weight, self.bias, self.eps, known, gelu=gelu)[1]
-        mean, variance = known or self.statistics(x)
-        mean = mean if self.running_mean is None else mean - bias
-        return _map(triton_norm().normalize(_rows(x), mean, variance, self.weight, self.bias, self.eps, gelu=gelu), x)
-
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance (c,) that x is normalized by."""
-        if self.running_mean is None or self.running_var is None:
-            return moments(x)
-        return self.running_mean, self.running_var
-
     def uses_kernels(self, x: Tensor) -> bool:
         """Statistics of the batch that nobody keeps, or fixed ones in a pass without gradients."""
         if self.backend not in FUSED_BACKENDS or not self.affine:
@@ -113,23 +93,13 @@ def fixed_norm(
 
 
 def batch_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    known: tuple[Tensor, Tensor] | None = None,
-    *,
-    gelu: bool = False,
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, known: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x and x normalized by the statistics of the batch, which gradients go through; `known` are its moments.
-
-    With `gelu`, that follows, and is made again in the backward.
-    """
-    if known is None and not gelu and can_use_one_kernel(x):
+    """x and x normalized by the statistics of the batch, which gradients go through; `known` are its moments."""
+    if known is None and can_use_one_kernel(x):
         small: tuple[Tensor, Tensor] = _SmallBatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
         return small
-    given = (x, weight, bias, *(known or moments(x)), eps, gelu)
-    same, y = _BatchNormByKernels.apply(*given)  # type: ignore[no-untyped-call]
+    same, y = _BatchNormByKernels.apply(x, weight, bias, *(known or moments(x)), eps)  # type: ignore[no-untyped-call]
     return same, y
 
 
@@ -163,28 +133,27 @@ def _map(rows: Tensor, like: Tensor) -> Tensor:
 class _BatchNormByKernels(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float, gelu: bool
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, weight, bias, mean, variance)
-        ctx.eps, ctx.gelu = eps, gelu
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps = eps
         ctx.set_materialize_grads(False)
-        return x, _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps, gelu=gelu), x)
+        return x, _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps), x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return dx, *[None] * 6
-        x, weight, bias, mean, variance = ctx.saved_tensors
-        gelu = (weight, bias) if ctx.gelu else None
+            return dx, *[None] * 5
+        x, weight, mean, variance = ctx.saved_tensors
         kernels, rows = triton_norm(), _rows(x)
         dy = _rows(dy).contiguous()  # that of a sum repeats one number
-        dbias, dweight = kernels.sums(dy, rows, mean, variance, ctx.eps, gelu)
+        dbias, dweight = kernels.sums(dy, rows, mean, variance, ctx.eps)
         if ctx.needs_input_grad[0]:
             add = None if dx is None else _rows(dx).contiguous()
             saved = (mean, variance, weight)
-            dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add, gelu=gelu), x)
-        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), *[None] * 4
+            dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add), x)
+        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), *[None] * 3
 
 
 class _SmallBatchNorm(torch.autograd.Function):

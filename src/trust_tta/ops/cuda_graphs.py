@@ -26,9 +26,6 @@ MAX_SEEN = 64  # kinds of batches that are remembered to have come once
 # Work that other threads start during a capture does not break it, unless it waits for the device.
 CAPTURE_OPTIONS: dict[str, Any] = {"capture_error_mode": "thread_local"}
 
-# The part of a forward that does not depend on the order: a map and, if the next norm uses them, its moments.
-StemOutput = tuple[Tensor, tuple[Tensor, Tensor] | None]
-
 capture_lock = threading.Lock()  # CUDA forbids waiting for a device during a capture on it
 
 
@@ -149,7 +146,7 @@ class StemGraph:
 
     def __init__(self, network: nn.Module, images: Tensor) -> None:
         self.network, self.images = network, images.detach().clone()
-        self.given: Tensor | StemOutput = self.images
+        self.given = self.images
         self.weights: dict[str, Tensor] = {}
         self.graph: torch.cuda.CUDAGraph | None = None
         self.last: weakref.ref[Tensor] | None = None
@@ -158,9 +155,9 @@ class StemGraph:
     @torch.no_grad()
     def capture(self, frozen: Mapping[str, Tensor], pool: Any, autocast: torch.dtype | None) -> None:
         """Capture the casts and the stem, unless there is nothing to do."""
-        stem: Callable[[Tensor], StemOutput | None] = getattr(self.network, "forward_stem", lambda images: None)
+        stem: Callable[[Tensor], Tensor | None] = getattr(self.network, "forward_stem", lambda images: None)
 
-        def work() -> tuple[dict[str, Tensor], StemOutput | None]:
+        def work() -> tuple[dict[str, Tensor], Tensor | None]:
             weights = {} if autocast is None else cast_together(frozen, autocast)
             # As convolutions read them: the library would convert them in every pass.
             channels_last = {
@@ -196,7 +193,7 @@ class NetworkAfterStem(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, stem_output: StemOutput, *, directions: Tensor) -> Tensor:
+    def forward(self, stem_output: Tensor, *, directions: Tensor) -> Tensor:
         logits: Tensor = self.network.forward_after_stem(stem_output, directions)
         return logits
 
@@ -310,14 +307,13 @@ class GraphedFunction:
 def cast_parameters(network: nn.Module) -> dict[str, Tensor]:
     """The parameters that autocast casts before anything reads them, by name.
 
-    Layer classes list theirs; those of PyTorch's convolutions are read by them alone.
+    Layer classes list theirs; those of convolutions are read by them alone.
     """
-    return {
-        f"{name}.{leaf}": parameter
-        for name, module in network.named_modules()
-        for leaf in getattr(type(module), "cast_parameters", ("weight", "bias") if type(module) is nn.Conv2d else ())
-        if (parameter := module._parameters.get(leaf)) is not None
-    }
+    found = {}
+    for name, module in network.named_modules():
+        leaves = ("weight", "bias") if isinstance(module, nn.Conv2d) else getattr(type(module), "cast_parameters", ())
+        found.update({f"{name}.{leaf}": p for leaf in leaves if (p := module._parameters.get(leaf)) is not None})
+    return found
 
 
 def cast_together(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

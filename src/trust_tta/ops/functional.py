@@ -15,12 +15,6 @@ BACKENDS = ("auto", "reference", "cpu", "triton", "portable")
 PLAIN = {"reference": reference, "portable": portable}  # in PyTorch's operators, differentiated by autograd
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HAS_TRITON = optional.available("triton")  # looked up once: torch.compile cannot trace an import
-# Kernels that a plainer way can replace; to leave one out, take its name away.
-# mlp: narrow MLPs at once; norm: that before one, in its kernel; pairs: bfloat16 maps to sequences two numbers at a
-# time; replay: recorded plain passes; bias: that of a convolution in the norm after it; images: their convolution; pad:
-# images cast and padded in one pass; turned: gradients of depthwise convolutions as convolutions; kept: sequences of
-# some maps, so that they are not computed twice
-USED = frozenset({"mlp", "norm", "pairs", "replay", "bias", "images", "pad", "turned", "kept", "narrow"})
 
 
 def selective_scan(

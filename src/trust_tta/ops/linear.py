@@ -7,14 +7,12 @@ stand back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta.ops import functional
 from trust_tta.ops.functional import HAS_TRITON
 
 FUSED_BACKENDS = ("auto", "triton", "cpu")  # a layer with another backend is PyTorch's
@@ -47,25 +45,6 @@ def fused_mlp(
     given = _cast(_rows(x), weight1, bias1, weight2, bias2, None if residual is None else _rows(residual))
     y: Tensor = _Mlp.apply(*given)  # type: ignore[no-untyped-call]
     return y.view(x.shape)
-
-
-def fused_norm_mlp(
-    x: Tensor, statistics: tuple[Tensor, Tensor], affine: tuple[Tensor, Tensor], eps: float, layers: Sequence[Tensor]
-) -> Tensor:
-    """x (b, h, w, k) plus the MLP of x normalized, in half precision; gradients of x and `affine`, not of `layers`.
-
-    `statistics` are mean and variance, of the batch where gradients are wanted; `layers` as of `fused_mlp`.
-    """
-    given = _cast(_rows(x), *layers)
-    y: Tensor = _NormMlp.apply(given[0], *affine, *statistics, eps, *given[1:])  # type: ignore[no-untyped-call]
-    return y.view(x.shape)
-
-
-def takes_norm(x: Tensor, layers: Sequence[Tensor]) -> bool:
-    """Whether `fused_norm_mlp` takes these, of which `can_use_kernels` is known."""
-    if "norm" not in functional.USED or _dtype(x) != x.dtype or _whole_mlp(x, layers[0]) is None:
-        return False
-    return not (torch.is_grad_enabled() and any(t.requires_grad for t in layers))
 
 
 def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> bool:
@@ -116,7 +95,7 @@ def _kernels() -> Any:
 
 def _whole_mlp(x: Tensor, weight1: Tensor) -> Any:
     """The kernels of both layers at once where they take these, or None."""
-    if "mlp" not in functional.USED or x.dtype == torch.float32:
+    if x.dtype == torch.float32:
         return None
     from trust_tta.ops.triton import mlp as triton_mlp
 
@@ -216,31 +195,3 @@ class _Mlp(torch.autograd.Function):
             active = kernels.product(x, first, bias1, gelu=True) if hidden is None else F.gelu(hidden)
             dweight2 = _weight_gradient(dy, active)
         return dx, dweight1, dbias1, dweight2, dy.sum(0) if wanted[4] else None, dy if wanted[5] else None
-
-
-class _NormMlp(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float, *layers: Tensor
-    ) -> Tensor:
-        from trust_tta.ops.triton import mlp as triton_mlp
-
-        ctx.save_for_backward(x, weight, bias, mean, variance, *layers[:3])
-        ctx.eps = eps
-        norm = triton_mlp.Norm(mean, variance, weight, bias, eps)
-        weight1, bias1, weight2, bias2 = layers
-        return triton_mlp.mlp(x, weight1, bias1, weight2, bias2, x, norm)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        from trust_tta.ops.triton import batch_norm as triton_norm
-        from trust_tta.ops.triton import mlp as triton_mlp
-
-        x, weight, bias, mean, variance, weight1, bias1, weight2 = ctx.saved_tensors
-        dy, norm = dy.contiguous(), triton_mlp.Norm(mean, variance, weight, bias, ctx.eps)
-        dnormal = triton_mlp.mlp_input_gradient(dy, x, weight1, bias1, weight2, norm)
-        dbias, dweight = triton_norm.sums(dnormal, x, mean, variance, ctx.eps)
-        saved = (mean, variance, weight)
-        dx = triton_norm.input_gradient(dnormal, x, saved, (dbias, dweight), ctx.eps, add=dy)
-        return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), *[None] * 7

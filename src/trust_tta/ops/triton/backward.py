@@ -1,9 +1,9 @@
 """The backward scan: its launchers and kernels.
 
 Programs as in the forward kernel, which walk through the chunks as the adjoints run: up for direction 1, then down for
-direction 0, which adds its gradients of u to those of direction 1; or TOGETHER, up only for what direction 1 carries
-from chunk to chunk, then down for both. States inside a chunk are recomputed from the saved ones. Sums over channels
-and over the batch leave as partial sums, each written by one program, so that two runs agree bit for bit.
+direction 0, which adds its gradients of u to those of direction 1. States inside a chunk are recomputed from the saved
+ones. Sums over channels and over the batch leave as partial sums, each written by one program, so that two runs agree
+bit for bit.
 """
 
 # mypy: ignore-errors
@@ -25,13 +25,11 @@ from trust_tta.ops.triton.forward import (
     column,
     linear_scan,
     load_block,
-    load_carry,
     load_row,
     load_weights,
     no_carry,
     softplus,
     store_block,
-    store_end,
     with_column,
 )
 from trust_tta.ops.triton.launch import (
@@ -39,13 +37,10 @@ from trust_tta.ops.triton.launch import (
     ceil_div,
     choose_tiling,
     constants,
-    count_tiles,
     pointers,
     power_of_two,
     prepare,
 )
-
-WEIGHTS = 64  # numbers of a gradient that a program sums over the batch
 
 
 class PartialSums(NamedTuple):
@@ -61,7 +56,10 @@ class PartialSums(NamedTuple):
 def scan_backward(dy: Tensor, inputs: ScanInputs, states: Tensor, *, tiling: Tiling | None = None) -> ScanGradients:
     """See `operators.Backend`."""
     du, ddelta, partial = differentiate(dy, inputs, states, tiling=tiling)
-    return ScanGradients(du, ddelta, *sum_all(partial, inputs))
+    dD = partial.D.sum(0).unsqueeze(1).repeat(1, partial.delta_bias.shape[2], 1)
+    sums = (partial.A.sum(0), partial.B.float().sum(3), partial.C.float().sum(3), dD, partial.delta_bias.sum(0))
+    pairs = zip(sums, inputs[2:7], strict=True)
+    return ScanGradients(du, ddelta, *(partial.A.new_empty(0) if t is None else s.to(t.dtype) for s, t in pairs))
 
 
 def differentiate(
@@ -73,10 +71,7 @@ def differentiate(
     tile = tiling.backward
     inputs = prepare(inputs)
     A, state = inputs.A, inputs.A.shape[-1]
-    tiles = 1
-    if length <= tile.positions and directions == 2 and state == 1:
-        tiles = count_tiles(tile, batch * groups * ceil_div(channels, tile.channels))
-    blocks = ceil_div(channels, tile.channels * tiles)
+    blocks = ceil_div(channels, tile.channels)
     du, ddelta = torch.empty_like(inputs.u), torch.empty_like(inputs.delta)
     # Each program writes its own part of these.
     dA = A.new_empty((batch, *A.shape))
@@ -84,31 +79,12 @@ def differentiate(
     dB, dC = A.new_empty((2, batch, groups, directions, blocks, state, length), dtype=rows)
     dD = A.new_empty((batch, groups, channels))
     dbias = A.new_empty((batch, groups, directions, channels))
-    carries = A.new_empty((batch, groups, ceil_div(length, tile.positions) - 1, state, channels))
     with torch.cuda.device_of(du):
         scan_backward_kernel[(batch * groups * blocks,)](
-            dy.contiguous(), *pointers(inputs), states, carries, du, ddelta, dA, dB, dC, dD, dbias, groups,
-            **constants(inputs, tile, tiling.spacing), TOGETHER=tile.together, TILES=tiles,
+            dy.contiguous(), *pointers(inputs), states, du, ddelta, dA, dB, dC, dD, dbias, groups,
+            **constants(inputs, tile, tiling.spacing),
         )  # fmt: skip
     return du, ddelta, PartialSums(dA, dB, dC, dD, dbias)
-
-
-def sum_all(partial: PartialSums, inputs: ScanInputs) -> list[Tensor]:
-    """The gradients of A, B, C, D and the bias, each in the dtype of its input; empty where there is none."""
-    _, _, A, B, C, D, bias, _ = inputs
-    batch, groups, directions, channels, state = partial.A.shape
-    blocks, length = partial.B.shape[3], partial.B.shape[-1]
-    made = [A.new_empty(0) if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in inputs[2:7]]
-    tile, block = _row_tile(length, partial.B.element_size())
-    sizes = [groups * directions * channels * n for n in (state, D is not None, bias is not None)]
-    rows = batch * groups * directions * 2 * state * ceil_div(length, block)
-    with torch.cuda.device_of(A):
-        sum_all_kernel[(rows + sum(ceil_div(size, WEIGHTS) for size in sizes),)](
-            *partial, *made, rows, batch, BLOCKS=blocks, STATE=state, LENGTH=length, DIRECTIONS=directions,
-            CHANNELS=channels, SIZE_A=sizes[0], SIZE_D=sizes[1], SIZE_BIAS=sizes[2], BLOCK_P=tile, BLOCK_L=block,
-            BLOCK=WEIGHTS, enable_fp_fusion=True,
-        )  # fmt: skip
-    return made
 
 
 def _row_tile(length: int, itemsize: int) -> tuple[int, int]:
@@ -137,15 +113,12 @@ def quad_sums(b_x):
 
 @triton.jit
 def differentiate_chunk(
-    b_du, b_carry, b_dA, b_dbias, b_dB, b_dC, b_B, b_C, b_u, b_dy, b_d, p_A, p_B, p_C, p_states, p_ddelta, p_dB, p_dC,
-    i_k, o_c, m_c,
+    b_du, b_carry, b_dA, b_dbias, b_u, b_dy, b_d, p_A, p_B, p_C, p_states, p_ddelta, p_dB, p_dC, i_k, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
-    REVERSE: tl.constexpr, HELD: tl.constexpr,
+    REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Differentiate one direction on chunk i_k: write ddelta, dB and dC, add to du, dA and dbias.
-
-    With HELD, a single state's B and C (positions,) are given, and dB and dC added to instead.
 
     The gradient of the state, g_t = C_t dy_t + a_{t+1} g_{t+1}, would need the decays shifted by a position;
     q_t = a_t g_t = a_t (q_{t+1} + C_t dy_t) does not, and g_t is what entered at t and the q after it.
@@ -160,9 +133,8 @@ def differentiate_chunk(
     b_dd = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
     for n in range(STATE):
         b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0)
-        if not HELD:
-            b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
-            b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+        b_B = load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
+        b_C = load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)
         b_h0 = tl.zeros((BLOCK_C, 1), dtype=tl.float32)
         if CHUNKS > 1:
             i_saved = (i_k + 1) * PER_CHUNK - 1 if REVERSE else i_k * PER_CHUNK - 1
@@ -183,16 +155,12 @@ def differentiate_chunk(
         b_dd += b_A[:, None] * b_r + b_w * b_u
         b_du += b_w * b_d
         b_dA = add_weight(b_dA, b_d * b_r, o_n, n, STATE)
-        if HELD:
-            b_dB += tl.sum(b_g * b_v, 0)
-            b_dC += tl.sum(b_h * b_dy, 0)
-        else:
-            store_row(p_dB + n * LENGTH, tl.sum(b_g * b_v, 0), i_k, LENGTH, BLOCK_L)
-            store_row(p_dC + n * LENGTH, tl.sum(b_h * b_dy, 0), i_k, LENGTH, BLOCK_L)
+        store_row(p_dB + n * LENGTH, tl.sum(b_g * b_v, 0), i_k, LENGTH, BLOCK_L)
+        store_row(p_dC + n * LENGTH, tl.sum(b_h * b_dy, 0), i_k, LENGTH, BLOCK_L)
     if SOFTPLUS:
         b_dd *= b_slope
     store_block(p_ddelta, b_dd, o_c, m_c, i_k, LENGTH, BLOCK_L)
-    return b_du, b_carry, b_dA, b_dbias + quad_sums(b_dd), b_dB, b_dC
+    return b_du, b_carry, b_dA, b_dbias + quad_sums(b_dd)
 
 
 @triton.jit
@@ -208,7 +176,6 @@ def differentiate_direction(
     b_dA = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
     b_dbias = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
     b_dD = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
-    b_none = tl.zeros((BLOCK_L,), dtype=tl.float32)
     b_carry = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
     for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
         i_k = i_step if REVERSE else CHUNKS - 1 - i_step
@@ -221,10 +188,9 @@ def differentiate_direction(
             b_dD += quad_sums(b_u * b_dy)
         if ADD:
             b_du += load_block(p_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_du, b_carry, b_dA, b_dbias, _, _ = differentiate_chunk(
-            b_du, b_carry, b_dA, b_dbias, b_none, b_none, b_none, b_none, b_u, b_dy, b_d, p_A, p_B, p_C, p_states,
-            p_ddelta, p_dB, p_dC, i_k, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, REVERSE, False,
+        b_du, b_carry, b_dA, b_dbias = differentiate_chunk(
+            b_du, b_carry, b_dA, b_dbias, b_u, b_dy, b_d, p_A, p_B, p_C, p_states, p_ddelta, p_dB, p_dC, i_k, o_c, m_c,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, REVERSE,
         )  # fmt: skip
         store_block(p_du, b_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
     store_sums(p_dA, p_dD, p_dbias, b_dA, b_dD, b_dbias, o_c, m_c, STATE, BLOCK_N, not REVERSE)
@@ -250,141 +216,46 @@ def store_sums(
 
 @triton.jit
 def differentiate_short(
-    p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, i_cb,
+    p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias0, b_bias1, b_D,
+    o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
-    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr, TILES: tl.constexpr,
+    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr,
+    ROUGH: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of both directions where all positions are one chunk, of TILES tiles of channels in turn."""
-    PARTIAL: tl.constexpr = (CHANNELS + BLOCK_C * TILES - 1) // (BLOCK_C * TILES) * STATE * LENGTH
+    """Gradients of both directions where all positions are one chunk."""
+    PARTIAL: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C * STATE * LENGTH
     ROWS: tl.constexpr = CHANNELS * LENGTH
     WEIGHTS: tl.constexpr = CHANNELS * STATE
     b_none = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
     b_zero = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
     b_start = b_zero if STATE == 1 else b_none
-    b_dB0 = tl.zeros((BLOCK_L,), dtype=tl.float32)
-    b_dC0 = tl.zeros((BLOCK_L,), dtype=tl.float32)
-    b_dB1 = tl.zeros((BLOCK_L,), dtype=tl.float32)
-    b_dC1 = tl.zeros((BLOCK_L,), dtype=tl.float32)
-    b_B0 = load_row(p_B, 0, LENGTH, BLOCK_L)
-    b_C0 = load_row(p_C, 0, LENGTH, BLOCK_L)
-    b_B1 = load_row(p_B + STRIDE_M, 0, LENGTH, BLOCK_L)
-    b_C1 = load_row(p_C + STRIDE_M, 0, LENGTH, BLOCK_L)
-    for i in tl.range(0, TILES, num_stages=STAGES):
-        o_c = (i_cb * TILES + i) * BLOCK_C + tl.arange(0, BLOCK_C)
-        m_c = (o_c < CHANNELS) | (CHANNELS % (BLOCK_C * TILES) == 0)
-        b_D, b_bias0, b_bias1 = load_weights(p_D, p_bias, o_c, m_c, BLOCK_C, CHANNELS, 2, HAS_D, HAS_BIAS)
-        b_u = load_block(p_u, o_c, m_c, 0, LENGTH, BLOCK_L)
-        b_dy = load_block(p_dy, o_c, m_c, 0, LENGTH, BLOCK_L)
-        b_d0 = load_block(p_delta, o_c, m_c, 0, LENGTH, BLOCK_L) + b_bias0[:, None]
-        b_d1 = load_block(p_delta + ROWS, o_c, m_c, 0, LENGTH, BLOCK_L) + b_bias1[:, None]
-        tl.store(p_dD + o_c, tl.sum(b_u * b_dy, 1), mask=m_c)
-        b_du, _, b_dA, b_dbias, b_dB0, b_dC0 = differentiate_chunk(
-            b_D[:, None] * b_dy, b_none, b_start, b_zero, b_dB0, b_dC0, b_B0, b_C0, b_u, b_dy, b_d0, p_A, p_B, p_C,
-            p_states, p_ddelta, p_dB, p_dC, 0, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, False, TILES > 1,
+    b_u = load_block(p_u, o_c, m_c, 0, LENGTH, BLOCK_L)
+    b_dy = load_block(p_dy, o_c, m_c, 0, LENGTH, BLOCK_L)
+    b_du = b_D[:, None] * b_dy
+    tl.store(p_dD + o_c, tl.sum(b_u * b_dy, 1), mask=m_c)
+    for m in tl.static_range(2):
+        b_d = load_block(p_delta + m * ROWS, o_c, m_c, 0, LENGTH, BLOCK_L) + (b_bias1 if m else b_bias0)[:, None]
+        b_du, _, b_dA, b_dbias = differentiate_chunk(
+            b_du, b_none, b_start, b_zero, b_u, b_dy, b_d, p_A + m * WEIGHTS, p_B + m * STRIDE_M, p_C + m * STRIDE_M,
+            p_states, p_ddelta + m * ROWS, p_dB + m * PARTIAL, p_dC + m * PARTIAL, 0, o_c, m_c,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, m == 1,
         )  # fmt: skip
-        store_weight(p_dA, b_dA, o_c, m_c, STATE, BLOCK_N)
-        tl.store(p_dbias + o_c, tl.sum(b_dbias, 1), mask=m_c)
-        b_du, _, b_dA, b_dbias, b_dB1, b_dC1 = differentiate_chunk(
-            b_du, b_none, b_start, b_zero, b_dB1, b_dC1, b_B1, b_C1, b_u, b_dy, b_d1, p_A + WEIGHTS, p_B + STRIDE_M,
-            p_C + STRIDE_M, p_states, p_ddelta + ROWS, p_dB + PARTIAL, p_dC + PARTIAL, 0, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, True, TILES > 1,
-        )  # fmt: skip
-        store_weight(p_dA + WEIGHTS, b_dA, o_c, m_c, STATE, BLOCK_N)
-        tl.store(p_dbias + CHANNELS + o_c, tl.sum(b_dbias, 1), mask=m_c)
-        store_block(p_du, b_du, o_c, m_c, 0, LENGTH, BLOCK_L)
-    if TILES > 1:
-        store_row(p_dB, b_dB0, 0, LENGTH, BLOCK_L)
-        store_row(p_dC, b_dC0, 0, LENGTH, BLOCK_L)
-        store_row(p_dB + PARTIAL, b_dB1, 0, LENGTH, BLOCK_L)
-        store_row(p_dC + PARTIAL, b_dC1, 0, LENGTH, BLOCK_L)
-
-
-@triton.jit
-def carry_adjoints(
-    p_dy, p_delta, p_A, p_C, p_carries, b_bias, o_c, m_c,
-    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
-):  # fmt: skip
-    """Write what the adjoints of direction 1 carry into every chunk but the first (chunk, states, channels)."""
-    BOUNDARIES: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L - 1
-    o_n = tl.arange(0, BLOCK_N)
-    b_carry = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
-    for i_k in tl.range(0, BOUNDARIES, num_stages=STAGES):
-        b_dy = load_block(p_dy, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_d = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
-        if SOFTPLUS:
-            b_d, _ = softplus(b_d, ROUGH)
-        for n in range(STATE):
-            b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
-            b_c = b_dy * load_row(p_C + n * STRIDE_N, i_k, LENGTH, BLOCK_L)[None, :]
-            b_a = tl.exp2(b_d * b_A[:, None])
-            _, b_end = linear_scan(b_a, b_a * b_c, carried(b_carry, o_n, n, STATE), True, False)
-            b_carry = carry_on(b_carry, b_end, o_n, n, STATE)
-            store_end(p_carries, b_end, i_k, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
-
-
-@triton.jit
-def differentiate_both(
-    p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_carries, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias,
-    b_bias0, b_bias1, b_D, o_c, m_c,
-    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
-    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
-):  # fmt: skip
-    """Gradients of both directions, down the chunks, where it is known what direction 1 carries."""
-    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
-    ROWS: tl.constexpr = CHANNELS * LENGTH
-    SAVED: tl.constexpr = BOUNDARIES * STATE * CHANNELS
-    PARTIAL: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C * STATE * LENGTH
-    WEIGHTS: tl.constexpr = CHANNELS * STATE
-    DA_COLUMNS: tl.constexpr = BLOCK_L // 4 if STATE == 1 else BLOCK_N
-    b_dA0 = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
-    b_dA1 = tl.zeros((BLOCK_C, DA_COLUMNS), dtype=tl.float32)
-    b_dbias0 = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
-    b_dbias1 = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
-    b_dD = tl.zeros((BLOCK_C, BLOCK_L // 4), dtype=tl.float32)
-    b_none = tl.zeros((BLOCK_L,), dtype=tl.float32)
-    b_carry = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
-    for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
-        i_k = CHUNKS - 1 - i_step
-        b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_dy = load_block(p_dy, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_d0 = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias0[:, None]
-        b_d1 = load_block(p_delta + ROWS, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias1[:, None]
-        b_known = load_carry(p_carries, b_carry, i_k - 1, o_c, m_c, CHUNKS - 1, CHANNELS, STATE)
-        b_dD += quad_sums(b_u * b_dy)
-        b_du, b_carry, b_dA0, b_dbias0, _, _ = differentiate_chunk(
-            b_D[:, None] * b_dy, b_carry, b_dA0, b_dbias0, b_none, b_none, b_none, b_none, b_u, b_dy, b_d0, p_A, p_B,
-            p_C, p_states, p_ddelta, p_dB, p_dC, i_k, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, False, False,
-        )  # fmt: skip
-        b_du, _, b_dA1, b_dbias1, _, _ = differentiate_chunk(
-            b_du, b_known, b_dA1, b_dbias1, b_none, b_none, b_none, b_none, b_u, b_dy, b_d1, p_A + WEIGHTS,
-            p_B + STRIDE_M, p_C + STRIDE_M, p_states + SAVED, p_ddelta + ROWS, p_dB + PARTIAL, p_dC + PARTIAL, i_k, o_c,
-            m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, True, False,
-        )  # fmt: skip
-        store_block(p_du, b_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
-    store_sums(p_dA, p_dD, p_dbias, b_dA0, b_dD, b_dbias0, o_c, m_c, STATE, BLOCK_N, True)
-    store_sums(p_dA + WEIGHTS, p_dD, p_dbias + CHANNELS, b_dA1, b_dD, b_dbias1, o_c, m_c, STATE, BLOCK_N, False)
+        store_weight(p_dA + m * WEIGHTS, b_dA, o_c, m_c, STATE, BLOCK_N)
+        tl.store(p_dbias + m * CHANNELS + o_c, tl.sum(b_dbias, 1), mask=m_c)
+    store_block(p_du, b_du, o_c, m_c, 0, LENGTH, BLOCK_L)
 
 
 @triton.jit
 def scan_backward_kernel(
-    p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_states, p_carries, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD,
-    p_dbias, groups,
+    p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr, TOGETHER: tl.constexpr,
-    TILES: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one batch entry, group and TILES tiles of channels; sums over channels and batch stay partial."""
+    """Gradients of one batch entry, group and block of channels; sums over channels and batch stay partial."""
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
-    C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C * TILES - 1) // (BLOCK_C * TILES)
+    C_BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     ROWS: tl.constexpr = CHANNELS * LENGTH
     SAVED: tl.constexpr = BOUNDARIES * STATE * CHANNELS
     PARTIAL: tl.constexpr = C_BLOCKS * STATE * LENGTH
@@ -400,7 +271,6 @@ def scan_backward_kernel(
     p_delta += i_bg * DIRECTIONS * ROWS
     p_ddelta += i_bg * DIRECTIONS * ROWS
     p_states += i_bg * DIRECTIONS * SAVED
-    p_carries += i_bg * ((LENGTH + BLOCK_L - 1) // BLOCK_L - 1) * WEIGHTS
     p_A += i_g * DIRECTIONS * WEIGHTS
     p_D += i_g * DIRECTIONS * CHANNELS
     p_bias += i_g * DIRECTIONS * CHANNELS
@@ -411,28 +281,14 @@ def scan_backward_kernel(
     p_dA += i_bg * DIRECTIONS * WEIGHTS
     p_dbias += i_bg * DIRECTIONS * CHANNELS
     p_dD += i_bg * CHANNELS
-    if (DIRECTIONS == 2) and (LENGTH <= BLOCK_L):
-        differentiate_short(
-            p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias,
-            i_cb,
-            CHANNELS, LENGTH, STATE, STRIDE_M, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, HAS_D, HAS_BIAS,
-            SOFTPLUS, ROUGH, TILES,
-        )  # fmt: skip
-        return
     o_c = i_cb * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < CHANNELS
     b_D, b_bias0, b_bias1 = load_weights(p_D, p_bias, o_c, m_c, BLOCK_C, CHANNELS, DIRECTIONS, HAS_D, HAS_BIAS)
-    # Below, what one thread stored before a barrier, another may load after it.
-    if TOGETHER and (DIRECTIONS == 2):
-        carry_adjoints(
-            p_dy, p_delta + ROWS, p_A + WEIGHTS, p_C + STRIDE_M, p_carries, b_bias1, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
-        )  # fmt: skip
-        tl.debug_barrier()
-        differentiate_both(
-            p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_carries, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias,
-            b_bias0, b_bias1, b_D, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_M, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+    if (DIRECTIONS == 2) and (LENGTH <= BLOCK_L):
+        differentiate_short(
+            p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias0,
+            b_bias1, b_D, o_c, m_c,
+            CHANNELS, LENGTH, STATE, STRIDE_M, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH,
         )  # fmt: skip
         return
     if DIRECTIONS == 2:
@@ -443,6 +299,7 @@ def scan_backward_kernel(
             CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
             True, False,
         )  # fmt: skip
+        # What one thread stored above, another may load below.
         tl.debug_barrier()
     differentiate_direction(
         p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias0, b_D,
@@ -503,49 +360,3 @@ def sum_parts(p_partial, parts, STRIDE: tl.constexpr, o_x, m_x, BLOCK_P: tl.cons
         mask = (o_p < parts)[:, None] & m_x[None, :]
         b_sum += tl.load(p_partial + o_p[:, None] * STRIDE + o_x[None, :], mask=mask, other=0.0)
     return tl.sum(b_sum, 0)
-
-
-@triton.jit
-def sum_batch(
-    p_partial, p_out, i_block, batch, SIZE: tl.constexpr, FROM: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK: tl.constexpr, REPEATS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """A block of a gradient of SIZE numbers, from as many of each entry of the batch, or FROM, whose rows of CHANNELS
-    stand in the gradient REPEATS times."""
-    o_x = i_block * BLOCK + tl.arange(0, BLOCK)
-    o_from = o_x // (REPEATS * CHANNELS) * CHANNELS + o_x % CHANNELS if REPEATS > 1 else o_x
-    b_sum = sum_parts(p_partial, batch, FROM, o_from, o_x < SIZE, BLOCK_P)
-    tl.store(p_out + o_x, b_sum.to(p_out.dtype.element_ty), mask=o_x < SIZE)
-
-
-@triton.jit(do_not_specialize=["rows", "batch"])
-def sum_all_kernel(
-    p_dA, p_dB, p_dC, p_dD, p_dbias, p_A, p_B, p_C, p_D, p_bias, rows, batch,
-    BLOCKS: tl.constexpr, STATE: tl.constexpr, LENGTH: tl.constexpr, DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr,
-    SIZE_A: tl.constexpr, SIZE_D: tl.constexpr, SIZE_BIAS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_L: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A row (positions,) of B's or C's gradient, or a block of that of A, D or the bias."""
-    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    D_AT: tl.constexpr = (SIZE_A + BLOCK - 1) // BLOCK
-    BIAS_AT: tl.constexpr = D_AT + (SIZE_D + BLOCK - 1) // BLOCK
-    i = tl.program_id(0)
-    if i < rows:
-        i_row = i // CHUNKS % (2 * STATE)
-        # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
-        i_direction = (i // (CHUNKS * 2 * STATE)).to(tl.int64)
-        o_l = i % CHUNKS * BLOCK_L + tl.arange(0, BLOCK_L)
-        o_from = i_direction * (BLOCKS * STATE * LENGTH) + i_row % STATE * LENGTH
-        o_to = (i_direction * STATE + i_row % STATE) * LENGTH + o_l
-        if i_row < STATE:
-            b_sum = sum_parts(p_dB + o_from, BLOCKS, STATE * LENGTH, o_l, o_l < LENGTH, BLOCK_P)
-            tl.store(p_B + o_to, b_sum.to(p_B.dtype.element_ty), mask=o_l < LENGTH)
-        else:
-            b_sum = sum_parts(p_dC + o_from, BLOCKS, STATE * LENGTH, o_l, o_l < LENGTH, BLOCK_P)
-            tl.store(p_C + o_to, b_sum.to(p_C.dtype.element_ty), mask=o_l < LENGTH)
-    elif i < rows + D_AT:
-        sum_batch(p_dA, p_A, i - rows, batch, SIZE_A, SIZE_A, BLOCK_P, BLOCK, 1, CHANNELS)
-    elif i < rows + BIAS_AT:
-        sum_batch(p_dD, p_D, i - rows - D_AT, batch, SIZE_D, SIZE_D // DIRECTIONS, BLOCK_P, BLOCK, DIRECTIONS, CHANNELS)
-    else:
-        sum_batch(p_dbias, p_bias, i - rows - BIAS_AT, batch, SIZE_BIAS, SIZE_BIAS, BLOCK_P, BLOCK, 1, CHANNELS)

@@ -14,7 +14,6 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.ops.triton.launch import ceil_div, power_of_two
-from trust_tta.ops.triton.linear import gelu, gelu_slope
 
 PROGRAMS = 132 * 8  # fill a large GPU
 ELEMENTS = 2048  # of a program's block
@@ -45,58 +44,44 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
     mean, variance = x.new_empty((2, channels), dtype=torch.float32)
     with torch.cuda.device_of(x):
-        sum_kernel[grid](
-            x, x, mean, variance, x, x, partial, rows, parts, share, 0.0, BACKWARD=False, **_gelu(x, None), **sizes
-        )
+        sum_kernel[grid](x, x, mean, variance, partial, rows, parts, share, 0.0, BACKWARD=False, **sizes)
         _finish(partial, x, mean, variance, rows, BACKWARD=False)
     return mean, variance
 
 
-def sums(
-    dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, eps: float, gelu: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
-    """Sums (c,) over the rows of dy (rows, c) and of dy times the normalized x: the gradients of bias and weight.
-
-    With the norm's weight and bias in `gelu`, dy is the gradient of what GELU made of it.
-    """
+def sums(dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Sums (c,) over the rows of dy (rows, c) and of dy times the normalized x: the gradients of bias and weight."""
     rows, channels = x.shape
-    grid, share, sizes = _blocks(rows, channels, larger=2, times=_times(x, gelu is not None))  # faster for two maps
+    grid, share, sizes = _blocks(rows, channels, larger=2, times=_times(x))  # faster for two maps
     parts = grid[0] // ceil_div(channels, int(sizes["BLOCK_C"]))
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
     dbias, dweight = x.new_empty((2, channels), dtype=torch.float32)
     with torch.cuda.device_of(x):
-        sum_kernel[grid](
-            dy, x, mean, variance, *(gelu or (x, x)), partial, rows, parts, share, eps, BACKWARD=True, **_gelu(x, gelu),
-            **sizes,
-        )  # fmt: skip
+        sum_kernel[grid](dy, x, mean, variance, partial, rows, parts, share, eps, BACKWARD=True, **sizes)
         _finish(partial, x, dbias, dweight, rows, BACKWARD=True)
     return dbias, dweight
 
 
-def normalize(
-    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float, *, gelu: bool = False
-) -> Tensor:
-    """x (rows, c) less its mean over its deviation, times weight, plus bias; then GELU; in the dtype of x."""
+def normalize(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """x (rows, c) less its mean over its deviation, times weight, plus bias; in the dtype of x."""
     y = torch.empty_like(x)
     grid, _, sizes = _blocks(*x.shape, whole=True)
-    flags = _gelu(x, (weight, bias) if gelu else None)
     with torch.cuda.device_of(x):
-        normalize_kernel[grid](x, mean, variance, weight, bias, y, len(x), eps, **flags, **sizes)
+        normalize_kernel[grid](x, mean, variance, weight, bias, y, len(x), eps, **sizes)
     return y
 
 
 def input_gradient(
     dy: Tensor, x: Tensor, saved: tuple[Tensor, Tensor, Tensor], totals: tuple[Tensor, Tensor], eps: float,
-    *, add: Tensor | None, gelu: tuple[Tensor, Tensor] | None = None,
+    *, add: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """The gradient (rows, c) of x, plus `add`; `saved` are mean, variance and weight, `totals` what `sums` gave."""
     dx = torch.empty_like(x)
     grid, _, sizes = _blocks(*x.shape, whole=True)
     with torch.cuda.device_of(x):
         input_gradient_kernel[grid](
-            dy, x, *saved, x if gelu is None else gelu[1], *totals, x if add is None else add, dx, len(x), 1 / len(x),
-            eps, ADD=add is not None, **_gelu(x, gelu), **sizes,
-        )  # fmt: skip
+            dy, x, *saved, *totals, x if add is None else add, dx, len(x), 1 / len(x), eps, ADD=add is not None, **sizes
+        )
     return dx
 
 
@@ -164,14 +149,9 @@ def _vector(x: Tensor) -> dict[str, int | bool]:
     return {"CHANNELS": len(x), "BLOCK_C": power_of_two(len(x)), "num_warps": 4, "enable_fp_fusion": True}
 
 
-def _times(x: Tensor, busy: bool = False) -> int:
-    """Fewer programs with larger blocks sum faster, in half precision and unless they are busy with more than sums."""
-    return 1 if busy or x.dtype == torch.float32 else 2
-
-
-def _gelu(x: Tensor, affine: tuple[Tensor, Tensor] | None) -> dict[str, bool]:
-    """Whether GELU follows the norm, and how it is computed."""
-    return {"GELU": affine is not None, "FULL": x.dtype == torch.float32, "WIDE": x.device.type == "cpu"}
+def _times(x: Tensor) -> int:
+    """Fewer programs with larger blocks sum faster in half precision."""
+    return 1 if x.dtype == torch.float32 else 2
 
 
 def _blocks(
@@ -221,9 +201,8 @@ def _load_channel(p_x, o_c, CHANNELS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "parts", "share"])
 def sum_kernel(
-    p_x, p_other, p_mean, p_variance, p_weight, p_bias, p_partial, rows, parts, share, eps,
-    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BACKWARD: tl.constexpr, GELU: tl.constexpr,
-    FULL: tl.constexpr, WIDE: tl.constexpr,
+    p_x, p_other, p_mean, p_variance, p_partial, rows, parts, share, eps,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of x and of x^2, x measured from its first row; or of dy and of dy times the normalized other."""
     i_part, o_c = _place(CHANNELS, BLOCK_C)
@@ -239,9 +218,6 @@ def sum_kernel(
         b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
         if BACKWARD:
             b_other = (tl.load(p_other + o_x, mask=mask, other=0.0).to(tl.float32) - b_mean) * b_scale
-            if GELU:
-                b_y = b_other * _load_channel(p_weight, o_c, CHANNELS) + _load_channel(p_bias, o_c, CHANNELS)
-                b_x *= gelu_slope(b_y, FULL, WIDE)
         else:
             b_x = tl.where(mask, b_x - b_mean, 0.0)
             b_other = b_x
@@ -281,24 +257,20 @@ def finish_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def normalize_kernel(
     p_x, p_mean, p_variance, p_weight, p_bias, p_y, rows, eps,
-    GELU: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     i_part, o_c = _place(CHANNELS, BLOCK_C)
     o_x, mask = _tile(i_part, o_c, rows, CHANNELS, BLOCK_R)
     b_factor = tl.rsqrt(_load_channel(p_variance, o_c, CHANNELS) + eps) * _load_channel(p_weight, o_c, CHANNELS)
     b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
     b_y = (b_x - _load_channel(p_mean, o_c, CHANNELS)) * b_factor + _load_channel(p_bias, o_c, CHANNELS)
-    if GELU:
-        b_y = gelu(b_y, FULL, WIDE)
     tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def input_gradient_kernel(
-    p_dy, p_x, p_mean, p_variance, p_weight, p_bias, p_dbias, p_dweight, p_add, p_dx, rows, share, eps,
-    ADD: tl.constexpr, GELU: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    p_dy, p_x, p_mean, p_variance, p_weight, p_dbias, p_dweight, p_add, p_dx, rows, share, eps,
+    ADD: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     i_part, o_c = _place(CHANNELS, BLOCK_C)
     o_x, mask = _tile(i_part, o_c, rows, CHANNELS, BLOCK_R)
@@ -306,9 +278,6 @@ def input_gradient_kernel(
     b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
     b_dy = tl.load(p_dy + o_x, mask=mask, other=0.0).to(tl.float32)
     b_normal = (b_x - _load_channel(p_mean, o_c, CHANNELS)) * b_scale
-    if GELU:
-        b_y = b_normal * _load_channel(p_weight, o_c, CHANNELS) + _load_channel(p_bias, o_c, CHANNELS)
-        b_dy *= gelu_slope(b_y, FULL, WIDE)
     b_dy -= _load_channel(p_dbias, o_c, CHANNELS) * share + b_normal * (_load_channel(p_dweight, o_c, CHANNELS) * share)
     b_dx = b_dy * (b_scale * _load_channel(p_weight, o_c, CHANNELS))
     if ADD:

@@ -1,9 +1,8 @@
 """The forward scan: its launcher, its kernel, and what the backward kernel shares with it.
 
 A program owns a batch entry, a group and BLOCK_C channels, and walks through the positions in chunks of BLOCK_L: for
-direction 1 from the last to the first, then for direction 0, which adds its outputs to those of direction 1; or
-TOGETHER, down only for the states of direction 1 between chunks, then up for both. Where all positions are one chunk,
-it is read once for both.
+direction 1 from the last to the first, then for direction 0, which adds its outputs to those of direction 1. Where all
+positions are one chunk, it is read once for both.
 Names: b_ values of a block, p_ pointers, o_ offsets, m_ masks, i_ indices of programs and chunks.
 """
 
@@ -33,12 +32,7 @@ def scan_forward(inputs: ScanInputs, *, tiling: Tiling | None = None) -> tuple[T
     programs = batch * groups * ceil_div(channels, tiling.forward.channels)
     with torch.cuda.device_of(y):
         scan_forward_kernel[(programs,)](
-            *pointers(inputs),
-            y,
-            states,
-            groups,
-            **constants(inputs, tiling.forward, tiling.spacing),
-            TOGETHER=tiling.forward.together,
+            *pointers(inputs), y, states, groups, **constants(inputs, tiling.forward, tiling.spacing)
         )
     return y, states
 
@@ -244,50 +238,11 @@ def store_end(
 
 
 @triton.jit
-def load_carry(
-    p_states, b_like, i_saved, o_c, m_c, BOUNDARIES: tl.constexpr, CHANNELS: tl.constexpr, STATE: tl.constexpr
-):
-    """The states at a saved boundary, as `no_carry` lays them out; zero before the first and past the last."""
-    o_column = tl.arange(0, b_like.shape[1])[None, :]
-    o_state = o_column if STATE > 1 else 0 * o_column
-    o_h, m_h = boundary_offsets(i_saved, o_state, o_c[:, None], m_c[:, None], BOUNDARIES, CHANNELS, STATE)
-    return tl.load(p_states + o_h, mask=m_h & (o_state < STATE), other=0.0)
-
-
-@triton.jit
-def carry_states(
-    p_u, p_delta, p_A, p_B, p_states, b_bias, o_c, m_c,
-    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
-    ROUGH: tl.constexpr,
-):  # fmt: skip
-    """Write the states of direction 1 at the ends of its chunks."""
-    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
-    PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
-    o_n = tl.arange(0, BLOCK_N)
-    b_carry = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
-    for i_step in tl.range(0, CHUNKS - 1, num_stages=STAGES):
-        i_k = CHUNKS - 1 - i_step
-        b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_d = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias[:, None]
-        if SOFTPLUS:
-            b_d, _ = softplus(b_d, ROUGH)
-        b_v = b_d * b_u
-        for n in range(STATE):
-            b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
-            b_in = b_v * load_row(p_B + n * STRIDE_N, i_k, LENGTH, BLOCK_L)[None, :]
-            _, b_end = linear_scan(tl.exp2(b_d * b_A[:, None]), b_in, carried(b_carry, o_n, n, STATE), True, True)
-            b_carry = carry_on(b_carry, b_end, o_n, n, STATE)
-            store_end(p_states, b_end, i_k * PER_CHUNK - 1, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
-
-
-@triton.jit
 def scan_chunk(
     b_y, b_carry, b_u, b_d, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
-    REVERSE: tl.constexpr, SAVED_END: tl.constexpr = False,
+    REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Add one direction's output on chunk i_k to b_y (channels, positions); return it and the carried state."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
@@ -316,9 +271,8 @@ def scan_chunk(
         b_h = b_a * b_before + b_in
         if CHUNKS > 1:
             b_carry = carry_on(b_carry, b_end, o_n, n, STATE)
-            if not SAVED_END:
-                i_end = (i_k if REVERSE else i_k + 1) * PER_CHUNK - 1
-                store_end(p_states, b_end, i_end, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
+            i_end = (i_k if REVERSE else i_k + 1) * PER_CHUNK - 1
+            store_end(p_states, b_end, i_end, n, o_c, m_c, BOUNDARIES, CHANNELS, STATE)
         if PER_CHUNK > 1:
             o_saves = (o_save * STATE + n)[None, :] * CHANNELS + o_c[:, None]
             tl.store(p_states + o_saves, b_h, mask=m_c[:, None] & m_save[None, :])
@@ -353,45 +307,12 @@ def scan_direction(
 
 
 @triton.jit
-def scan_both(
-    p_u, p_delta, p_A, p_B, p_C, p_y, p_states, b_bias0, b_bias1, b_D, o_c, m_c,
-    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
-    SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
-):  # fmt: skip
-    """Write the outputs of both directions, up the chunks, where the states of direction 1 are known."""
-    CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
-    PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
-    ROWS: tl.constexpr = CHANNELS * LENGTH
-    SAVED: tl.constexpr = BOUNDARIES * STATE * CHANNELS
-    WEIGHTS: tl.constexpr = CHANNELS * STATE
-    b_carry = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
-    for i_k in tl.range(0, CHUNKS, num_stages=STAGES):
-        b_u = load_block(p_u, o_c, m_c, i_k, LENGTH, BLOCK_L)
-        b_d0 = load_block(p_delta, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias0[:, None]
-        b_d1 = load_block(p_delta + ROWS, o_c, m_c, i_k, LENGTH, BLOCK_L) + b_bias1[:, None]
-        b_known = load_carry(
-            p_states + SAVED, b_carry, (i_k + 1) * PER_CHUNK - 1, o_c, m_c, BOUNDARIES, CHANNELS, STATE
-        )
-        b_y, b_carry = scan_chunk(
-            b_D[:, None] * b_u, b_carry, b_u, b_d0, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, False,
-        )  # fmt: skip
-        b_y, _ = scan_chunk(
-            b_y, b_known, b_u, b_d1, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_states + SAVED, i_k, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, True, True,
-        )  # fmt: skip
-        store_block(p_y, b_y, o_c, m_c, i_k, LENGTH, BLOCK_L)
-
-
-@triton.jit
 def scan_forward_kernel(
     p_u, p_delta, p_A, p_B, p_C, p_D, p_bias, p_y, p_states, groups,
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr, TOGETHER: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
 ):  # fmt: skip
     """y (b, g, c, l) and the states (b, g, m, boundary, n, c) of one batch entry, group and block of channels."""
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
@@ -428,18 +349,6 @@ def scan_forward_kernel(
                 CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, m == 1,
             )  # fmt: skip
         store_block(p_y, b_y, o_c, m_c, 0, LENGTH, BLOCK_L)
-        return
-    if TOGETHER and (DIRECTIONS == 2):
-        carry_states(
-            p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_states + SAVED, b_bias1, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
-        )  # fmt: skip
-        # What one thread stored above, another may load below.
-        tl.debug_barrier()
-        scan_both(
-            p_u, p_delta, p_A, p_B, p_C, p_y, p_states, b_bias0, b_bias1, b_D, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_M, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
-        )  # fmt: skip
         return
     if DIRECTIONS == 2:
         scan_direction(

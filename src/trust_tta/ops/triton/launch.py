@@ -11,7 +11,6 @@ from torch import Tensor
 from trust_tta.ops.tensors import ScanInputs
 
 SPACING = 128  # positions between saved states in long rows
-PROGRAMS = 132 * 11  # of one warp each, fill a large GPU
 
 
 def ceil_div(size: int, block: int) -> int:
@@ -34,9 +33,7 @@ class Tile:
     """Tile of one program: channels x positions, with its warps and registers per thread.
 
     A warp holds 128 positions of a channel; more positions than that in a tile of several warps make the scans slow.
-    With several `stages` the next chunks, or tiles, are read while one is worked on. `together`: both directions of a
-    chunk at once, after a pass for what one of them carries, which moves less and computes more. `tiles`: at most so
-    many in turn where a tile has all positions; gradients of B and C are summed over them.
+    With several `stages` the next chunks are read while one is worked on.
     """
 
     channels: int
@@ -44,8 +41,6 @@ class Tile:
     warps: int
     registers: int | None = None
     stages: int = 1
-    together: bool = False
-    tiles: int = 1
 
 
 @dataclass(frozen=True)
@@ -57,31 +52,23 @@ class Tiling:
     spacing: int
 
 
-def count_tiles(tile: Tile, programs: int) -> int:
-    """Tiles for each program, where one tile each would make so many: a power of two, as each is compiled for."""
-    return min(tile.tiles, 1 << max(0, (programs // PROGRAMS).bit_length() - 1))
-
-
 def choose_tiling(shape: Sequence[int], dtype: torch.dtype) -> Tiling:
     """The launch sizes for delta (b, g, m, c, l), a function of nothing else so that runs repeat.
 
     The fastest on an H200 at the stages of VMamba-T; a warp holds twice the positions in half precision. What is
     saved for the backward does not depend on the dtype.
     """
-    batch, groups, _, channels, length = shape
+    channels, length = shape[-2:]
     half = dtype != torch.float32
     if length <= 64:
-        backward = Tile(4, 64, 1) if half else Tile(4, 64, 1, stages=3, tiles=32)
-        return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=backward)
+        return make_tiling(channels, length, forward=Tile(4, 64, 1), backward=Tile(4 if half else 8, 64, 1))
     wide = 256 if half else 128
     if length <= 256:
         return make_tiling(channels, length, forward=Tile(4 if half else 2, wide, 1), backward=Tile(2, 128, 1))
     long = length > 1024
     if half:
         forward, backward = Tile(1, wide, 1, stages=3 if long else 1), Tile(2, wide, 1, stages=4 if long else 3)
-    elif batch * groups * channels >= 4 * PROGRAMS:
-        forward, backward = Tile(2, wide, 1, stages=3, together=True), Tile(4, wide, 1, stages=3, together=True)
-    else:  # more, shorter programs
+    else:
         forward = Tile(1, wide, 1, stages=4 if long else 1)
         backward = Tile(4, wide, 1, stages=2) if long else Tile(2, wide, 1, stages=3)
     return make_tiling(channels, length, forward=forward, backward=backward)

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.ops import functional
 from trust_tta.ops.triton.launch import ceil_div, is_rough, power_of_two
 
 NORMALIZED = 1024  # numbers that a warp normalizes at a time
@@ -34,12 +33,7 @@ def _takes_pairs(x: Tensor) -> bool:
     """Whether the map can be moved two numbers at a time, which for large maps is twice as fast as one by one."""
     b, c, h, w = x.shape
     even = c % 2 == 0 and h % 2 == 0 and w % 2 == 0 and max(h, w) > 16
-    return (
-        "pairs" in functional.USED
-        and even
-        and x.dtype == torch.bfloat16
-        and x.is_contiguous(memory_format=torch.channels_last)
-    )
+    return even and x.dtype == torch.bfloat16 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _launch_pairs(x: Tensor, u: Tensor, silu: bool) -> None:
@@ -99,19 +93,16 @@ def merge_norm(
 
 def merge_norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
     """The gradient (b, 2, c, h*w) of the sequences that `merge_norm` merged, from that of the norm (b, h, w, c)."""
-    batch, height, width, count = x.shape
-    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
-    least = {torch.bfloat16: 96, torch.float32: 192}.get(x.dtype, 1 << 30)
-    if least <= count <= 512 or grid[0] * grid[1] < FEW:
-        dx = _norm_backward(dnorm.contiguous(), x, mean, scale, weight.contiguous())
-        return cross_scan(dx.permute(0, 3, 1, 2), silu=False)
-    dy = x.new_empty((batch, 2, count, height * width))
+    dx = torch.empty_like(x)
+    rows, count = x.numel() // x.shape[-1], x.shape[-1]
+    block_c = power_of_two(count)
+    block_r = max(1, 4096 // block_c)
     with torch.cuda.device_of(x):
-        merge_norm_backward_kernel[grid](
-            dnorm.contiguous(), x, mean, scale, weight.contiguous(), dy,
-            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, enable_fp_fusion=True, **_channels(count),
+        norm_backward_kernel[(ceil_div(rows, block_r),)](
+            dnorm.contiguous(), x, mean, scale, weight.contiguous(), dx, rows,
+            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
-    return dy
+    return cross_scan(dx.permute(0, 3, 1, 2), silu=False)
 
 
 def _layer_norm(
@@ -129,20 +120,6 @@ def _layer_norm(
             CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return norm, x, mean, scale
-
-
-def _norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
-    """The gradient (b, h, w, c) of the merged map."""
-    dx = torch.empty_like(x)
-    rows, count = x.numel() // x.shape[-1], x.shape[-1]
-    block_c = power_of_two(count)
-    block_r = max(1, 4096 // block_c)
-    with torch.cuda.device_of(x):
-        norm_backward_kernel[(ceil_div(rows, block_r),)](
-            dnorm, x, mean, scale, weight, dx, rows,
-            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
-    return dx
 
 
 def _pixels(y: Tensor, height: int, width: int) -> Tensor:
@@ -358,53 +335,6 @@ def merge_norm_kernel(
         tl.store(p_scale + i_b * (HEIGHT * WIDTH) + o_pixel, b_scale, mask=m_p)
         b_n = b_d * b_scale[:, None] * b_w + b_b
         tl.store(p_norm + o_map, b_n.to(p_norm.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS: tl.constexpr):
-    """The normalized map and the gradient that reaches it, in float32."""
-    b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)
-    b_g = tl.load(p_dnorm + o_map, mask=mask, other=0.0).to(tl.float32) * b_w
-    b_x = tl.load(p_x + o_map, mask=mask, other=0.0).to(tl.float32)
-    return (b_x - b_mean[:, :, None]) * b_scale[:, :, None], b_g
-
-
-@triton.jit
-def merge_norm_backward_kernel(
-    p_dnorm, p_x, p_mean, p_scale, p_weight, p_dy,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the norm of a tile of pixels, written along the rows and along the columns."""
-    BLOCKS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
-    i_b = tl.program_id(1).to(tl.int64)
-    p_dnorm += i_b * (CHANNELS * HEIGHT * WIDTH)
-    p_x += i_b * (CHANNELS * HEIGHT * WIDTH)
-    p_dy += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
-    tiles = tl.cdiv(WIDTH, BLOCK_S)
-    o_row = ((tl.program_id(0) // tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[:, None]
-    o_column = ((tl.program_id(0) % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :]
-    m_pixel = (o_row < HEIGHT) & (o_column < WIDTH)
-    o_pixel = i_b * (HEIGHT * WIDTH) + o_row * WIDTH + o_column
-    b_mean = tl.load(p_mean + o_pixel, mask=m_pixel, other=0.0)
-    b_scale = tl.load(p_scale + o_pixel, mask=m_pixel, other=0.0)
-    b_sum = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
-    b_along = tl.zeros((BLOCK_S, BLOCK_S), dtype=tl.float32)
-    for i_c in range(BLOCKS):
-        o_h, o_w, o_c, _, _, mask = tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
-        o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
-        b_n, b_g = _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS)
-        b_sum += tl.sum(b_g, 2)
-        b_along += tl.sum(b_g * b_n, 2)
-    b_sum /= CHANNELS
-    b_along /= CHANNELS
-    for i_c in range(BLOCKS):
-        o_h, o_w, o_c, o_rows, o_columns, mask = tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
-        o_map = (o_h * WIDTH + o_w) * CHANNELS + o_c
-        b_n, b_g = _slopes(p_dnorm, p_x, p_weight, o_map, o_c, b_mean, b_scale, mask, CHANNELS)
-        b_dx = b_scale[:, :, None] * (b_g - b_sum[:, :, None] - b_n * b_along[:, :, None])
-        b_dx = b_dx.to(p_dy.dtype.element_ty)
-        tl.store(p_dy + o_rows, b_dx, mask=mask)
-        tl.store(p_dy + o_columns, b_dx, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])

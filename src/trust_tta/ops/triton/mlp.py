@@ -6,7 +6,7 @@ Of narrow maps alone: a program holds all channels of its rows. They are held as
 # mypy: ignore-errors
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -32,41 +32,26 @@ def halves(channels: int) -> tuple[int, int]:
     return first, channels - first
 
 
-class Norm(NamedTuple):
-    """Normalizes a map on the way into a kernel: statistics and weights (k,)."""
-
-    mean: Tensor
-    variance: Tensor
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-
-def mlp(
-    x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, add: Tensor | None,
-    norm: Norm | None = None,
-) -> Tensor:  # fmt: skip
-    """GELU(x (m, k) @ weight1 (n, k).T + bias1) @ weight2 (k, n).T + bias2, plus `add` (m, k); of x after `norm`."""
+def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, add: Tensor | None) -> Tensor:
+    """GELU(x (m, k) @ weight1 (n, k).T + bias1) @ weight2 (k, n).T + bias2, plus `add` (m, k)."""
     y = x.new_empty(x.shape)
     sizes = _sizes(x, weight1, backward=False)
     with torch.cuda.device_of(x):
         mlp_kernel[(ceil_div(len(x), sizes["BLOCK_M"]),)](
-            x, *(norm or Norm(x, x, x, x, 0.0)), weight1.contiguous(), bias1, weight2.contiguous(), bias2,
-            x if add is None else add, y, len(x), NORM=norm is not None, ADD=add is not None, **sizes,
+            x, weight1.contiguous(), bias1, weight2.contiguous(), bias2,
+            x if add is None else add, y, len(x), ADD=add is not None, **sizes,
         )  # fmt: skip
     return y
 
 
-def mlp_input_gradient(
-    dy: Tensor, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, norm: Norm | None = None
-) -> Tensor:
-    """The gradient (m, k) of x, or of x after `norm`; the hidden map is made again."""
+def mlp_input_gradient(dy: Tensor, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor) -> Tensor:
+    """The gradient (m, k) of x; the hidden map is computed again."""
     dx = x.new_empty(x.shape)
     sizes = _sizes(x, weight1, backward=True)
     with torch.cuda.device_of(x):
         mlp_input_gradient_kernel[(ceil_div(len(x), sizes["BLOCK_M"]),)](
-            dy, x, *(norm or Norm(x, x, x, x, 0.0)), weight1.contiguous(), bias1, weight2.contiguous(), dx, len(x),
-            NORM=norm is not None, **sizes,
+            dy, x, weight1.contiguous(), bias1, weight2.contiguous(), dx, len(x),
+            **sizes,
         )  # fmt: skip
     return dx
 
@@ -97,21 +82,6 @@ def _load(p_x, o_m, i_c, rows, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
-def _load_normal(
-    p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, i_c, rows,
-    NORM: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """`_load`, normalized with NORM."""
-    b_x = _load(p_x, o_m, i_c, rows, CHANNELS, BLOCK_C)
-    if NORM:
-        o_c = i_c + tl.arange(0, BLOCK_C)
-        b_scale = tl.rsqrt(tl.load(p_variance + o_c) + eps) * tl.load(p_weight + o_c).to(tl.float32)
-        b_wide = (b_x.to(tl.float32) - tl.load(p_mean + o_c)[None, :]) * b_scale[None, :]
-        b_x = (b_wide + tl.load(p_bias + o_c).to(tl.float32)[None, :]).to(b_x.dtype)
-    return b_x
-
-
-@triton.jit
 def _store(p_y, b_y, o_m, i_c, rows, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr):
     o_y = o_m.to(tl.int64)[:, None] * CHANNELS + (i_c + tl.arange(0, BLOCK_C))[None, :]
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=(o_m < rows)[:, None])
@@ -133,14 +103,14 @@ def _hidden(b_x0, b_x1, b_w0, b_w1, p_bias, i_h, BLOCK_M: tl.constexpr, BLOCK_H:
 
 @triton.jit
 def mlp_kernel(
-    p_x, p_mean, p_variance, p_weight, p_bias, eps, p_w1, p_bias1, p_w2, p_bias2, p_add, p_y, rows,
+    p_x, p_w1, p_bias1, p_w2, p_bias2, p_add, p_y, rows,
     CHANNELS: tl.constexpr, HIDDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_H: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_H: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """All channels of a block of rows; the hidden map passes by in blocks."""
     o_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    b_x0 = _load_normal(p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, 0, rows, NORM, CHANNELS, FIRST)
-    b_x1 = _load_normal(p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, FIRST, rows, NORM, CHANNELS, SECOND)
+    b_x0 = _load(p_x, o_m, 0, rows, CHANNELS, FIRST)
+    b_x1 = _load(p_x, o_m, FIRST, rows, CHANNELS, SECOND)
     b_y0 = tl.zeros((BLOCK_M, FIRST), dtype=tl.float32)
     b_y1 = tl.zeros((BLOCK_M, SECOND), dtype=tl.float32)
     for i_h in range(0, HIDDEN, BLOCK_H):
@@ -163,14 +133,14 @@ def mlp_kernel(
 
 @triton.jit
 def mlp_input_gradient_kernel(
-    p_dy, p_x, p_mean, p_variance, p_weight, p_bias, eps, p_w1, p_bias1, p_w2, p_dx, rows,
+    p_dy, p_x, p_w1, p_bias1, p_w2, p_dx, rows,
     CHANNELS: tl.constexpr, HIDDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_H: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_H: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """All channels of a block of rows; the hidden map and its gradient pass by in blocks."""
     o_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    b_x0 = _load_normal(p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, 0, rows, NORM, CHANNELS, FIRST)
-    b_x1 = _load_normal(p_x, p_mean, p_variance, p_weight, p_bias, eps, o_m, FIRST, rows, NORM, CHANNELS, SECOND)
+    b_x0 = _load(p_x, o_m, 0, rows, CHANNELS, FIRST)
+    b_x1 = _load(p_x, o_m, FIRST, rows, CHANNELS, SECOND)
     b_dy0 = _load(p_dy, o_m, 0, rows, CHANNELS, FIRST)
     b_dy1 = _load(p_dy, o_m, FIRST, rows, CHANNELS, SECOND)
     b_dx0 = tl.zeros((BLOCK_M, FIRST), dtype=tl.float32)

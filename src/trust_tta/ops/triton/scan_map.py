@@ -11,12 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trust_tta.ops import functional
 from trust_tta.ops.tensors import Gathered, Parameters, Saved
 from trust_tta.ops.triton.backward import differentiate, sum_rows
 from trust_tta.ops.triton.forward import scan_forward
 from trust_tta.ops.triton.layout import cross_merge, cross_scan
-from trust_tta.ops.triton.map_gradient import map_gradient
 from trust_tta.ops.triton.matmul import can_fuse, fused_gradients, matmul, weight_gradient
 from trust_tta.ops.triton.parameters import gather, scatter_add
 
@@ -28,8 +26,7 @@ KEPT = frozenset({*range(64), *range(512, 4096)})
 def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
     """See `operators.Backend`."""
     b, c, h, w = x
-    kept = "kept" in functional.USED and dtype != torch.float32 and h * w in KEPT
-    return (b, 2, c, h * w) if kept else (0,)
+    return (b, 2, c, h * w) if dtype != torch.float32 and h * w in KEPT else (0,)
 
 
 def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
@@ -65,11 +62,8 @@ def scan_map_backward(
         ddt_proj = weight_gradient(ddelta, steps, per_image=per_image) if train_projections else None
     sum_rows(partial, dprojected)
     dprojected = dprojected.flatten(2, 3)
-    if x.dtype == torch.float32:  # in which thin products are the library's
-        matmul(gathered.x_proj.mT, dprojected, du, add=True)
-        dx = cross_merge(du, *x.shape[2:], silu_of=x)
-    else:
-        dx = map_gradient(du, dprojected, gathered.x_proj, x)
+    matmul(gathered.x_proj.mT, dprojected, du, add=True)
+    dx = cross_merge(du, *x.shape[2:], silu_of=x)
     if train_projections:
         dx_proj = weight_gradient(dprojected, u, per_image=per_image)
     return dx, scatter_add(slots, gathered, dx_proj, ddt_proj, partial if train_scan else None)
