@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: test test-slow test-fuzz test-gpu demo paper lint types typed docs clean
+.PHONY: test test-slow test-fuzz test-gpu demo paper lint types typed kernels docs clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,10 @@ types: $(VENV)/dev
 # The options of the methods as editors and mypy see them, from their declarations.
 typed: $(VENV)/dev
 	$(BIN)/python -m tests.methods.typed_stub
+
+# The LLVM IR of the CPU kernels that ships with the package, from their sources in ops/cpu.
+kernels: $(VENV)/dev
+	$(BIN)/python -W ignore -m trust_tta.ops.cpu.build
 
 demo: $(VENV)/base
 	$(BIN)/trust-tta demo

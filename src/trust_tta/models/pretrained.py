@@ -11,6 +11,7 @@ from trust_tta.data.class_names import CIFAR10_CLASSES, imagenet_classes, segmen
 from trust_tta.data.download import check_hash, download
 from trust_tta.errors import CheckpointError, DownloadError, reason_of
 from trust_tta.models.variants import default_preprocessing
+from trust_tta.ops.cache import cache_folder
 from trust_tta.optional import require
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
 from trust_tta.progress import SILENT, Progress
@@ -204,12 +205,6 @@ def find_published(source: str | os.PathLike[str] | None, file: Path | None) -> 
         if repository and known.address and known.address.startswith(f"{_HUB}{repository}/"):
             return known
     return None
-
-
-def cache_folder() -> Path:
-    """Folder of downloaded checkpoints: $TRUST_TTA_CACHE, or the user's cache folder."""
-    root = os.environ.get("TRUST_TTA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "trust-tta")
-    return Path(root).expanduser()
 
 
 def locate(pretrained: Pretrained, *, progress: Progress = SILENT) -> Path:

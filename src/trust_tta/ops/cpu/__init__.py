@@ -1,4 +1,4 @@
-"""The scans on a CPU: loops compiled by numba, run by PyTorch's own threads."""
+"""The scans on a CPU: loops compiled by LLVM, run by PyTorch's own threads."""
 
 from trust_tta.ops.cpu.scan import scan_backward as scan_backward
 from trust_tta.ops.cpu.scan import scan_forward as scan_forward

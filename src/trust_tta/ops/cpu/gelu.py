@@ -1,56 +1,20 @@
-"""GELU and its derivative in one pass on a CPU: they share an exponential, and the backward is then a product.
+"""GELU and its derivative in one pass on a CPU, so that the backward is a product."""
 
-The upper tail of the normal distribution at x >= 0 is exp(-x^2/2) t p(t), with t = 1 / (1 + x/4) and a polynomial p.
-"""
-
-# mypy: ignore-errors
 from __future__ import annotations
 
-import math
-
-import numpy as np
 from torch import Tensor
 
-from trust_tta.ops.cpu.loops import fast_exp, jit
+from trust_tta.ops.cpu.native import array_fields, load_kernel
 from trust_tta.ops.cpu.threads import run_tasks
 
 SPAN = 1 << 14  # elements of a task
-FARTHEST = 13.0  # where the fit ends: beyond, the exponential is 0
-_QUARTER, _HALF, _ONE = np.float32(0.25), np.float32(0.5), np.float32(1)
-_DENSITY = np.float32(1 / math.sqrt(2 * math.pi))
-
-
-def _fit(degree: int, points: int = 400) -> tuple[np.float32, ...]:
-    """The coefficients of p, fitted at Chebyshev's points for a small relative error."""
-    least = 1 / (1 + FARTHEST / 4)
-    t = least + (1 - least) * (1 - np.cos(np.pi * (np.arange(points) + 0.5) / points)) / 2
-    x = 4 * (1 / t - 1)
-    p = np.array([math.erfc(each / math.sqrt(2)) / 2 for each in x]) * np.exp(x * x / 2) / t
-    return tuple(np.float32(c) for c in np.polynomial.Polynomial.fit(t, p, degree, w=1 / p).convert().coef)
-
-
-_TAIL = _fit(8)
 
 
 def gelu_and_slope(x: Tensor, out: Tensor) -> None:
     """out = GELU(x), and x becomes its derivative there; both contiguous float32 on a CPU."""
-    values, results = x.view(-1).numpy(), out.view(-1).numpy()
+    kernel, values, results = load_kernel("gelu", x.dtype), x.view(-1), out.view(-1)
 
     def work(first: int, last: int) -> None:
-        _gelu_and_slope(values[first * SPAN : last * SPAN], results[first * SPAN : last * SPAN])
+        kernel(*array_fields(values[first * SPAN : last * SPAN], results[first * SPAN : last * SPAN]))
 
-    run_tasks(work, -(-values.size // SPAN), values.size)
-
-
-@jit
-def _gelu_and_slope(x, out):
-    for i in range(x.size):
-        value = x[i]
-        e = fast_exp(-_HALF * value * value)
-        t = _ONE / (_ONE + _QUARTER * abs(value))
-        p = ((_TAIL[8] * t + _TAIL[7]) * t + _TAIL[6]) * t + _TAIL[5]
-        p = (((p * t + _TAIL[4]) * t + _TAIL[3]) * t + _TAIL[2]) * t + _TAIL[1]
-        tail = (p * t + _TAIL[0]) * t * e
-        below = _ONE - tail if value >= 0 else tail
-        out[i] = value * below
-        x[i] = below + value * (_DENSITY * e)
+    run_tasks(work, -(-x.numel() // SPAN), x.numel())

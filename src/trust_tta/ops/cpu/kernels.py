@@ -1,7 +1,4 @@
-"""Loops that numba compiles. Arrays are contiguous and share one dtype; shapes as in `tensors.ScanInputs`.
-
-The compiled code is cached on disk, so only the first use after an installation pays for compilation.
-"""
+"""The grouped scan as loops that numba compiles; contiguous arrays of one dtype, shapes as in `tensors.ScanInputs`."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -11,8 +8,7 @@ import math
 import numpy as np
 
 from trust_tta.ops.cpu.loops import fast_exp, fast_log1p, jit, jit_sum
-
-LANES = 4  # channels whose recurrences run side by side
+from trust_tta.ops.cpu.sizes import LANES
 
 
 @jit

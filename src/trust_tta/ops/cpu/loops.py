@@ -12,6 +12,8 @@ from trust_tta.ops.numba_jit import compiled
 # Without numba's runtime (_nrt) a slice costs no reference count, which short rows feel; scratch comes from the caller.
 _OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
 jit = compiled(**_OPTIONS, fastmath={"contract", "nsz", "arcp"})
+# For functions that return a slice, which compiled functions cannot without numba's runtime.
+inline = compiled(**_OPTIONS, inline="always")
 # Sums may be reordered into vector registers; fast_exp must not be, or its range reduction loses bits.
 jit_sum = compiled(**_OPTIONS, fastmath={"contract", "nsz", "arcp", "reassoc"})
 

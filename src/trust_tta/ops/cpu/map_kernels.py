@@ -6,8 +6,9 @@ in one array at distances that the compiler knows: of separate arrays it would h
 would leave the loops scalar. Arrays are contiguous and share one dtype:
 
 u, y, dy, du (b, l, c); projected (b, l, 4, r+2n): low-rank step sizes, B and C of the four directions; and rows
-(p, tiles, 1 + 4 + 4n + 4r, TILE), with p = 1 or b: D, and for each direction bias, A and the weight of the step sizes.
-Of each tile `wide` channels are used. Step sizes and their gradients are (l, TILE), with l rounded up to fours.
+(p, tiles, (1 + 4 + 4n + 4r) * TILE), with p = 1 or b: D, and for each direction bias, A and the step sizes' weight.
+Of each tile `wide` channels are used. Step sizes and their gradients are (l * TILE), with l rounded up to fours.
+Matrices of TILE columns are flat, because a reshaped array needs numba's runtime: `_row` and `_rows` read them.
 """
 
 # mypy: ignore-errors
@@ -17,18 +18,8 @@ import math
 
 import numpy as np
 
-from trust_tta.ops.cpu.loops import fast_exp, fast_log1p, jit, jit_sum
-
-TILE = 64  # channels: fewer make loops too short
-# The fields of a pixel in the backward.
-U, DY, DU, DECAY, BEFORE, SLOPE, PIXEL = range(0, 7 * TILE, TILE)
-# What a state has along the sequence.
-STATE, A, DA, CARRY, ROWS = range(0, 5 * TILE, TILE)
-
-
-def scratch_size(length: int) -> int:
-    """Numbers that one thread needs."""
-    return ROWS + length * PIXEL + 2 * (length + 3) * TILE
+from trust_tta.ops.cpu.loops import fast_exp, fast_log1p, inline, jit, jit_sum
+from trust_tta.ops.cpu.sizes import BEFORE, CARRY, DA, DECAY, DU, DY, PIXEL, ROWS, SLOPE, STATE, TILE, A, U
 
 
 @jit
@@ -42,7 +33,7 @@ def scan_forward(scratch, u, projected, rows, y, width, rank, images, block, wid
             for t in range(part, min(part + block, tiles)):
                 row = rows[b if rows.shape[0] > 1 else 0, t]
                 if min(wide, u.shape[2] - t * wide) == TILE:  # loops of a known length are faster
-                    _scan_tile(scratch, u[b], projected[b], row, y[b], width, rank, t * wide, TILE)
+                    _scan_tile(scratch, u[b], projected[b], row, y[b], width, rank, t * wide, np.int64(TILE))
                 else:
                     given = min(wide, u.shape[2] - t * wide)
                     _scan_tile(scratch, u[b], projected[b], row, y[b], width, rank, t * wide, given)
@@ -50,24 +41,23 @@ def scan_forward(scratch, u, projected, rows, y, width, rank, images, block, wid
 
 @jit
 def _scan_tile(scratch, u, projected, row, y, width, rank, low, wide):
-    """Channels low..low+wide-1 of one image: u, y (l, c), row (1 + 4 + 4n + 4r, TILE)."""
-    length, states = u.shape[0], row.shape[0] // 4 - 1 - rank
-    state, steps = scratch[:TILE], scratch[TILE : TILE + _in_fours(length) * TILE].reshape((_in_fours(length), TILE))
+    """Channels low..low+wide-1 of one image: u, y (l, c), row ((1 + 4 + 4n + 4r) * TILE)."""
+    length, states = u.shape[0], row.size // (4 * TILE) - 1 - rank
+    state, steps = _row(scratch, 0), _rows(scratch, 1, _in_fours(length))
     for p in range(length):
-        _multiply(row[0], u[p, low : low + wide], y[p, low : low + wide], wide)
+        _multiply(_row(row, 0), u[p, low : low + wide], y[p, low : low + wide], wide)
     for k in range(4):
-        at_weight = 5 + 4 * states + k * rank
-        _expand(steps, projected, k, row[at_weight : at_weight + rank].reshape(rank * TILE), row[1 + k], wide)
+        _expand(steps, projected, k, _rows(row, 5 + 4 * states + k * rank, rank), _row(row, 1 + k), wide)
         for p in range(length):
-            _softplus(steps[p], wide)
+            _softplus(_row(steps, p), wide)
         for n in range(states):
             state[:] = 0
             q = _begin(k, length)
             for _ in range(length):
                 f = projected[q, k]
                 _advance(
-                    steps[q], row[5 + k * states + n], u[q, low : low + wide], f[rank + n], f[rank + states + n],
-                    state, y[q, low : low + wide], wide,
+                    _row(steps, q), _row(row, 5 + k * states + n), u[q, low : low + wide], f[rank + n],
+                    f[rank + states + n], state, y[q, low : low + wide], wide,
                 )  # fmt: skip
                 q = _next(q, k, width, length)
 
@@ -95,7 +85,7 @@ def scan_backward(
                 if wide == TILE:  # as in the forward
                     _differentiate_tile(
                         scratch, dy[b], u[b], projected[b], row, du[b], down, total, width, rank, rank_trained,
-                        train_weight or train_scan, t * wide, TILE,
+                        train_weight or train_scan, t * wide, np.int64(TILE),
                     )  # fmt: skip
                 else:
                     _differentiate_tile(
@@ -109,33 +99,46 @@ def _differentiate_tile(
     scratch, dy, u, projected, row, du, down, total, width, rank, rank_trained, train, low, wide
 ):  # fmt: skip
     """The adjoint of `_scan_tile`: fill du, add to `down` (l, 4, r+2n) and to `total`, which is as `row`."""
-    length, states, fours = u.shape[0], row.shape[0] // 4 - 1 - rank, _in_fours(u.shape[0])
-    state, tile = scratch[:ROWS], scratch[ROWS : ROWS + length * PIXEL].reshape((length, PIXEL))
-    after = ROWS + length * PIXEL
-    steps = scratch[after : after + fours * TILE].reshape((fours, TILE))
-    dsteps = scratch[after + fours * TILE : after + 2 * fours * TILE].reshape((fours, TILE))
+    length, states, fours = u.shape[0], row.size // (4 * TILE) - 1 - rank, _in_fours(u.shape[0])
+    state, tile = scratch[:ROWS], scratch[ROWS : ROWS + length * PIXEL]
+    after = scratch[ROWS + length * PIXEL :]
+    steps, dsteps = _rows(after, 0, fours), _rows(after, fours, fours)
     _load(u, low, tile, U, wide)
     _load(dy, low, tile, DY, wide)
     for p in range(length):
-        _return_skip(tile[p], row[0], total[0], wide)
+        _return_skip(_pixel(tile, p), _row(row, 0), _row(total, 0), wide)
     for k in range(4):
         at_weight = 5 + 4 * states + k * rank
-        weight = row[at_weight : at_weight + rank].reshape(rank * TILE)
-        _expand(steps, projected, k, weight, row[1 + k], wide)
+        weight = _rows(row, at_weight, rank)
+        _expand(steps, projected, k, weight, _row(row, 1 + k), wide)
         dsteps[:] = 0
         for p in range(length):
-            _softplus_and_slope(steps[p], tile[p], wide)
+            _softplus_and_slope(_row(steps, p), _pixel(tile, p), wide)
         for n in range(states):
-            _copy(row[5 + k * states + n], state[A : A + TILE], wide)
+            _copy(_row(row, 5 + k * states + n), state[A : A + TILE], wide)
             _differentiate_state(
                 tile, steps, dsteps, state, projected, down, k, rank + n, rank + states + n, width, wide
             )  # fmt: skip
-            _add(state[DA : DA + TILE], total[5 + k * states + n], wide)
+            _add(state[DA : DA + TILE], _row(total, 5 + k * states + n), wide)
         _reduce(dsteps, weight, down, k, wide)
         if train:
-            dweight = total[at_weight : at_weight + rank_trained].reshape(rank_trained * TILE)
-            _collect(dsteps, projected, k, dweight, total[1 + k], wide)
+            _collect(dsteps, projected, k, _rows(total, at_weight, rank_trained), _row(total, 1 + k), wide)
     _store(tile, DU, du, low, wide)
+
+
+@inline
+def _row(x, i):
+    return x[i * TILE : (i + 1) * TILE]
+
+
+@inline
+def _rows(x, first, count):
+    return x[first * TILE : (first + count) * TILE]
+
+
+@inline
+def _pixel(tile, p):
+    return tile[p * PIXEL : (p + 1) * PIXEL]
 
 
 @jit
@@ -165,7 +168,7 @@ def _load(x, low, tile, field, wide):
     """Channels low.. of x (l, c) into a field of all pixels; zeros where there are no more."""
     given = min(wide, x.shape[1] - low)
     for p in range(x.shape[0]):
-        row = tile[p, field : field + TILE]
+        row = tile[p * PIXEL + field : p * PIXEL + field + TILE]
         row[given:] = 0
         _copy(x[p, low : low + given], row, given)
 
@@ -175,7 +178,7 @@ def _store(tile, field, x, low, wide):
     """The adjoint of `_load`."""
     given = min(wide, x.shape[1] - low)
     for p in range(x.shape[0]):
-        row = tile[p, field : field + TILE]
+        row = tile[p * PIXEL + field : p * PIXEL + field + TILE]
         _copy(row, x[p, low : low + given], given)
 
 
@@ -250,12 +253,13 @@ def _differentiate_state(tile, steps, dsteps, state, projected, down, k, at_B, a
     state[CARRY : CARRY + TILE] = 0
     q = _begin(k, length)
     for _ in range(length):
-        _follow(tile[q], steps[q], state, projected[q, k, at_B], wide)
+        _follow(_pixel(tile, q), _row(steps, q), state, projected[q, k, at_B], wide)
         q = _next(q, k, width, length)
     back = k + 1 - k % 2 * 2  # the same path from its other end
     q = _begin(back, length)
     for _ in range(length):
-        dB, dC = _return(tile[q], steps[q], dsteps[q], state, projected[q, k, at_B], projected[q, k, at_C], wide)
+        B, C = projected[q, k, at_B], projected[q, k, at_C]
+        dB, dC = _return(_pixel(tile, q), _row(steps, q), _row(dsteps, q), state, B, C, wide)
         down[q, k, at_B] += dB
         down[q, k, at_C] += dC
         q = _next(q, back, width, length)
@@ -299,15 +303,15 @@ def _expand(steps, projected, k, weight, bias, wide):
     """The step sizes of direction k before softplus, from their low rank: weight (r * TILE)."""
     rank, last = weight.size // TILE, projected.shape[0] - 1
     for p in range(0, last + 1, 4):
-        four = steps[p : p + 4].reshape(4 * TILE)
+        four = _rows(steps, p, 4)
         f0, f1 = projected[p, k], projected[min(p + 1, last), k]
         f2, f3 = projected[min(p + 2, last), k], projected[min(p + 3, last), k]
         _begin_steps(four, bias, wide)
         for r in range(0, rank // 4 * 4, 4):
-            w = weight[r * TILE : (r + 4) * TILE]
+            w = _rows(weight, r, 4)
             _add_four_steps(four, w, _four(f0, r), _four(f1, r), _four(f2, r), _four(f3, r), wide)
         for r in range(rank // 4 * 4, rank):
-            _add_steps(four, weight[r * TILE : (r + 1) * TILE], f0[r], f1[r], f2[r], f3[r], wide)
+            _add_steps(four, _row(weight, r), f0[r], f1[r], f2[r], f3[r], wide)
 
 
 @jit
@@ -343,9 +347,9 @@ def _reduce(dsteps, weight, down, k, wide):
     """The adjoint of `_expand` in `projected`: sums over the channels."""
     rank, length = weight.size // TILE, down.shape[0]
     for p in range(0, length, 4):
-        four = dsteps[p : p + 4].reshape(4 * TILE)
+        four = _rows(dsteps, p, 4)
         for r in range(0, rank // 4 * 4, 4):
-            sums = _sixteen_sums(four, weight[r * TILE : (r + 4) * TILE], wide)
+            sums = _sixteen_sums(four, _rows(weight, r, 4), wide)
             for i in range(min(4, length - p)):
                 out, found = down[p + i, k], sums[i]
                 out[r] += found[0]
@@ -354,7 +358,7 @@ def _reduce(dsteps, weight, down, k, wide):
                 out[r + 3] += found[3]
         for r in range(rank // 4 * 4, rank):
             for i in range(min(4, length - p)):
-                down[p + i, k, r] += _sum_of_products(dsteps[p + i], weight[r * TILE : (r + 1) * TILE], wide)
+                down[p + i, k, r] += _sum_of_products(_row(dsteps, p + i), _row(weight, r), wide)
 
 
 @jit_sum
@@ -399,15 +403,15 @@ def _collect(dsteps, projected, k, dweight, dbias, wide):
     """Add the adjoint of `_expand` in the weight, some rows of it, and in the bias."""
     rank, last = dweight.size // TILE, projected.shape[0] - 1
     for p in range(0, last + 1, 4):
-        four = dsteps[p : p + 4].reshape(4 * TILE)
+        four = _rows(dsteps, p, 4)
         f0, f1 = projected[p, k], projected[min(p + 1, last), k]
         f2, f3 = projected[min(p + 2, last), k], projected[min(p + 3, last), k]
         _add_bias(four, dbias, wide)
         for r in range(0, rank // 4 * 4, 4):
-            out = dweight[r * TILE : (r + 4) * TILE]
+            out = _rows(dweight, r, 4)
             _add_four_weights(four, _four(f0, r), _four(f1, r), _four(f2, r), _four(f3, r), out, wide)
         for r in range(rank // 4 * 4, rank):
-            _add_weights(four, f0[r], f1[r], f2[r], f3[r], dweight[r * TILE : (r + 1) * TILE], wide)
+            _add_weights(four, f0[r], f1[r], f2[r], f3[r], _row(dweight, r), wide)
 
 
 @jit

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from trust_tta.ops.cpu import kernels
-from trust_tta.ops.cpu.kernels import LANES
+from trust_tta.ops.cpu.native import array_fields, load_kernel
+from trust_tta.ops.cpu.sizes import LANES
 from trust_tta.ops.cpu.threads import CHUNKS, run_tasks
 from trust_tta.ops.tensors import ScanGradients, ScanInputs
 
@@ -24,11 +23,11 @@ def scan_forward(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     u = inputs.u
     tensors = _prepare(inputs)
     y = torch.empty_like(tensors[0])
-    arrays = [t.numpy() for t in (*tensors, y)]
+    kernel, arrays = load_kernel("scan_forward", y.dtype), array_fields(*tensors, y)
 
     def work(first: int, last: int) -> None:
-        scratch = np.empty((3, LANES, u.shape[3]), arrays[0].dtype)
-        kernels.scan_forward(scratch, *arrays, inputs.delta_softplus, CHUNKS, first, last)
+        scratch = torch.empty(3, LANES, u.shape[3], dtype=y.dtype)
+        kernel(*array_fields(scratch), *arrays, inputs.delta_softplus, CHUNKS, first, last)
 
     run_tasks(work, u.shape[0] * u.shape[1] * CHUNKS, inputs.delta.numel())
     return y.to(u.dtype), u.new_empty(0, dtype=torch.float32)
@@ -43,11 +42,12 @@ def scan_backward(dy: Tensor, inputs: ScanInputs, states: Tensor) -> ScanGradien
     # One partial sum for each image (A, D, bias) or channel chunk (B, C), added up in a fixed order.
     dA, dD, dbias = (t.new_empty(batch, *t.shape) for t in (A, D, D))
     dB, dC = B.new_zeros(CHUNKS, *B.shape), C.new_zeros(CHUNKS, *C.shape)
-    arrays = [t.numpy() for t in (dy, *tensors, du, ddelta, dA, dB, dC, dD, dbias)]
+    arrays = array_fields(dy, *tensors, du, ddelta, dA, dB, dC, dD, dbias)
+    kernel = load_kernel("scan_backward", u.dtype)
 
     def work(first: int, last: int) -> None:
-        scratch = np.empty((5, LANES, length), arrays[0].dtype)
-        kernels.scan_backward(scratch, *arrays, inputs.delta_softplus, CHUNKS, first, last)
+        scratch = torch.empty(5, LANES, length, dtype=u.dtype)
+        kernel(*array_fields(scratch), *arrays, inputs.delta_softplus, CHUNKS, first, last)
 
     run_tasks(work, batch * groups * CHUNKS, delta.numel())
     gradients = (du, ddelta, dA.sum(0), dB.sum(0), dC.sum(0), dD.sum(0), dbias.sum(0))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta.ops import reference
-from trust_tta.ops.cpu import map_kernels
-from trust_tta.ops.cpu.map_kernels import TILE
+from trust_tta.ops.cpu.native import array_fields, load_kernel
+from trust_tta.ops.cpu.sizes import TILE, map_scratch
 from trust_tta.ops.cpu.threads import run_tasks
 from trust_tta.ops.reference import scatter_add
 from trust_tta.ops.tensors import Gathered, Parameters, Saved
@@ -39,11 +38,12 @@ def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[
     dtype = torch.promote_types(x.dtype, torch.float32)
     y = u.new_empty(u.shape, dtype=dtype)
     cut = _Cut.of(x, gathered)
-    given = [t.to(dtype).numpy() for t in (u, projected, _arrange(gathered, dtype, cut.wide), y)]
+    given = [t.to(dtype) for t in (u, projected, _arrange(gathered, dtype, cut.wide).flatten(2), y)]
+    kernel, arrays = load_kernel("map_forward", dtype), array_fields(*given)
 
     def work(first: int, last: int) -> None:
-        scratch = np.empty(map_kernels.scratch_size(height * width), given[0].dtype)
-        map_kernels.scan_forward(scratch, *given, width, gathered.rank, *cut[2:], first, last)
+        scratch = torch.empty(map_scratch(height * width), dtype=dtype)
+        kernel(*array_fields(scratch), *arrays, width, gathered.rank, *cut[2:], first, last)
 
     run_tasks(work, cut.groups * cut.blocks, 4 * u.numel())
     states = x.new_empty(0, dtype=torch.float32)
@@ -62,13 +62,13 @@ def scan_map_backward(
     # One partial sum for each group of images or block of channels, added up in a fixed order.
     dprojected = du.new_empty(cut.blocks, *projected.shape)
     sums = du.new_empty(cut.groups, *arranged.shape[1:])
-    tensors = (dy.reshape(u.shape), u, projected, arranged, du, dprojected, sums)
-    given = [t.to(dtype).contiguous().numpy() for t in tensors]
+    tensors = (dy.reshape(u.shape), u, projected, arranged.flatten(2), du, dprojected, sums.flatten(2))
+    given = [t.to(dtype).contiguous() for t in tensors]
+    kernel, arrays, wanted = load_kernel("map_backward", dtype), array_fields(*given), (train_projections, train_scan)
 
     def work(first: int, last: int) -> None:
-        scratch = np.empty(map_kernels.scratch_size(height * width), given[0].dtype)
-        wanted = (train_projections, train_scan)
-        map_kernels.scan_backward(scratch, *given, width, gathered.rank, *cut[2:], *wanted, first, last)
+        scratch = torch.empty(map_scratch(height * width), dtype=dtype)
+        kernel(*array_fields(scratch), *arrays, width, gathered.rank, *cut[2:], *wanted, first, last)
 
     run_tasks(work, cut.groups * cut.blocks, 4 * u.numel())
     x_proj = _x_proj(gathered)
