@@ -124,10 +124,7 @@ def test_cells_claimed_elsewhere_are_waited_for(ray: ModuleType, tmp_path: Path)
     assert ended.done == 2
 
 
-def test_missing_data_is_reported_once_and_fails_no_cell(
-    ray: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trust_tta.distributed.file_transfer.MAX_BYTES", 0)
+def test_missing_data_is_reported_once_and_fails_no_cell(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=METHODS)
 
     def hide_and_share(*given: Any, **options: Any) -> dict[int, TrustError]:
@@ -140,24 +137,6 @@ def test_missing_data_is_reported_once_and_fails_no_cell(
     assert "\n" not in str(ended)
     with ResultStore(config.store) as store:
         assert (store.counts().failed, store.counts().pending) == (0, 4)
-
-
-def test_small_missing_files_are_transferred(ray: ModuleType, tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, methods=["bn"])
-
-    from trust_tta.distributed import sweeps
-
-    def pack_and_hide(planned: Any) -> Any:
-        job = made(planned)
-        shutil.move(str(config.model.checkpoint), tmp_path / "elsewhere.pth")
-        return job
-
-    made = sweeps._make_payload
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeps, "_make_payload", pack_and_hide)
-        ended = run_on(ray, config)
-    assert isinstance(ended, Outcome)
-    assert ended.done == 2
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,10 @@ def test_broken_files_are_found(tmp_path: Path) -> None:
     Image.fromarray(stored_mask(10, 10)).save(root / "testannot/a3.png")
     Image.fromarray(np.full((HEIGHT, WIDTH), 77, dtype=np.uint8)).save(root / "testannot/a4.png")
     messages = {f.path.name: f.message for f in check_root(root, thorough=True) if f.status == "error"}
-    assert messages["a0.png"] == "is missing"
+    assert "No such file" in messages["a0.png"]
     assert "cannot be read" in messages["a1.png"]
     assert "cannot be read" in messages["a2.png"]
-    assert messages["a3.png"] == f"has 10x10 labels for {HEIGHT}x{WIDTH} pixels of a3.png"
+    assert messages["a3.png"] == f"has 10x10 labels for {HEIGHT}x{WIDTH} pixels"
     assert "has the label 77; camvid has the labels 0..10 and 255" in messages["a4.png"]
     assert all("\n" not in message for message in messages.values())
 

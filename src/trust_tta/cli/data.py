@@ -68,7 +68,7 @@ def get(name: str, root: Path, *, archive: str | None) -> None:
 
 
 def check(arguments: Namespace) -> None:
-    from trust_tta.data.check import check_plugin_dataset, check_root
+    from trust_tta.data.check import check_dataset, check_root
 
     root = Path(arguments.root)
     if not root.is_dir():
@@ -76,7 +76,7 @@ def check(arguments: Namespace) -> None:
     classes = _classes(arguments.checkpoint) if arguments.checkpoint else None
     with ProgressDisplay() as progress:
         if arguments.dataset:
-            findings = check_plugin_dataset(arguments.dataset, root, classes=classes, thorough=arguments.thorough)
+            findings = check_dataset(arguments.dataset, root, classes=classes, thorough=arguments.thorough)
         else:
             findings = check_root(root, classes=classes, thorough=arguments.thorough, progress=progress)
     for finding in findings:

@@ -80,17 +80,19 @@ def _check_request(spec: DatasetSpec, severity: int, limit: int | None, options:
         raise ConfigError(f"{spec.name} takes no options, but {', '.join(options)} is given; omit it")
 
 
-def available_domains(name: str, root: Path | str, *, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """The target domains of the data set that are on disk, in the field's order."""
+def available_domains(
+    name: str, root: Path | str, *, options: Mapping[str, Any] | None = None, held_out: bool = False
+) -> tuple[str, ...]:
+    """The target domains of the data set that are on disk, in the field's order; `held_out`: all its domains."""
     spec = find_spec(name)
     if spec.layout == "python":
         return tuple(_plugin_domains(spec, Path(root), options))
     folder = locate(spec, Path(root))
     if spec.layout == "segmentation":
-        return tuple(split.name for split in list_splits(spec, folder) if split.target)
+        return tuple(split.name for split in list_splits(spec, folder) if split.target or held_out)
     if not spec.domains:
         return tuple(generic_domains(folder))
-    targets = [domain for domain in spec.domains if domain.target]
+    targets = [domain for domain in spec.domains if domain.target or held_out]
     if spec.layout == "array-c":
         return tuple(domain.name for domain in targets if (folder / f"{domain.name}.npy").is_file())
     if spec.layout == "cifar":

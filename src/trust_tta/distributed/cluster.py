@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import platform
 import secrets
@@ -76,7 +75,7 @@ def _keep_private() -> None:
 
 
 def _check_address(address: str) -> None:
-    """Refuse what cannot be a cluster before Ray, which waits for a minute, tries it."""
+    """Refuse an address where nothing answers before Ray, which waits for a minute, tries it."""
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")
@@ -84,47 +83,12 @@ def _check_address(address: str) -> None:
         raise ConfigError(
             f"--address {address}: give auto, or HOST:PORT of the head node, as `ray start --head` shows it"
         )
-    host = host.strip("[]")
     try:
-        speaks = _speaks_grpc(host, int(port))
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"--address {address}: nothing answers there ({error}); give HOST:PORT of a head node that runs"
         ) from error
-    if not speaks:
-        raise ConfigError(f"--address {address}: what answers there is no Ray cluster; give HOST:PORT of a head node")
-    if _is_loopback(host) and not _answers_elsewhere(int(port)):
-        os.environ.setdefault(LOOPBACK, "0")  # otherwise Ray would try the machine's other address
-
-
-def _speaks_grpc(host: str, port: int) -> bool:
-    """Whether HTTP/2, on which gRPC rests, is spoken there: the server's settings come first."""
-    with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
-        try:
-            head = connection.recv(9)
-        except TimeoutError:
-            return False
-        return len(head) > 3 and head[3] == 4
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError):
-        return False
-
-
-def _answers_elsewhere(port: int) -> bool:
-    """Whether the port is open on the address by which other machines know this one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # sends nothing: the system chooses the interface
-        own = probe.getsockname()[0]
-        if not ipaddress.ip_address(own).is_loopback:
-            with suppress(OSError):
-                socket.create_connection((own, port), timeout=CONNECT_SECONDS).close()
-                return True
-    return False
 
 
 def _try_joining(address: str) -> None:

@@ -1,4 +1,4 @@
-"""Several trainings on a Ray cluster: each is a task, which continues from its folder when its worker dies."""
+"""Several trainings on a Ray cluster, each a task: repeated if its worker dies, it continues from its folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,27 @@ from typing import Any
 
 from trust_tta.bench.environment import choose_device
 from trust_tta.bench.sweep import POLL_SECONDS
-from trust_tta.distributed.sweeps import MAX_ATTEMPTS, QUEUE_SECONDS, MessageQueue, TaskResources, worker_error
+from trust_tta.distributed.sweeps import MAX_ATTEMPTS, TaskResources, worker_error
 from trust_tta.errors import TrustError
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.parallel_runs import Lines, TrainingJob
 from trust_tta.training.runs import TrainedFiles
+
+QUEUE_SECONDS = 10.0  # for the message queue to answer
+
+
+class MessageQueue:
+    """An actor that holds lines of workers until the driver takes them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def post(self, line: str) -> None:
+        self.lines.append(line)
+
+    def take(self) -> list[str]:
+        taken, self.lines = self.lines, []
+        return taken
 
 
 def run_training(training: TrainingJob, queue: Any) -> TrainedFiles | TrustError:
@@ -33,26 +49,21 @@ def train_on_cluster(
 ) -> list[TrainedFiles | TrustError]:
     """Run trainings on the cluster that `ray` is connected to; returns the files or the error of each."""
     queue = ray.remote(num_cpus=0, max_restarts=-1)(MessageQueue).remote()
-    task = ray.remote(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)(run_training)
-
-    def start(training: TrainingJob) -> Any:
-        return task.remote(replace(training, threads=resources.cpus), queue)
-
+    options = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": MAX_ATTEMPTS - 1}
+    task = ray.remote(**options)(run_training)
     ended: dict[int, TrainedFiles | TrustError] = {}
-    running = {start(training): (number, 1) for number, training in enumerate(trainings)}
+    running = {task.remote(replace(each, threads=resources.cpus), queue): i for i, each in enumerate(trainings)}
     progress.start(len(trainings), "networks")
     try:
         while running:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
-            _show_messages(ray, queue, progress)
+            try:
+                for line in ray.get(queue.take.remote(), timeout=QUEUE_SECONDS):
+                    progress.note(line)
+            except ray.exceptions.RayError:  # it is restarting, or the machine is busy
+                pass
             for done in ready:
-                number, attempts = running.pop(done)
-                found = _result(ray, done, last=attempts >= MAX_ATTEMPTS)
-                if found is None:
-                    progress.note(f"the worker that trained without {trainings[number].target} died; another continues")
-                    running[start(trainings[number])] = number, attempts + 1
-                    continue
-                ended[number] = found
+                ended[running.pop(done)] = _result(ray, done)
                 progress.advance()
     finally:
         for left in running:
@@ -62,20 +73,11 @@ def train_on_cluster(
     return [ended[number] for number in range(len(trainings))]
 
 
-def _show_messages(ray: ModuleType, queue: Any, progress: Progress) -> None:
-    try:
-        for (line,) in ray.get(queue.take.remote(), timeout=QUEUE_SECONDS):
-            progress.note(line)
-    except ray.exceptions.RayError:  # it is restarting, or the machine is busy
-        pass
-
-
-def _result(ray: ModuleType, done: Any, *, last: bool) -> TrainedFiles | TrustError | None:
-    """The result of a task; None if it should be tried again."""
+def _result(ray: ModuleType, done: Any) -> TrainedFiles | TrustError:
     try:
         found: TrainedFiles | TrustError = ray.get(done)
         return found
     except ray.exceptions.RayTaskError as error:
         return worker_error(error)
     except ray.exceptions.RayError as error:
-        return TrustError(f"its worker died {MAX_ATTEMPTS} times ({type(error).__name__})") if last else None
+        return TrustError(f"its worker died {MAX_ATTEMPTS} times ({type(error).__name__})")
