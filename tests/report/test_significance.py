@@ -112,13 +112,13 @@ def test_other_images_or_a_missing_domain_are_not_paired() -> None:
     assert compare(bn, other, cell_with_bits("bn", {1}, domain="snow"), bare).images is None
 
 
-def test_a_tie_is_the_headline_with_the_cost_of_the_cheapest(tmp_path: Path) -> None:
+def test_a_tie_is_the_headline(tmp_path: Path) -> None:
     bn, trust = set(range(1000)), set(range(5, 1010))
     store = fill_store(tmp_path / "s.db", [cell_with_bits("bn", bn, ms=1.0), cell_with_bits("trust", trust, ms=17.0)])
     report = read_report(store)
     lead, *_ = summarize(report.groups[0])
     assert "a tie: trust and bn reach 50.0 to 50.2 % accuracy" in lead
-    assert lead.endswith("(no significant difference: 1 seed and a paired test over images); bn costs 1/17 of trust.")
+    assert lead.endswith("(no significant difference: 1 seed and a paired test over images).")
     section = comparison(report.groups[0])
     assert section is not None
     (line,) = section.tables[0].rows

@@ -17,7 +17,6 @@ from trust_tta.report.chart import Chart
 from trust_tta.report.model import Group, Report, Variant
 from trust_tta.report.paper import compare, compare_sweeps
 from trust_tta.report.published import load_published
-from trust_tta.report.summary import at_equal_cost, missing_comparison
 from trust_tta.report.tables import DataTable
 from trust_tta.report.text import domain_name, joined
 from trust_tta.results import SamplePrediction
@@ -86,9 +85,9 @@ def comparison(group: Group) -> Section | None:
 
 def equal_cost(group: Group) -> Section | None:
     """TRUST against the best other method at equal updates and within its time, and the cost of each method."""
-    said = " ".join([*missing_comparison(group), *at_equal_cost(group)])
-    found = [t for t in (tables.equal_cost_table(group), tables.cost_table(group, load_published())) if t is not None]
-    return Section("At equal cost" if said else "Cost", said, found) if found else None
+    equal, costs = tables.equal_cost_table(group), tables.cost_table(group, load_published())
+    found = [table for table in (equal, costs) if table is not None]
+    return Section("At equal cost" if equal else "Cost", tables=found) if found else None
 
 
 def stability(group: Group) -> Section | None:

@@ -57,13 +57,22 @@ def fit_head(
     losses = []
     progress.start(recipe.epochs, "epochs")
     for epoch in range(recipe.epochs):
-        losses.append(_run_epoch(model.forward_head, optimizer, features, truth, recipe.batch_size, generator))
+        shuffled = torch.randperm(len(truth), generator=generator, device=device)
+        batches = []
+        for chosen in shuffled.split(recipe.batch_size):
+            loss = F.cross_entropy(model.forward_head(features[chosen]), truth[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            batches.append(loss.detach())
+        losses.append(float(torch.stack(batches).mean()))
         if not math.isfinite(losses[-1]):
             raise ConfigError(f"the loss is {losses[-1]} in epoch {epoch} with lr {recipe.lr:g}; lower lr")
         progress.advance()
         if epoch + 1 == recipe.epochs or (epoch + 1) % max(1, recipe.epochs // 10) == 0:
             progress.note(f"epoch {epoch + 1:{len(str(recipe.epochs))}d}/{recipe.epochs}  loss {losses[-1]:.4f}")
     progress.finish()
+    optimizer.zero_grad()
     with torch.no_grad():
         return HeadResult(tuple(losses), accuracy(model.forward_head(features).argmax(1), truth))
 
@@ -98,24 +107,3 @@ def score_head(
     with torch.no_grad():
         predictions = model.forward_head(features).argmax(1).cpu()
     return accuracy(predictions, torch.from_numpy(np.array(labels, dtype=np.int64)))
-
-
-def _run_epoch(
-    head: Callable[[Tensor], Tensor],
-    optimizer: torch.optim.Optimizer,
-    features: Tensor,
-    labels: Tensor,
-    batch_size: int,
-    generator: torch.Generator,
-) -> float:
-    """One pass over the shuffled features: the mean loss of its batches."""
-    shuffled = torch.randperm(len(labels), generator=generator, device=labels.device)
-    losses = []
-    for chosen in shuffled.split(batch_size):
-        loss = F.cross_entropy(head(features[chosen]), labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    optimizer.zero_grad()
-    return float(torch.stack(losses).mean())

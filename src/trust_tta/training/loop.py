@@ -94,7 +94,11 @@ def fit(
     path = Path(state_path) if state_path is not None else None
     identity = identify(model, images, labels, recipe) if path else {}
     if path and path.is_file():
-        _restore(run, load_state(path, identity, samples.images.device))
+        state = load_state(path, identity, samples.images.device)
+        run.model.load_state_dict(state["model"])
+        run.average.load_state_dict(state["average"])
+        run.optimizer.load_state_dict(state["optimiser"])
+        run.history[:] = [EpochRecord(**record) for record in state["history"]]
     first = len(run.history)
     steps = len(images) // min(recipe.batch_size, len(images))  # the rest waits for the next epoch's shuffle
     if first:
@@ -105,10 +109,19 @@ def fit(
             begun = time.perf_counter()
             loss, lr = _run_epoch(run, samples, recipe, epoch, steps=steps, task=task, progress=progress)
             score = evaluate(run.average.eval()) if evaluate else None
-            run.history.append(EpochRecord(epoch, loss, lr, score, time.perf_counter() - begun))
+            seconds = time.perf_counter() - begun
+            run.history.append(EpochRecord(epoch, loss, lr, score, seconds))
             if path:
-                save_state(path, _snapshot(run), identity)
-            progress.note(_line(run.history[-1], recipe, task.score))
+                state = {
+                    "model": run.model.state_dict(),
+                    "average": run.average.state_dict(),
+                    "optimiser": run.optimizer.state_dict(),  # the key of states written earlier
+                    "history": [asdict(record) for record in run.history],
+                }
+                save_state(path, state, identity)
+            count = f"{epoch + 1:{len(str(recipe.epochs))}d}/{recipe.epochs}"
+            shown = "" if score is None else f"{task.score} {100 * score:.2f} %  "
+            progress.note(f"epoch {count}  loss {loss:.4f}  lr {lr:.2e}  {shown}{seconds:.2f} s")
     progress.finish()
     return FitResult(run.average.eval(), tuple(run.history), first)
 
@@ -169,35 +182,16 @@ def _load(images: NDArray[np.uint8], labels: NDArray[Any], recipe: R, task: Task
 def _start(model: Model, recipe: R, task: Task[R]) -> _Run[Model]:
     set_drop_path(model, recipe.drop_path)
     device = next(model.parameters()).device
-    forward = functools.partial(task.forward, model) if task.forward else None
-    network = torch.compile(forward or model) if recipe.compile else forward or _recorded(model)
+    network: Callable[[Tensor], Any] = functools.partial(task.forward, model) if task.forward else model
+    if recipe.compile:
+        network = torch.compile(network)
+    elif task.forward is None and isinstance(model, ScanNetwork):
+        # Captured as a CUDA graph: launching the kernels of a small network takes longer than running them.
+        graphed = GraphedNetwork(model, list(model.parameters()))
+        network = lambda inputs: graphed(inputs, model.scan_directions(None, len(inputs)))  # noqa: E731
     average = copy.deepcopy(model).requires_grad_(False)
     groups = parameter_groups(model, recipe.weight_decay)
     return _Run(model, average, network, torch.optim.AdamW(groups, lr=recipe.lr, fused=device.type == "cuda"))
-
-
-def _recorded(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A recorded network: launching a small network's kernels takes a host longer than running them takes a GPU."""
-    if not isinstance(model, ScanNetwork):
-        return model
-    call = GraphedNetwork(model, list(model.parameters()))
-    return lambda inputs: call(inputs, model.scan_directions(None, len(inputs)))
-
-
-def _snapshot(run: _Run[Model]) -> dict[str, Any]:
-    return {
-        "model": run.model.state_dict(),
-        "average": run.average.state_dict(),
-        "optimiser": run.optimizer.state_dict(),  # the key of states written earlier
-        "history": [asdict(record) for record in run.history],
-    }
-
-
-def _restore(run: _Run[Model], state: dict[str, Any]) -> None:
-    run.model.load_state_dict(state["model"])
-    run.average.load_state_dict(state["average"])
-    run.optimizer.load_state_dict(state["optimiser"])
-    run.history[:] = [EpochRecord(**record) for record in state["history"]]
 
 
 @contextmanager
@@ -241,7 +235,12 @@ def _run_epoch(
         progress.advance()
     copy_buffers(run.average, run.model)
     values: list[float] = losses.tolist()  # once per epoch: reading each loss would stall the device
-    _check_finite(values, epoch, recipe)
+    for i, loss in enumerate(values):
+        if not math.isfinite(loss):  # before a broken state replaces the last good one
+            raise ConfigError(
+                f"the loss is {loss} at step {epoch * steps + i} (epoch {epoch}) with lr {recipe.lr:g} and "
+                f"grad_clip {recipe.grad_clip:g}; lower lr or clip harder; the state of the epoch before is kept"
+            )
     return sum(values) / steps, lr
 
 
@@ -255,25 +254,6 @@ def _step(run: _Run[Model], inputs: Tensor, targets: Tensor, recipe: R, task: Ta
         nn.utils.clip_grad_norm_(run.model.parameters(), recipe.grad_clip)
     run.optimizer.step()
     return loss.detach()
-
-
-def _check_finite(losses: list[float], epoch: int, recipe: Recipe) -> None:
-    """Stop before a broken state replaces the last good one."""
-    for i, loss in enumerate(losses):
-        if not math.isfinite(loss):
-            raise ConfigError(
-                f"the loss is {loss} at step {epoch * len(losses) + i} (epoch {epoch}) with lr {recipe.lr:g} and "
-                f"grad_clip {recipe.grad_clip:g}; lower lr or clip harder; the state of the epoch before is kept"
-            )
-
-
-def _line(record: EpochRecord, recipe: Recipe, name: str) -> str:
-    score = "" if record.accuracy is None else f"{name} {100 * record.accuracy:.2f} %  "
-    width = len(str(recipe.epochs))
-    return (
-        f"epoch {record.epoch + 1:{width}d}/{recipe.epochs}  loss {record.loss:.4f}  lr {record.lr:.2e}  "
-        f"{score}{record.seconds:.2f} s"
-    )
 
 
 # the state of an unfinished run, on disk

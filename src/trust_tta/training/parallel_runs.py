@@ -43,8 +43,14 @@ class TrainingJob:
         """Train, or continue an interrupted training in `out`."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+        seed = self.recipe.seed
+        data: TrainingData | SegmentationTrainingData
+        if is_segmentation(self.data):
+            data = open_segmentation_data(self.data, self.root, share=self.share, seed=seed)
+        else:
+            data = open_training_data(self.data, self.root, target=self.target, share=self.share, seed=seed)
         done = train(
-            self._open_data(),
+            data,
             self.recipe,
             out=self.out,
             model=self.model,
@@ -55,12 +61,6 @@ class TrainingJob:
         )
         return TrainedFiles(folder=done.folder, record=done.record)
 
-    def _open_data(self) -> TrainingData | SegmentationTrainingData:
-        seed = self.recipe.seed
-        if is_segmentation(self.data):
-            return open_segmentation_data(self.data, self.root, share=self.share, seed=seed)
-        return open_training_data(self.data, self.root, target=self.target, share=self.share, seed=seed)
-
 
 def train_in_parallel(
     trainings: Sequence[TrainingJob], *, processes: int, progress: Progress = SILENT
@@ -68,17 +68,29 @@ def train_in_parallel(
     """Run the trainings, at most `processes` at once; returns the files or the error of each."""
     ended: dict[int, TrainedFiles | TrustError] = {}
     waiting, running = deque(range(len(trainings))), dict[Connection, tuple[int, BaseProcess]]()
+    context = multiprocessing.get_context("spawn")
     progress.start(len(trainings), "networks")
     try:
         while waiting or running:
             while waiting and len(running) < processes:
                 number = waiting.popleft()
-                connection, process = _start(trainings[number])
-                running[connection] = number, process
+                here, there = context.Pipe(duplex=False)
+                started = context.Process(target=_run_worker, args=(there, trainings[number]), daemon=True)
+                started.start()
+                there.close()
+                running[here] = number, started
             for ready in wait(list(running)):
                 connection = next(c for c in running if c is ready)
                 number, process = running[connection]
-                message = _receive_message(connection, process, trainings[number])
+                message: Message
+                try:
+                    message = connection.recv()
+                except (EOFError, OSError):
+                    process.join()
+                    message = TrustError(
+                        f"the process that trained without {trainings[number].target} died with code "
+                        f"{process.exitcode}; run the same command again to continue"
+                    )
                 if isinstance(message, str):
                     progress.note(f"{trainings[number].target}: {message}")
                 else:
@@ -92,27 +104,6 @@ def train_in_parallel(
             process.join()
     progress.finish()
     return [ended[number] for number in range(len(trainings))]
-
-
-def _start(training: TrainingJob) -> tuple[Connection, BaseProcess]:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_run_worker, args=(there, training), daemon=True)
-    process.start()
-    there.close()
-    return here, process
-
-
-def _receive_message(connection: Connection, process: BaseProcess, training: TrainingJob) -> Message:
-    try:
-        message: Message = connection.recv()
-    except (EOFError, OSError):
-        process.join()
-        return TrustError(
-            f"the process that trained without {training.target} died with code {process.exitcode}; "
-            "run the same command again to continue"
-        )
-    return message
 
 
 def _run_worker(connection: Connection, training: TrainingJob) -> None:

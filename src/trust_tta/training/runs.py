@@ -91,7 +91,15 @@ def train(
     recipe = recipe or (SegmentationRecipe() if dense else recipe_for(data.spec.name, size=size))
     torch.manual_seed(recipe.seed)
     made = create_model(model, num_classes=len(data.dataset.class_names), **dict(overrides or {}))
-    network = _require_fit(made, data).to(device)
+    if dense and not isinstance(made, UPerNet):
+        raise ConfigError(
+            f"{data.spec.name} has segmentation masks, but the network is a {type(made).__name__}; "
+            "give one whose name starts with upernet_"
+        )
+    network: ScanNetwork | UPerNet = (
+        made if dense and isinstance(made, UPerNet) else require_ours(made, by=f"training on {data.spec.name}")
+    )
+    network.to(device)
     preprocessing, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
     network.preprocessing, network.classes = preprocessing, data.dataset.class_names
     batch_size = recipe.batch_size if dense else None
@@ -164,18 +172,6 @@ def finetune(
         folder, model, origin, accuracy=accuracy, history=history, seconds=seconds, how=how
     )
     return Trained(model=model, folder=folder, record=record)
-
-
-def _require_fit(network: nn.Module, data: TrainingData | SegmentationTrainingData) -> ScanNetwork | UPerNet:
-    """Check that the network fits the task of the data: segmentation or classification."""
-    if isinstance(data, SegmentationTrainingData):
-        if not isinstance(network, UPerNet):
-            raise ConfigError(
-                f"{data.spec.name} has segmentation masks, but the network is a {type(network).__name__}; "
-                "give one whose name starts with upernet_"
-            )
-        return network
-    return require_ours(network, by=f"training on {data.spec.name}")
 
 
 def _prepare(
