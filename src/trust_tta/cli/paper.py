@@ -69,13 +69,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--small", action="store_true", help="run on the shipped network and images")
     add("--root", default="data", metavar="DIR", help="folder that holds the data sets (default: data)")
     add("--configs", metavar="DIR", help="folder of their configurations (default: the shipped ones)")
-    add("--markdown", action="store_true", help="print the list as the table of docs/results/paper.md")
 
 
 def run(arguments: Namespace) -> None:
     items = read_items(Path(arguments.configs) if arguments.configs else shipped())
     if arguments.run is None:
-        say((markdown(items) if arguments.markdown else listing(items)).removesuffix("\n"))
+        say(listing(items).removesuffix("\n"))
         return
     use_passive_threads()
     chosen = _choose(items, arguments.run)
@@ -151,7 +150,7 @@ def read_items(folder: Path) -> list[PaperExperiment]:
         items.append(PaperExperiment(path, **header.groupdict()))
     if not items:
         raise ConfigError(f"no configurations in '{folder}'; give a folder of TOML files with --configs")
-    return sorted(items, key=lambda item: _rank(item.place))
+    return sorted(items, key=lambda item: place_rank(item.place))
 
 
 def listing(items: Sequence[PaperExperiment]) -> str:
@@ -160,23 +159,6 @@ def listing(items: Sequence[PaperExperiment]) -> str:
     for item in items:
         lines += [f"{item.name:<20} {item.place}: {item.about}", f"{'':<20} {item.needs}"]
         lines += [f"{'':<20} with {analysis.place}: {analysis.about}" for analysis in item.analyses]
-    return "\n".join(lines) + "\n"
-
-
-def markdown(items: Sequence[PaperExperiment]) -> str:
-    """The table of docs/results/paper.md."""
-    rows = []
-    for item in items:
-        needs = item.needs.removeprefix("Needs ").partition("; docs/results/paper.md")[0]
-        rows.append((item.place, item.about, f"trust-tta bench {FOLDER}/{item.path.name}", needs))
-        for analysis in item.analyses:
-            part = f" --dataset {analysis.dataset}" if analysis.dataset else ""
-            out = f" --out runs/{item.name}-analyses"
-            command = f"trust-tta analyse {analysis.kind} {FOLDER}/{item.path.name}{part}{out}"
-            rows.append((analysis.place, analysis.about, command, f"as {item.name}"))
-    rows.sort(key=lambda row: _rank(row[0]))
-    lines = ["| place | what | command | data and networks |", "| --- | --- | --- | --- |"]
-    lines += [f"| {place} | {about} | `{command}` | {needs} |" for place, about, command, needs in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -190,7 +172,7 @@ def _choose(items: Sequence[PaperExperiment], names: Sequence[str]) -> list[Pape
     return [known[name] for name in names] if names else list(items)
 
 
-def _rank(place: str) -> tuple[int, int]:
+def place_rank(place: str) -> tuple[int, int]:
     kinds = ("Table", "Figure")
     kind = next((i for i, word in enumerate(kinds) if place.startswith(word)), len(kinds))
     number = re.search(r"\d+", place)

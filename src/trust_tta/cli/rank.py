@@ -48,8 +48,17 @@ def run(arguments: Namespace) -> None:
         raise ConfigError(f"{arguments.config} has {len(others) + 1} parts ({names}); choose one with --dataset")
     ranking = rank(config)
     print_ranking(ranking, arguments.k)
-    if arguments.json:
-        _write_json(ranking, arguments.k, Path(arguments.json))
+    if not arguments.json:
+        return
+    from trust_tta.results.order_records import write_record
+
+    path = Path(arguments.json)
+    if path.suffix == ".json":
+        write_record(ranking.mean_record(arguments.k, title=ranking.title), path)
+    else:
+        for domain, record in ranking.domain_records(arguments.k).items():
+            write_record(record, path / f"orders-{domain}.json")
+    say(f"the ranking is in {path}")
 
 
 def rank(config: RunConfig) -> Ranking:
@@ -81,27 +90,11 @@ def heat_map(ranking: Ranking, k: int, *, shades: str) -> str:
         f"a shade for each of {', '.join(ranking.domains)}: {shades[0]} is {low:.3f}, {shades[-1]} is {high:.3f}",
     ]
     for place, (order, mean) in enumerate(ranking.mean.items()):
-        cells = "".join(_shade(domain[order], low, high, shades) for domain in ranking.domains.values())
+        heights = [(domain[order] - low) / ((high - low) or 1.0) for domain in ranking.domains.values()]
+        cells = "".join(shades[min(int(height * len(shades)), len(shades) - 1)] for height in heights)
         bar = shades[-1] * round(_BAR * mean / longest)
         lines.append(f"{'*' if place < k else ' '} {order}  {mean:.3f}  {bar:<{_BAR}}  {cells}")
     return "\n".join(lines) + "\n"
-
-
-def _write_json(ranking: Ranking, k: int, path: Path) -> None:
-    """Write records for `trust-tta report --analyses`: to a file the mean over the domains, to a folder each domain."""
-    from trust_tta.results.order_records import write_record
-
-    if path.suffix == ".json":
-        write_record(ranking.mean_record(k, title=ranking.title), path)
-    else:
-        for domain, record in ranking.domain_records(k).items():
-            write_record(record, path / f"orders-{domain}.json")
-    say(f"the ranking is in {path}")
-
-
-def _shade(value: float, low: float, high: float, shades: str) -> str:
-    share = (value - low) / (high - low) if high > low else 0.0
-    return shades[min(int(share * len(shades)), len(shades) - 1)]
 
 
 def _shades() -> str:

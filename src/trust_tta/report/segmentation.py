@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from PIL import Image
 
 from trust_tta.report.chart import finite_mean
 from trust_tta.report.model import Group, Report, Variant
@@ -15,7 +17,6 @@ from trust_tta.results import Cell, format_percent
 from trust_tta.results.display import MISSING
 
 MAX_PICTURES = 4  # per domain
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -90,24 +91,14 @@ def mask_galleries(group: Group, report: Report) -> list[MaskGallery]:
 
 def legend(group: Group, report: Report) -> list[tuple[str, str]]:
     """The CSS color and name of each class."""
-    colors = next((png_palette(cell.result.masks[0].truth) for cell in group.cells if cell.result.masks), b"")
+    mask = next((cell.result.masks[0].truth for cell in group.cells if cell.result.masks), None)
+    colors = (Image.open(io.BytesIO(mask)).getpalette() or []) if mask is not None else []
     names = report.class_names.get(group.dataset, ())
     return [
         (f"rgb({', '.join(str(c) for c in colors[3 * i : 3 * i + 3])})", safe_line(name))
         for i, name in enumerate(names)
         if len(colors) >= 3 * i + 3
     ]
-
-
-def png_palette(png: bytes) -> bytes:
-    """The palette of a PNG, three bytes per color; empty without one."""
-    place = len(_PNG)
-    while png.startswith(_PNG) and place + 8 <= len(png):
-        length, kind = struct.unpack_from(">I4s", png, place)
-        if kind == b"PLTE":
-            return png[place + 8 : place + 8 + length]
-        place += 12 + length
-    return b""
 
 
 def _pixel_counts(cells: Sequence[Cell]) -> list[list[int]]:
