@@ -91,15 +91,7 @@ def train(
     recipe = recipe or (SegmentationRecipe() if dense else recipe_for(data.spec.name, size=size))
     torch.manual_seed(recipe.seed)
     made = create_model(model, num_classes=len(data.dataset.class_names), **dict(overrides or {}))
-    if dense and not isinstance(made, UPerNet):
-        raise ConfigError(
-            f"{data.spec.name} has segmentation masks, but the network is a {type(made).__name__}; "
-            "give one whose name starts with upernet_"
-        )
-    network: ScanNetwork | UPerNet = (
-        made if dense and isinstance(made, UPerNet) else require_ours(made, by=f"training on {data.spec.name}")
-    )
-    network.to(device)
+    network = _require_fit(made, data).to(device)
     preprocessing, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
     network.preprocessing, network.classes = preprocessing, data.dataset.class_names
     batch_size = recipe.batch_size if dense else None
@@ -172,6 +164,18 @@ def finetune(
         folder, model, origin, accuracy=accuracy, history=history, seconds=seconds, how=how
     )
     return Trained(model=model, folder=folder, record=record)
+
+
+def _require_fit(network: nn.Module, data: TrainingData | SegmentationTrainingData) -> ScanNetwork | UPerNet:
+    """Check that the network fits the task of the data: segmentation or classification."""
+    if not isinstance(data, SegmentationTrainingData):
+        return require_ours(network, by=f"training on {data.spec.name}")
+    if not isinstance(network, UPerNet):
+        raise ConfigError(
+            f"{data.spec.name} has segmentation masks, but the network is a {type(network).__name__}; "
+            "give one whose name starts with upernet_"
+        )
+    return network
 
 
 def _prepare(
