@@ -71,6 +71,13 @@ class FlatParameters:
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         _copy((tensor, state[name]) for name, tensor in self.optimizer_state.items())
 
+    def fade_optimizer_state(self, kept: Tensor | float) -> None:
+        """Keep the fraction `kept` () of the optimizer's moments and of its steps, so that it starts anew at 0."""
+        for name, tensor in self.optimizer_state.items():
+            tensor.mul_(kept)
+            if name == "step":
+                tensor.round_()  # a whole number
+
     def restore_source(self) -> None:
         """Restore the initial parameters bit for bit, and reset the optimizer."""
         _copy((tensor, self.source[name]) for name, tensor in self.named.items())

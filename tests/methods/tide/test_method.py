@@ -292,3 +292,39 @@ def test_odd_streams_neither_crash_nor_wear_the_network_out(norm: str) -> None:
         assert method(images).isfinite().all()
     assert float((method.weights.snapshot() - source).abs().max()) < 0.02
     assert method(usual[0]).isfinite().all()
+
+
+def with_shift(method: Tide, probability: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the statistics report that a new domain has begun with this probability, whatever the images are."""
+    plain = method.statistics._prelude
+
+    def prelude(images: Tensor, count: int) -> tuple[Any, Any, Tensor]:
+        descriptions, mixed, _ = plain(images, count)
+        return descriptions, mixed, torch.tensor(1 - probability)
+
+    monkeypatch.setattr(method.statistics, "_prelude", prelude)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.4, 1.0])
+def test_half_of_what_was_learned_goes_with_a_domain(probability: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    method: Tide = make("tide", convnet(), lr=0.0, source_decay=0.0)
+    source = method.weights.snapshot()
+    method.weights.load(source + 1)
+    with_shift(method, probability, monkeypatch)
+    method(batches(1)[0])
+    moved = method.weights.snapshot() - source
+    assert torch.allclose(moved, torch.full_like(moved, 1 - probability / 2), atol=1e-5)
+
+
+def test_adam_begins_anew_with_a_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a sure shift its moments and its count of steps are those of a first step."""
+    method: Tide = make("tide", vmamba())
+    *before, last = batches(4)
+    run(method, before)
+    assert float(method.weights.optimizer_state["step"]) == 3
+    with_shift(method, 1.0, monkeypatch)
+    method(last)
+    state, gradient = method.weights.optimizer_state, method.weights.gradient
+    assert float(state["step"]) == 1
+    assert torch.allclose(state["exp_avg"], 0.1 * gradient)
+    assert torch.allclose(state["exp_avg_sq"], 0.001 * gradient.square())

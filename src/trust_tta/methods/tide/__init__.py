@@ -5,7 +5,8 @@ p_i be the mean probability of the two views of image i, C the number of classes
 
 1. **Stream statistics** (`methods/statistics.py`). Each BatchNorm normalizes with moving statistics of the stream. A
    **shift detector** (`shift_detector.py`) compares the mean description of the last images with that of the domain and
-   gives the probability d that a new domain has begun; memories shrink by 1 - d.
+   gives the probability d that a new domain has begun; memories, Adam's among them, shrink by 1 - d, and half of what
+   the weights learned goes with a domain: theta <- theta + d/2 (theta_source - theta).
 2. **Source mixing** (`source_mixing.py`). The statistics are those of a mixture of stream and training data in the
    proportion a : 1 - a; a starts at 1 and descends the loss L of step 5, as far as the sign of dL/da is steady.
 3. **Domain clusters** (`domain_clusters.py`). Where the descriptions of the images vary more than those of one domain,

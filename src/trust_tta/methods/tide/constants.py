@@ -39,6 +39,7 @@ class TideConstants:
     # Learning
     domain_images: float = 1024.0  # a domain is new, its feature variances and its errors are followed, for so long
     new_domain_boost: float = 1.0  # relative increase of the step when a domain begins
+    shift_decay: float = 0.5  # of what was learned goes when a domain ends: half of it serves other domains too
     low_error: float = 0.12  # expected error rate below which steps shrink and the source decay grows
     low_error_decay: float = 2.0  # relative increase of the source decay where no errors are expected
     confusion_memory: float = 256.0  # of the class confusion and of the expected errors

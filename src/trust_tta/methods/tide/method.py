@@ -117,6 +117,9 @@ class Tide(Learner):
         super().load_state_dict(state)
 
     def adapt(self, images: Tensor) -> Logits:
+        changed = 1 - self.statistics.unchanged
+        self.weights.load(self.weights.snapshot().lerp(self.weights.source_vector, TIDE.shift_decay * changed))
+        self.weights.fade_optimizer_state(self.statistics.unchanged)
         for _ in range(self.options.steps):
             views = self.forward_views(images)
             prediction = self.correct_prior(views.detach())
