@@ -22,7 +22,7 @@ from benchmarks.results_tables import (
 
 from trust_tta.atomic import write_whole
 from trust_tta.report.formats import plain_table, to_markdown
-from trust_tta.report.model import Group, read_report
+from trust_tta.report.model import ResultGroup, read_report
 from trust_tta.results import format_gain, format_percent
 
 NAME = "choose.md"
@@ -48,8 +48,8 @@ STREAMS = {
     ("array", "online", 128): "clean images",
     ("pacs", "online", 128): "PACS, networks trained on the other three domains",
 }
-Streams = Mapping[str, Group]
-Measure = Callable[[Group, str], float | None]
+Streams = Mapping[str, ResultGroup]
+Measure = Callable[[ResultGroup, str], float | None]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -84,25 +84,25 @@ def page(runs: Path) -> str:
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
-def read_streams(store: Path) -> dict[str, Group]:
+def read_streams(store: Path) -> dict[str, ResultGroup]:
     """The groups of a store that are among STREAMS, in their order, by what a reader would call them."""
     found = {(g.dataset, g.setting, g.batch_size): g for g in read_report(store).groups}
     return {words: found[key] for key, words in STREAMS.items() if key in found}
 
 
-def accuracy(group: Group, label: str) -> float | None:
+def accuracy(group: ResultGroup, label: str) -> float | None:
     """The mean over domains and seeds; None where no seed met every domain."""
     return _mean(seed_means(group, label).values())
 
 
-def worst(group: Group, label: str) -> float | None:
+def worst(group: ResultGroup, label: str) -> float | None:
     if len(group.domains) < 2 or accuracy(group, label) is None:
         return None
     found = [[c.result.accuracy for c in group.at[label, d]] for d in group.domains if (label, d) in group.at]
     return min(map(mean, found))
 
 
-def calibration(group: Group, label: str) -> float | None:
+def calibration(group: ResultGroup, label: str) -> float | None:
     return _mean(cell.result.ece for cell in group.cells_of(label))
 
 
@@ -129,7 +129,7 @@ def _shown(value: float | None, first: float | None = None) -> str:
     return f"**{text}**" if value is not None and first is not None and text == format_percent(first) else text
 
 
-def _dagger(group: Group, label: str, mark: bool) -> str:
+def _dagger(group: ResultGroup, label: str, mark: bool) -> str:
     return "†" if mark and 0 < len(seed_means(group, label)) < FULL else ""
 
 
@@ -181,7 +181,7 @@ def _gains(streams: Streams, method: str) -> dict[str, float]:
     return {words: ours - base for words, (ours, base) in both.items() if ours is not None and base is not None}
 
 
-def _is_best(group: Group, method: str, methods: Sequence[str]) -> bool:
+def _is_best(group: ResultGroup, method: str, methods: Sequence[str]) -> bool:
     found = {m: format_percent(value) for m in methods if (value := accuracy(group, m)) is not None}
     return method in found and found[method] == max(found.values(), key=float)
 
@@ -220,7 +220,7 @@ def advice(streams: Streams, methods: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _first(group: Group, methods: Sequence[str]) -> str:
+def _first(group: ResultGroup, methods: Sequence[str]) -> str:
     return max(methods, key=lambda m: accuracy(group, m) or 0.0)
 
 

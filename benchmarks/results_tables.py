@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trust_tta.atomic import replacing
 from trust_tta.report.formats import plain_table, to_markdown
-from trust_tta.report.model import Group, Report, read_report
+from trust_tta.report.model import Report, ResultGroup, read_report
 from trust_tta.report.published import load_published
 from trust_tta.report.significance import domain_seeds
 from trust_tta.report.summary import summarize
@@ -93,7 +93,7 @@ def write_cells(report: Report, path: Path) -> None:
             writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
-def page(group: Group, config: Path) -> str:
+def page(group: ResultGroup, config: Path) -> str:
     found = (
         difference_table(group),
         equal_cost_table(group),
@@ -126,12 +126,12 @@ def combined_page(report: Report, config: Path) -> str:
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
-def many_domains(group: Group) -> str:
+def many_domains(group: ResultGroup) -> str:
     """What is shown of domains that are too many for a table."""
     return by_severity(group) if "gradual" in group.setting else first_and_last(group)
 
 
-def _widest(report: Report) -> Group:
+def _widest(report: Report) -> ResultGroup:
     """The group whose data are enough for all: that of most domains."""
     return max(report.groups, key=lambda group: len(group.domains))
 
@@ -151,51 +151,51 @@ def overview(report: Report) -> str:
     return "\n\n".join(table.strip() for table in tables)
 
 
-def short_title(group: Group) -> str:
+def short_title(group: ResultGroup) -> str:
     parts = [group.setting, f"batch {group.batch_size}", *([f"{group.limit} images"] if group.limit else [])]
     return ", ".join(
         [*parts, *([] if group.dataset == "cifar10-c" else [group.dataset]), *filter(None, [group.distinction])]
     )
 
 
-def _accuracy(group: Group, label: str) -> str:
+def _accuracy(group: ResultGroup, label: str) -> str:
     found = list(seed_means(group, label).values())
     spread = f" ± {100 * statistics.stdev(found):.1f}" if len(found) > 1 else ""
     return format_percent(mean(found)) + spread if found else ""
 
 
-def seed_means(group: Group, label: str, *, domains: Sequence[str] = ()) -> dict[int, float]:
+def seed_means(group: ResultGroup, label: str, *, domains: Sequence[str] = ()) -> dict[int, float]:
     """The mean accuracy over the domains (default: all) of each seed that met them all."""
     found = {seed: _row(group, label, seed, domains or _met(group, seed)) for seed in group.seeds}
     return {seed: mean([cell.result.accuracy for cell in row]) for seed, row in found.items() if row}
 
 
-def _met(group: Group, seed: int) -> Sequence[str]:
+def _met(group: ResultGroup, seed: int) -> Sequence[str]:
     """The domains of a seed's stream: where they are drawn, every seed has its own."""
     if "sequence" not in group.setting:
         return group.domains
     return sorted({cell.key.domain for cell in group.cells if cell.key.seed == seed})
 
 
-def _row(group: Group, label: str, seed: int, domains: Sequence[str]) -> list[Cell]:
+def _row(group: ResultGroup, label: str, seed: int, domains: Sequence[str]) -> list[Cell]:
     """The cells of a line in the order of the domains; none where one is missing."""
     found = [cell for d in domains for cell in group.at.get((label, d), []) if cell.key.seed == seed]
     return found if len(found) == len(domains) else []
 
 
-def passes_per_batch(group: Group, label: str) -> float:
+def passes_per_batch(group: ResultGroup, label: str) -> float:
     """Backward passes count twice."""
     cells = group.cells_of(label)
     return sum(c.result.forwards + 2 * c.result.backwards for c in cells) / sum(c.batches for c in cells)
 
 
-def _worst(group: Group, label: str) -> str:
+def _worst(group: ResultGroup, label: str) -> str:
     found = [group.entry(label, domain).mean for domain in group.domains]
     known = [mean for mean in found if mean is not None]
     return format_percent(min(known)) if len(known) == len(found) > 1 else ""
 
 
-def clean_afterwards(group: Group, label: str) -> float | None:
+def clean_afterwards(group: ResultGroup, label: str) -> float | None:
     """The mean accuracy on clean images after each domain, or after the last one where nothing resets."""
     cells = group.cells_of(label)
     if not group.resets:
@@ -205,17 +205,17 @@ def clean_afterwards(group: Group, label: str) -> float | None:
     return mean(found) if found else None
 
 
-def _clean(group: Group, label: str) -> str:
+def _clean(group: ResultGroup, label: str) -> str:
     found = clean_afterwards(group, label)
     return "" if found is None else format_percent(found)
 
 
-def _calibration(group: Group, label: str) -> str:
+def _calibration(group: ResultGroup, label: str) -> str:
     values = [cell.result.ece for cell in group.cells_of(label)]
     return format_percent(mean(values)) if values else ""
 
 
-def _cost(group: Group, label: str) -> str:
+def _cost(group: ResultGroup, label: str) -> str:
     cost = next((c for c in group.costs if c.variant.label == label), None)
     if cost is None:
         return ""
@@ -223,7 +223,7 @@ def _cost(group: Group, label: str) -> str:
     return f"{cost.forwards + 2 * cost.backwards:.3g}{ms}"
 
 
-MEASURES: dict[str, Callable[[Group, str], str]] = {
+MEASURES: dict[str, Callable[[ResultGroup, str], str]] = {
     "Accuracy in percent": _accuracy,
     "Worst domain, accuracy in percent": _worst,
     "Calibration: expected calibration error in percent": _calibration,
@@ -232,7 +232,7 @@ MEASURES: dict[str, Callable[[Group, str], str]] = {
 }
 
 
-def first_and_last(group: Group) -> str:
+def first_and_last(group: ResultGroup) -> str:
     """Of a long row of domains: the mean, and whether its end is as good as its beginning.
 
     The domains at both ends differ in kind, and bn, which forgets nothing, is what to compare with.
@@ -247,14 +247,14 @@ def first_and_last(group: Group) -> str:
     return to_markdown(plain_table(heads, lines))
 
 
-def _ends(group: Group, label: str, seeds: Sequence[int]) -> list[float | None]:
+def _ends(group: ResultGroup, label: str, seeds: Sequence[int]) -> list[float | None]:
     """The mean accuracy on the first and on the last domains of each seed's own row."""
     rows = [_row(group, label, seed, _met(group, seed)) for seed in seeds]
     ends = [[c.result.accuracy for row in rows for c in row[at]] for at in (slice(END), slice(-END, None))]
     return [mean(found) if found else None for found in ends]
 
 
-def by_severity(group: Group) -> str:
+def by_severity(group: ResultGroup) -> str:
     """Of a gradual stream: the mean over corruptions at each severity, rising and falling."""
     steps = list(dict.fromkeys(domain.partition("/")[2] for domain in group.domains))
     lines = []
@@ -272,7 +272,7 @@ def fair(report: Report, config: Path) -> str:
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
-def fair_table(group: Group) -> str:
+def fair_table(group: ResultGroup) -> str:
     reported, other = ([d for d in group.domains if (d in HELD_OUT) == held] for held in (False, True))
     lines = []
     for method in dict.fromkeys(variant.label.partition(":")[0] for variant in group.variants):
@@ -287,13 +287,13 @@ def fair_table(group: Group) -> str:
     return f"{said}\n\n{to_markdown(plain_table(heads, lines))}"
 
 
-def over(group: Group, label: str, domains: Sequence[str]) -> float | None:
+def over(group: ResultGroup, label: str, domains: Sequence[str]) -> float | None:
     """Mean accuracy over domains; None where one is missing."""
     found = [group.entry(label, domain).mean for domain in domains]
     return None if not found or None in found else mean([m for m in found if m is not None])
 
 
-def commands(config: Path, group: Group, flag: str = "") -> str:
+def commands(config: Path, group: ResultGroup, flag: str = "") -> str:
     graded = any(name in group.setting.split("+") for name in ("gradual", "sequence"))
     severities = " --severities 1,2,3,4,5" if graded else ""
     making = [f"{line}{severities}" if " corrupt " in line else line for line in MAKING.get(group.dataset, ())]
@@ -305,7 +305,7 @@ def commands(config: Path, group: Group, flag: str = "") -> str:
     return "\n".join(["Written by the last of these commands; nothing here is typed.", "```sh", *lines, "```"])
 
 
-def run_conditions(group: Group) -> str:
+def run_conditions(group: ResultGroup) -> str:
     cells = group.cells
     samples = sorted({cell.result.samples for cell in cells})
     images = f"{samples[0]:,}" if len(samples) == 1 else f"{samples[0]:,} to {samples[-1]:,}"
@@ -333,7 +333,7 @@ def short_commit(commit: str) -> str:
     return f"{digits[:12]}{mark}{rest}"
 
 
-def six_updates(group: Group) -> str:
+def six_updates(group: ResultGroup) -> str:
     """TRUST less the default order at as many updates, by domain and seed."""
     both = {d: [domain_seeds(group, label, d) for label in (TRUST, SIX_STEPS)] for d in group.domains}
     seeds = sorted(set.intersection(*(set(found) for pair in both.values() for found in pair)))

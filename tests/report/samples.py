@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.results.samples import PROVENANCE
 from trust_tta.report import model
-from trust_tta.report.model import Group
+from trust_tta.report.model import ResultGroup
 from trust_tta.results import (
     Cell,
     CellKey,
@@ -145,7 +145,9 @@ def plausible_cells(
     return cells
 
 
-def make_groups(cells: Sequence[Cell], failures: Sequence[Failure] = (), absent: Sequence[CellKey] = ()) -> list[Group]:
+def make_groups(
+    cells: Sequence[Cell], failures: Sequence[Failure] = (), absent: Sequence[CellKey] = ()
+) -> list[ResultGroup]:
     """Groups of cells whose labels name the options that most variants of their method do not share."""
     variants: dict[str, set[str]] = defaultdict(set)
     for key in [*(cell.key for cell in cells), *(failure.key for failure in failures), *absent]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.report.samples import make_cell, make_groups
-from trust_tta.report.model import Group
+from trust_tta.report.model import ResultGroup
 from trust_tta.report.published import load_published
 from trust_tta.report.significance import equal_time, equal_updates
 from trust_tta.report.tables import DataTable, cost_table, equal_cost_table
@@ -12,7 +12,7 @@ def line(method: str, accuracy: float, updates: int, milliseconds: float, option
     return make_cell(method, "fog", accuracy=accuracy, work=(updates, 2 * updates + 1, milliseconds), options=options)
 
 
-def group_of(*cells: Cell) -> Group:
+def group_of(*cells: Cell) -> ResultGroup:
     (group,) = make_groups(cells)
     return group
 
@@ -54,7 +54,7 @@ def test_equal_cost_needs_trust_and_another_method() -> None:
         assert len(costs(group).rows) == 1
 
 
-def costs(group: Group) -> DataTable:
+def costs(group: ResultGroup) -> DataTable:
     table = cost_table(group, load_published())
     assert table is not None
     return table

@@ -9,7 +9,7 @@ import pytest
 from tests.report.samples import make_cell, make_groups
 from tests.results.samples import cell
 from trust_tta.report.formats import plain_table, to_csv, to_latex, to_markdown, to_text
-from trust_tta.report.model import Group
+from trust_tta.report.model import ResultGroup
 from trust_tta.report.sections import calibration
 from trust_tta.report.tables import DataTable, accuracy_table, calibration_table, notes
 from trust_tta.results import Cell
@@ -25,7 +25,7 @@ CELLS = [
 ]
 
 
-def group_of(*cells: Cell) -> Group:
+def group_of(*cells: Cell) -> ResultGroup:
     (group,) = make_groups(cells)
     return group
 

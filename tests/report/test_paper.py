@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.report.samples import make_cell, make_groups
-from trust_tta.report.model import Group
+from trust_tta.report.model import ResultGroup
 from trust_tta.report.paper import compare, compare_sweeps
 from trust_tta.report.published import load_published
 from trust_tta.report.tables import paper_sweep_table, paper_table
@@ -15,7 +15,7 @@ from trust_tta.results.display import CORRUPTIONS
 PUBLISHED = load_published()
 
 
-def group_of(*cells: Cell) -> Group:
+def group_of(*cells: Cell) -> ResultGroup:
     (group,) = make_groups(cells)
     return group
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from tests.report.samples import make_cell, make_groups, plausible_cells
-from trust_tta.report.model import Group
+from trust_tta.report.model import ResultGroup
 from trust_tta.report.significance import difference, seed_means
 from trust_tta.report.summary import summarize
 from trust_tta.results import Cell, Failure
 
 
-def group_of(*cells: Cell) -> Group:
+def group_of(*cells: Cell) -> ResultGroup:
     (group,) = make_groups(cells)
     return group
 

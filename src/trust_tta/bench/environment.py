@@ -54,7 +54,7 @@ def collect_provenance(*, device: torch.device, dtype: str, config: str) -> Prov
         triton=version_of("triton"),
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
-        device=describe_device(device),
+        device=f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
         dtype=dtype,
         threads=torch.get_num_threads(),
         commit=find_commit(Path(trust_tta.__file__).parent),
@@ -62,11 +62,6 @@ def collect_provenance(*, device: torch.device, dtype: str, config: str) -> Prov
         started="",
         finished="",
     )
-
-
-def describe_device(device: torch.device) -> str:
-    """The kind of device, and for a GPU its model."""
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def now() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trust_tta.report.chart import Chart, Heatmap, Kind, Point, Series, finite_mean, shades
-from trust_tta.report.model import Group, Report, Variant
+from trust_tta.report.model import Report, ResultGroup, Variant
 from trust_tta.report.significance import domain_seeds, paired, seed_means
 from trust_tta.report.sweeps import batch_sizes, mean_point, option_sweeps
 from trust_tta.report.text import domain_name, safe_line, short_domain
@@ -38,7 +38,7 @@ def paper_charts(report: Report) -> Iterator[tuple[str, Chart]]:
     yield from (("", chart) for chart in order_charts(report.order_records))
 
 
-def by_domain(group: Group) -> list[Chart]:
+def by_domain(group: ResultGroup) -> list[Chart]:
     """Accuracy of each method on each domain, and its gain over the baseline."""
     if not group.cells:
         return []
@@ -56,7 +56,7 @@ def by_domain(group: Group) -> list[Chart]:
     return [_with_interval_note(chart) for chart in found]
 
 
-def cost(group: Group, kinds: Sequence[str] = tuple(COSTS)) -> list[Chart]:
+def cost(group: ResultGroup, kinds: Sequence[str] = tuple(COSTS)) -> list[Chart]:
     """Mean accuracy against updates, passes and time."""
     connected = tuple(sweep.variants for sweep in option_sweeps(group) if sweep.numeric)
     found = []
@@ -74,7 +74,7 @@ def cost(group: Group, kinds: Sequence[str] = tuple(COSTS)) -> list[Chart]:
     return found
 
 
-def along_stream(group: Group) -> list[Chart]:
+def along_stream(group: ResultGroup) -> list[Chart]:
     """Running accuracy along the stream: the mean over domains, then each domain."""
     found = []
     for domain in [*([None] if len(group.domains) > 1 else []), *group.domains]:
@@ -89,7 +89,7 @@ def along_stream(group: Group) -> list[Chart]:
     return found
 
 
-def before_after(group: Group) -> list[Chart]:
+def before_after(group: ResultGroup) -> list[Chart]:
     """The gain from predicting after the update instead of before it."""
     before, series = group.means("accuracy_before"), list[Series]()
     for c in group.costs:
@@ -105,7 +105,7 @@ def before_after(group: Group) -> list[Chart]:
     return [chart] if series else []
 
 
-def stability(group: Group) -> list[Chart]:
+def stability(group: ResultGroup) -> list[Chart]:
     """Accuracy domain after domain if nothing resets, and accuracy on clean images after each domain."""
     order = stream_order(group)
     plain = Chart("lines", "stability", "", categories=tuple(short_domain(d) for d in order))
@@ -129,7 +129,7 @@ def stability(group: Group) -> list[Chart]:
     return found
 
 
-def reliability(group: Group) -> list[Chart]:
+def reliability(group: ResultGroup) -> list[Chart]:
     """A reliability diagram for each method: accuracy by confidence, all runs together."""
     ece, found = group.means("ece"), []
     for variant in group.variants:
@@ -150,7 +150,7 @@ def reliability(group: Group) -> list[Chart]:
     return found
 
 
-def ablations(group: Group) -> list[Chart]:
+def ablations(group: ResultGroup) -> list[Chart]:
     """Mean accuracy over the values of each option that was varied."""
     found = []
     for sweep in option_sweeps(group):
@@ -163,7 +163,7 @@ def ablations(group: Group) -> list[Chart]:
     return found
 
 
-def aggregation(group: Group) -> list[Chart]:
+def aggregation(group: ResultGroup) -> list[Chart]:
     """Mean accuracy of the ways to use several orders, if more than one was run."""
     reached = group.means()
     variants = [v for v in group.variants if v.method in AGGREGATIONS and v.label in reached]
@@ -174,7 +174,7 @@ def aggregation(group: Group) -> list[Chart]:
     return [Chart("dots", "aggregation", f"Aggregation over orders: {group.title}", series, categories=names)]
 
 
-def by_batch_size(groups: Sequence[Group]) -> list[Chart]:
+def by_batch_size(groups: Sequence[ResultGroup]) -> list[Chart]:
     """Mean accuracy by batch size, for groups that differ in nothing else."""
     return [
         Chart("lines", "batch size", f"Batch size: {sizes.title}", sizes.series,
@@ -230,7 +230,7 @@ def _order_chart(record: OrderRecord) -> Iterator[Chart]:
                     y_label="relative peak memory", percent=False)  # fmt: skip
 
 
-def domain_series(group: Group, value: str = "accuracy", *, over: Variant | None = None) -> tuple[Series, ...]:
+def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant | None = None) -> tuple[Series, ...]:
     """A value of each variant on each domain with its interval, or its gain over the variant `over`.
 
     Gains leave source out: it is so far below that it would compress the scale.
@@ -255,14 +255,14 @@ def domain_series(group: Group, value: str = "accuracy", *, over: Variant | None
     return tuple(found)
 
 
-def baseline(group: Group) -> Variant | None:
+def baseline(group: ResultGroup) -> Variant | None:
     """The variant that gains are shown over: bn, else source, if it has finished anything."""
     finished = {label for label, _ in group.at}
     found = [v for method in reversed(BASELINES) for v in group.variants if v.method == method and v.label in finished]
     return found[0] if found else None
 
 
-def running_accuracy(group: Group, domain: str | None = None) -> list[Series]:
+def running_accuracy(group: ResultGroup, domain: str | None = None) -> list[Series]:
     """Accuracy over the images seen so far, mean over seeds, on one domain or averaged over all."""
     found = []
     for variant in group.variants:
@@ -280,7 +280,7 @@ def running_accuracy(group: Group, domain: str | None = None) -> list[Series]:
     return found
 
 
-def stream_order(group: Group) -> list[str]:
+def stream_order(group: ResultGroup) -> list[str]:
     """The domains in the order in which their runs started."""
     first: dict[str, str] = {}
     for cell in group.cells:
@@ -288,7 +288,7 @@ def stream_order(group: Group) -> list[str]:
     return sorted(first, key=lambda domain: (first[domain], group.domains.index(domain)))
 
 
-def sequence(group: Group, value: str = "accuracy", *, over: Variant | None = None) -> list[Series]:
+def sequence(group: ResultGroup, value: str = "accuracy", *, over: Variant | None = None) -> list[Series]:
     """A value on the domains in stream order, or its gain over a variant; NaN where missing."""
     found = []
     for series in domain_series(group, value, over=over):

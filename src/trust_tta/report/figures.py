@@ -58,10 +58,9 @@ def save(stem: Path, chart: Chart) -> list[Path]:
         "dots": (5.5, max(0.3, 0.03 * len(chart.series)) * rows + 1.2),
         "scatter": (5.2, 3.2),
         "lines": (5.2, 3.2),
-        "reliability": (2.4, 2.4),
         "heatmap": (0.42 * columns + 1.4, 0.4 * len(chart.rows) + 1.0) if chart.rows else (3.8, 3.2),
     }
-    draw = {"dots": _dots, "scatter": _scatter, "lines": _lines, "reliability": _reliability, "heatmap": _heatmap}
+    draw = {"dots": _dots, "scatter": _scatter, "lines": _lines, "heatmap": _heatmap}
     with matplotlib.rc_context(STYLE):
         figure = figures.Figure(figsize=sizes[chart.kind], layout="constrained")
         draw[chart.kind](figure.add_subplot(), chart)
@@ -122,15 +121,6 @@ def _lines(axes: Axes, chart: Chart) -> None:
         axes.figure.legend(loc="outside right upper")
     else:
         axes.legend()
-
-
-def _reliability(axes: Axes, chart: Chart) -> None:
-    for series in chart.series:
-        x, y = [point.x for point in series.points], [point.y for point in series.points]
-        axes.bar(x, y, width=0.06, color=series.variant.style.light, alpha=[point.weight for point in series.points])
-    axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=0.8)
-    axes.set_xlabel(chart.x_label)
-    axes.set_ylabel(chart.y_label)
 
 
 def _heatmap(axes: Axes, chart: Chart) -> None:

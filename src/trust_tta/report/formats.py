@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from trust_tta.atomic import write_whole
-from trust_tta.report.model import Group, Report, make_groups
+from trust_tta.report.model import Report, ResultGroup, make_groups
 from trust_tta.report.published import load_published
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import Column, DataTable, Row, TableCell, accuracy_table, cost_table, notes
@@ -91,12 +91,12 @@ def write_tables(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
     return written
 
 
-def group_text(group: Group) -> str:
+def group_text(group: ResultGroup) -> str:
     """Title, tables and summary of a group."""
     return "\n".join([tables_text(group).rstrip(), "", " ".join(summarize(group)), ""])
 
 
-def tables_text(group: Group) -> str:
+def tables_text(group: ResultGroup) -> str:
     """Title, accuracies by domain, and accuracy against cost."""
     if not group.cells:
         return f"{group.heading}\n"

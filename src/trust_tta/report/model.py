@@ -83,7 +83,7 @@ AnyCell: TypeAlias = Cell | Failure | PendingCell
 
 
 @dataclass(frozen=True)
-class Group:
+class ResultGroup:
     """Runs that differ only in method, options, domain and seed; `distinction` tells it from similar groups."""
 
     experiment: str
@@ -223,7 +223,7 @@ class Group:
 class Report:
     """The content of a store, and analyses of scan orders."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[ResultGroup, ...]
     counts: Counts
     pictures: Mapping[tuple[str, int], bytes] = field(default_factory=dict)  # by fingerprint and index
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by data set
@@ -295,7 +295,7 @@ def _select(items: Sequence[AnyCell], only: Mapping[str, Sequence[str]]) -> list
     return selected
 
 
-def make_groups(items: Sequence[AnyCell]) -> list[Group]:
+def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
     """Group runs so that each group fits one table, in display order."""
     corrupted: dict[tuple[Any, ...], set[tuple[Any, ...]]] = defaultdict(set)
     for item in items:
@@ -309,7 +309,7 @@ def make_groups(items: Sequence[AnyCell]) -> list[Group]:
             bins[values].append(item)
     order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
     groups = [
-        Group(**dict(zip(_TITLE_FIELDS, values, strict=True)), items=tuple(_distinguish_labels(bins[values])))
+        ResultGroup(**dict(zip(_TITLE_FIELDS, values, strict=True)), items=tuple(_distinguish_labels(bins[values])))
         for values in order
     ]
     return [part for group in groups for part in _split(group, _SPLIT_FIELDS)]
@@ -329,7 +329,7 @@ def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:
     return named
 
 
-def _split(group: Group, fields: Sequence[str]) -> list[Group]:
+def _split(group: ResultGroup, fields: Sequence[str]) -> list[ResultGroup]:
     """The group, or its parts by the first of `fields` that make each fit one table."""
     try:
         group.table()

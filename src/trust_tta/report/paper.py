@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from trust_tta.report.model import Group, Variant
+from trust_tta.report.model import ResultGroup, Variant
 from trust_tta.report.published import PERCENT, Published, PublishedRow, PublishedTable
 from trust_tta.report.sweeps import batch_sizes, effective_options, option_sweeps
 from trust_tta.results.display import CORRUPTIONS
@@ -62,7 +62,7 @@ class SweepComparison:
     pairs: tuple[Pair, ...]
 
 
-def compare(group: Group, published: Published) -> list[PaperComparison]:
+def compare(group: ResultGroup, published: Published) -> list[PaperComparison]:
     """The published tables that this group can be compared with."""
     kept: list[PaperComparison] = []
     seen = {"bn"}  # the baseline alone is no comparison
@@ -75,7 +75,7 @@ def compare(group: Group, published: Published) -> list[PaperComparison]:
     return kept
 
 
-def compare_sweeps(groups: Sequence[Group], published: Published) -> list[SweepComparison]:
+def compare_sweeps(groups: Sequence[ResultGroup], published: Published) -> list[SweepComparison]:
     """Published curves over an option or the batch size, and ours."""
     found = []
     for table in published.tables:
@@ -94,14 +94,14 @@ def published_name(dataset: str) -> str:
     return STAND_INS.get(dataset, dataset)
 
 
-def match_variant(group: Group, wanted: PublishedRow, published: Published) -> Variant | None:
+def match_variant(group: ResultGroup, wanted: PublishedRow, published: Published) -> Variant | None:
     """Our variant with the method and options of a published row; options that the paper does not name may differ."""
     fits = [variant for variant in group.variants if _matches(variant, wanted, published)]
     doubtful = wanted.options.get("orders") == HIGHEST and len(fits) > 1
     return fits[0] if fits and not doubtful else None
 
 
-def published_times(group: Group, published: Published) -> Mapping[str, float]:
+def published_times(group: ResultGroup, published: Published) -> Mapping[str, float]:
     """The paper's times relative to Tent, by the label of our variant."""
     rows = [row for table in published.tables if table.measure == "relative_time" for row in table.rows]
     matched = [(match_variant(group, row, published), row.values[0]) for row in rows]
@@ -112,7 +112,7 @@ def _identity(row: ComparedRow) -> str:
     return "bn" if row.variant.method == "bn" else row.variant.label
 
 
-def _fits(group: Group, table: PublishedTable) -> bool:
+def _fits(group: ResultGroup, table: PublishedTable) -> bool:
     """Whether a published table has the data, experiment, severity and setting of a group."""
     name = published_name(group.dataset)
     data = name in table.names if table.columns == "dataset" else name == table.dataset
@@ -121,7 +121,7 @@ def _fits(group: Group, table: PublishedTable) -> bool:
     return data and experiment and severity and table.setting == group.setting and table.measure in PERCENT
 
 
-def _curves(groups: Sequence[Group], option: str) -> Iterator[tuple[str, int, Variant, Mapping[Any, float]]]:
+def _curves(groups: Sequence[ResultGroup], option: str) -> Iterator[tuple[str, int, Variant, Mapping[Any, float]]]:
     """Data set, number of domains, variant and points of each curve over the batch size or an option."""
     if option == "batch_size":
         for family in batch_sizes(groups):
@@ -135,7 +135,7 @@ def _curves(groups: Sequence[Group], option: str) -> Iterator[tuple[str, int, Va
                 yield group.dataset, len(group.domains), sweep.variants[0], points
 
 
-def _compare(group: Group, table: PublishedTable, published: Published) -> PaperComparison | None:
+def _compare(group: ResultGroup, table: PublishedTable, published: Published) -> PaperComparison | None:
     rows = []
     for wanted in table.rows:
         variant = match_variant(group, wanted, published)
@@ -154,7 +154,7 @@ def _compare(group: Group, table: PublishedTable, published: Published) -> Paper
 
 
 def _pairs(
-    table: PublishedTable, wanted: PublishedRow, ours: Mapping[str, float], group: Group, published: Published
+    table: PublishedTable, wanted: PublishedRow, ours: Mapping[str, float], group: ResultGroup, published: Published
 ) -> tuple[Pair, ...]:
     printed = dict(zip(map(str, table.names), wanted.values, strict=True))
     if table.columns == "domain":

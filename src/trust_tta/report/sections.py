@@ -14,7 +14,7 @@ from typing import Any
 
 from trust_tta.report import charts, tables
 from trust_tta.report.chart import Chart
-from trust_tta.report.model import Group, Report, Variant
+from trust_tta.report.model import Report, ResultGroup, Variant
 from trust_tta.report.paper import compare, compare_sweeps
 from trust_tta.report.published import load_published
 from trust_tta.report.tables import DataTable
@@ -58,7 +58,7 @@ class Gallery:
     predictions: dict[int, list[tuple[Variant, SamplePrediction]]]
 
 
-def panels(group: Group) -> list[Panel]:
+def panels(group: ResultGroup) -> list[Panel]:
     """The charts of every group; panels without data are left out."""
     found = [
         Panel("By domain", "what to show", charts.by_domain(group)),
@@ -69,7 +69,7 @@ def panels(group: Group) -> list[Panel]:
     return [panel for panel in found if panel.charts]
 
 
-def comparison(group: Group) -> Section | None:
+def comparison(group: ResultGroup) -> Section | None:
     """The best method against each other one, with its significance."""
     found = tables.difference_table(group)
     if found is None:
@@ -83,20 +83,20 @@ def comparison(group: Group) -> Section | None:
     return Section("Is the best significantly better?", note, [found])
 
 
-def equal_cost(group: Group) -> Section | None:
+def equal_cost(group: ResultGroup) -> Section | None:
     """TRUST against the best other method at equal updates and within its time, and the cost of each method."""
     equal, costs = tables.equal_cost_table(group), tables.cost_table(group, load_published())
     found = [table for table in (equal, costs) if table is not None]
     return Section("At equal cost" if equal else "Cost", tables=found) if found else None
 
 
-def stability(group: Group) -> Section | None:
+def stability(group: ResultGroup) -> Section | None:
     """Accuracy domain after domain without a reset, and clean accuracy after each domain."""
     found = charts.stability(group)
     return Section("Stability and forgetting", charts=found) if found else None
 
 
-def calibration(group: Group) -> Section | None:
+def calibration(group: ResultGroup) -> Section | None:
     """ECE, NLL and Brier score, and a reliability diagram for each method."""
     table, drawn = tables.calibration_table(group), charts.reliability(group)
     names = [v.name for v in group.variants if v.method in NO_PROBABILITIES]
@@ -109,7 +109,7 @@ def calibration(group: Group) -> Section | None:
     return Section("Calibration", note, [table] if table else [], small=drawn) if table or drawn else None
 
 
-def ablations(group: Group) -> Section | None:
+def ablations(group: ResultGroup) -> Section | None:
     """Mean accuracy over the values of each option that was varied."""
     found = charts.ablations(group)
     return Section("Options that were varied", charts=found, free=True) if found else None
@@ -118,12 +118,12 @@ def ablations(group: Group) -> Section | None:
 GROUP_SECTIONS = (comparison, equal_cost, stability, calibration, ablations)
 
 
-def group_sections(group: Group) -> list[Section]:
+def group_sections(group: ResultGroup) -> list[Section]:
     """The sections between a group's panels and its sample images."""
     return [section for make in GROUP_SECTIONS if (section := make(group)) is not None]
 
 
-def galleries(group: Group, report: Report) -> list[Gallery]:
+def galleries(group: ResultGroup, report: Report) -> list[Gallery]:
     """The first kept images of each domain, of the first seed that has any."""
     found = []
     for domain in group.domains:
@@ -141,7 +141,7 @@ def galleries(group: Group, report: Report) -> list[Gallery]:
     return found
 
 
-def paper_tables(group: Group) -> list[tuple[DataTable, DataTable | None]]:
+def paper_tables(group: ResultGroup) -> list[tuple[DataTable, DataTable | None]]:
     """The published tables that this group can be compared with: means, and domain by domain."""
     return [
         (
@@ -152,7 +152,7 @@ def paper_tables(group: Group) -> list[tuple[DataTable, DataTable | None]]:
     ]
 
 
-def across_sections(groups: Sequence[Group]) -> list[Section]:
+def across_sections(groups: Sequence[ResultGroup]) -> list[Section]:
     """Comparisons between groups."""
     sweeps = [tables.paper_sweep_table(pair) for pair in compare_sweeps(groups, load_published())]
     found = [
@@ -167,7 +167,7 @@ def order_sections(records: Sequence[OrderRecord]) -> list[Section]:
     return [Section("Scan orders", charts=charts.order_charts(records), free=True)] if records else []
 
 
-def defaults_note(group: Group) -> str:
+def defaults_note(group: ResultGroup) -> str:
     """The options of a method's plain row, if other rows of it vary them: "trust without options: k=6."."""
     said = []
     for variant in group.variants:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from trust_tta.report.chart import finite_mean
-from trust_tta.report.model import Group, Report, Variant
+from trust_tta.report.model import Report, ResultGroup, Variant
 from trust_tta.report.tables import Column, DataTable, Row, TableCell
 from trust_tta.report.text import domain_name, safe_line
 from trust_tta.results import Cell, format_percent
@@ -46,7 +46,7 @@ class MaskGallery:
     images: tuple[MaskImage, ...]
 
 
-def class_table(group: Group, report: Report) -> DataTable | None:
+def class_table(group: ResultGroup, report: Report) -> DataTable | None:
     """IoU of each class over all domains and seeds, mean Dice score and pixel accuracy."""
     if not group.is_segmentation:
         return None
@@ -71,7 +71,7 @@ def class_table(group: Group, report: Report) -> DataTable | None:
     return DataTable(f"classes {group.title}", caption, columns, tuple(rows))
 
 
-def mask_galleries(group: Group, report: Report) -> list[MaskGallery]:
+def mask_galleries(group: ResultGroup, report: Report) -> list[MaskGallery]:
     """The first kept images of each domain, of the first seed that has any."""
     found = []
     for domain in group.domains:
@@ -89,7 +89,7 @@ def mask_galleries(group: Group, report: Report) -> list[MaskGallery]:
     return found
 
 
-def legend(group: Group, report: Report) -> list[tuple[str, str]]:
+def legend(group: ResultGroup, report: Report) -> list[tuple[str, str]]:
     """The CSS color and name of each class."""
     mask = next((cell.result.masks[0].truth for cell in group.cells if cell.result.masks), None)
     colors = (Image.open(io.BytesIO(mask)).getpalette() or []) if mask is not None else []

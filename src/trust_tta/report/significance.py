@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trust_tta.report.model import Cost, Group, Variant
+from trust_tta.report.model import Cost, ResultGroup, Variant
 from trust_tta.results import Aggregate, discordant, format_percent
 from trust_tta.results.select import aggregate
 
@@ -70,7 +70,7 @@ class EqualCostPair:
     difference: Difference
 
 
-def difference(group: Group, first: Variant, second: Variant) -> Difference:
+def difference(group: ResultGroup, first: Variant, second: Variant) -> Difference:
     """The mean of `first` minus that of `second`, over their shared seeds; both have finished all domains."""
     reached = group.means()
     seeds = paired(seed_means(group, first.label), seed_means(group, second.label))
@@ -80,13 +80,13 @@ def difference(group: Group, first: Variant, second: Variant) -> Difference:
     return Difference(first, second, gain, seeds, images, _test_images(group, first, second))
 
 
-def ranking(group: Group) -> list[Variant]:
+def ranking(group: ResultGroup) -> list[Variant]:
     """The variants that have finished all domains, best first."""
     reached = group.means()
     return sorted((v for v in group.variants if v.label in reached), key=lambda v: -reached[v.label])
 
 
-def leaders(group: Group) -> list[Variant]:
+def leaders(group: ResultGroup) -> list[Variant]:
     """The variant with the highest mean, then those that do not differ from it significantly."""
     best, *others = ranking(group)
     return [best, *(other for other in others if difference(group, best, other).tie)]
@@ -97,14 +97,14 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Aggregate
     return aggregate([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
 
 
-def seed_means(group: Group, label: str, value: str = "accuracy") -> dict[int, float]:
+def seed_means(group: ResultGroup, label: str, value: str = "accuracy") -> dict[int, float]:
     """The mean over domains by seed, for seeds that have all domains."""
     found = [domain_seeds(group, label, domain, value) for domain in group.domains]
     shared = sorted(set.intersection(*map(set, found)))
     return {seed: math.fsum(numbers[seed] for numbers in found) / len(found) for seed in shared}
 
 
-def domain_seeds(group: Group, label: str, domain: str, value: str = "accuracy") -> dict[int, float]:
+def domain_seeds(group: ResultGroup, label: str, domain: str, value: str = "accuracy") -> dict[int, float]:
     """A value on one domain by seed."""
     found = {cell.key.seed: getattr(cell.result, value) for cell in group.at.get((label, domain), [])}
     return {seed: number for seed, number in found.items() if number is not None and math.isfinite(number)}
@@ -118,7 +118,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
     return min(1.0, 2 * float(special.bdtr(min(first_only, second_only), n, 0.5))) if n else 1.0
 
 
-def equal_updates(group: Group) -> list[EqualCostPair]:
+def equal_updates(group: ResultGroup) -> list[EqualCostPair]:
     """For each number of updates that TRUST and another method make: the best of TRUST and of the others."""
     pairs: dict[float, EqualCostPair] = {}
     ours = [c for c in group.costs if _is_trust(c) and c.updates > 0]
@@ -129,7 +129,7 @@ def equal_updates(group: Group) -> list[EqualCostPair]:
     return list(pairs.values())
 
 
-def equal_time(group: Group) -> list[EqualCostPair]:
+def equal_time(group: ResultGroup) -> list[EqualCostPair]:
     """Each variant on TRUST's own Pareto front, and the best other method that takes no more time."""
     timed = [(c, c.milliseconds) for c in group.costs if c.milliseconds is not None]
     ours = pareto_front([(c, ms) for c, ms in timed if _is_trust(c)], key=lambda pair: (pair[1], pair[0].accuracy))
@@ -150,7 +150,7 @@ def pareto_front(items: Iterable[T], key: Callable[[T], tuple[float, float]]) ->
     return best
 
 
-def _pair_with_best(group: Group, trust: Cost, others: Sequence[Cost]) -> EqualCostPair:
+def _pair_with_best(group: ResultGroup, trust: Cost, others: Sequence[Cost]) -> EqualCostPair:
     other = max(others, key=lambda c: c.accuracy)
     return EqualCostPair(trust, other, difference(group, trust.variant, other.variant))
 
@@ -159,7 +159,7 @@ def _is_trust(cost: Cost) -> bool:
     return cost.variant.method == "trust"
 
 
-def _test_images(group: Group, first: Variant, second: Variant) -> ImageTest | None:
+def _test_images(group: ResultGroup, first: Variant, second: Variant) -> ImageTest | None:
     """McNemar's test over all streams of the group, or None if one did not keep which images were right."""
     ours, theirs = ({(c.key.domain, c.key.seed): c for c in group.cells_of(v.label)} for v in (first, second))
     shared = [stream for stream in ours if stream in theirs]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trust_tta.report.model import Group, Variant
+from trust_tta.report.model import ResultGroup, Variant
 from trust_tta.report.significance import difference, leaders, ranking
 from trust_tta.report.text import counted, joined, safe_line, short_number
 from trust_tta.results import Aggregate, format_percent
 
 
-def summarize(group: Group) -> list[str]:
+def summarize(group: ResultGroup) -> list[str]:
     """Sentences about one group."""
     if not group.cells:
         return [f"Nothing has finished on {group.title} yet.", *_gaps(group)]
@@ -27,7 +27,7 @@ def summarize(group: Group) -> list[str]:
     ]
 
 
-def _lead(group: Group, best: Sequence[Variant]) -> str:
+def _lead(group: ResultGroup, best: Sequence[Variant]) -> str:
     """The best method with its interval, or the methods that tie."""
     first, reached = best[0], group.means()
     over = "on the only domain" if len(group.domains) == 1 else f"averaged over {len(group.domains)} domains"
@@ -59,7 +59,7 @@ def _interval(entry: Aggregate) -> str:
     return f"(95 % interval over {entry.n} seeds: {format_percent(low)} to {format_percent(high)})"
 
 
-def _margin(group: Group, best: Sequence[Variant]) -> list[str]:
+def _margin(group: ResultGroup, best: Sequence[Variant]) -> list[str]:
     """The distance to the next method, to bn and to source."""
     reached, first = group.means(), best[0]
     tied = {variant.label for variant in best}
@@ -80,7 +80,7 @@ def _margin(group: Group, best: Sequence[Variant]) -> list[str]:
     return [f"{'That' if len(best) == 1 else first.name} is {joined(parts)}."]
 
 
-def _trust(group: Group, best: Sequence[Variant]) -> list[str]:
+def _trust(group: ResultGroup, best: Sequence[Variant]) -> list[str]:
     """The distance of TRUST from the best method, if it is not among the best."""
     trust = next((variant for variant in ranking(group) if variant.method == "trust"), None)
     if trust is None or trust in best:
@@ -89,7 +89,7 @@ def _trust(group: Group, best: Sequence[Variant]) -> list[str]:
     return [f"TRUST does not win here: {trust.name} is {behind} points behind {best[0].name}."]
 
 
-def _cost(group: Group) -> str:
+def _cost(group: ResultGroup) -> str:
     """Updates, passes and time of the best method, and its time relative to Tent."""
     found = {cost.variant.label: cost for cost in group.costs}
     leader = found[ranking(group)[0].label]
@@ -106,7 +106,7 @@ def _cost(group: Group) -> str:
     return f"{text}."
 
 
-def _gaps(group: Group) -> list[str]:
+def _gaps(group: ResultGroup) -> list[str]:
     """Failed and missing runs, NaN predictions, and methods without a mean."""
     parts = [f"{counted(len(group.failures), 'run')} failed"] if group.failures else []
     if group.pending:

@@ -11,7 +11,7 @@ from typing import Any
 from trust_tta.errors import ConfigError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.chart import Point, Series
-from trust_tta.report.model import Group, Variant
+from trust_tta.report.model import ResultGroup, Variant
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BatchSizes:
     series: tuple[Series, ...]
 
 
-def option_sweeps(group: Group) -> list[Sweep]:
+def option_sweeps(group: ResultGroup) -> list[Sweep]:
     """For each method, each option that alone distinguishes some of its variants."""
     reached = group.means()
     found: dict[tuple[str, str, str], list[tuple[Any, Variant]]] = defaultdict(list)
@@ -65,9 +65,9 @@ def option_sweeps(group: Group) -> list[Sweep]:
     return sweeps
 
 
-def batch_sizes(groups: Sequence[Group]) -> list[BatchSizes]:
+def batch_sizes(groups: Sequence[ResultGroup]) -> list[BatchSizes]:
     """Mean accuracy by batch size, for groups that differ in nothing else."""
-    families: dict[str, list[Group]] = defaultdict(list)
+    families: dict[str, list[ResultGroup]] = defaultdict(list)
     for group in groups:
         families[group.heading.replace(f", batch {group.batch_size}", "")].append(group)
     found = []
@@ -85,7 +85,7 @@ def batch_sizes(groups: Sequence[Group]) -> list[BatchSizes]:
     return found
 
 
-def mean_point(group: Group, variant: Variant, x: float) -> Point:
+def mean_point(group: ResultGroup, variant: Variant, x: float) -> Point:
     """The mean accuracy of a variant over all domains, at `x`."""
     entry = group.mean(variant.label)
     return Point(float(x), math.nan if entry.mean is None else entry.mean, entry.half_width)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trust_tta.report.model import Group, Place, Variant
+from trust_tta.report.model import Place, ResultGroup, Variant
 from trust_tta.report.paper import PaperComparison, SweepComparison, published_times
 from trust_tta.report.published import Published
 from trust_tta.report.significance import difference, equal_time, equal_updates, ranking, seed_means
@@ -68,7 +68,7 @@ class DataTable:
         return any(cell.std for row in self.rows for cell in row.cells)
 
 
-def accuracy_table(group: Group) -> DataTable:
+def accuracy_table(group: ResultGroup) -> DataTable:
     """Methods by domains, averaged over seeds; mean and worst domain come first, failed and missing runs are marked."""
     several, gaps = len(group.domains) > 1, _gaps(group)
     domains = [Column(short_domain(d), domain=i) for i, d in enumerate(group.domains)]
@@ -92,7 +92,7 @@ def accuracy_table(group: Group) -> DataTable:
     return DataTable(f"accuracy {group.title}", caption, (Column("method"), *columns), _mark_best(rows, best))
 
 
-def notes(group: Group) -> list[str]:
+def notes(group: ResultGroup) -> list[str]:
     """Unit, number of seeds, missing results and short streams, for tables in plain text."""
     counts = sorted({entry.n for row in group.table().cells for entry in row if entry.n})
     seeds = "no results" if not counts else f"mean over {counted(counts[0], 'seed')}"
@@ -107,7 +107,7 @@ def notes(group: Group) -> list[str]:
     return [*said, *short_stream_note(group)]
 
 
-def short_stream_note(group: Group) -> list[str]:
+def short_stream_note(group: ResultGroup) -> list[str]:
     """Methods that learn but equal bn on every domain, if the streams have only a few batches."""
     bn = group.variant("bn")
     longest = max((cell.batches for cell in group.cells), default=0) * (1 if group.resets else len(group.domains))
@@ -123,7 +123,7 @@ def short_stream_note(group: Group) -> list[str]:
     return [f"{joined(equal)} = bn: a stream of {batches} is too short to learn from"] if equal else []
 
 
-def cost_table(group: Group, published: Published) -> DataTable | None:
+def cost_table(group: ResultGroup, published: Published) -> DataTable | None:
     """Accuracy, passes, updates and time of each method; time also relative to Tent, next to the paper's."""
     if not group.costs:
         return None
@@ -148,7 +148,7 @@ def cost_table(group: Group, published: Published) -> DataTable | None:
     return DataTable(f"cost {group.title}", caption, _columns("method", *titles), tuple(rows))
 
 
-def equal_cost_table(group: Group) -> DataTable | None:
+def equal_cost_table(group: ResultGroup) -> DataTable | None:
     """TRUST and the best other method at equal updates and within TRUST's time."""
     pairs = [(f"{counted(p.trust.updates, 'update')} per batch", p) for p in equal_updates(group)]
     pairs += [(f"at most {p.trust.milliseconds:.3g} ms per image", p) for p in equal_time(group)]
@@ -172,7 +172,7 @@ def equal_cost_table(group: Group) -> DataTable | None:
     return DataTable(f"equal cost {group.title}", caption, _columns("TRUST", *titles, words=(1, 3, 6)), tuple(rows))
 
 
-def difference_table(group: Group) -> DataTable | None:
+def difference_table(group: ResultGroup) -> DataTable | None:
     """The best method against each other one: difference over seeds, and images that only one of them gets right."""
     if len(group.means()) < 2:
         return None
@@ -197,7 +197,7 @@ def difference_table(group: Group) -> DataTable | None:
     return DataTable(f"comparison {group.title}", caption, columns, tuple(rows))
 
 
-def calibration_table(group: Group) -> DataTable | None:
+def calibration_table(group: ResultGroup) -> DataTable | None:
     """ECE, NLL, Brier score and entropy of each method, averaged over domains and seeds."""
     rows = []
     for variant in group.variants:
@@ -213,7 +213,7 @@ def calibration_table(group: Group) -> DataTable | None:
     return DataTable(f"calibration {group.title}", caption, _columns("method", *titles), marked)
 
 
-def paper_table(group: Group, comparison: PaperComparison) -> DataTable:
+def paper_table(group: ResultGroup, comparison: PaperComparison) -> DataTable:
     """A published table and this run: means over the shared domains, and gains over bn."""
     table, widest = comparison.table, max(len(row.pairs) for row in comparison.rows)
     whole = [row for row in comparison.rows if len(row.pairs) == widest]  # means over fewer domains are not comparable
@@ -235,7 +235,7 @@ def paper_table(group: Group, comparison: PaperComparison) -> DataTable:
     return DataTable(f"paper {table.place}", about, _columns("method", *titles, words=(1,)), tuple(rows))
 
 
-def paper_domains_table(group: Group, comparison: PaperComparison) -> DataTable:
+def paper_domains_table(group: ResultGroup, comparison: PaperComparison) -> DataTable:
     """A published table and this run, domain by domain."""
     names = [pair.name for pair in max(comparison.rows, key=lambda row: len(row.pairs)).pairs]
     below = comparison.table.below_source()
@@ -278,7 +278,7 @@ def _columns(*titles: str, words: Iterable[int] = ()) -> tuple[Column, ...]:
     return tuple(Column(title, "words" if j in texts else "") for j, title in enumerate(titles))
 
 
-def _row(group: Group, variant: Variant, cells: Sequence[TableCell]) -> Row:
+def _row(group: ResultGroup, variant: Variant, cells: Sequence[TableCell]) -> Row:
     return Row(variant.name, tuple(cells), variant, tuple(group.cells_of(variant.label)))
 
 
@@ -310,7 +310,7 @@ def _mark_best(rows: Sequence[Row], columns: Iterable[int], *, lowest: bool = Fa
     return tuple(replace(row, cells=tuple(marked)) for row, marked in zip(rows, cells, strict=True))
 
 
-def _gaps(group: Group) -> Mapping[Place, list[str]]:
+def _gaps(group: ResultGroup) -> Mapping[Place, list[str]]:
     """Why runs are missing: the messages of failed ones, and pending ones."""
     found: dict[Place, list[str]] = defaultdict(list)
     for failure in group.failures:
@@ -321,7 +321,7 @@ def _gaps(group: Group) -> Mapping[Place, list[str]]:
     return found
 
 
-def _domain_cell(group: Group, variant: Variant, domain: str, gaps: Mapping[Place, list[str]]) -> TableCell:
+def _domain_cell(group: ResultGroup, variant: Variant, domain: str, gaps: Mapping[Place, list[str]]) -> TableCell:
     place = (variant.label, domain)
     where, runs = f"{variant.name} on {domain_name(domain)}", tuple(group.at.get(place, []))
     entry, why = group.entry(*place), gaps.get(place, [])
@@ -343,7 +343,7 @@ def _domain_cell(group: Group, variant: Variant, domain: str, gaps: Mapping[Plac
     return TableCell(text, entry.mean, _std(entry), tip="\n".join(lines), mark=mark, runs=runs)
 
 
-def _mean_cell(group: Group, variant: Variant, entry: Aggregate) -> TableCell:
+def _mean_cell(group: ResultGroup, variant: Variant, entry: Aggregate) -> TableCell:
     if entry.mean is None:
         return TableCell(MISSING, role="gap mean", tip=INCOMPLETE)
     text = format_percent(entry.mean)
@@ -351,7 +351,7 @@ def _mean_cell(group: Group, variant: Variant, entry: Aggregate) -> TableCell:
     return TableCell(text, entry.mean, _std(entry), role="num mean", tip=tip)
 
 
-def _worst_cell(group: Group, variant: Variant) -> TableCell:
+def _worst_cell(group: ResultGroup, variant: Variant) -> TableCell:
     found = [(group.entry(variant.label, domain).mean, domain) for domain in group.domains]
     known = [(mean, domain) for mean, domain in found if mean is not None]
     if len(known) < len(found):

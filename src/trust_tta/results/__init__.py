@@ -1,6 +1,6 @@
 """Records of benchmark runs, the results store, and aggregation over seeds; without torch."""
 
-from trust_tta.results.codec import SCHEMA_VERSION, canonical_json, from_json, to_json
+from trust_tta.results.codec import canonical_json, from_json, to_json
 from trust_tta.results.display import format_gain, format_percent, format_value, make_label
 from trust_tta.results.export import write_csv, write_parquet
 from trust_tta.results.record import (
@@ -17,7 +17,6 @@ from trust_tta.results.select import Aggregate, Table, table
 from trust_tta.results.store import Counts, Failure, ResultStore
 
 __all__ = [
-    "SCHEMA_VERSION",
     "Aggregate",
     "Cell",
     "CellKey",
