@@ -20,7 +20,7 @@ from trust_tta.bench.speed import (
     scan_cases,
     stage_shapes,
 )
-from trust_tta.bench.startup import startup_timings
+from trust_tta.bench.startup import fill_gpu_caches, startup_timings
 from trust_tta.bench.timing import Case, Prepare, Timing, TimingLimits, Work, measure, refuse, repeat
 from trust_tta.errors import ConfigError
 from trust_tta.models.factory import create_model
@@ -204,6 +204,17 @@ def test_startup_rows_are_timed_in_new_processes(monkeypatch: pytest.MonkeyPatch
     assert [row.median_ms for row in rows[2:]] == [1500, 1500]
     assert rows[1].failed == "ValueError: no"
     assert started[2]["NUMBA_CACHE_DIR"] == started[3]["NUMBA_CACHE_DIR"] != started[0].get("NUMBA_CACHE_DIR")
+
+
+@pytest.mark.slow
+def test_first_batches_of_all_methods_run_side_by_side() -> None:
+    rows = fill_gpu_caches("vmamba_nano", device="cpu", batch=4, size=32)
+    assert [(row.work, row.dtype) for row in rows[:3]] == [
+        ("first model(x)", "float32"),
+        ("first model(x)", "bf16"),
+        ("first tent batch", "float32"),
+    ]
+    assert [row.failed for row in rows] == [""] * 8
 
 
 def prepared(work: Work) -> Prepare:

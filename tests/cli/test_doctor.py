@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from trust_tta.cli import doctor
 from trust_tta.cli.main import main
 from trust_tta.ops import selfcheck
+from trust_tta.ops.cpu import native
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +78,22 @@ def test_it_names_the_data_sets_it_finds_and_says_how_to_get_one(
     printed = capsys.readouterr().out
     assert f"pacs       {tmp_path / 'PACS'}" in printed
     assert "94.09 % clean accuracy" in printed
+
+
+def test_compile_fills_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUST_TTA_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "KERNELS", {"gelu": native.KERNELS["gelu"]})
+    native.load_kernel.cache_clear()
+    lines = dict(doctor.compile_kernels())
+    assert re.fullmatch(r"gelu \d+\.\d\d s", lines["CPU"])
+    assert lines["kept in"] == str(tmp_path)
+    assert sorted(path.name.split("_")[0] for path in (tmp_path / "kernels").iterdir()) == ["gelu", "writable"]
+
+
+def test_compile_without_a_place_to_keep_kernels_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRUST_TTA_CACHE", str(tmp_path / "file"))
+    assert main(["doctor", "--compile"]) == 1
+    assert "set TRUST_TTA_CACHE to a folder that can be written" in capsys.readouterr().err

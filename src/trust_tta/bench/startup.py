@@ -8,24 +8,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from trust_tta.bench.timing import Timing
 from trust_tta.errors import one_line
 
-CACHE_VARIABLES = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
+CACHE_VARIABLES = (
+    "TRUST_TTA_CACHE",
+    "NUMBA_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "XDG_CACHE_HOME",
+)
 TIMEOUT_SECONDS = 600
 
 # Prints the seconds from the end of the imports to the first logits on the host.
 FIRST_BATCH = """
 import sys, time
 import torch, trust_tta as tt
-model, checkpoint, method, device, batch, size = sys.argv[1:]
+model, checkpoint, method, device, batch, size, dtype = sys.argv[1:]
 begin = time.perf_counter()
 network = tt.create_model(model or None, checkpoint=checkpoint or None).to(device).eval()
 network = network if method == "model" else tt.create_method(method, network)
 images = torch.randn(int(batch), 3, int(size), int(size), device=device)
-with torch.no_grad() if method == "model" else torch.enable_grad():
+mixed = torch.autocast(device.split(":")[0], torch.bfloat16, enabled=dtype == "bf16")
+with mixed, torch.no_grad() if method == "model" else torch.enable_grad():
     network(images).cpu()
 print(time.perf_counter() - begin)
 """
@@ -42,12 +50,41 @@ def startup_timings(
     yield _timed(place, "import trust_tta", [sys.executable, "-c", "import trust_tta"], {}, whole=True)
     yield _timed(place, "trust-tta --help", [sys.executable, "-m", "trust_tta", "--help"], {}, whole=True)
     for method in methods:
-        what = "first model(x)" if method == "model" else f"first {method} batch"
-        command = [sys.executable, "-c", FIRST_BATCH, model, checkpoint, method, device, str(batch), str(size)]
+        what = _name(method)
+        command = _first_batch(model, checkpoint, method, place, device)
         with tempfile.TemporaryDirectory(prefix="trust-tta-") as folder:
             caches = dict.fromkeys(CACHE_VARIABLES, folder)
             for state in ("cold cache", "warm cache"):
                 yield _timed(place, f"{what}, {state}", command, caches)
+
+
+def fill_gpu_caches(
+    model: str = "vmamba_tiny_s1l8_bn", *, device: str = "cuda", batch: int = 16, size: int = 224
+) -> list[Timing]:
+    """Compile the Triton kernels of a network and of the methods into the user's cache, in processes side by side.
+
+    One row for each method and dtype; Triton compiles one kernel after the other in a process.
+    """
+    place = Timing(part="start", work="", backend="triton", dtype="", batch=batch, size=size)
+    places = [
+        replace(place, work=method, dtype=dtype)
+        for method in ("model", "tent", "trust", "tide")
+        for dtype in ("float32", "bf16")
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        commands = [_first_batch(model, "", each.work, each, device) for each in places]
+        rows = [pool.submit(_timed, p, _name(p.work), c, {}) for p, c in zip(places, commands, strict=True)]
+        return [row.result() for row in rows]
+
+
+def _name(method: str) -> str:
+    return "first model(x)" if method == "model" else f"first {method} batch"
+
+
+def _first_batch(model: str, checkpoint: str, method: str, place: Timing, device: str) -> list[str]:
+    """The command that prints the seconds of a first batch."""
+    sizes = (str(place.batch), str(place.size), place.dtype)
+    return [sys.executable, "-c", FIRST_BATCH, model, checkpoint, method, device, *sizes]
 
 
 def _timed(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   trust-tta doctor                      check this machine
   trust-tta doctor --data /datasets     look for data sets there
+  trust-tta doctor --compile            compile the kernels now, as when an image is built
   TRITON_INTERPRET=1 trust-tta doctor   check the GPU kernels too, in Triton's interpreter on the CPU"""
 
 # Extra of trust-tta, the package it installs, what it is for.
@@ -47,6 +48,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="ROOT",
         help="folder that holds the data sets (default: data)",
     )
+    parser.add_argument(
+        "--compile", action="store_true", help="fill the caches of compiled kernels; prints the seconds of each"
+    )
 
 
 def run(arguments: Namespace) -> None:
@@ -57,6 +61,8 @@ def run(arguments: Namespace) -> None:
     _section("extras", [(extra, describe_extra(extra, package, use)) for extra, package, use in EXTRAS])
     _section("shipped", shipped())
     _section("data", found_data(arguments.data))
+    if arguments.compile:
+        _section("compiled kernels", compile_kernels())
     checks = {name: check_backend(name, device) for name, device in usable_backends().items()}
     lines = [(name, _describe_check(check)) for name, check in checks.items()]
     _section("scan backends (float32 against the reference in float64)", lines + list(unusable_backends().items()))
@@ -67,6 +73,26 @@ def run(arguments: Namespace) -> None:
             "do not trust its results, use backend='reference' and report the lines above"
         )
     say(f"verdict: ok, every usable scan backend ({', '.join(checks)}) agrees with the reference")
+
+
+def compile_kernels() -> list[tuple[str, str]]:
+    """Compile the kernels of this machine's CPU, and those of its GPU in processes side by side; seconds of each."""
+    import torch
+
+    from trust_tta.bench.startup import fill_gpu_caches
+    from trust_tta.ops.cache import cache_folder, write_cached
+    from trust_tta.ops.cpu.native import load_all
+
+    if not write_cached("kernels/writable", b""):
+        raise BackendError(
+            f"nothing can be kept in '{cache_folder()}'; set TRUST_TTA_CACHE to a folder that can be written"
+        )
+    lines = [("CPU", f"{name} {seconds:.2f} s") for name, seconds in load_all().items()]
+    rows = fill_gpu_caches() if torch.cuda.is_available() and available("triton") else []
+    if failed := [row for row in rows if row.failed]:
+        raise BackendError(f"{failed[0].work} on the GPU: {failed[0].failed}")
+    lines += [("GPU", f"{row.work}, {row.dtype} {(row.median_ms or 0) / 1e3:.1f} s") for row in rows]
+    return [*lines, ("kept in", str(cache_folder()))]
 
 
 def versions() -> list[tuple[str, str]]:

@@ -192,6 +192,7 @@ def _network_source(arguments: Namespace) -> NetworkSource:
 
 def _make_service(arguments: Namespace, source: NetworkSource, folder: Path) -> Service:
     from trust_tta.bench.environment import choose_device
+    from trust_tta.ops.cpu.native import load_all
     from trust_tta.serve.demo import GUARD, OPTIONS
     from trust_tta.serve.network import open_network, read_folder
     from trust_tta.serve.service import Service
@@ -199,7 +200,10 @@ def _make_service(arguments: Namespace, source: NetworkSource, folder: Path) -> 
 
     settings = Settings() if arguments.batch_size is None else Settings(batch_size=arguments.batch_size)
     options = OPTIONS.get(arguments.method) if arguments.demo else None
-    network = open_network(source, arguments.method, options=options, device=choose_device(arguments.device))
+    device = choose_device(arguments.device)
+    if device.type == "cpu":
+        load_all()  # kernels are compiled before the service says that it is ready
+    network = open_network(source, arguments.method, options=options, device=device)
     service = Service(network, folder, guard=GUARD if arguments.demo else None, settings=settings)
     if arguments.reference and not service.calibrated:
         say(f"calibrating the alarms on {arguments.reference}")

@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import platform
 import sys
+import time
 from collections.abc import Callable
 from importlib import resources
 from typing import Any
@@ -52,6 +53,16 @@ def load_kernel(name: str, dtype: torch.dtype) -> Callable[..., object]:
     function.errcheck = _check_status  # type: ignore[assignment]
     result = ctypes.addressof(_RESULT)
     return functools.partial(function, result, result + 8)
+
+
+def load_all() -> dict[str, float]:
+    """Compile, or read from the cache, every kernel in float32; seconds of each by name."""
+    seconds = {}
+    for name in KERNELS:
+        begin = time.perf_counter()
+        load_kernel(name, torch.float32)
+        seconds[name] = time.perf_counter() - begin
+    return seconds
 
 
 def array_fields(*tensors: Tensor) -> list[int | None]:
